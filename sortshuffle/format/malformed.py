@@ -1,0 +1,22 @@
+"""What the format's functions raise when bytes are not what they must be.
+
+Internal: the storage layer catches it at one place (`storage.reader.damage`) and raises
+`CorruptDataError` with file, region and subpartition.
+"""
+
+from __future__ import annotations
+
+
+class Malformed(Exception):  # noqa: N818 - it describes bytes, it is not an error of the program
+    """Bytes that are not of this format. ``offset`` counts from the start of the given bytes."""
+
+    def __init__(self, what: str, offset: int, expected: object = None, found: object = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.offset = offset
+        self.expected = expected
+        self.found = found
+
+
+class CutShort(Malformed):
+    """The given bytes end inside a structure: read more of them, or know that the file is damaged."""
