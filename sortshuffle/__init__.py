@@ -1,0 +1,37 @@
+"""sortshuffle: a sort-merge blocking shuffle on disk for PySpark jobs whose stages are Python.
+
+    import sortshuffle
+    frame = sortshuffle.frame(df)                        # from any DataFrame
+    frame = sortshuffle.read(spark).parquet("lineitem")  # scanned in Python
+    frame.repartition(64, "k").groupBy("k").applyInArrow(score, "k long, s double").toDF()
+
+The names below are loaded on first use, so that small processes (the janitor, the command line) do not
+import Spark.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from sortshuffle.spark.frame import ShuffleFrame, frame
+    from sortshuffle.spark.reader import read
+    from sortshuffle.spark.session import configure
+
+_PUBLIC = {
+    "ShuffleFrame": "sortshuffle.spark.frame",
+    "frame": "sortshuffle.spark.frame",
+    "read": "sortshuffle.spark.reader",
+    "configure": "sortshuffle.spark.session",
+}
+
+__all__ = ["ShuffleFrame", "__version__", "configure", "frame", "read"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'sortshuffle' has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)

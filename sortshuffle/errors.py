@@ -1,0 +1,132 @@
+"""The error tree: one class per thing the caller must do next.
+
+=====================  =============================================  ==========================
+class                  what the caller must do                        also caught as
+=====================  =============================================  ==========================
+UsageError             fix the call                                   ValueError
+  OptionError          fix a ``spark.sortshuffle.*`` setting          ValueError
+  ColumnError          name a column that is there                    ValueError, LookupError
+  SchemaMismatchError  make function and declared schema agree        ValueError, TypeError
+  UnsupportedError     use the alternative the message names          ValueError, NotImplementedError
+StateError             call methods in their order (finish, abandon)  RuntimeError
+DataLossError          run the producer task again
+  CorruptDataError     run the producer task again; look at the disk  ValueError
+  MissingDataError     run the producer task again                    FileNotFoundError
+OutOfDiskError         free disk space or name another directory      OSError
+WorkerSetupError       install what the workers' Python lacks         ImportError
+=====================  =============================================  ==========================
+
+Rules: a message says where (file, region, subpartition, offset), what was expected, what was found,
+and which option or action mends it. This module imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+
+
+class SortShuffleError(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class UsageError(SortShuffleError, ValueError):
+    """The call is wrong: an argument, a name, a combination."""
+
+
+class OptionError(UsageError):
+    """A ``spark.sortshuffle.*`` setting is unknown or has a value that is not allowed."""
+
+
+class ColumnError(UsageError, LookupError):
+    """A column is named that is not there, is ambiguous, or cannot be used for this."""
+
+
+class SchemaMismatchError(UsageError, TypeError):
+    """A user function returned something else than its declared schema."""
+
+
+class UnsupportedError(UsageError, NotImplementedError):
+    """The request is understood and refused; the message names the alternative."""
+
+
+class StateError(SortShuffleError, RuntimeError):
+    """A method was called out of its order, such as writing after ``finish()``."""
+
+
+class WorkerSetupError(SortShuffleError, ImportError):
+    """The Python that Spark's workers run lacks something this package needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a result partition something happened. Unknown parts are None.
+
+    ``offset`` is in bytes from the start of ``file``; ``writer`` says which task attempt wrote it.
+    """
+
+    file: str
+    region: int | None = None
+    subpartition: int | None = None
+    offset: int | None = None
+    writer: str | None = None
+
+    def __str__(self) -> str:
+        parts = [self.file]
+        if self.region is not None:
+            parts.append(f"region {self.region}")
+        if self.subpartition is not None:
+            parts.append(f"subpartition {self.subpartition}")
+        if self.offset is not None:
+            parts.append(f"offset {self.offset}")
+        if self.writer is not None:
+            parts.append(f"written by {self.writer}")
+        return ", ".join(parts)
+
+
+class DataLossError(SortShuffleError):
+    """Written data cannot be had back: the task that produced it must run again."""
+
+    def __init__(self, place: Place, what: str, *, expected: object = None, found: object = None) -> None:
+        self.place = place
+        self.what = what
+        self.expected = expected
+        self.found = found
+        message = f"{what} ({place})"
+        if expected is not None or found is not None:
+            message += f": expected {expected}, found {found}"
+        super().__init__(message + ". The task that wrote it must run again")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_data_loss, (type(self), self.place, self.what, self.expected, self.found)
+
+
+def _rebuild_data_loss(
+    kind: type[DataLossError], place: Place, what: str, expected: object, found: object
+) -> DataLossError:
+    return kind(place, what, expected=expected, found=found)
+
+
+class CorruptDataError(DataLossError, ValueError):
+    """Bytes are there but are not the ones that were written."""
+
+
+class MissingDataError(DataLossError, FileNotFoundError):
+    """A file is gone, or is another file than the one that was promised."""
+
+
+class OutOfDiskError(SortShuffleError, OSError):
+    """No directory has room for what must be written."""
+
+    def __init__(self, path: str, wanted: int, free: int) -> None:
+        self.path = path
+        self.wanted = wanted
+        self.free = free
+        super().__init__(
+            errno.ENOSPC,
+            f"no space left for {wanted} bytes below {path} ({free} bytes free). Free some, or name"
+            " directories on other disks with spark.sortshuffle.dir (spark.local.dir sets the default)",
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return OutOfDiskError, (self.path, self.wanted, self.free)

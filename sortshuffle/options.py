@@ -1,0 +1,233 @@
+"""Every knob, once: name, default, unit, what is allowed, why.
+
+`Options` is the one frozen object that travels from the driver into every task. The table in
+`docs/operations.md` is made from it (`option_table`), and a test keeps the two equal. This module knows
+nothing of Spark: it reads a plain mapping of ``spark.sortshuffle.*`` settings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any
+
+from sortshuffle.errors import OptionError
+
+PREFIX = "spark.sortshuffle."
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+_SIZE_UNITS = {"": 1, "b": 1, "k": KIB, "kb": KIB, "kib": KIB, "m": MIB, "mb": MIB, "mib": MIB}
+_SIZE_UNITS |= {"g": GIB, "gb": GIB, "gib": GIB, "t": GIB * KIB, "tb": GIB * KIB, "tib": GIB * KIB}
+_TIME_UNITS = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """What is known of one option beside its default."""
+
+    key: str
+    parse: Callable[[str], Any]
+    allowed: str
+    unit: str
+    why: str
+
+
+def _size(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
+        if match is None or match[2] not in _SIZE_UNITS:
+            raise ValueError(text)
+        return _between(int(match[1]) * _SIZE_UNITS[match[2]], least, most)
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in _TIME_UNITS:
+        raise ValueError(text)
+    return float(match[1]) * _TIME_UNITS[match[2]]
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    return lambda text: _between(int(text), least, most)
+
+
+def _between(value: int, least: int, most: int) -> int:
+    if not least <= value <= most:
+        raise ValueError(value)
+    return value
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError(text)
+        return text.lower()
+
+    return parse
+
+
+def _flag(text: str) -> bool:
+    return _one_of("true", "false")(text.strip()) == "true"
+
+
+def _directories(text: str) -> tuple[str, ...]:
+    found = tuple(part.strip().removeprefix("file://") for part in text.split(",") if part.strip())
+    if any(not part.startswith("/") for part in found):
+        raise ValueError(text)
+    return found
+
+
+def _knob(default: Any, key: str, parse: Callable[[str], Any], allowed: str, unit: str, why: str) -> Any:
+    return field(default=default, metadata={"knob": Knob(PREFIX + key, parse, allowed, unit, why)})
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The settings of one frame, read on the driver when the frame is made."""
+
+    directories: tuple[str, ...] = _knob(
+        (),
+        "dir",
+        _directories,
+        "absolute local paths, separated by commas",
+        "",
+        "Where map outputs are written, in turn. Empty: Spark's own local directories, which end with"
+        " their executor.",
+    )
+    memory: int = _knob(
+        256 * MIB,
+        "memory",
+        _size(MIB, 1024 * GIB),
+        "1m to 1t",
+        "bytes",
+        "What one task may hold of rows and encoded buffers before it writes a region. More memory: fewer"
+        " and larger extents.",
+    )
+    codec: str = _knob(
+        "lz4",
+        "codec",
+        _one_of("lz4", "zstd", "none"),
+        "lz4, zstd, none",
+        "",
+        "Compression of buffers. LZ4 costs little on any disk; ZSTD pays on slow or small ones.",
+    )
+    codec_level: int = _knob(
+        1,
+        "codec.level",
+        _whole(1, 22),
+        "1 to 22",
+        "",
+        "Level of ZSTD; LZ4 has none.",
+    )
+    buffer_size: int = _knob(
+        256 * KIB,
+        "buffer.size",
+        _size(KIB, GIB),
+        "1k to 1g",
+        "bytes",
+        "Largest payload of one buffer in key-ordered extents. A merge holds at least one per run.",
+    )
+    read_memory: int = _knob(
+        64 * MIB,
+        "read.memory",
+        _size(MIB, 1024 * GIB),
+        "1m to 1t",
+        "bytes",
+        "What one task may read ahead, out of its memory. A merge that fits into it is made in one step.",
+    )
+    read_threads: int = _knob(
+        4,
+        "read.threads",
+        _whole(1, 256),
+        "1 to 256",
+        "threads",
+        "Threads that read, verify and decompress ahead of the user's function.",
+    )
+    keep: bool = _knob(
+        False,
+        "keep",
+        _flag,
+        "true, false",
+        "",
+        "Leave map outputs when the application ends. Needs spark.sortshuffle.dir, because Spark deletes"
+        " its own directories.",
+    )
+    grace: float = _knob(
+        600.0,
+        "grace",
+        _seconds,
+        "a time such as 30s, 10min",
+        "seconds",
+        "How long a finished map output is left alone although Spark no longer knows it.",
+    )
+
+    def __post_init__(self) -> None:
+        if self.keep and not self.directories:
+            raise OptionError(
+                f"{PREFIX}keep=true needs {PREFIX}dir: Spark deletes its own local directories when the"
+                " application ends"
+            )
+
+    @staticmethod
+    def of(settings: Mapping[str, str]) -> Options:
+        """The options that these settings give; keys outside ``spark.sortshuffle.`` are not looked at.
+
+        Raises `OptionError` for a name that does not exist or a value that is not allowed.
+        """
+        knobs = {knob.key: (name, knob) for name, knob in _knobs()}
+        chosen: dict[str, Any] = {}
+        for key, text in settings.items():
+            if not key.startswith(PREFIX):
+                continue
+            if key not in knobs:
+                raise OptionError(f"{key} is not an option. {_did_you_mean(key, list(knobs))}")
+            name, knob = knobs[key]
+            try:
+                chosen[name] = knob.parse(text)
+            except ValueError:
+                raise OptionError(f"{key} = {text!r} is not allowed: give {knob.allowed}") from None
+        return Options(**chosen)
+
+
+def _knobs() -> list[tuple[str, Knob]]:
+    return [(each.name, each.metadata["knob"]) for each in fields(Options)]
+
+
+def _did_you_mean(key: str, known: list[str]) -> str:
+    close = get_close_matches(key, known, n=1)
+    return f"Did you mean {close[0]}?" if close else "There are: " + ", ".join(sorted(known))
+
+
+def format_size(count: float) -> str:
+    """Bytes for people: 1.5 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < KIB:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= KIB
+    return f"{count:.1f} TiB"
+
+
+def option_table() -> str:
+    """The Markdown table of all options, as it stands in `docs/operations.md`."""
+    lines = ["| option | default | allowed | what it does, and why |", "|---|---|---|---|"]
+    for each in fields(Options):
+        knob: Knob = each.metadata["knob"]
+        shown = _shown(each.default, knob.unit)
+        lines.append(f"| `{knob.key}` | {shown} | {knob.allowed} | {knob.why} |")
+    return "\n".join(lines)
+
+
+def _shown(default: Any, unit: str) -> str:
+    if unit == "bytes":
+        return format_size(default).replace(".0 ", " ")
+    if unit == "seconds":
+        return f"{default:g}s"
+    if isinstance(default, bool):
+        return str(default).lower()
+    return "(empty)" if default == () else str(default)

@@ -1,0 +1,229 @@
+"""Who owns map outputs, and when they may be deleted.
+
+Layout: ``<local directory>/sortshuffle/<application>/<host>-<pid of the executor's JVM>/`` holds the map
+outputs of one executor (its *home* in that directory) and an ``owner.json`` that says whose they are.
+
+A map output lives exactly as long as Spark's own shuffle files of the same task attempt. What is dead:
+
+* a ``.partial`` pair whose data file nobody holds a lock on (its task failed or was killed);
+* a finished pair older than the grace time for which none of the executor's local directories has
+  ``shuffle_<any>_<attempt>_0.index`` any more (Spark removes that when no frame can use it);
+* a whole home whose executor has ended: its process is gone, or Spark removed its local directories.
+
+Only the standard library is imported here: the janitor process (`storage.janitor`) must stay small.
+Nothing outside directories named as above is ever deleted, and symbolic links are never followed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+from sortshuffle.storage.partitioned_file import (
+    DATA_SUFFIX,
+    INDEX_SUFFIX,
+    PARTIAL_SUFFIX,
+    PartitionedFile,
+)
+
+HOME_ROOT = "sortshuffle"
+OWNER_FILE = "owner.json"
+# seconds; a file is created before it is locked, and renamed before it is unlocked: both take
+# microseconds, so a partial that nobody has touched for this long is in neither of those moments
+PARTIAL_SETTLES = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The executor that a home belongs to.
+
+    ``pid`` and ``started``: its JVM and the start time of that process in clock ticks since boot, so that
+    a recycled pid is not taken for it. ``local_directories``: Spark's, empty if unknown. ``keep``: the
+    user wants finished files left where they are.
+    """
+
+    application: str
+    host: str
+    boot: str
+    pid: int
+    started: int
+    local_directories: tuple[str, ...]
+    grace: float
+    keep: bool
+
+    def write(self, home: str) -> None:
+        path = os.path.join(home, OWNER_FILE)
+        partial = f"{path}.{os.getpid()}"
+        with open(partial, "w", encoding="utf-8") as opened:
+            json.dump(asdict(self), opened)
+        os.replace(partial, path)
+
+    @staticmethod
+    def read(home: str) -> Owner | None:
+        """The owner of a home; None where the file is missing or not readable as one."""
+        try:
+            with open(os.path.join(home, OWNER_FILE), encoding="utf-8") as opened:
+                found = json.load(opened)
+            found["local_directories"] = tuple(found["local_directories"])
+            return Owner(**found)
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def on_this_host(self) -> bool:
+        return self.host == socket.gethostname() and self.boot == boot_id()
+
+    def is_live(self) -> bool:
+        """Whether the executor still runs and still has its local directories. Only for this host."""
+        if process_start(self.pid) != self.started:
+            return False
+        return not self.local_directories or any(map(os.path.isdir, self.local_directories))
+
+
+def boot_id() -> str:
+    """Identifies this run of the operating system; empty where it cannot be told."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as opened:
+            return opened.read().strip()
+    except OSError:
+        return ""
+
+
+def process_start(pid: int) -> int | None:
+    """Start time of a process in ticks since boot, None if there is no such process."""
+    fields = _stat_fields(pid)
+    return None if fields is None else int(fields[19])
+
+
+def executor_pid() -> int:
+    """The JVM that this Python worker works for: the nearest ancestor that is a Java process, or else
+    the parent."""
+    pid = os.getppid()
+    while pid > 1:
+        fields = _stat_fields(pid)
+        if fields is None:
+            break
+        if _command(pid) == "java":
+            return pid
+        pid = int(fields[1])
+    return os.getppid()
+
+
+def find_homes(root: str) -> Iterator[str]:
+    """Homes below a directory: it may be a home, hold ``sortshuffle/``, or hold directories that do."""
+    if os.path.isfile(os.path.join(root, OWNER_FILE)):
+        yield root
+        return
+    patterns = ("*/*", "*", f"{HOME_ROOT}/*/*", f"*/{HOME_ROOT}/*/*", f"*/*/{HOME_ROOT}/*/*")
+    found = {
+        os.path.dirname(path)
+        for pattern in patterns
+        for path in glob.glob(os.path.join(glob.escape(root), pattern, OWNER_FILE))
+    }
+    yield from sorted(home for home in found if _is_home(home))
+
+
+def dead_partials(home: str, now: float) -> Iterator[PartitionedFile]:
+    """Unfinished pairs that no process is writing any more."""
+    for file in _files(home, PARTIAL_SUFFIX):
+        if _last_touched(file, now) > PARTIAL_SETTLES and not _is_locked(file.partial_data_path):
+            yield file
+
+
+def dead_outputs(home: str, owner: Owner, now: float) -> Iterator[PartitionedFile]:
+    """Finished pairs that Spark has forgotten for longer than the grace time."""
+    if owner.keep or not owner.local_directories:
+        return
+    for file in _files(home, DATA_SUFFIX, INDEX_SUFFIX):
+        if file.attempt is None or _last_touched(file, now) <= owner.grace:
+            continue
+        if not any(control_files(owner.local_directories, file.attempt)):
+            yield file
+
+
+def control_files(local_directories: Iterable[str], attempt: int) -> Iterator[str]:
+    """Spark's own shuffle files written by a task attempt: those of our control rows."""
+    for directory in local_directories:
+        yield from glob.iglob(os.path.join(glob.escape(directory), "??", f"shuffle_*_{attempt}_0.*"))
+
+
+def sweep(home: str, owner: Owner) -> list[str]:
+    """Delete what is dead in a live executor's home; returns the base paths deleted."""
+    now = time.time()
+    dead = [*dead_partials(home, now), *dead_outputs(home, owner, now)]
+    for file in dead:
+        file.delete()
+    return [file.base for file in dead]
+
+
+def remove_home(home: str) -> None:
+    """Delete a dead executor's home, and the directories above it that this leaves empty."""
+    shutil.rmtree(home, ignore_errors=True)
+    for above in (os.path.dirname(home), os.path.dirname(os.path.dirname(home))):
+        try:
+            os.rmdir(above)
+        except OSError:
+            return
+
+
+def _is_home(path: str) -> bool:
+    application = os.path.dirname(path)
+    named_so = os.path.basename(os.path.dirname(application)) == HOME_ROOT
+    return named_so and not os.path.islink(path)
+
+
+def _files(home: str, *suffixes: str) -> list[PartitionedFile]:
+    try:
+        names = os.listdir(home)
+    except FileNotFoundError:
+        return []
+    found = {PartitionedFile.of(os.path.join(home, name)) for name in names if name.endswith(suffixes)}
+    return sorted((file for file in found if file is not None), key=lambda file: file.base)
+
+
+def _last_touched(file: PartitionedFile, now: float) -> float:
+    """Seconds since any file of the pair was written to; 0 if there is none."""
+    newest = 0.0
+    for path in (file.data_path, file.index_path, file.partial_data_path, file.partial_index_path):
+        try:
+            newest = max(newest, os.lstat(path).st_mtime)
+        except FileNotFoundError:
+            continue
+    return now - newest if newest else 0.0
+
+
+def _is_locked(path: str) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """Fields of /proc/<pid>/stat behind the command name, which may contain anything."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as opened:
+            return opened.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as opened:
+            return opened.read().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,69 @@
+"""A `PartitionedFile`: the names of one result partition's two files.
+
+The pair is named by a base path; the four names it can have on disk are derived here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+DATA_SUFFIX = ".data"
+INDEX_SUFFIX = ".index"
+PARTIAL_SUFFIX = ".partial"
+
+_NAME = re.compile(r"exchange-(\d+)-map-(\d+)-attempt-(\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionedFile:
+    """One result partition on disk. ``base``: absolute path without a suffix."""
+
+    base: str
+
+    @staticmethod
+    def named(directory: str, exchange: int, map_index: int, attempt: int) -> PartitionedFile:
+        """The file that this attempt of a map task writes. ``attempt`` is unique in the application."""
+        return PartitionedFile(
+            os.path.join(directory, f"exchange-{exchange}-map-{map_index}-attempt-{attempt}")
+        )
+
+    @staticmethod
+    def of(path: str) -> PartitionedFile | None:
+        """The result partition that a data or index file, finished or partial, belongs to."""
+        stripped = path.removesuffix(PARTIAL_SUFFIX)
+        for suffix in (DATA_SUFFIX, INDEX_SUFFIX):
+            if stripped.endswith(suffix):
+                return PartitionedFile(stripped.removesuffix(suffix))
+        return None
+
+    @property
+    def data_path(self) -> str:
+        return self.base + DATA_SUFFIX
+
+    @property
+    def index_path(self) -> str:
+        return self.base + INDEX_SUFFIX
+
+    @property
+    def partial_data_path(self) -> str:
+        return self.data_path + PARTIAL_SUFFIX
+
+    @property
+    def partial_index_path(self) -> str:
+        return self.index_path + PARTIAL_SUFFIX
+
+    @property
+    def attempt(self) -> int | None:
+        """The task attempt in the file's name, None for a name that is not of this form."""
+        match = _NAME.search(self.base)
+        return int(match[3]) if match else None
+
+    def delete(self) -> None:
+        """Remove whatever there is of the pair; the index first, so that half a pair is never complete."""
+        for path in (self.index_path, self.data_path, self.partial_index_path, self.partial_data_path):
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                continue

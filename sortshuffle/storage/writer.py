@@ -1,0 +1,237 @@
+"""`PartitionedFileWriter`: appends regions to a data file, and their entries to an index file.
+
+    created --start_region--> in a region --finish_region--> between regions --finish--> finished
+       any state --abandon--> abandoned (both files deleted)
+
+Rules
+* `finish()` or `abandon()`, nothing between; used as a context manager, an exception abandons.
+* A subpartition's buffers in a region come together: coming back to one is a `StateError`.
+* Subpartitions come in the file's order (`write_order`), so that empty ones can be given the offset where
+  they would have been.
+* Until `finish()` the names end in ``.partial`` and the writer holds an exclusive lock on the data file:
+  a ``.partial`` without a lock holder is a dead task's, and anyone may delete it (`storage.lifetime`).
+* A region is one gathered append (several, past `IOV_MAX` pieces). No fsync: like Spark's own shuffle
+  files these do not outlive the machine's crash, and a damaged one is found by its checksums.
+
+Single-threaded. Owns both descriptors. Does not own the buffers: they may be freed when a call returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from enum import Enum
+from types import TracebackType
+
+import numpy as np
+import xxhash
+
+from sortshuffle.errors import OutOfDiskError, StateError
+from sortshuffle.format.buffer import BytesLike, SealedBuffer, extent_checksum
+from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, INDEX_MAGIC, FileHeader
+from sortshuffle.format.index import ENTRY, ENTRY_BYTES, Entries, RegionKind, Writer, pack_tail
+from sortshuffle.storage.partitioned_file import PartitionedFile
+
+IOV_MAX = os.sysconf("SC_IOV_MAX")  # pieces that one gathered write takes; 1024 on Linux
+_PIECES_PER_BUFFER = 3
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+class _State(Enum):
+    BETWEEN_REGIONS = "between regions"
+    IN_REGION = "in a region"
+    FINISHED = "finished"
+    ABANDONED = "abandoned"
+
+
+class PartitionedFileWriter:
+    """Writes one result partition. Raises `OutOfDiskError` when the disk is full, `StateError` when
+    called out of order, FileExistsError when this attempt's file is there already."""
+
+    def __init__(self, file: PartitionedFile, header: FileHeader) -> None:
+        self.file = file
+        self.header = header
+        self.regions = 0
+        self.data_bytes = HEADER_BYTES
+        self.records = 0
+        self.buffers = 0
+        self._kinds: list[RegionKind] = []
+        self._entries: Entries = np.empty(0, ENTRY)
+        self._written = -1  # position in the write order of the last subpartition of this region
+        self._index_digest = xxhash.xxh3_64()
+        self._index_bytes = 0
+        self._state = _State.BETWEEN_REGIONS
+        self._data = _create(file.partial_data_path)
+        try:
+            fcntl.flock(self._data, fcntl.LOCK_EX)
+            self._index = _create(file.partial_index_path)
+        except BaseException:
+            os.close(self._data)
+            file.delete()
+            raise
+        try:
+            _write_all(self._data, [header.pack(DATA_MAGIC)], file.partial_data_path)
+            self._append_index(header.pack(INDEX_MAGIC))
+        except BaseException:
+            self.abandon()
+            raise
+
+    @property
+    def write_order(self) -> list[int]:
+        """Subpartitions in the order in which their extents must come."""
+        first, count = self.header.first_subpartition, self.header.subpartitions
+        return [*range(first, count), *range(first)]
+
+    def start_region(self, kind: RegionKind = RegionKind.UNICAST) -> None:
+        """Begin a region. In a broadcast region the one extent is written as subpartition 0's."""
+        self._expect(_State.BETWEEN_REGIONS)
+        self._entries = np.zeros(self.header.subpartitions, ENTRY)
+        self._kinds.append(kind)
+        self._written = -1
+        self._state = _State.IN_REGION
+
+    def write_extents(self, extents: Sequence[tuple[int, list[SealedBuffer]]]) -> None:
+        """Append the extents of these subpartitions, in the write order, each whole."""
+        self._expect(_State.IN_REGION)
+        pieces: list[BytesLike] = []
+        for subpartition, buffers in extents:
+            self._place(subpartition, buffers)
+            for buffer in buffers:
+                pieces += (buffer.header, buffer.payload, buffer.tail)
+            if len(pieces) + _PIECES_PER_BUFFER > IOV_MAX:
+                _write_all(self._data, pieces, self.file.partial_data_path)
+                pieces = []
+        if pieces:
+            _write_all(self._data, pieces, self.file.partial_data_path)
+
+    def finish_region(self) -> None:
+        """End the region; one without any bytes leaves no trace."""
+        self._expect(_State.IN_REGION)
+        self._state = _State.BETWEEN_REGIONS
+        if self._written < 0:
+            self._kinds.pop()
+            return
+        if self._kinds[-1] is RegionKind.BROADCAST:
+            self._entries[:] = self._entries[0]
+        else:
+            self._place_empty(self._written + 1, self.header.subpartitions)
+        self.regions += 1
+        self._append_index(self._entries.tobytes())
+
+    def finish(self, writer: Writer, schema: bytes = b"") -> PartitionedFile:
+        """Complete the index and give both files their names. Raises `StateError` inside a region."""
+        self._expect(_State.BETWEEN_REGIONS)
+        body, footer = pack_tail(
+            head_and_entries=self._index_bytes,
+            subpartitions=self.header.subpartitions,
+            kinds=tuple(self._kinds),
+            schema=schema,
+            writer=writer.pack(),
+            data_bytes=self.data_bytes,
+            records=self.records,
+            buffers=self.buffers,
+        )
+        self._append_index(body)
+        self._append_index(footer)
+        digest = int(self._index_digest.intdigest())
+        self._append_index(digest.to_bytes(8, "little") + INDEX_MAGIC)
+        os.rename(self.file.partial_data_path, self.file.data_path)
+        os.rename(self.file.partial_index_path, self.file.index_path)
+        self._close(_State.FINISHED)
+        return self.file
+
+    def abandon(self) -> None:
+        """Delete both files. Does nothing after `finish()` or a second time."""
+        if self._state in (_State.FINISHED, _State.ABANDONED):
+            return
+        self.file.delete()
+        self._close(_State.ABANDONED)
+
+    def __enter__(self) -> PartitionedFileWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abandon()
+
+    def _place(self, subpartition: int, buffers: list[SealedBuffer]) -> None:
+        """Fill in the entry of an extent that is about to be appended."""
+        first, count = self.header.first_subpartition, self.header.subpartitions
+        position = (subpartition - first) % count
+        if not 0 <= subpartition < count or position <= self._written:
+            raise StateError(
+                f"subpartition {subpartition} comes out of order in region {len(self._kinds) - 1}: its data"
+                " must come together, in the write order"
+            )
+        self._place_empty(self._written + 1, position)
+        size = sum(buffer.bytes for buffer in buffers)
+        records = sum(buffer.records for buffer in buffers)
+        raw_bytes = sum(buffer.raw_bytes for buffer in buffers)
+        self._entries[subpartition] = (
+            self.data_bytes,
+            size,
+            raw_bytes,
+            records,
+            extent_checksum(buffers),
+            len(buffers),
+            0,
+        )
+        self._written = position
+        self.data_bytes += size
+        self.records += records
+        self.buffers += len(buffers)
+
+    def _place_empty(self, start: int, end: int) -> None:
+        """Give the empty subpartitions at write positions ``start..end-1`` the offset reached so far."""
+        empty = (np.arange(start, end) + self.header.first_subpartition) % self.header.subpartitions
+        self._entries["offset"][empty] = self.data_bytes
+
+    def _append_index(self, data: bytes) -> None:
+        self._index_digest.update(data)
+        self._index_bytes += len(data)
+        _write_all(self._index, [data], self.file.partial_index_path)
+
+    def _expect(self, state: _State) -> None:
+        if self._state is not state:
+            raise StateError(f"{self.file.base} is {self._state.value}, which does not allow this call")
+
+    def _close(self, state: _State) -> None:
+        self._state = state
+        os.close(self._data)
+        with contextlib.suppress(AttributeError):  # creating the index file failed
+            os.close(self._index)
+
+
+def _create(path: str) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _translated(error, path, 0) from error
+
+
+def _write_all(descriptor: int, pieces: Sequence[BytesLike], path: str) -> None:
+    """Append all pieces, in as few gathered writes as the system allows, finishing short ones."""
+    views = [memoryview(piece).cast("B") for piece in pieces]
+    start = 0
+    while start < len(views):
+        try:
+            written = os.writev(descriptor, views[start : start + IOV_MAX])
+        except OSError as error:
+            raise _translated(error, path, sum(map(len, views[start:]))) from error
+        while start < len(views) and written >= len(views[start]):
+            written -= len(views[start])
+            start += 1
+        if written:
+            views[start] = views[start][written:]
+
+
+def _translated(error: OSError, path: str, wanted: int) -> OSError:
+    if error.errno not in _NO_SPACE:
+        return error
+    directory = os.path.dirname(path)
+    space = os.statvfs(directory)
+    return OutOfDiskError(directory, wanted, space.f_bavail * space.f_frsize)
