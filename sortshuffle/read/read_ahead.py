@@ -1,0 +1,78 @@
+"""`ReadAhead`: fetches a known list of things in threads, delivers them in order, within a budget.
+
+The consumer's own thread starts fetches and takes results; worker threads only fetch. So there is no lock
+of ours, a failed fetch surfaces where its result is taken, and nothing can wait for ever: the item that is
+delivered next is always being fetched, whatever the budget says.
+
+A result belongs to the caller once it is delivered, and is released from the budget then. `close` waits for
+fetches in flight; it is called by leaving the context, also when the consumer gives up in the middle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from sortshuffle.memory.budget import MemoryBudget
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class ReadAhead(Generic[Item, Result]):
+    """``fetch`` is called in up to ``threads`` threads; ``size_of`` says what an item's result will hold
+    (bytes)."""
+
+    def __init__(
+        self,
+        items: Sequence[Item],
+        fetch: Callable[[Item], Result],
+        size_of: Callable[[Item], int],
+        budget: MemoryBudget,
+        threads: int,
+    ) -> None:
+        self._waiting = deque(items)
+        self._fetch = fetch
+        self._size_of = size_of
+        self._budget = budget
+        self._in_flight: deque[tuple[Future[Result], int]] = deque()
+        workers = max(1, min(len(self._waiting), threads))
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="sortshuffle-read")
+
+    def __iter__(self) -> Iterator[Result]:
+        """The results in the order of the items. Raises what the fetch of an item raised."""
+        self._start_fetches()
+        while self._in_flight:
+            future, size = self._in_flight.popleft()
+            try:
+                result = future.result()
+            finally:
+                self._budget.release(size)
+            self._start_fetches()
+            yield result
+
+    def close(self) -> None:
+        """Stop: cancel what has not begun, wait for what has."""
+        self._waiting.clear()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        while self._in_flight:
+            self._budget.release(self._in_flight.popleft()[1])
+
+    def __enter__(self) -> ReadAhead[Item, Result]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start_fetches(self) -> None:
+        while self._waiting:
+            size = self._size_of(self._waiting[0])
+            if self._in_flight and self._budget.would_exceed(size):
+                return
+            self._budget.charge(size)
+            self._in_flight.append((self._pool.submit(self._fetch, self._waiting.popleft()), size))

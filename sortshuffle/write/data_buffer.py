@@ -1,0 +1,40 @@
+"""`DataBuffer`: the encoded buffers that wait for their region, per subpartition, with a byte count.
+
+Appending keeps the order within a subpartition; draining gives the subpartitions in the write order and
+leaves the data buffer empty. What it holds is charged to the task's budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sortshuffle.format.buffer import SealedBuffer
+from sortshuffle.memory.budget import MemoryBudget
+
+Extent = tuple[int, list[SealedBuffer]]
+
+
+class DataBuffer:
+    """Buffers of ``write_order``'s subpartitions. ``bytes``: as they will stand in the file."""
+
+    def __init__(self, write_order: Sequence[int], budget: MemoryBudget) -> None:
+        self._write_order = write_order
+        self._budget = budget
+        self._buffers: list[list[SealedBuffer]] = [[] for _ in write_order]
+        self.bytes = 0
+
+    def append(self, subpartition: int, buffer: SealedBuffer) -> None:
+        self._buffers[subpartition].append(buffer)
+        self._budget.charge(buffer.bytes)
+        self.bytes += buffer.bytes
+
+    def drain(self) -> Iterator[Extent]:
+        """Every non-empty extent in the write order; each is released from the budget once the caller
+        asks for the next."""
+        buffers, self._buffers = self._buffers, [[] for _ in self._write_order]
+        self.bytes = 0
+        for subpartition in self._write_order:
+            extent, buffers[subpartition] = buffers[subpartition], []
+            if extent:
+                yield subpartition, extent
+                self._budget.release(sum(buffer.bytes for buffer in extent))
