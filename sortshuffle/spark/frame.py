@@ -1,0 +1,332 @@
+"""`ShuffleFrame`: the Arrow door. PySpark's method names, Python stages, one shuffle engine.
+
+    frame(df) or read(spark).parquet(path)
+        .mapInArrow(...) .repartition(n, "k") .groupBy("k").applyInArrow(...)
+        .toDF()
+
+A frame is an immutable, lazy description (`spark.plan`). Consecutive functions run in one pass in one Python
+worker; rows reach the JVM at `toDF()` and nowhere before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.types import StructType
+
+from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
+from sortshuffle.partitioner import check_hashable
+from sortshuffle.spark import explain as explaining
+from sortshuffle.spark.functions import MapInArrow, MapInPandas
+from sortshuffle.spark.plan import (
+    Chain,
+    DataFrameOrigin,
+    Exchange,
+    ExchangeOrigin,
+    FrameContext,
+    ParquetOrigin,
+    next_number,
+)
+from sortshuffle.spark.reports import StageTotals, stage_totals
+from sortshuffle.spark.schema import column_name, resolve
+from sortshuffle.spark.stages import Count, Filter, Select, ToSpark
+
+if TYPE_CHECKING:
+    from sortshuffle.spark.grouped import GroupedFrame
+    from sortshuffle.spark.writer import FrameWriter
+
+ColumnLike = str | Column
+
+
+def frame(df: DataFrame) -> ShuffleFrame:
+    """A `ShuffleFrame` of any DataFrame; the DataFrame's own plan runs in Spark, in the same stage.
+
+    Raises `UnsupportedError` for streaming frames, for Spark Connect, and for columns that Arrow cannot
+    carry; `OptionError` for a wrong ``spark.sortshuffle.*`` setting.
+    """
+    if not isinstance(df, DataFrame):
+        raise UsageError(f"frame() takes a DataFrame, not {type(df).__name__}")
+    if df.isStreaming:
+        raise UnsupportedError(
+            "a streaming DataFrame has no end, and this shuffle hands over only finished outputs: use"
+            " foreachBatch and call frame() on each batch"
+        )
+    context = FrameContext.of(df.sparkSession)
+    wire = context.wire(df.schema)
+    return ShuffleFrame(Chain(context, DataFrameOrigin(df, wire), df.schema, wire))
+
+
+class ShuffleFrame:
+    """A lazy frame whose stages run in Python and whose shuffles run on sortshuffle.
+
+    Made by `sortshuffle.frame` and `sortshuffle.read`. Every method but the actions (`collect`, `count`,
+    `toArrow`, `toPandas`, `show`, `write`) returns at once and leaves this frame as it is.
+    """
+
+    def __init__(self, chain: Chain, placed_by: tuple[int, ...] | None = None) -> None:
+        # placed_by: positions of the columns by whose hash the rows are placed, None if by nothing known
+        self._own_chain = chain
+        self._placed_by = placed_by
+        self._df: DataFrame | None = None
+        self._persisted = False
+
+    # ---- what it is -------------------------------------------------------------------------------
+
+    @property
+    def schema(self) -> StructType:
+        """Spark's schema of the rows."""
+        return self._own_chain.schema
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.schema.names)
+
+    def explain(self) -> None:
+        """Print the stages, what is chained in each, and, after a run, what they did."""
+        print(explaining.text(self._chain, self.stage_totals()))
+
+    def stage_totals(self) -> list[StageTotals]:
+        """What the tasks run so far did, per stage, for this frame and those made from the same source."""
+        return stage_totals(self._chain.context.reports.value.items())
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{each.name}: {each.dataType.simpleString()}" for each in self.schema)
+        return f"ShuffleFrame[{columns}]"
+
+    # ---- functions on batches ---------------------------------------------------------------------
+
+    def mapInArrow(
+        self, func: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: StructType | str
+    ) -> ShuffleFrame:
+        """Like `DataFrame.mapInArrow`: ``func`` maps an iterator of record batches to another."""
+        return self._then(MapInArrow.of(func, schema, self._chain.context.conf))
+
+    def mapInPandas(
+        self, func: Callable[[Iterator[Any]], Iterator[Any]], schema: StructType | str
+    ) -> ShuffleFrame:
+        """Like `DataFrame.mapInPandas`: ``func`` maps an iterator of pandas DataFrames to another."""
+        return self._then(MapInPandas.of(func, schema, self._chain.context.conf))
+
+    # ---- columns and rows -------------------------------------------------------------------------
+
+    def select(self, *cols: ColumnLike | list[ColumnLike]) -> ShuffleFrame:
+        """Like `DataFrame.select`, for names and plain column references; ``"*"`` is all columns."""
+        names = _flat(cols)
+        positions: list[int] = []
+        for name in names:
+            positions += range(len(self.columns)) if name == "*" else [self._position(name)]
+        return self._selected(tuple(positions))
+
+    def drop(self, *cols: ColumnLike) -> ShuffleFrame:
+        """Like `DataFrame.drop`: without these columns; names that are not there are ignored."""
+        dropped: set[int] = set()
+        for name in _flat(cols):
+            try:
+                dropped.add(self._position(name))
+            except ColumnError:
+                continue
+        return self._selected(tuple(at for at in range(len(self.columns)) if at not in dropped))
+
+    def filter(self, condition: pc.Expression) -> ShuffleFrame:
+        """The rows for which an Arrow expression is true, such as ``pyarrow.compute.field("k") > 5``.
+
+        Directly behind a Parquet scan it also leaves out row groups by their statistics. Raises
+        `UsageError` for anything that is not a boolean expression over the columns.
+        """
+        _check_condition(condition, self._chain.wire)
+        chain = self._chain
+        origin = chain.origin
+        if isinstance(origin, ParquetOrigin) and not chain.steps:
+            both = condition if origin.filter_by is None else origin.filter_by & condition
+            return ShuffleFrame(replace(chain, origin=replace(origin, filter_by=both)))
+        return ShuffleFrame(chain.then(Filter(condition), self.schema), self._placed_by)
+
+    where = filter
+
+    # ---- shuffles ---------------------------------------------------------------------------------
+
+    def repartition(self, numPartitions: int | ColumnLike, *cols: ColumnLike) -> ShuffleFrame:
+        """Like `DataFrame.repartition`: by Spark's hash of the columns, or evenly where none is named.
+
+        ``repartition(n, *cols)``, ``repartition(*cols)`` (into ``spark.sql.shuffle.partitions``) or
+        ``repartition(n)``.
+        """
+        names = _flat(cols)
+        if isinstance(numPartitions, int) and not isinstance(numPartitions, bool):
+            count = numPartitions
+        elif isinstance(numPartitions, str | Column):
+            count, names = self._shuffle_partitions(), [column_name(numPartitions), *names]
+        else:
+            raise UsageError(
+                f"repartition() takes a number of partitions or columns, not {type(numPartitions).__name__}"
+            )
+        if count < 1:
+            raise UsageError(f"repartition() needs at least 1 partition, not {count}")
+        if not names:
+            return self._exchanged(count, None)
+        return self._exchanged(count, tuple(self._position(name) for name in names))
+
+    def groupBy(self, *cols: ColumnLike | list[ColumnLike]) -> GroupedFrame:
+        """Like `DataFrame.groupBy`, for grouped functions: ``.applyInArrow``, ``.applyInPandas``."""
+        from sortshuffle.spark.grouped import GroupedFrame
+
+        return GroupedFrame(self, tuple(self._position(name) for name in _flat(cols)))
+
+    groupby = groupBy
+
+    # ---- results ----------------------------------------------------------------------------------
+
+    def toDF(self) -> DataFrame:
+        """An ordinary lazy DataFrame of the rows, in the same partitions."""
+        if self._df is None:
+            chain = self._own_chain
+            if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
+                self._df = chain.origin.source
+            else:
+                self._df = chain.frame(next_number(), ToSpark(), chain.schema)
+        return self._df
+
+    def collect(self) -> list[Any]:
+        """All rows, as Spark's Row objects."""
+        return self.toDF().collect()
+
+    def count(self) -> int:
+        """The number of rows. They are counted in Python and never become JVM rows."""
+        if self._persisted:
+            return self.toDF().count()
+        counts = self._chain.frame(next_number(), Count(), "rows long")
+        return sum(row.rows for row in counts.collect())
+
+    def toArrow(self) -> pa.Table:
+        """All rows as one Arrow table."""
+        return self.toDF().toArrow()
+
+    def toPandas(self) -> Any:
+        """All rows as one pandas DataFrame."""
+        return self.toDF().toPandas()
+
+    def show(self, n: int = 20, truncate: bool | int = True, vertical: bool = False) -> None:
+        """Print the first ``n`` rows."""
+        self.toDF().show(n, truncate, vertical)
+
+    @property
+    def write(self) -> FrameWriter:
+        """Writes the rows from Python: ``.write.mode("overwrite").parquet(path)``."""
+        from sortshuffle.spark.writer import FrameWriter
+
+        return FrameWriter(self._chain)
+
+    def persist(self, storageLevel: StorageLevel = StorageLevel.MEMORY_AND_DISK_DESER) -> ShuffleFrame:
+        """Keep the rows in Spark's cache when they are first computed; frames made from this one
+        afterwards read them there. Returns this frame."""
+        self.toDF().persist(storageLevel)
+        self._persisted = True
+        return self
+
+    def unpersist(self, blocking: bool = False) -> ShuffleFrame:
+        """Drop the rows from Spark's cache. Returns this frame."""
+        self.toDF().unpersist(blocking)
+        self._persisted = False
+        return self
+
+    # ---- inside -----------------------------------------------------------------------------------
+
+    @property
+    def _chain(self) -> Chain:
+        """What frames made from this one begin with."""
+        if not self._persisted:
+            return self._own_chain
+        own = self._own_chain
+        return Chain(own.context, DataFrameOrigin(self.toDF(), own.wire), own.schema, own.wire)
+
+    def _then(self, step: MapInArrow | MapInPandas) -> ShuffleFrame:
+        return ShuffleFrame(self._chain.then(step, step.declared.schema))
+
+    def _position(self, col: ColumnLike) -> int:
+        return resolve(column_name(col), self.schema, self._chain.context.case_sensitive)
+
+    def _shuffle_partitions(self) -> int:
+        return int(str(self._chain.context.spark.conf.get("spark.sql.shuffle.partitions")))
+
+    def _selected(self, positions: tuple[int, ...]) -> ShuffleFrame:
+        schema = StructType([self.schema.fields[at] for at in positions])
+        chain = self._chain
+        pruned = _pruned_scan(chain, positions, schema)
+        if pruned is not None:
+            return ShuffleFrame(pruned)
+        step = Select(positions, tuple(schema.names))
+        kept = _mapped(self._placed_by, positions)
+        return ShuffleFrame(chain.then(step, schema), kept)
+
+    def _exchanged(self, count: int, keys: tuple[int, ...] | None) -> ShuffleFrame:
+        chain = self._chain
+        for key in keys or ():
+            check_hashable(chain.wire.names[key], chain.wire.field(key).type)
+        exchange = Exchange(chain, count, keys)
+        return ShuffleFrame(Chain(chain.context, ExchangeOrigin(exchange), chain.schema, chain.wire), keys)
+
+
+def _flat(cols: tuple[Any, ...]) -> list[str]:
+    listed = cols[0] if len(cols) == 1 and isinstance(cols[0], list | tuple) else cols
+    return [column_name(col) for col in listed]
+
+
+def _mapped(placed_by: tuple[int, ...] | None, positions: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The columns of a placement after a selection, None if one of them is gone."""
+    if placed_by is None or not set(placed_by) <= set(positions):
+        return None
+    return tuple(positions.index(key) for key in placed_by)
+
+
+def _check_condition(condition: Any, wire: pa.Schema) -> None:
+    if not isinstance(condition, pc.Expression):
+        raise UsageError(
+            'filter() takes a pyarrow expression, such as pyarrow.compute.field("k") > 5; for a SQL condition'
+            f" filter the DataFrame before frame(df). This is {type(condition).__name__}"
+        )
+    if not _binds(condition, wire):
+        names = ", ".join(wire.names)
+        raise UsageError(f"{condition} is not a boolean expression over the columns {names}")
+
+
+def _binds(condition: pc.Expression, wire: pa.Schema) -> bool:
+    try:
+        pa.RecordBatch.from_pylist([], schema=wire).filter(condition)
+    except (pa.ArrowException, TypeError, ValueError, KeyError):
+        return False
+    return True
+
+
+def _pruned_scan(chain: Chain, positions: tuple[int, ...], schema: StructType) -> Chain | None:
+    """A scan of only these columns; None if the chain is not a bare scan, or its filter needs others.
+
+    A column that only the filter needs is read and then dropped.
+    """
+    origin = chain.origin
+    if not isinstance(origin, ParquetOrigin) or chain.steps or len(set(positions)) < len(positions):
+        return None
+    needed = list(positions)
+    if origin.filter_by is not None:
+        needed += [at for at in range(len(chain.wire)) if at not in positions and _uses(origin, at)]
+    pruned = replace(
+        origin,
+        file_columns=tuple(origin.file_columns[at] for at in needed),
+        wire=pa.schema([chain.wire.field(at) for at in needed]),
+    )
+    if len(needed) == len(positions):
+        return replace(chain, origin=pruned, schema=schema, wire=pruned.wire)
+    read = StructType([chain.schema.fields[at] for at in needed])
+    step = Select(tuple(range(len(positions))), tuple(schema.names))
+    return replace(chain, origin=pruned, schema=read, wire=pruned.wire).then(step, schema)
+
+
+def _uses(origin: ParquetOrigin, column: int) -> bool:
+    """Whether the scan's filter cannot do without this column."""
+    return not _binds(origin.filter_by, origin.wire.remove(column))

@@ -1,0 +1,279 @@
+"""What a frame is made of: a chain of steps on an origin, and exchanges between chains.
+
+    Chain = origin + steps            one stage, up to where its rows are needed elsewhere
+    origin                            a DataFrame, Parquet files, or an exchange
+    Exchange = upstream chain + n     the stage that writes, and the control rows it hands to its readers
+
+Chains are immutable values. An `Exchange` is built once, lazily, and then shared by everything derived from
+it: its map stage runs once however many frames and actions read it. Until it is built its extents may still
+be given an order (`Exchange.ordered_by`), because rows in key order serve every reader.
+
+Nothing here runs a job. `Chain.frame` puts a stage into Spark's plan.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyspark.accumulators import Accumulator
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from sortshuffle.options import Options
+from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.spark import planner
+from sortshuffle.spark.control import COLUMNS
+from sortshuffle.spark.functions import FunctionConf
+from sortshuffle.spark.reports import Reports, report_accumulator
+from sortshuffle.spark.scan import Packing, ParquetFiles, ParquetScan
+from sortshuffle.spark.schema import to_arrow
+from sortshuffle.spark.session import check_workers, options_of, require_classic
+from sortshuffle.spark.stages import (
+    Closing,
+    HashPlacement,
+    Opening,
+    ReadExchange,
+    RoundRobinPlacement,
+    Scan,
+    SparkRows,
+    Stage,
+    Step,
+    WriteExchange,
+)
+
+_numbers = itertools.count(1)  # of exchanges and stages: unique in the driver, ascending along the data
+
+
+@dataclass(frozen=True)
+class FrameContext:
+    """What all frames derived from one source share: the session's settings when it was made, and the
+    accumulator of their tasks' reports."""
+
+    spark: SparkSession
+    options: Options
+    conf: FunctionConf
+    case_sensitive: bool
+    reports: Accumulator[Reports]
+
+    @staticmethod
+    def of(spark: Any) -> FrameContext:
+        """Read the session's settings. Raises `OptionError`, `UnsupportedError`."""
+        session = require_classic(spark)
+        return FrameContext(
+            session,
+            options_of(session),
+            FunctionConf.of(session),
+            str(session.conf.get("spark.sql.caseSensitive")).lower() == "true",
+            report_accumulator(session.sparkContext),
+        )
+
+    def wire(self, schema: StructType) -> pa.Schema:
+        """The Arrow schema in which rows of this schema travel."""
+        return to_arrow(schema, self.conf.timezone)
+
+
+class Origin(Protocol):
+    """Where a chain begins."""
+
+    def rows(self) -> DataFrame:
+        """What Spark feeds to the stage's function."""
+
+    def opening(self) -> Opening:
+        """How the stage's function makes batches of that."""
+
+    def is_reproducible(self) -> bool:
+        """Whether a task that runs again sees the same rows in the same order."""
+
+    def describe(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class DataFrameOrigin:
+    """Any DataFrame; its own plan runs in Spark, in the same stage."""
+
+    source: DataFrame
+    wire: pa.Schema
+
+    def rows(self) -> DataFrame:
+        return self.source
+
+    def opening(self) -> Opening:
+        return SparkRows(self.wire)
+
+    def is_reproducible(self) -> bool:
+        return planner.is_reproducible(self.source)
+
+    def describe(self) -> str:
+        return f"rows of DataFrame[{', '.join(self.source.columns)}]"
+
+
+@dataclass(frozen=True)
+class ParquetOrigin:
+    """Parquet files, scanned by the workers. ``file_columns``: in the order of ``wire``."""
+
+    spark: SparkSession
+    files: ParquetFiles
+    file_columns: tuple[str, ...]
+    wire: pa.Schema
+    filter_by: Any = None
+
+    def rows(self) -> DataFrame:
+        count = len(self._splits())
+        return self.spark.range(0, count, 1, max(1, count))
+
+    def opening(self) -> Opening:
+        scan = ParquetScan(
+            self.files.protocol, tuple(self._splits()), self.file_columns, self.wire, self.filter_by
+        )
+        return Scan(scan)
+
+    def is_reproducible(self) -> bool:
+        return True
+
+    def describe(self) -> str:
+        where = "" if self.filter_by is None else f" where {self.filter_by}"
+        return f"scan of {self.files.label}: {', '.join(self.wire.names)}{where}"
+
+    def _splits(self) -> list[Any]:
+        conf = self.spark.conf
+        jvm_conf: Any = self.spark._jsparkSession.sessionState().conf()  # type: ignore[attr-defined]
+        packing = Packing(
+            largest_split=int(jvm_conf.filesMaxPartitionBytes()),
+            open_cost=int(jvm_conf.filesOpenCostInBytes()),
+            parallelism=int(
+                conf.get("spark.sql.files.minPartitionNum", None)
+                or self.spark.sparkContext.defaultParallelism
+            ),
+        )
+        return self.files.splits(self.filter_by, packing)
+
+
+@dataclass(frozen=True)
+class ExchangeOrigin:
+    """The reading side of an exchange. ``order``: deliver in key order, None for the order of arrival."""
+
+    exchange: Exchange
+    order: RowOrder | None = None
+
+    def rows(self) -> DataFrame:
+        return self.exchange.control()
+
+    def opening(self) -> Opening:
+        return ReadExchange(self.exchange.upstream.wire, self.order)
+
+    def is_reproducible(self) -> bool:
+        # the gate's order is fixed by the map outputs, which are as reproducible as their own inputs
+        return self.exchange.upstream.is_reproducible()
+
+    def describe(self) -> str:
+        ordered = "" if self.order is None else ", in key order"
+        return f"exchange {self.exchange.number}{ordered}"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """An origin and the steps done on its rows in one pass. ``schema``: of the last step's rows."""
+
+    context: FrameContext
+    origin: Origin
+    schema: StructType
+    wire: pa.Schema
+    steps: tuple[Step, ...] = ()
+
+    def then(self, step: Step, schema: StructType) -> Chain:
+        """The chain with one more step, which gives rows of ``schema``."""
+        return replace(self, schema=schema, wire=self.context.wire(schema), steps=(*self.steps, step))
+
+    def is_reproducible(self) -> bool:
+        return self.origin.is_reproducible()
+
+    def frame(self, number: int, closing: Closing, schema: StructType | str) -> DataFrame:
+        """This chain as a stage in Spark's plan, ending in ``closing``, whose rows have ``schema``.
+
+        Raises `WorkerSetupError` if the workers cannot run it.
+        """
+        context = self.context
+        check_workers(context.spark)
+        stage = Stage(
+            number,
+            context.options,
+            context.spark.sparkContext.applicationId,
+            self.origin.opening(),
+            self.steps,
+            closing,
+            context.reports,
+        )
+
+        def run(batches: Any) -> Any:
+            return stage(batches)
+
+        run.__name__ = f"sortshuffle_stage_{number}"
+        return self.origin.rows().mapInArrow(run, schema)
+
+
+def next_number() -> int:
+    """A number for a stage, greater than that of any stage it can depend on."""
+    return next(_numbers)
+
+
+@dataclass(eq=False)
+class Exchange:
+    """One shuffle. ``keys``: column positions of the upstream rows that decide the placement by Spark's
+    hash, None for round robin. ``order``: positions by which extents are sorted, empty for none."""
+
+    upstream: Chain
+    subpartitions: int
+    keys: tuple[int, ...] | None
+    order: tuple[int, ...] = ()
+    number: int = field(default_factory=next_number)
+    _control: DataFrame | None = None
+    _variants: dict[tuple[int, ...], Exchange] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def ordered_by(self, keys: tuple[int, ...]) -> Exchange:
+        """This exchange with extents sorted by these columns; another one with a map stage of its own only
+        where this one is built already, or sorted by something else."""
+        with self._lock:
+            if self.order[: len(keys)] == keys:
+                return self
+            if self._control is None and keys[: len(self.order)] == self.order:
+                self.order = keys
+                return self
+            if keys not in self._variants:
+                self._variants[keys] = Exchange(self.upstream, self.subpartitions, self.keys, keys)
+            return self._variants[keys]
+
+    def control(self) -> DataFrame:
+        """The control rows: partition s holds those of subpartition s. Planned once; runs no job."""
+        with self._lock:
+            if self._control is None:
+                rows = self.upstream.frame(self.number, self._closing(), COLUMNS)
+                self._control = planner.share(planner.by_id(rows, self.subpartitions, "subpartition"))
+            return self._control
+
+    def describe(self) -> str:
+        where = self._placement_text()
+        names = self._names(self.order)
+        ordered = f", sorted by {', '.join(names)}" if names else ""
+        return f"exchange {self.number}: {where} into {self.subpartitions} subpartitions{ordered}"
+
+    def _placement_text(self) -> str:
+        return "round robin" if self.keys is None else f"hash({', '.join(self._names(self.keys))})"
+
+    def _closing(self) -> WriteExchange:
+        if self.keys is None:
+            placement: Any = RoundRobinPlacement(self.upstream.is_reproducible())
+        else:
+            placement = HashPlacement(self.keys, self._names(self.keys))
+        order = RowOrder(self.order) if self.order else None
+        return WriteExchange(
+            self.number, self.subpartitions, placement, self.upstream.wire, order, self._names(self.order)
+        )
+
+    def _names(self, positions: Sequence[int]) -> tuple[str, ...]:
+        return tuple(self.upstream.schema.names[position] for position in positions)

@@ -1,0 +1,585 @@
+"""Schemas between Spark and Arrow: what is declared, what travels, what a column reference names.
+
+* Three schemas are told apart: the *declared* one (a Spark ``StructType``), the *wire* schema (the Arrow
+  schema of the batches that are chained, shuffled and kept in files), and what a user's function or a
+  Parquet file really has.
+* A wire schema has Spark's names and exactly one Arrow type per Spark type. Every field of it is nullable,
+  at every depth, and has no metadata, so batches of all producers are of one schema and compare in one
+  step. That a column was declared ``NOT NULL`` is kept in the declared schema alone.
+* A type that Arrow or Spark's Arrow reader cannot carry is refused on the driver, by the column's path.
+* Values are never changed on the way to the wire schema: another representation of the same values is
+  converted (text with 64-bit offsets, dictionaries, time units, ...), everything else is an error.
+
+Apart from `parse_schema` nothing here needs a running Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from difflib import get_close_matches
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as at
+from pyspark.errors import PySparkException
+from pyspark.sql import Column
+from pyspark.sql import types as st
+
+from sortshuffle.errors import ColumnError, SchemaMismatchError, UnsupportedError, UsageError
+
+_WIRE_TYPES: dict[type, pa.DataType] = {
+    st.BooleanType: pa.bool_(),
+    st.ByteType: pa.int8(),
+    st.ShortType: pa.int16(),
+    st.IntegerType: pa.int32(),
+    st.LongType: pa.int64(),
+    st.FloatType: pa.float32(),
+    st.DoubleType: pa.float64(),
+    st.StringType: pa.string(),
+    st.BinaryType: pa.binary(),
+    st.DateType: pa.date32(),
+    st.TimeType: pa.time64("ns"),
+    st.TimestampNTZType: pa.timestamp("us"),
+    st.DayTimeIntervalType: pa.duration("us"),
+    st.NullType: pa.null(),
+}
+
+_INSTEAD = {
+    "VariantType": "turn it into a string with to_json() before",
+    "UserDefinedType": "turn it into a struct or an array before",
+    "GeometryType": "turn it into binary with st_asbinary() before",
+    "GeographyType": "turn it into binary with st_asbinary() before",
+    "YearMonthIntervalType": "cast it to string, or to a number of months, before",
+    "CalendarIntervalType": "cast it to string before",
+    "CharType": "declare it as string",
+    "VarcharType": "declare it as string",
+}
+
+_READ_TYPES: dict[pa.DataType, st.DataType] = {
+    pa.bool_(): st.BooleanType(),
+    pa.int8(): st.ByteType(),
+    pa.int16(): st.ShortType(),
+    pa.int32(): st.IntegerType(),
+    pa.int64(): st.LongType(),
+    pa.uint8(): st.ShortType(),
+    pa.uint16(): st.IntegerType(),
+    pa.uint32(): st.LongType(),
+    pa.uint64(): st.DecimalType(20, 0),
+    pa.float32(): st.FloatType(),
+    pa.float64(): st.DoubleType(),
+    pa.string(): st.StringType(),
+    pa.large_string(): st.StringType(),
+    pa.string_view(): st.StringType(),
+    pa.binary(): st.BinaryType(),
+    pa.large_binary(): st.BinaryType(),
+    pa.binary_view(): st.BinaryType(),
+    pa.date32(): st.DateType(),
+    pa.date64(): st.DateType(),
+    pa.null(): st.IntegerType(),  # Parquet's null type is an annotated INT32, and that is what Spark sees
+}
+
+_UNSIGNED = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+}
+
+_MOST_BYTES = 2**31 - 1  # what 32-bit offsets can address in one column of one batch
+_SPARK_NOTE = b"org.apache.spark.sql.parquet.row.metadata"
+_NAME_PART = re.compile(r"`(?P<quoted>(?:[^`]|``)+)`|(?P<plain>[^`.]+)")
+
+
+# --- declared schema -> wire schema ---------------------------------------------------------------------
+
+
+def parse_schema(schema: st.StructType | str) -> st.StructType:
+    """The declared schema of a function, from a ``StructType`` or from DDL such as ``"k long, v double"``.
+
+    Spark's own parser reads DDL, so a session must be active.
+    Raises `UsageError` for anything else, for DDL that Spark cannot parse, and for a single type.
+    """
+    if not isinstance(schema, (st.StructType, str)):
+        raise UsageError(
+            f"a schema must be a StructType or a DDL string such as 'k long, v double', not {schema!r}"
+        )
+    parsed = _from_ddl(schema) if isinstance(schema, str) else schema
+    if not isinstance(parsed, st.StructType):
+        raise UsageError(
+            f"the schema {schema!r} is the single type {parsed.simpleString()}: a schema names its columns,"
+            f" such as 'value {parsed.simpleString()}'"
+        )
+    return parsed
+
+
+def _from_ddl(ddl: str) -> st.DataType:
+    try:
+        return st.DataType.fromDDL(ddl)
+    except PySparkException as error:
+        raise UsageError(f"the schema {ddl!r} cannot be parsed: {error}") from error
+
+
+def to_arrow(schema: st.StructType, timezone: str) -> pa.Schema:
+    """The wire schema of ``schema``. ``timezone``: the label of timestamps, Spark's session time zone.
+
+    Raises `UnsupportedError` with the path of a column whose type cannot be carried.
+    """
+    return pa.schema([_wire_field(field, timezone, "") for field in schema.fields])
+
+
+def _wire_field(field: st.StructField, timezone: str, parent: str) -> pa.Field:
+    path = f"{parent}{field.name}"
+    return pa.field(field.name, _wire_type(field.dataType, timezone, path))
+
+
+def _wire_type(spark: st.DataType, timezone: str, path: str) -> pa.DataType:
+    if isinstance(spark, st.TimestampType):
+        return pa.timestamp("us", tz=timezone)
+    if isinstance(spark, st.DecimalType):
+        return pa.decimal128(spark.precision, spark.scale)
+    if isinstance(spark, st.ArrayType):
+        return pa.list_(pa.field("element", _wire_type(spark.elementType, timezone, f"{path}.element")))
+    if isinstance(spark, st.MapType):
+        key = pa.field("key", _wire_type(spark.keyType, timezone, f"{path}.key"), nullable=False)
+        return pa.map_(key, pa.field("value", _wire_type(spark.valueType, timezone, f"{path}.value")))
+    if isinstance(spark, st.StructType):
+        _refuse_twins(spark, path)
+        return pa.struct([_wire_field(field, timezone, f"{path}.") for field in spark.fields])
+    if type(spark) not in _WIRE_TYPES:
+        raise UnsupportedError(
+            f"column '{path}' is of type {spark.simpleString()}, which cannot pass through Arrow:"
+            f" {_instead_of(spark)}"
+        )
+    return _WIRE_TYPES[type(spark)]
+
+
+def _instead_of(spark: st.DataType) -> str:
+    names = (kind.__name__ for kind in type(spark).__mro__)
+    return next((_INSTEAD[name] for name in names if name in _INSTEAD), "cast it to string before")
+
+
+def _refuse_twins(struct: st.StructType, path: str) -> None:
+    twins = sorted({name for name in struct.names if struct.names.count(name) > 1})
+    if twins:
+        raise UnsupportedError(
+            f"the struct '{path}' has several fields named {', '.join(twins)}: rename them before"
+        )
+
+
+def with_large_types(schema: pa.Schema) -> pa.Schema:
+    """``schema`` with 64-bit offsets for text and bytes: what Spark's useLargeVarTypes gives to functions."""
+    return pa.schema([field.with_type(_large(field.type)) for field in schema])
+
+
+def _large(arrow: pa.DataType) -> pa.DataType:
+    if at.is_string(arrow):
+        return pa.large_string()
+    if at.is_binary(arrow):
+        return pa.large_binary()
+    if at.is_list(arrow):
+        return pa.list_(_large_field(arrow.value_field))
+    if at.is_map(arrow):
+        return pa.map_(_large_field(arrow.key_field), _large_field(arrow.item_field))
+    if at.is_struct(arrow):
+        return pa.struct([_large_field(field) for field in arrow])
+    return arrow
+
+
+def _large_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_large(field.type))
+
+
+# --- a Parquet file's schema -> declared schema ---------------------------------------------------------
+
+
+def from_arrow(schema: pa.Schema, int96: Collection[str] = ()) -> st.StructType:
+    """The schema that ``spark.read.parquet`` gives to a file that pyarrow sees as ``schema``.
+
+    ``int96``: the top-level columns that hold INT96 timestamps (see `int96_columns`). pyarrow shows those as
+    timestamps without a zone, but Spark takes them for instants. A file written by Spark carries Spark's own
+    schema in its metadata, and that decides where Arrow's types are ambiguous.
+
+    Everything is nullable, as in Spark. Raises `UnsupportedError` with the path of a column of a type that
+    Spark does not read, or reads as another type than Arrow does.
+    """
+    notes = _spark_notes(schema)
+    fields = []
+    for field in schema:
+        noted = notes.get(field.name)
+        spark = _read_type(field.type, noted and noted.dataType, field.name in int96, field.name)
+        fields.append(st.StructField(field.name, spark, True, noted and noted.metadata))
+    return st.StructType(fields)
+
+
+def int96_columns(parquet: Any) -> frozenset[str]:
+    """The top-level columns of a ``pyarrow.parquet.ParquetSchema`` that hold INT96 timestamps."""
+    leaves = (parquet.column(position) for position in range(len(parquet)))
+    return frozenset(leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == "INT96")
+
+
+def _spark_notes(schema: pa.Schema) -> dict[str, st.StructField]:
+    note = (schema.metadata or {}).get(_SPARK_NOTE)
+    if note is None:
+        return {}
+    try:
+        noted = st.StructType.fromJson(json.loads(note))
+    except Exception as error:  # a user-defined type's module is imported, and may raise anything
+        raise UnsupportedError(
+            f"the schema that Spark wrote into the file cannot be read ({error}): read it with"
+            " spark.read.parquet and pass the DataFrame to sortshuffle.frame"
+        ) from error
+    return {field.name: field for field in noted.fields}
+
+
+def _read_type(arrow: pa.DataType, noted: st.DataType | None, int96: bool, path: str) -> st.DataType:
+    if at.is_dictionary(arrow):
+        return _read_type(arrow.value_type, noted, int96, path)
+    if isinstance(arrow, pa.BaseExtensionType):
+        return _read_type(arrow.storage_type, noted, int96, path)
+    if _is_list(arrow) and _may_be(noted, st.ArrayType):
+        element = getattr(noted, "elementType", None)
+        return st.ArrayType(_read_type(arrow.value_type, element, int96, f"{path}.element"))
+    if at.is_map(arrow) and _may_be(noted, st.MapType):
+        return st.MapType(
+            _read_type(arrow.key_type, getattr(noted, "keyType", None), int96, f"{path}.key"),
+            _read_type(arrow.item_type, getattr(noted, "valueType", None), int96, f"{path}.value"),
+        )
+    if at.is_struct(arrow) and _may_be(noted, st.StructType):
+        inner = {field.name: field.dataType for field in noted.fields} if noted else {}
+        return st.StructType(
+            [
+                st.StructField(
+                    field.name, _read_type(field.type, inner.get(field.name), int96, f"{path}.{field.name}")
+                )
+                for field in arrow
+            ]
+        )
+    return _agreed(_read_leaf(arrow, noted, int96), noted, arrow, path)
+
+
+def _may_be(noted: st.DataType | None, kind: type) -> bool:
+    return noted is None or isinstance(noted, kind)
+
+
+def _read_leaf(arrow: pa.DataType, noted: st.DataType | None, int96: bool) -> st.DataType | None:
+    if at.is_timestamp(arrow):
+        instant = arrow.tz is not None or int96 or isinstance(noted, st.TimestampType)
+        return st.TimestampType() if instant else st.TimestampNTZType()
+    if at.is_decimal(arrow) and arrow.precision <= 38 and 0 <= arrow.scale <= arrow.precision:
+        return st.DecimalType(arrow.precision, arrow.scale)
+    if at.is_fixed_size_binary(arrow):
+        return st.BinaryType()
+    return _READ_TYPES.get(arrow)
+
+
+def _agreed(
+    read: st.DataType | None, noted: st.DataType | None, arrow: pa.DataType, path: str
+) -> st.DataType:
+    """The type by Arrow, or Spark's note where it only says more of it, such as a collation."""
+    if read is not None and (noted is None or type(noted) is type(read)):
+        return noted or read
+    shown = f"{arrow}" if noted is None else f"{noted.simpleString()}, stored as {arrow}"
+    raise UnsupportedError(
+        f"column '{path}' of the file is of type {shown}, which cannot be scanned the way Spark reads it:"
+        " leave the column out, or read with spark.read.parquet and pass the DataFrame to sortshuffle.frame"
+    )
+
+
+# --- what was returned or read -> wire schema -----------------------------------------------------------
+
+
+def conform(
+    batch: pa.RecordBatch, target: pa.Schema, place: str, *, exact: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """``batch`` in exactly the schema ``target``: as it is where it already has it, else column by column.
+
+    Columns and struct fields are matched by position and take the target's names, as in ``mapInArrow``.
+    Converted are other representations of the same values: 64-bit offsets and views, dictionaries,
+    unsigned integers to the signed type that Spark reads them as, units of time, decimals that need no
+    rounding, timestamps to UTC instants and back, and columns of Arrow's null type.
+    With ``exact`` only representations of the same Spark type: not the last three.
+    Several batches come out where one would overflow the 32-bit offsets of its text.
+
+    ``place`` names where the batch is from. Raises `SchemaMismatchError` with it and the columns.
+    """
+    if batch.schema.equals(target, check_metadata=True):
+        yield batch
+        return
+    check_types(batch.schema, target, place, exact=exact)
+    if not target.names:
+        yield batch.replace_schema_metadata(None)
+        return
+    for part in _addressable(batch):
+        columns = [
+            _converted_column(column, field, place)
+            for column, field in zip(part.columns, target, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def check_types(found: pa.Schema, target: pa.Schema, place: str, *, exact: bool = False) -> None:
+    """Raise `SchemaMismatchError` unless `conform` can bring batches of ``found`` to ``target``."""
+    if len(found) != len(target):
+        raise SchemaMismatchError(
+            f"{place}: expected {_counted(target.names)}, found {_counted(found.names)}"
+        )
+    wrong = [
+        f"column '{wanted.name}' (expected {wanted.type}, found {has.type})"
+        for has, wanted in zip(found, target, strict=True)
+        if not _carries(has.type, wanted.type, exact)
+    ]
+    if wrong:
+        raise SchemaMismatchError(
+            f"{place}: column types differ from the declared schema: {', '.join(wrong)}."
+            " Cast the columns, or declare the types they have"
+        )
+
+
+def _counted(names: list[str]) -> str:
+    return f"{len(names)} column{'' if len(names) == 1 else 's'} ({', '.join(names)})"
+
+
+def _carries(found: pa.DataType, wanted: pa.DataType, exact: bool) -> bool:
+    if found == wanted:
+        return True
+    if at.is_dictionary(found):
+        return _carries(found.value_type, wanted, exact)
+    if isinstance(found, pa.BaseExtensionType):
+        return _carries(found.storage_type, wanted, exact)
+    if at.is_null(found):
+        return not exact
+    if at.is_list(wanted):
+        return _is_list(found) and _carries(found.value_type, wanted.value_type, exact)
+    if at.is_map(wanted):
+        return (
+            at.is_map(found)
+            and _carries(found.key_type, wanted.key_type, exact)
+            and _carries(found.item_type, wanted.item_type, exact)
+        )
+    if at.is_struct(wanted):
+        return (
+            at.is_struct(found)
+            and found.num_fields == wanted.num_fields
+            and all(
+                _carries(has.type, want.type, exact) and (has.name == want.name or not exact)
+                for has, want in zip(found, wanted, strict=True)
+            )
+        )
+    if exact and not _same_spark_type(found, wanted):
+        return False
+    return _UNSIGNED.get(found) == wanted or any(kind(found) and kind(wanted) for kind in _KINDS)
+
+
+def _same_spark_type(found: pa.DataType, wanted: pa.DataType) -> bool:
+    if at.is_timestamp(found) and at.is_timestamp(wanted):
+        return (found.tz is None) == (wanted.tz is None)
+    if at.is_decimal(found) and at.is_decimal(wanted):
+        return (found.precision, found.scale) == (wanted.precision, wanted.scale)
+    return True
+
+
+def _is_list(arrow: pa.DataType) -> bool:
+    return bool(at.is_list(arrow) or at.is_large_list(arrow) or at.is_fixed_size_list(arrow))
+
+
+def _is_text(arrow: pa.DataType) -> bool:
+    return bool(at.is_string(arrow) or at.is_large_string(arrow) or at.is_string_view(arrow))
+
+
+def _is_bytes(arrow: pa.DataType) -> bool:
+    return bool(
+        at.is_binary(arrow)
+        or at.is_large_binary(arrow)
+        or at.is_binary_view(arrow)
+        or at.is_fixed_size_binary(arrow)
+    )
+
+
+_KINDS: tuple[Callable[[pa.DataType], bool], ...] = (
+    _is_text,
+    _is_bytes,
+    at.is_date,
+    at.is_time,
+    at.is_timestamp,
+    at.is_duration,
+    at.is_decimal,
+)
+
+
+def _addressable(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """``batch`` in slices whose columns each fit 32-bit offsets."""
+    parts = -(-max(map(_plain_bytes, batch.columns)) // _MOST_BYTES)
+    if parts <= 1 or batch.num_rows <= 1:
+        yield batch
+        return
+    rows = -(-batch.num_rows // parts)
+    for start in range(0, batch.num_rows, rows):
+        yield from _addressable(batch.slice(start, rows))
+
+
+def _plain_bytes(array: pa.Array) -> int:
+    """An upper bound of the bytes of ``array`` without its dictionary."""
+    if not at.is_dictionary(array.type):
+        return int(array.nbytes)
+    values = array.dictionary
+    if _is_text(values.type) or _is_bytes(values.type):
+        longest = pc.max(pc.binary_length(values.cast(pa.large_binary()))).as_py() or 0
+        return len(array) * int(longest)
+    return len(array) * int(values.nbytes)
+
+
+def _converted_column(column: pa.Array, field: pa.Field, place: str) -> pa.Array:
+    try:
+        return _converted(column, field.type)
+    except pa.ArrowInvalid as error:
+        raise SchemaMismatchError(
+            f"{place}: column '{field.name}' has values that {field.type} cannot hold"
+            f" (found {column.type}): {error}. Round or cast them, or declare another type"
+        ) from error
+
+
+def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if array.type == wanted:
+        return array
+    if at.is_null(array.type):
+        return pa.nulls(len(array), wanted)
+    if at.is_dictionary(array.type):
+        return _converted(array.dictionary_decode(), wanted)
+    if isinstance(array.type, pa.BaseExtensionType):
+        return _converted(array.storage, wanted)
+    if at.is_list(wanted):
+        return _converted_list(array, wanted)
+    if at.is_map(wanted):
+        offsets, keys, items = _own_range(array.offsets, array.keys, array.items)
+        keys, items = _converted(keys, wanted.key_type), _converted(items, wanted.item_type)
+        return pa.MapArray.from_arrays(offsets, keys, items, type=wanted, mask=_mask(array))
+    if at.is_struct(wanted):
+        fields = [_converted(array.field(i), field.type) for i, field in enumerate(wanted)]
+        return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=_mask(array))
+    return array.cast(wanted)
+
+
+def _converted_list(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if at.is_fixed_size_list(array.type):
+        array = array.cast(pa.list_(array.type.value_field))
+    offsets, values = _own_range(array.offsets, array.values)
+    return pa.ListArray.from_arrays(
+        offsets, _converted(values, wanted.value_type), type=wanted, mask=_mask(array)
+    )
+
+
+def _own_range(offsets: pa.Array, *children: pa.Array) -> Iterable[pa.Array]:
+    """Offsets from zero, and what they point to: a slice must not convert all its table's values."""
+    start = offsets[0].as_py()
+    values = offsets[-1].as_py() - start
+    return pc.subtract(offsets, start).cast(pa.int32()), *(child.slice(start, values) for child in children)
+
+
+def _mask(array: pa.Array) -> pa.Array | None:
+    return array.is_null() if array.null_count else None
+
+
+# --- column references ----------------------------------------------------------------------------------
+
+
+def column_name(column: str | Column) -> str:
+    """The name in a reference such as ``"k"``, ``F.col("k")``, ``df.k`` or ``df["k"]``, in Spark's syntax.
+
+    Raises `ColumnError` for an expression, which is not a column yet.
+    """
+    if isinstance(column, str):
+        return column
+    if not isinstance(column, Column):
+        raise ColumnError(f"a column must be a name or a Column, not {column!r}")
+    parts = _referenced(column)
+    if parts is None:
+        raise ColumnError(
+            f"{column} is an expression: only columns that are there can be named. Compute it first, with"
+            " withColumn() on the DataFrame or in a mapInArrow function, and name the new column"
+        )
+    return ".".join(map(_quoted, parts))
+
+
+def _referenced(column: Column) -> list[str] | None:
+    """The parts of the name if ``column`` is a plain reference, else None."""
+    if not hasattr(column, "_jc"):  # Spark Connect keeps its expressions in Python
+        reference = getattr(column, "_expr", None)
+        plain = type(reference).__name__ == "ColumnReference"
+        return _name_parts(reference.name()) if reference is not None and plain else None
+    node = column._jc.node()
+    if _java_class(node) == "UnresolvedAttribute":
+        parts = node.nameParts()
+        return [parts.apply(position) for position in range(parts.length())]
+    if _java_class(node) == "ExpressionColumnNode" and _java_class(node.expression()) == "AttributeReference":
+        return [node.expression().name()]
+    return None
+
+
+def _java_class(instance: Any) -> str:
+    return str(instance.getClass().getSimpleName())
+
+
+def _quoted(part: str) -> str:
+    return part if re.fullmatch(r"\w+", part) else "`" + part.replace("`", "``") + "`"
+
+
+def resolve(name: str, schema: st.StructType, case_sensitive: bool) -> int:
+    """The position of the column ``name`` in ``schema``, by Spark's rules.
+
+    Letters' case does not count unless ``case_sensitive``; backticks keep a dot part of the name.
+    Raises `ColumnError` if there is no such column, or more than one, or if ``name`` is a field of a struct.
+    """
+    parts = _name_parts(name)
+    found = _positions(parts[0], schema.names, case_sensitive)
+    if len(parts) > 1:
+        raise ColumnError(_why_not_dotted(name, parts, bool(found), schema, case_sensitive))
+    if not found:
+        raise ColumnError(f"there is no column '{parts[0]}'. {_choices(parts[0], schema.names)}")
+    if len(found) > 1:
+        twins = ", ".join(schema.names[position] for position in found)
+        raise ColumnError(f"column '{parts[0]}' is ambiguous: it could be any of {twins}. Rename all but one")
+    return found[0]
+
+
+def _positions(name: str, names: list[str], case_sensitive: bool) -> list[int]:
+    if case_sensitive:
+        return [position for position, other in enumerate(names) if other == name]
+    return [position for position, other in enumerate(names) if other.lower() == name.lower()]
+
+
+def _why_not_dotted(
+    name: str, parts: list[str], parent: bool, schema: st.StructType, case_sensitive: bool
+) -> str:
+    whole = ".".join(parts)
+    if _positions(whole, schema.names, case_sensitive):
+        return f"'{name}' means the field {parts[1]} of a column {parts[0]}: write `{whole}` in backticks"
+    if parent:
+        return (
+            f"'{name}' is a field inside the column {parts[0]}: only whole columns can be named."
+            f" Make it a column first, with withColumn() or in a mapInArrow function"
+        )
+    return f"there is no column '{name}'. {_choices(parts[-1], schema.names)}"
+
+
+def _choices(name: str, names: list[str]) -> str:
+    by_lower = {other.lower(): other for other in names}
+    near = get_close_matches(name.lower(), by_lower, n=1)
+    hint = f"Did you mean '{by_lower[near[0]]}'? " if near else ""
+    return f"{hint}The columns are: {', '.join(names) or 'none'}"
+
+
+def _name_parts(name: str) -> list[str]:
+    """``a.`b.c` `` is the parts a and b.c."""
+    parts = []
+    position = 0
+    while part := _NAME_PART.match(name, position):
+        parts.append(part["plain"] or part["quoted"].replace("``", "`"))
+        if part.end() == len(name):
+            return parts
+        if name[part.end()] != ".":
+            break
+        position = part.end() + 1
+    raise ColumnError(f"{name!r} is not a column name: check its backticks and dots")
