@@ -1,0 +1,54 @@
+"""Hash placement: a row goes where Spark's own HashPartitioning would put it.
+
+The invariant everything above relies on: for every row and every n, the id is
+``F.pmod(F.hash(*keys), F.lit(n))``, bit for bit. So ``.toDF()`` can tell Spark's planner the truth, and
+a join with a side that Spark shuffled itself finds its rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sortshuffle.errors import UsageError
+from sortshuffle.partitioner.murmur3 import hash_columns
+from sortshuffle.partitioner.selector import Ids, check_subpartitions, id_dtype
+
+
+@dataclass(frozen=True)
+class HashSelector:
+    """Places each row by Spark's hash of its key columns.
+
+    ``keys`` are the key columns' positions, in the order in which Spark would hash them; with none, all
+    rows go to one subpartition, the one that Spark would choose. Raises UsageError for a number of
+    subpartitions or a position that can't be.
+    """
+
+    keys: tuple[int, ...]
+    subpartitions: int
+
+    def __post_init__(self) -> None:
+        check_subpartitions(self.subpartitions)
+        if any(key < 0 for key in self.keys):
+            raise UsageError(f"key columns are positions from 0 on, not {self.keys}")
+
+    def assign(self, batch: pa.RecordBatch) -> Ids:
+        """Return each row's subpartition; see ``ChannelSelector.assign``.
+
+        Raises ColumnError if a key column's type can't be hashed: call ``check_hashable`` on the driver.
+        """
+        columns = [batch.column(key) for key in self.keys]
+        return positive_modulo(hash_columns(columns, batch.num_rows), self.subpartitions)
+
+
+def positive_modulo(hashes: npt.NDArray[np.int32], divisor: int) -> Ids:
+    """Return Spark's ``pmod``: the remainder with the divisor's sign, here never negative."""
+    # NumPy divides by a constant with SIMD but not so its remainder: 6 us against 25 us for 16 Ki rows.
+    remainders = hashes // np.int32(divisor)
+    remainders *= np.int32(divisor)
+    np.subtract(hashes, remainders, out=remainders)
+    ids: Ids = remainders.astype(id_dtype(divisor))
+    return ids

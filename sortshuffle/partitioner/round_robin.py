@@ -1,0 +1,77 @@
+"""Even placement without keys: what ``repartition(n)`` means.
+
+Two selectors, because "deal the rows out in turn" is only sound when a re-run of the task sees its rows
+in the same order. If it doesn't, a consumer that has read some producers' first attempts and then the re-run
+of another loses some rows and gets others twice.
+
+=======================  ==============================================================================
+``RoundRobinSelector``   by position; perfectly even; for inputs with a reproducible order: our own scan,
+                         our own gate
+``RowHashSelector``      by a hash of the whole row; even as far as rows differ (equal rows stay together);
+                         for every other input
+=======================  ==============================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from sortshuffle.errors import UsageError
+from sortshuffle.partitioner.row_hash import Hashes, hash_rows
+from sortshuffle.partitioner.selector import Ids, check_subpartitions, id_dtype
+
+
+@dataclass
+class RoundRobinSelector:
+    """Sends row i of the task to subpartition ``(start + i) mod subpartitions``.
+
+    It carries its position from batch to batch, so that the cuts between batches don't matter: use one
+    per task attempt. Give tasks different ``start``s, or the first subpartitions get a row more from each.
+    Raises UsageError unless ``0 <= start < subpartitions``.
+    """
+
+    subpartitions: int
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        check_subpartitions(self.subpartitions)
+        if not 0 <= self.start < self.subpartitions:
+            raise UsageError(f"start must be from 0 to {self.subpartitions - 1}, not {self.start}")
+        self._next = self.start
+
+    def assign(self, batch: pa.RecordBatch) -> Ids:
+        """Return each row's subpartition, going on where the batch before ended."""
+        ids = np.arange(self._next, self._next + batch.num_rows, dtype=np.int64)
+        ids %= self.subpartitions
+        self._next = (self._next + batch.num_rows) % self.subpartitions
+        return ids.astype(id_dtype(self.subpartitions))
+
+
+@dataclass(frozen=True)
+class RowHashSelector:
+    """Sends each row where a hash of all its columns says, whatever its position.
+
+    Takes every Arrow type, and is independent of Spark's own placement: rows that lie together because of
+    Spark's hash are spread evenly.
+    """
+
+    subpartitions: int
+
+    def __post_init__(self) -> None:
+        check_subpartitions(self.subpartitions)
+
+    def assign(self, batch: pa.RecordBatch) -> Ids:
+        """Return each row's subpartition; see ``ChannelSelector.assign``."""
+        return _scaled_down(hash_rows(batch), self.subpartitions)
+
+
+def _scaled_down(hashes: Hashes, size: int) -> Ids:
+    """Map hashes evenly to ``0 .. size - 1`` by their upper 32 bits: hash times size, divided by 2**32."""
+    scaled = hashes >> np.uint64(32)
+    scaled *= np.uint64(size)
+    scaled >>= np.uint64(32)
+    ids: Ids = scaled.astype(id_dtype(size))
+    return ids
