@@ -1,0 +1,155 @@
+"""Running two sides against each other and writing down what came out.
+
+Rules of every case: both sides in one process, in the order A B A B, on the same data, with the same settings;
+the figure is the best run of each side and the ratio of the two; a result names machine, versions, data and
+page-cache state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+RESULTS = Path(__file__).parent / "results.jsonl"
+DATA = Path(__file__).parent / "data"
+SAMPLE_SECONDS = 0.02
+MEGA = 1e6
+
+
+@dataclass(slots=True)
+class Side:
+    """One side of a comparison. ``run`` returns how many bytes of rows and how many rows it moved."""
+
+    name: str
+    run: Callable[[], tuple[int, int]]
+    seconds: list[float] = field(default_factory=list)
+    peaks: list[int] = field(default_factory=list)
+    moved: tuple[int, int] = (0, 0)
+
+    def once(self) -> None:
+        with peak_memory() as peak:
+            started = time.perf_counter()
+            self.moved = self.run()
+            self.seconds.append(time.perf_counter() - started)
+        self.peaks.append(peak[0])
+
+    @property
+    def best(self) -> float:
+        return min(self.seconds)
+
+
+@contextmanager
+def peak_memory() -> Iterator[list[int]]:
+    """The largest resident size of any one Python process of this tree while the block runs, in bytes.
+
+    In a Spark case those are the workers; the JVM and the driver's own process are left out if there are
+    workers.
+    """
+    peak, stop = [0], threading.Event()
+
+    def watch() -> None:
+        own = psutil.Process()
+        while not stop.wait(SAMPLE_SECONDS):
+            workers = [p for p in own.children(recursive=True) if _is_worker(p)]
+            for process in workers or [own]:
+                peak[0] = max(peak[0], _resident(process))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        stop.set()
+        watcher.join()
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return "pyspark.daemon" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def compare(case: str, about: str, ours: Side, other: Side, *, rounds: int = 2, **facts: Any) -> None:
+    """Run A B A B, print the ratio, append the result. ``facts``: what else the reader must know."""
+    for _ in range(rounds):
+        ours.once()
+        other.once()
+    ratio = other.best / ours.best
+    print(f"\n{case}: {about}")
+    for side in (ours, other):
+        size, rows = side.moved
+        shown = ", ".join(f"{seconds:.2f}" for seconds in side.seconds)
+        print(
+            f"  {side.name:<22} {side.best:7.2f} s  ({shown})  {rows / side.best / MEGA:7.2f} Mrows/s"
+            f"  {size / side.best / MEGA:8.0f} MB/s  peak {side.peaks[0] / MEGA:5.0f} MB"
+        )
+    print(f"  {ours.name} is {ratio:.2f} times as fast as {other.name}")
+    record(case, about=about, ratio=round(ratio, 3), sides=[_result(ours), _result(other)], **facts)
+
+
+def _result(side: Side) -> dict[str, Any]:
+    found = asdict(side)
+    del found["run"]
+    return found | {"best": side.best}
+
+
+def record(case: str, **facts: Any) -> None:
+    """Append one result with everything that is needed to read it later."""
+    entry = {
+        "case": case,
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": {name: version(name) for name in ("sortshuffle", "pyspark", "pyarrow", "numpy", "xxhash")},
+        "python": sys.version.split()[0],
+        **facts,
+    }
+    with RESULTS.open("a") as results:
+        results.write(json.dumps(entry) + "\n")
+
+
+def machine() -> str:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, Linux {platform.release()}"
+
+
+def _processor() -> str:
+    with open("/proc/cpuinfo") as opened:
+        names = [line.split(":", 1)[1].strip() for line in opened if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Keep this process, threads included, on one core."""
+    import pyarrow as pa
+
+    allowed = os.sched_getaffinity(0)
+    threads = pa.cpu_count()
+    os.sched_setaffinity(0, {max(allowed)})
+    pa.set_cpu_count(1)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+        pa.set_cpu_count(threads)

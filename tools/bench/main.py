@@ -1,0 +1,27 @@
+"""Runs benchmark cases by name: `tools/bench/run [--quick] [CASE ...]`."""
+
+from __future__ import annotations
+
+import warnings
+
+warnings.filterwarnings("ignore", category=FutureWarning)
+
+import click  # noqa: E402
+import engine  # noqa: E402
+import exchange  # noqa: E402
+import growth  # noqa: E402
+
+CASES = {"engine": engine.main, "growth": growth.main, "exchange": exchange.main}
+
+
+@click.command()
+@click.argument("cases", nargs=-1, type=click.Choice(list(CASES)))
+@click.option("--quick", is_flag=True, help="Little data: that every case works, not how fast it is.")
+def main(cases: tuple[str, ...], quick: bool) -> None:
+    """Run benchmark cases (all, if none is named) and append their results to results.jsonl."""
+    for name in cases or CASES:
+        CASES[name](quick)
+
+
+if __name__ == "__main__":
+    main()
