@@ -11,7 +11,9 @@ import Spark.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -35,3 +37,18 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'sortshuffle' has no attribute {name!r}")
     return getattr(import_module(_PUBLIC[name]), name)
+
+
+class _Package(ModuleType):
+    """Keeps ``sortshuffle.read`` the function: importing the subpackage of that name would rebind it."""
+
+    @property
+    def read(self) -> Any:
+        return __getattr__("read")
+
+    @read.setter
+    def read(self, subpackage: ModuleType) -> None:
+        pass
+
+
+sys.modules[__name__].__class__ = _Package

@@ -65,15 +65,16 @@ def _between(value: int, least: int, most: int) -> int:
 
 def _one_of(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
-        if text.lower() not in words:
+        word = text.strip().lower()
+        if word not in words:
             raise ValueError(text)
-        return text.lower()
+        return word
 
     return parse
 
 
 def _flag(text: str) -> bool:
-    return _one_of("true", "false")(text.strip()) == "true"
+    return _one_of("true", "false")(text) == "true"
 
 
 def _directories(text: str) -> tuple[str, ...]:
@@ -200,8 +201,9 @@ def _knobs() -> list[tuple[str, Knob]]:
 
 
 def _did_you_mean(key: str, known: list[str]) -> str:
-    close = get_close_matches(key, known, n=1)
-    return f"Did you mean {close[0]}?" if close else "There are: " + ", ".join(sorted(known))
+    names = [each.removeprefix(PREFIX) for each in known]  # the prefix would make any two alike
+    close = get_close_matches(key.removeprefix(PREFIX).lower(), names, n=1)
+    return f"Did you mean {PREFIX}{close[0]}?" if close else "There are: " + ", ".join(sorted(known))
 
 
 def format_size(count: float) -> str:

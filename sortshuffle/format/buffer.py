@@ -135,7 +135,7 @@ def scan_buffer(extent: memoryview, position: int) -> BufferScan:
     kind, flags, reserved, size = _HEADER.unpack_from(extent, position)
     end = position + sealed_size(size)
     if end > len(extent):
-        raise CutShort("a buffer is cut short", position, f"{end - position} bytes", len(extent) - position)
+        raise CutShort("a buffer is cut short", position, end - position, len(extent) - position)
     (stored,) = _U64.unpack_from(extent, end - CHECKSUM_BYTES)
     computed = checksum(extent[position : end - CHECKSUM_BYTES])
     if computed != stored:
@@ -164,6 +164,4 @@ def scan_extent(extent: memoryview, expected_checksum: int, expected_buffers: in
         )
     found = checksum_of_checksums(checksums)
     if found != expected_checksum:
-        raise Malformed(
-            "the extent fails its checksum", 0, f"{expected_checksum:#018x}", f"{found:#018x}"
-        )
+        raise Malformed("the extent fails its checksum", 0, f"{expected_checksum:#018x}", f"{found:#018x}")

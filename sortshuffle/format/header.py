@@ -55,6 +55,8 @@ class FileHeader:
 
     def pack(self, magic: bytes) -> bytes:
         """The header's bytes, for the file that ``magic`` names."""
+        if len(self.file_id) != ID_BYTES:
+            raise ValueError(f"a file id has {ID_BYTES} bytes, not {len(self.file_id)}")
         packed = _LAYOUT.pack(
             magic,
             VERSION,
@@ -79,12 +81,13 @@ class FileHeader:
         found_magic, version, size, codec, kind, reserved, file_id, subpartitions, first, spare, crc = found
         if found_magic != magic:
             raise Malformed("the magic is wrong", 0, magic, found_magic)
+        # before the checksum: another version may compute or place that differently
+        if version != VERSION:
+            raise Malformed("the format version is not known to this release", 8, VERSION, version)
         if crc != checksum(data[:_CHECKED_BYTES]):
             raise Malformed(
                 "the file header fails its checksum", 48, hex(checksum(data[:_CHECKED_BYTES])), hex(crc)
             )
-        if version != VERSION:
-            raise Malformed("the format version is not known to this release", 8, VERSION, version)
         if size != HEADER_BYTES or reserved or spare:
             raise Malformed("reserved bytes of the file header are set", 10, 0, (size, reserved, spare))
         if codec not in Codec._value2member_map_ or kind not in PayloadKind._value2member_map_:

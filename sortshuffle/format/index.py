@@ -72,8 +72,13 @@ class Writer:
 
     @staticmethod
     def unpack(data: bytes) -> Writer:
-        """Keys that this release does not know are left out; missing ones keep their defaults."""
-        found: dict[str, Any] = json.loads(data)
+        """Keys that this release does not know are left out; missing ones keep their defaults.
+
+        Raises ValueError if it is not a JSON object, TypeError if ``ordering`` is not a list.
+        """
+        found: Any = json.loads(data)
+        if not isinstance(found, dict):
+            raise ValueError("not a JSON object")
         known = {name: value for name, value in found.items() if name in Writer.__dataclass_fields__}
         known["ordering"] = tuple(known.get("ordering", ()))
         return Writer(**known)
@@ -149,16 +154,36 @@ def unpack_index(data: bytes) -> Index:
     if expected != len(data) or reserved:
         raise Malformed("the index has another size than its footer says", end, expected, len(data))
     position = HEADER_BYTES + regions * header.subpartitions * ENTRY_BYTES
-    kinds = tuple(RegionKind(kind) for kind in data[position : position + regions])
+    kinds = _unpack_kinds(data, position, regions)
     position += regions
     schema = data[position : position + schema_bytes]
-    writer = Writer.unpack(data[position + schema_bytes : position + schema_bytes + writer_bytes])
+    writer = _unpack_writer(data, position + schema_bytes, writer_bytes)
     entries = unpack_entries(data[HEADER_BYTES:], regions, header.subpartitions)
+    if entries["reserved"].any():
+        entry = int(np.flatnonzero(entries["reserved"])[0])
+        raise Malformed("reserved bytes of an index entry are set", HEADER_BYTES + entry * ENTRY_BYTES + 44, 0)
     index = Index(header, entries, kinds, schema, writer, data_bytes)
     owned = index.once()
     if int(owned["records"].sum()) != records or int(owned["buffers"].sum()) != buffers:
         raise Malformed("the index's totals do not add up", end, (records, buffers))
     return index
+
+
+def _unpack_kinds(data: bytes, start: int, regions: int) -> tuple[RegionKind, ...]:
+    kinds = data[start : start + regions]
+    for position, kind in enumerate(kinds):
+        if kind not in RegionKind._value2member_map_:
+            raise Malformed("the region kind is not known", start + position, "a known one", kind)
+    return tuple(map(RegionKind, kinds))
+
+
+def _unpack_writer(data: bytes, start: int, size: int) -> Writer:
+    try:
+        return Writer.unpack(data[start : start + size])
+    except (ValueError, TypeError) as error:
+        raise Malformed(
+            "the writer is not a JSON object of the known form", start, found=str(error)
+        ) from None
 
 
 def unpack_entries(data: bytes, regions: int, subpartitions: int) -> Entries:

@@ -19,4 +19,11 @@ class Malformed(Exception):  # noqa: N818 - it describes bytes, it is not an err
 
 
 class CutShort(Malformed):
-    """The given bytes end inside a structure: read more of them, or know that the file is damaged."""
+    """The given bytes end inside a structure: read more of them, or know that the file is damaged.
+
+    ``expected``: bytes that the structure takes from ``offset`` on; ``found``: bytes that are there.
+    """
+
+    def __init__(self, what: str, offset: int, expected: int, found: int) -> None:
+        super().__init__(what, offset, expected, found)
+        self.expected: int = expected

@@ -4,7 +4,7 @@ A budget counts; it does not allocate. Whoever holds memory charges it and relea
 handed on or freed. The writing side asks `would_exceed` and flushes; the reading side asks and waits its
 turn. Neither ever blocks on a budget, so a budget cannot deadlock.
 
-Rules: a share's charges count in its parent too; what is charged must be released (`close` checks);
+Rules: a share's charges count in its parent too; what is charged must be released, and no more than that;
 memory that user code holds on to is not charged: it was handed over.
 
 Used from one thread only: read-ahead threads do not charge, the thread that starts them does.

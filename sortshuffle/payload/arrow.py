@@ -72,11 +72,16 @@ class ArrowPayload:
         seconds["decode"] += time.perf_counter() - decompressed
         return batch
 
+    @staticmethod
+    def raw_bytes(extent: pa.Buffer, buffer: StoredBuffer) -> int:
+        """Size of a verified buffer's message, decompressed."""
+        return raw_size(memoryview(extent), buffer) if buffer.compressed else buffer.size
+
     def _message(self, extent: pa.Buffer, buffer: StoredBuffer) -> pa.Buffer:
         if not buffer.compressed:
             return extent.slice(buffer.start, buffer.size)
         if self._codec is None:
             raise ValueError("a compressed buffer in a file without a codec")
-        size = raw_size(memoryview(extent), buffer)
+        size = self.raw_bytes(extent, buffer)
         block = extent.slice(buffer.start + RAW_SIZE_BYTES, buffer.size - RAW_SIZE_BYTES)
         return self._codec.decompress(block, size)

@@ -74,5 +74,6 @@ class ReadAhead(Generic[Item, Result]):
             size = self._size_of(self._waiting[0])
             if self._in_flight and self._budget.would_exceed(size):
                 return
+            future = self._pool.submit(self._fetch, self._waiting.popleft())  # may find no thread
             self._budget.charge(size)
-            self._in_flight.append((self._pool.submit(self._fetch, self._waiting.popleft()), size))
+            self._in_flight.append((future, size))

@@ -8,9 +8,14 @@ from sortshuffle.options import format_size
 from sortshuffle.spark.plan import Chain, Exchange, ExchangeOrigin
 from sortshuffle.spark.reports import StageTotals
 
+SHOWN_SECONDS = 0.005  # steps that took less would print as 0.00
 
-def text(chain: Chain, totals: Sequence[StageTotals]) -> str:
-    """The plan of a frame, a line for each thing that a stage does, sources first."""
+
+def text(chain: Chain, totals: Sequence[StageTotals], runs: Sequence[int]) -> str:
+    """The plan of a frame, a line for each thing that a stage does, sources first.
+
+    ``totals``: of all stages that ran; ``runs``: numbers of the frame's own result stages.
+    """
     done = {total.stage: total for total in totals}
     lines: list[str] = []
     for exchange in _exchanges(chain):
@@ -20,11 +25,7 @@ def text(chain: Chain, totals: Sequence[StageTotals]) -> str:
             lines.append(f"    {_figures(done[exchange.number])}")
     lines += _stage(chain, "Result stage")
     lines.append("    -> rows")
-    shown = {exchange.number for exchange in _exchanges(chain)}
-    first = max(shown, default=0)
-    for total in totals:
-        if total.stage > first and total.metrics.counts["files"] == 0:
-            lines.append(f"    run {total.stage}: {_figures(total)}")
+    lines += [f"    run {run}: {_figures(done[run])}" for run in runs if run in done]
     return "\n".join(lines)
 
 
@@ -54,5 +55,6 @@ def _figures(total: StageTotals) -> str:
             f" in {counts['extents_read']} extents"
         )
     parts.append(f"at most {format_size(counts['memory_peak'])} held by a task")
-    steps = ", ".join(f"{step} {seconds:.2f}" for step, seconds in total.metrics.seconds.most_common() if seconds >= 0.005)
+    seconds = total.metrics.seconds.most_common()
+    steps = ", ".join(f"{step} {taken:.2f}" for step, taken in seconds if taken >= SHOWN_SECONDS)
     return "; ".join(parts) + (f"; seconds: {steps}" if steps else "")

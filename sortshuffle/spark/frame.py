@@ -20,10 +20,11 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import StructType
 
-from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
-from sortshuffle.partitioner import check_hashable
+from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.partitioner.selector import MAX_SUBPARTITIONS
 from sortshuffle.spark import explain as explaining
 from sortshuffle.spark.functions import MapInArrow, MapInPandas
+from sortshuffle.spark.keys import check_placement_key
 from sortshuffle.spark.plan import (
     Chain,
     DataFrameOrigin,
@@ -34,7 +35,8 @@ from sortshuffle.spark.plan import (
     next_number,
 )
 from sortshuffle.spark.reports import StageTotals, stage_totals
-from sortshuffle.spark.schema import column_name, resolve
+from sortshuffle.spark.scan import binds, uses
+from sortshuffle.spark.schema import column_name, positions_to_drop, resolve
 from sortshuffle.spark.stages import Count, Filter, Select, ToSpark
 
 if TYPE_CHECKING:
@@ -72,9 +74,10 @@ class ShuffleFrame:
     def __init__(self, chain: Chain, placed_by: tuple[int, ...] | None = None) -> None:
         # placed_by: positions of the columns by whose hash the rows are placed, None if by nothing known
         self._own_chain = chain
-        self._placed_by = placed_by
+        self._own_placed_by = placed_by
         self._df: DataFrame | None = None
         self._persisted = False
+        self._runs: list[int] = []
 
     # ---- what it is -------------------------------------------------------------------------------
 
@@ -90,7 +93,7 @@ class ShuffleFrame:
 
     def explain(self) -> None:
         """Print the stages, what is chained in each, and, after a run, what they did."""
-        print(explaining.text(self._chain, self.stage_totals()))
+        print(explaining.text(self._chain, self.stage_totals(), self._runs))
 
     def stage_totals(self) -> list[StageTotals]:
         """What the tasks run so far did, per stage, for this frame and those made from the same source."""
@@ -126,26 +129,23 @@ class ShuffleFrame:
 
     def drop(self, *cols: ColumnLike) -> ShuffleFrame:
         """Like `DataFrame.drop`: without these columns; names that are not there are ignored."""
-        dropped: set[int] = set()
-        for name in _flat(cols):
-            try:
-                dropped.add(self._position(name))
-            except ColumnError:
-                continue
+        case_sensitive = self._chain.context.case_sensitive
+        dropped = {at for col in cols for at in positions_to_drop(col, self.schema, case_sensitive)}
         return self._selected(tuple(at for at in range(len(self.columns)) if at not in dropped))
 
     def filter(self, condition: pc.Expression) -> ShuffleFrame:
         """The rows for which an Arrow expression is true, such as ``pyarrow.compute.field("k") > 5``.
 
-        Directly behind a Parquet scan it also leaves out row groups by their statistics. Raises
-        `UsageError` for anything that is not a boolean expression over the columns.
+        Directly behind a Parquet scan it also leaves out row groups by their statistics, unless it is about
+        floating point columns (which statistics describe without their NaNs): give those a filter of their
+        own. Raises `UsageError` for anything that is not a boolean expression over the columns.
         """
         _check_condition(condition, self._chain.wire)
         chain = self._chain
         origin = chain.origin
         if isinstance(origin, ParquetOrigin) and not chain.steps:
-            both = condition if origin.filter_by is None else origin.filter_by & condition
-            return ShuffleFrame(replace(chain, origin=replace(origin, filter_by=both)))
+            filters = (*origin.filters, condition)
+            return ShuffleFrame(replace(chain, origin=replace(origin, filters=filters)))
         return ShuffleFrame(chain.then(Filter(condition), self.schema), self._placed_by)
 
     where = filter
@@ -167,8 +167,8 @@ class ShuffleFrame:
             raise UsageError(
                 f"repartition() takes a number of partitions or columns, not {type(numPartitions).__name__}"
             )
-        if count < 1:
-            raise UsageError(f"repartition() needs at least 1 partition, not {count}")
+        if not 1 <= count <= MAX_SUBPARTITIONS:
+            raise UsageError(f"repartition() takes from 1 to {MAX_SUBPARTITIONS} partitions, not {count}")
         if not names:
             return self._exchanged(count, None)
         return self._exchanged(count, tuple(self._position(name) for name in names))
@@ -190,7 +190,7 @@ class ShuffleFrame:
             if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
                 self._df = chain.origin.source
             else:
-                self._df = chain.frame(next_number(), ToSpark(), chain.schema)
+                self._df = chain.frame(self._new_run(), ToSpark(), chain.schema)
         return self._df
 
     def collect(self) -> list[Any]:
@@ -201,7 +201,8 @@ class ShuffleFrame:
         """The number of rows. They are counted in Python and never become JVM rows."""
         if self._persisted:
             return self.toDF().count()
-        counts = self._chain.frame(next_number(), Count(), "rows long")
+        chain = _pruned_scan(self._chain, (), StructType([])) or self._chain
+        counts = chain.frame(self._new_run(), Count(), "rows long")
         return sum(row.rows for row in counts.collect())
 
     def toArrow(self) -> pa.Table:
@@ -221,7 +222,7 @@ class ShuffleFrame:
         """Writes the rows from Python: ``.write.mode("overwrite").parquet(path)``."""
         from sortshuffle.spark.writer import FrameWriter
 
-        return FrameWriter(self._chain)
+        return FrameWriter(self._chain, self._new_run)
 
     def persist(self, storageLevel: StorageLevel = StorageLevel.MEMORY_AND_DISK_DESER) -> ShuffleFrame:
         """Keep the rows in Spark's cache when they are first computed; frames made from this one
@@ -246,6 +247,16 @@ class ShuffleFrame:
         own = self._own_chain
         return Chain(own.context, DataFrameOrigin(self.toDF(), own.wire), own.schema, own.wire)
 
+    @property
+    def _placed_by(self) -> tuple[int, ...] | None:
+        """By which columns `_chain` is placed: rows from Spark's cache come from no exchange of ours."""
+        return None if self._persisted else self._own_placed_by
+
+    def _new_run(self) -> int:
+        """The number of a result stage of this frame."""
+        self._runs.append(next_number())
+        return self._runs[-1]
+
     def _then(self, step: MapInArrow | MapInPandas) -> ShuffleFrame:
         return ShuffleFrame(self._chain.then(step, step.declared.schema))
 
@@ -268,7 +279,7 @@ class ShuffleFrame:
     def _exchanged(self, count: int, keys: tuple[int, ...] | None) -> ShuffleFrame:
         chain = self._chain
         for key in keys or ():
-            check_hashable(chain.wire.names[key], chain.wire.field(key).type)
+            check_placement_key(chain.schema.fields[key], chain.wire.field(key).type)
         exchange = Exchange(chain, count, keys)
         return ShuffleFrame(Chain(chain.context, ExchangeOrigin(exchange), chain.schema, chain.wire), keys)
 
@@ -291,30 +302,27 @@ def _check_condition(condition: Any, wire: pa.Schema) -> None:
             'filter() takes a pyarrow expression, such as pyarrow.compute.field("k") > 5; for a SQL condition'
             f" filter the DataFrame before frame(df). This is {type(condition).__name__}"
         )
-    if not _binds(condition, wire):
+    if "FieldPath(" in str(condition):
+        raise UsageError(
+            f"{condition} means a column by its position: give its name to pyarrow.compute.field()"
+        )
+    if not binds(condition, wire):
         names = ", ".join(wire.names)
         raise UsageError(f"{condition} is not a boolean expression over the columns {names}")
 
 
-def _binds(condition: pc.Expression, wire: pa.Schema) -> bool:
-    try:
-        pa.RecordBatch.from_pylist([], schema=wire).filter(condition)
-    except (pa.ArrowException, TypeError, ValueError, KeyError):
-        return False
-    return True
-
-
 def _pruned_scan(chain: Chain, positions: tuple[int, ...], schema: StructType) -> Chain | None:
-    """A scan of only these columns; None if the chain is not a bare scan, or its filter needs others.
+    """A scan of only these columns; None if the chain is not a bare scan.
 
-    A column that only the filter needs is read and then dropped.
+    A column that only the filters need is read and then dropped.
     """
     origin = chain.origin
-    if not isinstance(origin, ParquetOrigin) or chain.steps or len(set(positions)) < len(positions):
+    if not isinstance(origin, ParquetOrigin) or chain.steps:
         return None
-    needed = list(positions)
-    if origin.filter_by is not None:
-        needed += [at for at in range(len(chain.wire)) if at not in positions and _uses(origin, at)]
+    filtered_by = {
+        at for at in range(len(chain.wire)) for each in origin.filters if uses(each, chain.wire, at)
+    }
+    needed = [*positions, *sorted(filtered_by.difference(positions))]
     pruned = replace(
         origin,
         file_columns=tuple(origin.file_columns[at] for at in needed),
@@ -325,8 +333,3 @@ def _pruned_scan(chain: Chain, positions: tuple[int, ...], schema: StructType) -
     read = StructType([chain.schema.fields[at] for at in needed])
     step = Select(tuple(range(len(positions))), tuple(schema.names))
     return replace(chain, origin=pruned, schema=read, wire=pruned.wire).then(step, schema)
-
-
-def _uses(origin: ParquetOrigin, column: int) -> bool:
-    """Whether the scan's filter cannot do without this column."""
-    return not _binds(origin.filter_by, origin.wire.remove(column))

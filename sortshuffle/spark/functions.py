@@ -106,11 +106,16 @@ class FunctionConf:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a function is declared to return. ``place`` names it in errors: ``mapInArrow(parse)``."""
+    """What a function is declared to return.
+
+    ``place`` names it in errors: ``mapInArrow(parse)``. ``wire`` is the schema of the batches that leave.
+    ``required``: the positions of the columns that are ``NOT NULL``.
+    """
 
     place: str
     schema: st.StructType
     wire: pa.Schema
+    required: tuple[int, ...]
 
     @staticmethod
     def of(method: str, function: Function, schema: st.StructType | str, conf: FunctionConf) -> Declared:
@@ -119,7 +124,8 @@ class Declared:
         if not callable(function):
             raise UsageError(f"{method} needs a function, not {function!r}")
         parsed = parse_schema(schema)
-        return Declared(place, parsed, to_arrow(parsed, conf.timezone))
+        required = tuple(at for at, field in enumerate(parsed.fields) if not field.nullable)
+        return Declared(place, parsed, to_arrow(parsed, conf.timezone), required)
 
     def deliver(self, batch: pa.RecordBatch, *, exact: bool = False) -> Batches:
         """``batch`` as batches of the wire schema; none if it has no rows."""
@@ -146,14 +152,16 @@ class Declared:
             )
 
     def mismatch(self, wanted: str, found: object) -> SchemaMismatchError:
+        """The error for a result that is not even of the right kind."""
         return SchemaMismatchError(f"{self.place} must return {wanted}, but returned {found}")
 
     def _refuse_nulls(self, batch: pa.RecordBatch) -> None:
-        for column, field in zip(batch.columns, self.schema.fields, strict=True):
-            if not field.nullable and column.null_count:
+        for position in self.required:
+            nulls = batch.column(position).null_count
+            if nulls:
                 raise SchemaMismatchError(
-                    f"{self.place}: column '{field.name}' is declared NOT NULL, but"
-                    f" {column.null_count} of its {len(column)} values are null"
+                    f"{self.place}: column '{self.wire.names[position]}' is declared NOT NULL, but"
+                    f" {nulls} of its {batch.num_rows} values are null"
                 )
 
 
@@ -395,7 +403,9 @@ def _from_pandas(
     except MemoryError:
         raise
     except Exception as error:
-        raise SchemaMismatchError(f"{declared.place}: {error}") from error
+        raise SchemaMismatchError(
+            f"{declared.place}: a returned frame cannot be converted to the declared schema: {error}"
+        ) from error
     yield from declared.deliver(batch)
 
 
@@ -494,7 +504,7 @@ def _iterator(results: object) -> object:
 
 
 class _Closed:
-    """Closes an iterator at the end of a block, if it can be closed. Generators run their ``finally`` then."""
+    """Closes an iterator at the end of a block, if it can be closed: generators run their ``finally``."""
 
     __slots__ = ("_iterator",)
 

@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.functions import GroupApplyInArrow, GroupApplyInPandas
+from sortshuffle.spark.keys import check_group_key
 from sortshuffle.spark.plan import Chain, ExchangeOrigin
 from sortshuffle.spark.stages import Filter, GroupApply, Select
 
@@ -27,8 +28,7 @@ class GroupedFrame:
 
     def __init__(self, frame: ShuffleFrame, keys: tuple[int, ...]) -> None:
         for key in keys:
-            field = frame._chain.wire.field(key)
-            RowOrder.check(field.name, field.type)
+            check_group_key(frame.schema.fields[key], frame._chain.wire.field(key).type)
         self._frame = frame
         self._keys = keys
 

@@ -13,30 +13,36 @@ Nothing here runs a job. `Chain.frame` puts a stage into Spark's plan.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark.accumulators import Accumulator
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
+from sortshuffle.errors import UnsupportedError
 from sortshuffle.options import Options
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark import planner
 from sortshuffle.spark.control import COLUMNS
 from sortshuffle.spark.functions import FunctionConf
 from sortshuffle.spark.reports import Reports, report_accumulator
-from sortshuffle.spark.scan import Packing, ParquetFiles, ParquetScan
+from sortshuffle.spark.scan import Packing, ParquetFiles, ParquetScan, Piece, may_prune
 from sortshuffle.spark.schema import to_arrow
 from sortshuffle.spark.session import check_workers, options_of, require_classic
 from sortshuffle.spark.stages import (
     Closing,
     HashPlacement,
     Opening,
+    Placement,
     ReadExchange,
     RoundRobinPlacement,
     Scan,
@@ -73,7 +79,13 @@ class FrameContext:
         )
 
     def wire(self, schema: StructType) -> pa.Schema:
-        """The Arrow schema in which rows of this schema travel."""
+        """The Arrow schema in which rows of this schema travel. Raises `UnsupportedError` for types that
+        Arrow cannot carry, and for several columns of one name, which Spark's Arrow exchange refuses."""
+        twins = sorted({name for name in schema.names if schema.names.count(name) > 1})
+        if twins:
+            raise UnsupportedError(
+                f"several columns are named {', '.join(twins)}: rename all but one first, or leave them out"
+            )
         return to_arrow(schema, self.conf.timezone)
 
 
@@ -100,7 +112,10 @@ class DataFrameOrigin:
     wire: pa.Schema
 
     def rows(self) -> DataFrame:
-        return self.source
+        if self.source.columns:
+            return self.source
+        # of a frame without columns Spark hands over no rows at all
+        return self.source.select(sf.lit(True).alias("row"))
 
     def opening(self) -> Opening:
         return SparkRows(self.wire)
@@ -114,21 +129,22 @@ class DataFrameOrigin:
 
 @dataclass(frozen=True)
 class ParquetOrigin:
-    """Parquet files, scanned by the workers. ``file_columns``: in the order of ``wire``."""
+    """Parquet files, scanned by the workers. ``file_columns``: in the order of ``wire``. ``filters``: Arrow
+    expressions over ``wire`` that all must be true."""
 
     spark: SparkSession
     files: ParquetFiles
     file_columns: tuple[str, ...]
     wire: pa.Schema
-    filter_by: Any = None
+    filters: tuple[Any, ...] = ()
 
     def rows(self) -> DataFrame:
-        count = len(self._splits())
+        count = len(self.splits)
         return self.spark.range(0, count, 1, max(1, count))
 
     def opening(self) -> Opening:
         scan = ParquetScan(
-            self.files.protocol, tuple(self._splits()), self.file_columns, self.wire, self.filter_by
+            self.files.protocol, tuple(self.splits), self.file_columns, self.wire, _all_of(self.filters)
         )
         return Scan(scan)
 
@@ -136,10 +152,12 @@ class ParquetOrigin:
         return True
 
     def describe(self) -> str:
-        where = "" if self.filter_by is None else f" where {self.filter_by}"
+        where = f" where {_all_of(self.filters)}" if self.filters else ""
         return f"scan of {self.files.label}: {', '.join(self.wire.names)}{where}"
 
-    def _splits(self) -> list[Any]:
+    @cached_property
+    def splits(self) -> list[tuple[Piece, ...]]:
+        """What each task scans. Decided once, because `rows` and `opening` must agree."""
         conf = self.spark.conf
         jvm_conf: Any = self.spark._jsparkSession.sessionState().conf()  # type: ignore[attr-defined]
         packing = Packing(
@@ -150,7 +168,8 @@ class ParquetOrigin:
                 or self.spark.sparkContext.defaultParallelism
             ),
         )
-        return self.files.splits(self.filter_by, packing)
+        prune_by = _all_of([each for each in self.filters if may_prune(each, self.wire)])
+        return self.files.splits(prune_by, packing)
 
 
 @dataclass(frozen=True)
@@ -216,6 +235,10 @@ class Chain:
         return self.origin.rows().mapInArrow(run, schema)
 
 
+def _all_of(filters: Sequence[Any]) -> Any:
+    return functools.reduce(operator.and_, filters) if filters else None
+
+
 def next_number() -> int:
     """A number for a stage, greater than that of any stage it can depend on."""
     return next(_numbers)
@@ -266,10 +289,11 @@ class Exchange:
         return "round robin" if self.keys is None else f"hash({', '.join(self._names(self.keys))})"
 
     def _closing(self) -> WriteExchange:
+        placement: Placement
         if self.keys is None:
-            placement: Any = RoundRobinPlacement(self.upstream.is_reproducible())
+            placement = RoundRobinPlacement(self.upstream.is_reproducible())
         else:
-            placement = HashPlacement(self.keys, self._names(self.keys))
+            placement = HashPlacement(self.keys)
         order = RowOrder(self.order) if self.order else None
         return WriteExchange(
             self.number, self.subpartitions, placement, self.upstream.wire, order, self._names(self.order)

@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
 
 _CLONE_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
@@ -32,7 +32,7 @@ _CLONE_SETTINGS = {
 
 def by_id(frame: DataFrame, partitions: int, column: str) -> DataFrame:
     """``frame`` with row r in partition ``r[column]``; the column is an int below ``partitions``."""
-    return frame.repartitionById(partitions, F.col(column))
+    return frame.repartitionById(partitions, sf.col(column))
 
 
 def share(frame: DataFrame) -> DataFrame:
@@ -47,7 +47,6 @@ def share(frame: DataFrame) -> DataFrame:
 def is_reproducible(frame: DataFrame) -> bool:
     """Whether Spark knows that running a task of this plan again gives the same rows in the same order."""
     return str(_planned(frame).outputDeterministicLevel().toString()) == "DETERMINATE"
-
 
 
 def _planned(frame: DataFrame) -> Any:

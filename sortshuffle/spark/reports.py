@@ -1,6 +1,6 @@
 """Task reports: how the driver learns what its tasks did.
 
-Each task adds one report to a Spark accumulator under (exchange or None, stage kind, partition); a later
+Each task adds one report to a Spark accumulator under the number of its stage and its partition; a later
 attempt of the same task replaces the earlier one's, so that retries are not counted twice.
 """
 

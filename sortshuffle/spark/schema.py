@@ -10,21 +10,24 @@
 * Values are never changed on the way to the wire schema: another representation of the same values is
   converted (text with 64-bit offsets, dictionaries, time units, ...), everything else is an error.
 
-Apart from `parse_schema` nothing here needs a running Spark.
+Only `parse_schema` and `column_name` need a running Spark.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from difflib import get_close_matches
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
+import pyspark
 from pyspark.errors import PySparkException
+from pyspark.loose_version import LooseVersion
 from pyspark.sql import Column
 from pyspark.sql import types as st
 
@@ -78,7 +81,8 @@ _READ_TYPES: dict[pa.DataType, st.DataType] = {
     pa.binary_view(): st.BinaryType(),
     pa.date32(): st.DateType(),
     pa.date64(): st.DateType(),
-    pa.null(): st.IntegerType(),  # Parquet's null type is an annotated INT32, and that is what Spark sees
+    # Parquet's null type is an annotated INT32, and from 4.2 on that is what Spark sees
+    pa.null(): st.NullType() if LooseVersion(pyspark.__version__) < LooseVersion("4.2") else st.IntegerType(),
 }
 
 _UNSIGNED = {
@@ -309,6 +313,9 @@ def conform(
         yield batch
         return
     check_types(batch.schema, target, place, exact=exact)
+    if batch.num_rows == 0:
+        yield pa.RecordBatch.from_pylist([], schema=target)
+        return
     if not target.names:
         yield batch.replace_schema_metadata(None)
         return
@@ -421,14 +428,27 @@ def _addressable(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _plain_bytes(array: pa.Array) -> int:
-    """An upper bound of the bytes of ``array`` without its dictionary."""
-    if not at.is_dictionary(array.type):
-        return int(array.nbytes)
-    values = array.dictionary
+    """An upper bound of the bytes of ``array`` without dictionaries and views."""
+    if len(array) == 0:
+        return 0
+    if at.is_struct(array.type):
+        return sum(_plain_bytes(array.field(position)) for position in range(array.type.num_fields))
+    if _is_list(array.type) or at.is_map(array.type):
+        return sum(map(_plain_bytes, _own_values(array)))
+    if at.is_string_view(array.type) or at.is_binary_view(array.type):
+        views = np.frombuffer(array.buffers()[1] or b"", np.int32).reshape(-1, 4)
+        lengths = views[array.offset : array.offset + len(array), 0]
+        return int(lengths.sum(dtype=np.int64))
+    if at.is_dictionary(array.type):
+        return len(array) * _longest(array.dictionary)
+    return int(array.nbytes)
+
+
+def _longest(values: pa.Array) -> int:
+    """An upper bound of the bytes of the largest of ``values``."""
     if _is_text(values.type) or _is_bytes(values.type):
-        longest = pc.max(pc.binary_length(values.cast(pa.large_binary()))).as_py() or 0
-        return len(array) * int(longest)
-    return len(array) * int(values.nbytes)
+        return int(pc.max(pc.binary_length(values.cast(pa.large_binary()))).as_py() or 0)
+    return int(values.nbytes)
 
 
 def _converted_column(column: pa.Array, field: pa.Field, place: str) -> pa.Array:
@@ -444,6 +464,8 @@ def _converted_column(column: pa.Array, field: pa.Field, place: str) -> pa.Array
 def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     if array.type == wanted:
         return array
+    if len(array) == 0:  # its offsets may have no memory
+        return pa.array([], wanted)
     if at.is_null(array.type):
         return pa.nulls(len(array), wanted)
     if at.is_dictionary(array.type):
@@ -451,31 +473,54 @@ def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     if isinstance(array.type, pa.BaseExtensionType):
         return _converted(array.storage, wanted)
     if at.is_list(wanted):
-        return _converted_list(array, wanted)
+        if at.is_fixed_size_list(array.type):
+            array = array.cast(pa.list_(array.type.value_field))
+        values = [_converted(values, wanted.value_type) for values in _own_values(array)]
+        return pa.ListArray.from_arrays(_own_offsets(array), *values, type=wanted, mask=_mask(array))
     if at.is_map(wanted):
-        offsets, keys, items = _own_range(array.offsets, array.keys, array.items)
+        keys, items = _own_values(array)
         keys, items = _converted(keys, wanted.key_type), _converted(items, wanted.item_type)
-        return pa.MapArray.from_arrays(offsets, keys, items, type=wanted, mask=_mask(array))
+        return pa.MapArray.from_arrays(_own_offsets(array), keys, items, type=wanted, mask=_mask(array))
     if at.is_struct(wanted):
         fields = [_converted(array.field(i), field.type) for i, field in enumerate(wanted)]
         return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=_mask(array))
+    if at.is_large_string(array.type) or at.is_large_binary(array.type):
+        return _with_short_offsets(array, wanted)
     return array.cast(wanted)
 
 
-def _converted_list(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def _with_short_offsets(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Text or bytes over the same data. Arrow's cast fails on a slice that begins beyond 2 GiB."""
+    _, offsets, data = array.buffers()
+    long = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+    size = long[-1] - long[0]
+    if size > _MOST_BYTES:
+        raise pa.ArrowInvalid(f"{size} bytes in one value exceed 2 GiB")
+    short = pa.py_buffer((long - long[0]).astype(np.int32))
+    own_data = data.slice(int(long[0]), int(size)) if data is not None else pa.py_buffer(b"")
+    return pa.Array.from_buffers(wanted, len(array), [_validity(array), short, own_data])
+
+
+def _validity(array: pa.Array) -> pa.Buffer | None:
+    """The bitmap of ``array`` from its own first bit on."""
+    if not array.null_count:
+        return None
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    return pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def _own_values(array: pa.Array) -> list[pa.Array]:
+    """The values, or keys and items, that ``array`` points to: a slice must not convert all its table's."""
     if at.is_fixed_size_list(array.type):
-        array = array.cast(pa.list_(array.type.value_field))
-    offsets, values = _own_range(array.offsets, array.values)
-    return pa.ListArray.from_arrays(
-        offsets, _converted(values, wanted.value_type), type=wanted, mask=_mask(array)
-    )
+        return [array.flatten()]
+    start = array.offsets[0].as_py()
+    length = array.offsets[-1].as_py() - start
+    children = (array.keys, array.items) if at.is_map(array.type) else (array.values,)
+    return [child.slice(start, length) for child in children]
 
 
-def _own_range(offsets: pa.Array, *children: pa.Array) -> Iterable[pa.Array]:
-    """Offsets from zero, and what they point to: a slice must not convert all its table's values."""
-    start = offsets[0].as_py()
-    values = offsets[-1].as_py() - start
-    return pc.subtract(offsets, start).cast(pa.int32()), *(child.slice(start, values) for child in children)
+def _own_offsets(array: pa.Array) -> pa.Array:
+    return pc.subtract(array.offsets, array.offsets[0]).cast(pa.int32())
 
 
 def _mask(array: pa.Array) -> pa.Array | None:
@@ -505,10 +550,6 @@ def column_name(column: str | Column) -> str:
 
 def _referenced(column: Column) -> list[str] | None:
     """The parts of the name if ``column`` is a plain reference, else None."""
-    if not hasattr(column, "_jc"):  # Spark Connect keeps its expressions in Python
-        reference = getattr(column, "_expr", None)
-        plain = type(reference).__name__ == "ColumnReference"
-        return _name_parts(reference.name()) if reference is not None and plain else None
     node = column._jc.node()
     if _java_class(node) == "UnresolvedAttribute":
         parts = node.nameParts()
@@ -542,6 +583,21 @@ def resolve(name: str, schema: st.StructType, case_sensitive: bool) -> int:
         twins = ", ".join(schema.names[position] for position in found)
         raise ColumnError(f"column '{parts[0]}' is ambiguous: it could be any of {twins}. Rename all but one")
     return found[0]
+
+
+def positions_to_drop(column: str | Column, schema: st.StructType, case_sensitive: bool) -> list[int]:
+    """The positions that `DataFrame.drop` means; none if there is no such column.
+
+    As in Spark a string is the name itself, its dots and backticks included; a Column is a reference.
+    Raises `ColumnError` for a reference that could be any of several columns, and for an expression.
+    """
+    if isinstance(column, str):
+        return _positions(column, schema.names, case_sensitive)
+    reference = column_name(column)
+    parts = _name_parts(reference)
+    if len(parts) > 1 or not _positions(parts[0], schema.names, case_sensitive):
+        return []
+    return [resolve(reference, schema, case_sensitive)]
 
 
 def _positions(name: str, names: list[str], case_sensitive: bool) -> list[int]:

@@ -18,6 +18,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Protocol
@@ -111,20 +112,28 @@ class Stage:
     def _run(self, received: Batches) -> Batches:
         task = self._task()
         started = time.perf_counter()
-        chain: list[Any] = [task.metrics.timed(self.opening.open(received, task), "input")]
-        for step in self.steps:
-            chain.append(step(chain[-1]))
-        chain.append(task.metrics.timed(chain[-1], "chain"))
-        chain.append(self.closing.close(chain[-1], task))
         try:
-            yield from chain[-1]
+            with ExitStack() as opened:
+                yield from self._chained(received, task, opened)
         except DataLossError as error:
             make_spark_rerun(error)
             raise
         finally:
-            for generator in reversed(chain):
-                _close(generator)
             self._report(task, time.perf_counter() - started)
+
+    def _chained(self, received: Batches, task: Task, opened: ExitStack) -> Batches:
+        """What the closing yields. ``opened`` closes every link, the last one first."""
+
+        def link(batches: Any) -> Any:
+            opened.callback(_close, batches)
+            return batches
+
+        rows = link(self.opening.open(received, task))
+        rows = link(task.metrics.timed(rows, "input"))
+        for step in self.steps:
+            rows = link(step(rows))
+        rows = link(task.metrics.timed(rows, "chain"))
+        return link(self.closing.close(rows, task))  # type: ignore[no-any-return]
 
     def _report(self, task: Task, wall: float) -> None:
         """Tell the driver what this task did; the users' part is what the chain took beyond its input."""
@@ -158,7 +167,9 @@ class SparkRows:
 
     def open(self, received: Batches, task: Task) -> Batches:
         for batch in received:
-            yield from conform(batch, self.schema, "the DataFrame")
+            # a source without columns comes with one, see `DataFrameOrigin.rows`
+            rows = batch if self.schema.names else batch.select([])
+            yield from conform(rows, self.schema, "the DataFrame")
 
 
 @dataclass(frozen=True)
@@ -185,9 +196,7 @@ class ReadExchange:
 
     def open(self, received: Batches, task: Task) -> Batches:
         payload = ArrowPayload.of(self.schema, task.options)
-        gate = InputGate(
-            channels(received), payload, task.reading, task.options.read_threads, task.metrics
-        )
+        gate = InputGate(channels(received), payload, task.reading, task.options.read_threads, task.metrics)
         if self.order is None:
             return gate.batches()
         return gate.sorted_batches(self.order)
@@ -195,16 +204,12 @@ class ReadExchange:
 
 @dataclass(frozen=True, slots=True)
 class HashPlacement:
-    """Spark's hash of these columns. ``names``: for people."""
+    """Spark's hash of these columns."""
 
     keys: tuple[int, ...]
-    names: tuple[str, ...]
 
     def selector(self, subpartitions: int, map_index: int) -> ChannelSelector:
         return HashSelector(self.keys, subpartitions)
-
-    def __str__(self) -> str:
-        return f"hash({', '.join(self.names)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +223,6 @@ class RoundRobinPlacement:
         if not self.reproducible:
             return RowHashSelector(subpartitions)
         return RoundRobinSelector(subpartitions, _turn(map_index, subpartitions))
-
-    def __str__(self) -> str:
-        return "round robin" if self.reproducible else "hash of the whole row"
 
 
 Placement = HashPlacement | RoundRobinPlacement
@@ -317,10 +319,7 @@ class Select:
 
     def __call__(self, batches: Batches) -> Batches:
         for batch in batches:
-            if self.columns:
-                yield batch.select(list(self.columns))
-            else:
-                yield batch.select([])
+            yield batch.select(list(self.columns))
 
     def describe(self) -> str:
         return f"select({', '.join(self.names)})"

@@ -1,9 +1,11 @@
 """`frame.write.parquet(path)`: files written by the Python workers, committed as a whole or not at all.
 
 Each task writes one file into a staging directory beside the target, and returns its name as a row. Spark
-keeps exactly one attempt's row per partition, so the rows that arrive at the driver are the manifest: what
-is not in it is deleted, and then one rename makes the staging directory the target. Appending moves the
-files one by one, and takes them all back if one cannot be moved.
+keeps exactly one attempt's row per partition, so the rows that arrive at the driver are the manifest: the
+files in it are moved to a directory of their own, and then one rename makes that the target. Appending moves
+the files one by one, and takes them all back if one cannot be moved.
+
+Attempts that lost, or are still being cancelled, write by paths that are gone by then.
 
 The paths are local to every worker (one machine, or a shared mount).
 """
@@ -13,7 +15,8 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,76 +26,86 @@ from pyspark.sql.types import ArrayType, DataType, DayTimeIntervalType, MapType,
 
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.options import MIB
-from sortshuffle.spark.plan import Chain, next_number
+from sortshuffle.spark.plan import Chain
 from sortshuffle.spark.stages import Batches, Task
 
-MODES = ("error", "errorifexists", "append", "overwrite", "ignore")
-CODECS = ("none", "uncompressed", "snappy", "gzip", "zstd", "lz4", "brotli")
+MODES = ("error", "errorifexists", "default", "append", "overwrite", "ignore")
+# Spark's names and pyarrow's
+CODECS = {"none": "none", "uncompressed": "none", "lz4_raw": "lz4"}
+CODECS |= {name: name for name in ("snappy", "gzip", "zstd", "lz4", "brotli")}
 ROW_GROUP_BYTES = 64 * MIB  # of rows in memory; about what Spark's own writer makes of its 128 MiB blocks
 SPARK_SCHEMA_KEY = "org.apache.spark.sql.parquet.row.metadata"
 
 
 @dataclass(frozen=True)
 class FrameWriter:
-    """What `ShuffleFrame.write` gives. Immutable: each setting gives another writer."""
+    """What `ShuffleFrame.write` gives. Immutable: each setting gives another writer.
+
+    ``new_run``: numbers the stage of a run.
+    """
 
     chain: Chain
+    new_run: Callable[[], int]
     how: str = "error"
     codec: str | None = None
 
     def mode(self, saveMode: str) -> FrameWriter:
         """What to do if the target exists: error (the default), append, overwrite, ignore."""
-        if saveMode not in MODES:
+        how = str(saveMode).lower()
+        if how not in MODES:
             raise UsageError(f"mode {saveMode!r} is not one of {', '.join(MODES)}")
-        return replace(self, how=saveMode)
+        return replace(self, how=how)
 
     def option(self, key: str, value: str) -> FrameWriter:
         """The one option there is: ``compression``."""
-        if key != "compression":
+        if key.lower() != "compression":
             raise UsageError(f"the Parquet writer has no option {key!r}: there is compression")
-        if str(value).lower() not in CODECS:
-            raise UsageError(f"compression {value!r} is not one of {', '.join(CODECS)}")
-        return replace(self, codec=str(value).lower())
+        return replace(self, codec=_codec(value))
 
     def parquet(self, path: str, mode: str | None = None, compression: str | None = None) -> None:
         """Run the frame and write its rows as Parquet files below ``path``, one per non-empty partition.
 
-        Raises `UsageError` if the target exists and the mode forbids that, `UnsupportedError` for other
-        than local paths and for column types that Parquet in Spark has not.
+        A frame without rows gives one file without rows, which has the schema. Raises `UsageError` if the
+        target exists and the mode forbids that, `UnsupportedError` for other than local paths and for column
+        types that Parquet in Spark has not.
         """
         writer = self if mode is None else self.mode(mode)
         writer = writer if compression is None else writer.option("compression", compression)
         target = _local(path)
-        for each in self.chain.schema:
-            _check_type(each.name, each.dataType)
-        if os.path.lexists(target):
-            if writer.how in ("error", "errorifexists"):
-                raise UsageError(f'{target} exists: choose mode("overwrite"), "append" or "ignore"')
+        _check_fields("the frame", "", self.chain.schema)
+        if os.path.exists(target):
             if writer.how == "ignore":
                 return
+            if writer.how not in ("append", "overwrite"):
+                raise UsageError(f'{target} exists: choose mode("overwrite"), "append" or "ignore"')
+            if writer.how == "append" and not os.path.isdir(target):
+                raise UsageError(f"{target} is not a directory, and only to one can files be appended")
         writer._write(target)
 
     def _write(self, target: str) -> None:
         job = uuid.uuid4().hex[:12]
         staging = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.writing-{job}")
-        os.makedirs(staging)
+        attempts, whole = os.path.join(staging, "attempts"), os.path.join(staging, "whole")
+        os.makedirs(attempts)
+        os.mkdir(whole)
         try:
-            names = self._run(staging, job)
-            for name in set(os.listdir(staging)) - set(names):
-                os.unlink(os.path.join(staging, name))
-            _commit(staging, target, names, append=self.how == "append")
+            names = self._run(self._closing(attempts, job))
+            for name in names:
+                os.rename(os.path.join(attempts, name), os.path.join(whole, name))
+            _commit(whole, target, names, replaced=f"{staging}.replaced", append=self.how == "append")
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            _discard(staging)
 
-    def _run(self, staging: str, job: str) -> list[str]:
+    def _closing(self, directory: str, job: str) -> WriteParquet:
         spark = self.chain.context.spark
-        codec = self.codec or str(spark.conf.get("spark.sql.parquet.compression.codec"))
-        closing = WriteParquet(staging, job, codec.replace("uncompressed", "none"), self._file_schema())
-        rows = self.chain.frame(next_number(), closing, "name string").collect()
-        return [row.name for row in rows]
+        codec = self.codec or _codec(str(spark.conf.get("spark.sql.parquet.compression.codec")))
+        schema = self.chain.wire.with_metadata({SPARK_SCHEMA_KEY: self.chain.schema.json()})
+        return WriteParquet(directory, job, codec, schema)
 
-    def _file_schema(self) -> pa.Schema:
-        return self.chain.wire.with_metadata({SPARK_SCHEMA_KEY: self.chain.schema.json()})
+    def _run(self, closing: WriteParquet) -> list[str]:
+        """The names of the files that count."""
+        rows = self.chain.frame(self.new_run(), closing, "name string").collect()
+        return [row.name for row in rows] or [closing.write_empty()]
 
 
 @dataclass(frozen=True)
@@ -105,28 +118,43 @@ class WriteParquet:
     schema: pa.Schema
 
     def close(self, batches: Batches, task: Task) -> Batches:
-        name = f"part-{task.partition:05d}-{task.attempt}-{self.job}.{self.codec}.parquet"
+        name = self._name(task.partition, task.attempt)
         path = os.path.join(self.directory, name)
-        group = _RowGroup(min(ROW_GROUP_BYTES, task.writing.limit // 2), task)
-        writer: Any = None
         try:
-            for batch in batches:
-                if batch.num_rows == 0:
-                    continue
-                writer = writer or pq.ParquetWriter(
-                    path, self.schema, compression=self.codec, store_schema=False
-                )
-                if group.add(batch):
-                    group.write(writer)
-            if writer is not None:
-                group.write(writer)
-                writer.close()
+            has_rows = self._write(path, batches, task)
         except BaseException:
             if os.path.exists(path):
                 os.unlink(path)
             raise
-        if writer is not None:
+        if has_rows:
             yield pa.record_batch([pa.array([name])], names=["name"])
+
+    def write_empty(self) -> str:
+        """A file without rows; its name."""
+        name = self._name(0, 0)
+        self._open(os.path.join(self.directory, name)).close()
+        return name
+
+    def _write(self, path: str, batches: Batches, task: Task) -> bool:
+        group = _RowGroup(min(ROW_GROUP_BYTES, task.writing.limit // 2), task)
+        writer: Any = None
+        with ExitStack() as opened:
+            for batch in batches:
+                if batch.num_rows == 0:
+                    continue
+                if writer is None:
+                    writer = opened.enter_context(self._open(path))
+                if group.add(batch):
+                    group.write(writer)
+            if writer is not None:
+                group.write(writer)
+        return writer is not None
+
+    def _open(self, path: str) -> Any:
+        return pq.ParquetWriter(path, self.schema, compression=self.codec, store_schema=False)
+
+    def _name(self, partition: int, attempt: int) -> str:
+        return f"part-{partition:05d}-{attempt}-{self.job}.{self.codec}.parquet"
 
 
 @dataclass(slots=True)
@@ -154,19 +182,19 @@ class _RowGroup:
         self.batches, self.size = [], 0
 
 
-def _commit(staging: str, target: str, names: Sequence[str], *, append: bool) -> None:
-    with open(os.path.join(staging, "_SUCCESS"), "w", encoding="ascii"):
+def _commit(whole: str, target: str, names: Sequence[str], *, replaced: str, append: bool) -> None:
+    """Make the directory ``whole`` the target. ``replaced``: where an old target is until it is deleted."""
+    with open(os.path.join(whole, "_SUCCESS"), "w", encoding="ascii"):
         pass
-    if append and os.path.isdir(target):
-        _move_into(staging, target, [*names, "_SUCCESS"])
+    if not os.path.exists(target):
+        os.rename(whole, target)
         return
-    if not os.path.lexists(target):
-        os.rename(staging, target)
+    if append:
+        _move_into(whole, target, [*names, "_SUCCESS"])
         return
-    replaced = f"{staging}.replaced"
     os.rename(target, replaced)
     try:
-        os.rename(staging, target)
+        os.rename(whole, target)
     except BaseException:
         os.rename(replaced, target)
         raise
@@ -176,11 +204,19 @@ def _commit(staging: str, target: str, names: Sequence[str], *, append: bool) ->
         os.unlink(replaced)
 
 
-def _move_into(staging: str, target: str, names: Sequence[str]) -> None:
+def _discard(staging: str) -> None:
+    # renamed first: a task that is still being cancelled could otherwise open a file in it meanwhile, and
+    # so keep the directory from being removed
+    gone = f"{staging}.gone"
+    os.rename(staging, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _move_into(whole: str, target: str, names: Sequence[str]) -> None:
     moved: list[str] = []
     try:
         for name in names:
-            os.rename(os.path.join(staging, name), os.path.join(target, name))
+            os.rename(os.path.join(whole, name), os.path.join(target, name))
             moved.append(name)
     except BaseException:
         for name in moved:
@@ -192,19 +228,31 @@ def _local(path: str) -> str:
     plain = path.removeprefix("file://")
     if "://" in plain:
         raise UnsupportedError(f"{path} is not a local path: use frame.toDF().write.parquet(...) for it")
-    return os.path.abspath(plain)
+    return os.path.realpath(plain)  # a link stays one: what it points to is written
 
 
-def _check_type(name: str, kind: DataType) -> None:
+def _codec(name: str) -> str:
+    if str(name).lower() not in CODECS:
+        raise UsageError(f"compression {name!r} is not one of {', '.join(CODECS)}")
+    return CODECS[str(name).lower()]
+
+
+def _check_type(path: str, kind: DataType) -> None:
     if isinstance(kind, NullType | DayTimeIntervalType):
         raise UnsupportedError(
-            f"column {name} of type {kind.simpleString()} cannot be written to Parquet: cast it first"
+            f"column {path} of type {kind.simpleString()} cannot be written to Parquet: cast it first"
         )
     if isinstance(kind, ArrayType):
-        _check_type(f"{name}.element", kind.elementType)
+        _check_type(f"{path}.element", kind.elementType)
     elif isinstance(kind, MapType):
-        _check_type(f"{name}.key", kind.keyType)
-        _check_type(f"{name}.value", kind.valueType)
+        _check_type(f"{path}.key", kind.keyType)
+        _check_type(f"{path}.value", kind.valueType)
     elif isinstance(kind, StructType):
-        for each in kind:
-            _check_type(f"{name}.{each.name}", each.dataType)
+        _check_fields(f"the struct {path}", f"{path}.", kind)
+
+
+def _check_fields(what: str, prefix: str, kind: StructType) -> None:
+    if not kind.fields:
+        raise UnsupportedError(f"{what} has no columns, and Parquet cannot hold that")
+    for each in kind:
+        _check_type(f"{prefix}{each.name}", each.dataType)

@@ -62,8 +62,8 @@ class Homes:
         """
         roomy = [home for home in self.paths if _free_bytes(home) >= LEAST_FREE]
         if not roomy:
-            fullest = max(self.paths, key=_free_bytes)
-            raise OutOfDiskError(fullest, LEAST_FREE, _free_bytes(fullest))
+            roomiest = max(self.paths, key=_free_bytes)
+            raise OutOfDiskError(roomiest, LEAST_FREE, _free_bytes(roomiest))
         return roomy[turn % len(roomy)]
 
 

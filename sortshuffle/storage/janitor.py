@@ -5,11 +5,13 @@ unfinished files; and an executor that dies by SIGKILL leaves everything behind.
 
     python -m sortshuffle.storage.janitor HOME [HOME ...]
 
-* One per executor: it holds a lock on ``janitor.lock`` in the first home, and a second one ends at once.
+* One per home: it holds a lock on ``janitor.lock`` there, and one that finds all its homes taken ends within
+  a second. An executor has one janitor, or more if its tasks came to use further directories later.
 * Every second it removes unfinished files without a writer; every half minute, finished ones that Spark has
   forgotten (`storage.lifetime` says which).
 * When the executor ends it deletes the homes (unless files are to be kept) and ends itself, within two
   seconds. It ends as well when its homes are gone.
+* It reads ``owner.json`` anew at each look: a later frame of the application may have other settings.
 
 Started by the first producer task of an executor (`ensure`). Standard library only: about 10 MB.
 """
@@ -24,25 +26,27 @@ import time
 from collections.abc import Sequence
 
 import sortshuffle
-from sortshuffle.storage.lifetime import Owner, dead_partials, remove_home, sweep
+from sortshuffle.storage.lifetime import Owner, remove_home, sweep, sweep_partials
 
 LOCK_FILE = "janitor.lock"
 TICK = 1.0  # seconds between looks at the executor and its unfinished files
 TICKS_PER_SWEEP = 30
-LOCK_TRIES = 10
+TRIES = 10
 
 _started: list[subprocess.Popen[bytes]] = []  # keeps them from being reported as forgotten
 
 
 def ensure(homes: Sequence[str]) -> None:
-    """Start the janitor of these homes unless it is there already. The caller has made the homes."""
-    if _is_running(homes[0]):
+    """Start a janitor for those of these homes that have none. The caller has made the homes."""
+    unattended = [home for home in homes if not _is_running(home)]
+    if not unattended:
         return
     package_root = os.path.dirname(os.path.dirname(sortshuffle.__file__))
     path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
+    _started[:] = [process for process in _started if process.poll() is None]
     _started.append(
         subprocess.Popen(
-            [sys.executable, "-m", __name__, *homes],
+            [sys.executable, "-m", __name__, *unattended],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -55,43 +59,52 @@ def ensure(homes: Sequence[str]) -> None:
 
 def main(homes: Sequence[str]) -> None:
     """Run until the executor ends."""
-    owner = Owner.read(homes[0])
-    if owner is None or not _take_over(homes[0]):
-        return
+    owners = {home: owner for home in _take_over(homes) if (owner := Owner.read(home)) is not None}
     tick = 0
-    while owner.is_live() and any(map(os.path.isdir, homes)):
-        for home in homes:
-            _tidy(home, owner, whole=tick % TICKS_PER_SWEEP == 0)
+    while any(os.path.isdir(home) and owner.is_live() for home, owner in owners.items()):
+        for home in owners:
+            owners[home] = Owner.read(home) or owners[home]
+            _tidy(home, owners[home], whole=tick % TICKS_PER_SWEEP == 0)
         tick += 1
         time.sleep(TICK)
-    for home in homes:
-        _clear(home, owner)
+    for home, owner in owners.items():
+        _clear(home, Owner.read(home) or owner)
 
 
 def _tidy(home: str, owner: Owner, whole: bool) -> None:
-    if whole:
-        sweep(home, owner)
-        return
-    for file in dead_partials(home, time.time()):
-        file.delete()
+    try:
+        if whole:
+            sweep(home, owner)
+        else:
+            sweep_partials(home, time.time())
+    except OSError:
+        pass  # the next look tries again; a janitor that ended here would leave everything behind
 
 
 def _clear(home: str, owner: Owner) -> None:
-    if not owner.keep:
-        remove_home(home)
-        return
-    for file in dead_partials(home, float("inf")):
-        file.delete()
+    for _ in range(TRIES):  # the executor's last workers may still be writing
+        try:
+            if owner.keep:
+                sweep_partials(home, float("inf"))
+                return
+            remove_home(home)
+            if not os.path.lexists(home):
+                return
+        except OSError:
+            pass
+        time.sleep(TICK / TRIES)
 
 
-def _take_over(home: str) -> bool:
-    """Take the janitor's lock for the life of this process. Tries for a while: a task that looks whether
-    there is a janitor holds the lock for a moment."""
-    for _ in range(LOCK_TRIES):
-        if _lock(home, fcntl.LOCK_EX) is not None:
-            return True
-        time.sleep(TICK / LOCK_TRIES)
-    return False
+def _take_over(homes: Sequence[str]) -> list[str]:
+    """The homes whose locks this process gets, and holds for its life. Tries for a while: a task that looks
+    whether there is a janitor holds a lock for a moment."""
+    taken: list[str] = []
+    for _ in range(TRIES):
+        taken += [home for home in homes if home not in taken and _lock(home, fcntl.LOCK_EX) is not None]
+        if len(taken) == len(homes):
+            break
+        time.sleep(TICK / TRIES)
+    return taken
 
 
 def _is_running(home: str) -> bool:

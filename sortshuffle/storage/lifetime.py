@@ -20,12 +20,14 @@ import fcntl
 import glob
 import json
 import os
+import re
 import shutil
 import socket
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
+from sortshuffle.errors import UsageError
 from sortshuffle.storage.partitioned_file import (
     DATA_SUFFIX,
     INDEX_SUFFIX,
@@ -38,6 +40,9 @@ OWNER_FILE = "owner.json"
 # seconds; a file is created before it is locked, and renamed before it is unlocked: both take
 # microseconds, so a partial that nobody has touched for this long is in neither of those moments
 PARTIAL_SETTLES = 5.0
+
+_CONTROL_FILE = re.compile(r"shuffle_\d+_(\d+)_0\.")
+_ENDED = ("Z", "X", "x")  # states of a process that has ended, but that its parent has not yet asked about
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +101,9 @@ def boot_id() -> str:
 
 
 def process_start(pid: int) -> int | None:
-    """Start time of a process in ticks since boot, None if there is no such process."""
+    """Start time of a process in ticks since boot, None if there is no such process or it has ended."""
     fields = _stat_fields(pid)
-    return None if fields is None else int(fields[19])
+    return None if fields is None or fields[0] in _ENDED else int(fields[19])
 
 
 def executor_pid() -> int:
@@ -117,7 +122,7 @@ def executor_pid() -> int:
 
 def find_homes(root: str) -> Iterator[str]:
     """Homes below a directory: it may be a home, hold ``sortshuffle/``, or hold directories that do."""
-    if os.path.isfile(os.path.join(root, OWNER_FILE)):
+    if os.path.isfile(os.path.join(root, OWNER_FILE)) and _is_home(root):
         yield root
         return
     patterns = ("*/*", "*", f"{HOME_ROOT}/*/*", f"*/{HOME_ROOT}/*/*", f"*/*/{HOME_ROOT}/*/*")
@@ -132,19 +137,35 @@ def find_homes(root: str) -> Iterator[str]:
 def dead_partials(home: str, now: float) -> Iterator[PartitionedFile]:
     """Unfinished pairs that no process is writing any more."""
     for file in _files(home, PARTIAL_SUFFIX):
-        if _last_touched(file, now) > PARTIAL_SETTLES and not _is_locked(file.partial_data_path):
+        # in this order: a pair that is finished meanwhile was unlocked after its index was written
+        if not _is_being_written(file) and _last_touched(file, now) > PARTIAL_SETTLES:
             yield file
+
+
+def delete_unfinished(file: PartitionedFile) -> None:
+    """Remove what a writer that did not finish has left. A finished pair of that name stays."""
+    paths = [file.partial_index_path, file.partial_data_path]
+    if not os.path.lexists(file.index_path):
+        paths.append(file.data_path)  # the writer ended between the two renames of its `finish()`
+    for path in paths:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            continue
 
 
 def dead_outputs(home: str, owner: Owner, now: float) -> Iterator[PartitionedFile]:
     """Finished pairs that Spark has forgotten for longer than the grace time."""
     if owner.keep or not owner.local_directories:
         return
-    for file in _files(home, DATA_SUFFIX, INDEX_SUFFIX):
-        if file.attempt is None or _last_touched(file, now) <= owner.grace:
-            continue
-        if not any(control_files(owner.local_directories, file.attempt)):
-            yield file
+    old = [
+        file
+        for file in _files(home, DATA_SUFFIX, INDEX_SUFFIX)
+        if file.attempt is not None and _last_touched(file, now) > owner.grace
+    ]
+    if old:
+        known = _attempts_known_to_spark(owner.local_directories)
+        yield from (file for file in old if file.attempt not in known)
 
 
 def control_files(local_directories: Iterable[str], attempt: int) -> Iterator[str]:
@@ -155,16 +176,34 @@ def control_files(local_directories: Iterable[str], attempt: int) -> Iterator[st
 
 def sweep(home: str, owner: Owner) -> list[str]:
     """Delete what is dead in a live executor's home; returns the base paths deleted."""
-    now = time.time()
-    dead = [*dead_partials(home, now), *dead_outputs(home, owner, now)]
-    for file in dead:
+    deleted = sweep_partials(home, time.time())
+    for file in dead_outputs(home, owner, time.time()):
         file.delete()
+        deleted.append(file.base)
+    return deleted
+
+
+def sweep_partials(home: str, now: float) -> list[str]:
+    """Delete the unfinished pairs without a writer; returns their base paths."""
+    dead = list(dead_partials(home, now))
+    for file in dead:
+        delete_unfinished(file)
     return [file.base for file in dead]
 
 
 def remove_home(home: str) -> None:
-    """Delete a dead executor's home, and the directories above it that this leaves empty."""
-    shutil.rmtree(home, ignore_errors=True)
+    """Delete a dead executor's home, and the directories above it that this leaves empty.
+
+    Its owner goes last, so that what cannot be removed, or an interrupted removal, is found again.
+    Raises `UsageError` for a directory that is not named like a home.
+    """
+    if not _is_home(home):
+        raise UsageError(f"{home} is not <directory>/{HOME_ROOT}/<application>/<host>-<pid>: not deleted")
+    for name in _names(home):
+        if name != OWNER_FILE:
+            _remove(os.path.join(home, name))
+    if _names(home) in ([], [OWNER_FILE]):
+        shutil.rmtree(home, ignore_errors=True)
     for above in (os.path.dirname(home), os.path.dirname(os.path.dirname(home))):
         try:
             os.rmdir(above)
@@ -173,17 +212,31 @@ def remove_home(home: str) -> None:
 
 
 def _is_home(path: str) -> bool:
+    path = os.path.abspath(path)
     application = os.path.dirname(path)
     named_so = os.path.basename(os.path.dirname(application)) == HOME_ROOT
-    return named_so and not os.path.islink(path)
+    return named_so and not os.path.islink(path) and not os.path.islink(application)
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except IsADirectoryError:
+        shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+        pass  # seen by the caller: the name is still there
 
 
 def _files(home: str, *suffixes: str) -> list[PartitionedFile]:
-    try:
-        names = os.listdir(home)
-    except FileNotFoundError:
-        return []
-    found = {PartitionedFile.of(os.path.join(home, name)) for name in names if name.endswith(suffixes)}
+    names = [name for name in _names(home) if name.endswith(suffixes)]
+    found = {PartitionedFile.of(os.path.join(home, name)) for name in names}
     return sorted((file for file in found if file is not None), key=lambda file: file.base)
 
 
@@ -198,11 +251,29 @@ def _last_touched(file: PartitionedFile, now: float) -> float:
     return now - newest if newest else 0.0
 
 
+def _attempts_known_to_spark(local_directories: Iterable[str]) -> set[int]:
+    """Task attempts that have control files: all of them in one walk, for there may be many outputs."""
+    return {
+        int(match[1])
+        for directory in local_directories
+        for path in glob.iglob(os.path.join(glob.escape(directory), "??", "shuffle_*_0.*"))
+        if (match := _CONTROL_FILE.match(os.path.basename(path)))
+    }
+
+
+def _is_being_written(file: PartitionedFile) -> bool:
+    """Whether a writer holds its lock: on the partial data file, and for a moment of `finish()` on the
+    renamed one."""
+    return _is_locked(file.partial_data_path) or _is_locked(file.data_path)
+
+
 def _is_locked(path: str) -> bool:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:
+        return True  # cannot be told: leave it alone
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -4,14 +4,15 @@ Rules
 * Positioned reads only, whole extents or whole buffers of one; no shared seek position, so one reader may
   be used by many threads.
 * Nothing is handed out before its checksum was verified.
-* Whatever is wrong becomes a `CorruptDataError` or `MissingDataError` with the place; a bare OSError that
-  means "gone" is never let through.
+* Whatever is wrong with the files becomes a `CorruptDataError` or `MissingDataError` with the place. Only an
+  OSError that says something of this process (too many open files, no memory) is let through.
 
 The caller closes the reader. Memory read into belongs to the pyarrow buffers that are handed out.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,12 +22,14 @@ from types import TracebackType
 import pyarrow as pa
 
 from sortshuffle.errors import CorruptDataError, MissingDataError, Place
-from sortshuffle.format.buffer import StoredBuffer, scan_buffer, scan_extent
+from sortshuffle.format.buffer import ALIGNMENT, StoredBuffer, scan_buffer, scan_extent
 from sortshuffle.format.checksum import checksum_of_checksums
 from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, FileHeader
 from sortshuffle.format.index import Index, unpack_index
 from sortshuffle.format.malformed import CutShort, Malformed
 from sortshuffle.storage.partitioned_file import PartitionedFile
+
+_NOT_OF_THE_FILE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +69,12 @@ class PartitionedFileReader:
         try:
             self._descriptor = os.open(file.data_path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
+            if error.errno in _NOT_OF_THE_FILE:
+                raise
             raise self._missing(f"the data file cannot be opened: {error.strerror}") from error
         try:
             with self.damage(0):
-                self.header = FileHeader.unpack(self._pread(HEADER_BYTES, 0), DATA_MAGIC)
+                self.header = FileHeader.unpack(self._read_header(), DATA_MAGIC)
             if file_id is not None and self.header.file_id != file_id:
                 raise self._missing("the data file is another one", file_id.hex(), self.header.file_id.hex())
         except BaseException:
@@ -84,26 +89,32 @@ class PartitionedFileReader:
         return ExtentPart(memory, buffers)
 
     def read_parts(self, extent: Extent, part_bytes: int) -> Iterator[ExtentPart]:
-        """The extent in parts of about ``part_bytes``, whole buffers each, verified buffer by buffer; that
-        none is lost, doubled or foreign is verified before the last part is handed out."""
+        """The extent in parts of at most ``part_bytes``, whole buffers each, verified buffer by buffer; a
+        larger buffer is a part of its own. That none is lost, doubled or foreign is verified before the last
+        part is handed out."""
         position = 0
         checksums: list[int] = []
-        wanted = part_bytes
+        wanted = part_bytes = max(part_bytes, ALIGNMENT)
         while position < extent.bytes:
-            size = min(wanted, extent.bytes - position)
-            memory = self._read(size, extent, position)
+            left = extent.bytes - position
+            memory = self._read(min(wanted, left), extent, position)
             with self.damage(extent.offset + position, extent):
-                buffers, end = _whole_buffers(memory, position + size == extent.bytes, checksums)
-                if position + end == extent.bytes:
-                    _check_extent(extent, checksums)
-            if end == 0:
-                wanted *= 2  # one buffer is larger than a part
+                buffers, end, needed = _whole_buffers(memory, left, checksums)
+            if needed:
+                wanted = needed
                 continue
+            if end == left:
+                with self.damage(extent.offset, extent):
+                    _check_extent(extent, checksums)
             yield ExtentPart(memory, buffers)
             position += end
+            wanted = part_bytes
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        """May be called again."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def __enter__(self) -> PartitionedFileReader:
         return self
@@ -119,13 +130,7 @@ class PartitionedFileReader:
         try:
             yield
         except Malformed as problem:
-            place = Place(
-                self.file.data_path,
-                extent.region if extent else None,
-                extent.subpartition if extent else None,
-                offset + problem.offset,
-                self._writer,
-            )
+            place = self._place(offset + problem.offset, extent)
             raise CorruptDataError(
                 place, problem.what, expected=problem.expected, found=problem.found
             ) from None
@@ -136,12 +141,12 @@ class PartitionedFileReader:
         view = memoryview(memory).cast("B")[HEADER_BYTES:]
         done = 0
         while done < size:
-            got = os.preadv(self._descriptor, [view[done:]], extent.offset + position + done)
+            at = extent.offset + position + done
+            with self._readable(extent):
+                got = os.preadv(self._descriptor, [view[done:]], at)
             if got == 0:
                 raise CorruptDataError(
-                    Place(
-                        self.file.data_path, extent.region, extent.subpartition, extent.offset, self._writer
-                    ),
+                    self._place(extent.offset, extent),
                     "the data file is cut short",
                     expected=f"{extent.bytes} bytes",
                     found=position + done,
@@ -149,8 +154,28 @@ class PartitionedFileReader:
             done += got
         return memory.slice(HEADER_BYTES)
 
-    def _pread(self, size: int, offset: int) -> bytes:
-        return os.pread(self._descriptor, size, offset)
+    def _read_header(self) -> bytes:
+        with self._readable():
+            return os.pread(self._descriptor, HEADER_BYTES, 0)
+
+    @contextmanager
+    def _readable(self, extent: Extent | None = None) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in _NOT_OF_THE_FILE:
+                raise
+            place = self._place(extent.offset if extent else 0, extent)
+            raise CorruptDataError(place, f"the data file cannot be read: {error.strerror}") from error
+
+    def _place(self, offset: int, extent: Extent | None = None) -> Place:
+        return Place(
+            self.file.data_path,
+            extent.region if extent else None,
+            extent.subpartition if extent else None,
+            offset,
+            self._writer,
+        )
 
     def _missing(self, what: str, expected: object = None, found: object = None) -> MissingDataError:
         place = Place(self.file.data_path, writer=self._writer)
@@ -163,15 +188,15 @@ def read_index(file: PartitionedFile, file_id: bytes | None = None) -> Index:
         with open(file.index_path, "rb") as opened:
             data = opened.read()
     except OSError as error:
+        if error.errno in _NOT_OF_THE_FILE:
+            raise
         what = f"the index file cannot be opened: {error.strerror}"
         raise MissingDataError(Place(file.index_path), what) from error
     try:
         index = unpack_index(data)
     except Malformed as problem:
         place = Place(file.index_path, offset=problem.offset)
-        raise CorruptDataError(
-            place, problem.what, expected=problem.expected, found=problem.found
-        ) from None
+        raise CorruptDataError(place, problem.what, expected=problem.expected, found=problem.found) from None
     if file_id is not None and index.header.file_id != file_id:
         what = "the index file is another one"
         raise MissingDataError(
@@ -192,29 +217,26 @@ def extent_of(entry: object, region: int, subpartition: int) -> Extent:
     return Extent(region, subpartition, offset, size, raw, records, digest, buffers)
 
 
-def _whole_buffers(
-    memory: pa.Buffer, is_last: bool, checksums: list[int]
-) -> tuple[list[StoredBuffer], int]:
-    """The buffers that lie whole in ``memory`` and where the last of them ends."""
+def _whole_buffers(memory: pa.Buffer, left: int, checksums: list[int]) -> tuple[list[StoredBuffer], int, int]:
+    """The buffers that lie whole in ``memory``, where the last of them ends, and if there is none how many
+    bytes the first one takes. ``left``: bytes of the extent from here on; a buffer must end within them."""
     view = memoryview(memory)
     position = 0
     buffers: list[StoredBuffer] = []
     while position < len(view):
         try:
             scan = scan_buffer(view, position)
-        except CutShort:
-            if is_last:
+        except CutShort as problem:
+            if position + problem.expected > left:
                 raise
-            break
+            return buffers, position, 0 if buffers else problem.expected
         checksums.append(scan.checksum)
         buffers.append(scan.buffer)
         position = scan.end
-    return buffers, position
+    return buffers, position, 0
 
 
 def _check_extent(extent: Extent, checksums: list[int]) -> None:
     found = (len(checksums), checksum_of_checksums(checksums))
     if found != (extent.buffers, extent.checksum):
-        raise Malformed(
-            "the extent fails its checksum", 0, f"{extent.checksum:#018x}", f"{found[1]:#018x}"
-        )
+        raise Malformed("the extent fails its checksum", 0, f"{extent.checksum:#018x}", f"{found[1]:#018x}")

@@ -1,6 +1,7 @@
 """`PartitionedFileWriter`: appends regions to a data file, and their entries to an index file.
 
     created --start_region--> in a region --finish_region--> between regions --finish--> finished
+       a call that fails --> failed; nothing but abandon is left, because what was placed may not be written
        any state --abandon--> abandoned (both files deleted)
 
 Rules
@@ -18,11 +19,11 @@ Single-threaded. Owns both descriptors. Does not own the buffers: they may be fr
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from types import TracebackType
 
@@ -32,7 +33,8 @@ import xxhash
 from sortshuffle.errors import OutOfDiskError, StateError
 from sortshuffle.format.buffer import BytesLike, SealedBuffer, extent_checksum
 from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, INDEX_MAGIC, FileHeader
-from sortshuffle.format.index import ENTRY, ENTRY_BYTES, Entries, RegionKind, Writer, pack_tail
+from sortshuffle.format.index import ENTRY, Entries, RegionKind, Writer, pack_tail
+from sortshuffle.storage.lifetime import delete_unfinished
 from sortshuffle.storage.partitioned_file import PartitionedFile
 
 IOV_MAX = os.sysconf("SC_IOV_MAX")  # pieces that one gathered write takes; 1024 on Linux
@@ -43,6 +45,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 class _State(Enum):
     BETWEEN_REGIONS = "between regions"
     IN_REGION = "in a region"
+    FAILED = "half written after a failed call"
     FINISHED = "finished"
     ABANDONED = "abandoned"
 
@@ -64,14 +67,7 @@ class PartitionedFileWriter:
         self._index_digest = xxhash.xxh3_64()
         self._index_bytes = 0
         self._state = _State.BETWEEN_REGIONS
-        self._data = _create(file.partial_data_path)
-        try:
-            fcntl.flock(self._data, fcntl.LOCK_EX)
-            self._index = _create(file.partial_index_path)
-        except BaseException:
-            os.close(self._data)
-            file.delete()
-            raise
+        self._data, self._index = _create_pair(file)
         try:
             _write_all(self._data, [header.pack(DATA_MAGIC)], file.partial_data_path)
             self._append_index(header.pack(INDEX_MAGIC))
@@ -96,16 +92,19 @@ class PartitionedFileWriter:
     def write_extents(self, extents: Sequence[tuple[int, list[SealedBuffer]]]) -> None:
         """Append the extents of these subpartitions, in the write order, each whole."""
         self._expect(_State.IN_REGION)
-        pieces: list[BytesLike] = []
-        for subpartition, buffers in extents:
-            self._place(subpartition, buffers)
-            for buffer in buffers:
-                pieces += (buffer.header, buffer.payload, buffer.tail)
-            if len(pieces) + _PIECES_PER_BUFFER > IOV_MAX:
+        with self._or_failed():
+            pieces: list[BytesLike] = []
+            for subpartition, buffers in extents:
+                if not buffers:
+                    continue
+                self._place(subpartition, buffers)
+                for buffer in buffers:
+                    pieces += (buffer.header, buffer.payload, buffer.tail)
+                if len(pieces) + _PIECES_PER_BUFFER > IOV_MAX:
+                    _write_all(self._data, pieces, self.file.partial_data_path)
+                    pieces = []
+            if pieces:
                 _write_all(self._data, pieces, self.file.partial_data_path)
-                pieces = []
-        if pieces:
-            _write_all(self._data, pieces, self.file.partial_data_path)
 
     def finish_region(self) -> None:
         """End the region; one without any bytes leaves no trace."""
@@ -119,27 +118,16 @@ class PartitionedFileWriter:
         else:
             self._place_empty(self._written + 1, self.header.subpartitions)
         self.regions += 1
-        self._append_index(self._entries.tobytes())
+        with self._or_failed():
+            self._append_index(self._entries.tobytes())
 
     def finish(self, writer: Writer, schema: bytes = b"") -> PartitionedFile:
         """Complete the index and give both files their names. Raises `StateError` inside a region."""
         self._expect(_State.BETWEEN_REGIONS)
-        body, footer = pack_tail(
-            head_and_entries=self._index_bytes,
-            subpartitions=self.header.subpartitions,
-            kinds=tuple(self._kinds),
-            schema=schema,
-            writer=writer.pack(),
-            data_bytes=self.data_bytes,
-            records=self.records,
-            buffers=self.buffers,
-        )
-        self._append_index(body)
-        self._append_index(footer)
-        digest = int(self._index_digest.intdigest())
-        self._append_index(digest.to_bytes(8, "little") + INDEX_MAGIC)
-        os.rename(self.file.partial_data_path, self.file.data_path)
-        os.rename(self.file.partial_index_path, self.file.index_path)
+        with self._or_failed():
+            self._append_tail(writer, schema)
+            os.rename(self.file.partial_data_path, self.file.data_path)
+            os.rename(self.file.partial_index_path, self.file.index_path)
         self._close(_State.FINISHED)
         return self.file
 
@@ -147,8 +135,10 @@ class PartitionedFileWriter:
         """Delete both files. Does nothing after `finish()` or a second time."""
         if self._state in (_State.FINISHED, _State.ABANDONED):
             return
-        self.file.delete()
-        self._close(_State.ABANDONED)
+        try:
+            delete_unfinished(self.file)
+        finally:
+            self._close(_State.ABANDONED)
 
     def __enter__(self) -> PartitionedFileWriter:
         return self
@@ -162,6 +152,11 @@ class PartitionedFileWriter:
         """Fill in the entry of an extent that is about to be appended."""
         first, count = self.header.first_subpartition, self.header.subpartitions
         position = (subpartition - first) % count
+        if self._kinds[-1] is RegionKind.BROADCAST and subpartition != 0:
+            raise StateError(
+                f"subpartition {subpartition} in broadcast region {len(self._kinds) - 1}: its one extent is"
+                " written as subpartition 0's"
+            )
         if not 0 <= subpartition < count or position <= self._written:
             raise StateError(
                 f"subpartition {subpartition} comes out of order in region {len(self._kinds) - 1}: its data"
@@ -190,6 +185,22 @@ class PartitionedFileWriter:
         empty = (np.arange(start, end) + self.header.first_subpartition) % self.header.subpartitions
         self._entries["offset"][empty] = self.data_bytes
 
+    def _append_tail(self, writer: Writer, schema: bytes) -> None:
+        body, footer = pack_tail(
+            head_and_entries=self._index_bytes,
+            subpartitions=self.header.subpartitions,
+            kinds=tuple(self._kinds),
+            schema=schema,
+            writer=writer.pack(),
+            data_bytes=self.data_bytes,
+            records=self.records,
+            buffers=self.buffers,
+        )
+        self._append_index(body)
+        self._append_index(footer)
+        digest = int(self._index_digest.intdigest())
+        self._append_index(digest.to_bytes(8, "little") + INDEX_MAGIC)
+
     def _append_index(self, data: bytes) -> None:
         self._index_digest.update(data)
         self._index_bytes += len(data)
@@ -199,11 +210,37 @@ class PartitionedFileWriter:
         if self._state is not state:
             raise StateError(f"{self.file.base} is {self._state.value}, which does not allow this call")
 
+    @contextmanager
+    def _or_failed(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._state = _State.FAILED
+            raise
+
     def _close(self, state: _State) -> None:
         self._state = state
-        os.close(self._data)
-        with contextlib.suppress(AttributeError):  # creating the index file failed
+        try:
+            os.close(self._data)
+        finally:
             os.close(self._index)
+
+
+def _create_pair(file: PartitionedFile) -> tuple[int, int]:
+    """Descriptors of the two new files, the data file locked; no file and no descriptor on an error."""
+    for path in (file.data_path, file.index_path):
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, "this attempt's map output is there already", path)
+    data = _create(file.partial_data_path)
+    try:
+        fcntl.flock(data, fcntl.LOCK_EX)
+        return data, _create(file.partial_index_path)
+    except BaseException:
+        try:
+            os.unlink(file.partial_data_path)
+        finally:
+            os.close(data)
+        raise
 
 
 def _create(path: str) -> int:

@@ -1,7 +1,8 @@
 """`DataBuffer`: the encoded buffers that wait for their region, per subpartition, with a byte count.
 
 Appending keeps the order within a subpartition; draining gives the subpartitions in the write order and
-leaves the data buffer empty. What it holds is charged to the task's budget.
+leaves the data buffer empty. What it holds is charged to the task's budget, and stays charged when it is
+drained: whoever writes it releases it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ from sortshuffle.format.buffer import SealedBuffer
 from sortshuffle.memory.budget import MemoryBudget
 
 Extent = tuple[int, list[SealedBuffer]]
+
+
+def bytes_of(extent: list[SealedBuffer]) -> int:
+    """Bytes that an extent takes in the file, which is what it is charged with."""
+    return sum(buffer.bytes for buffer in extent)
 
 
 class DataBuffer:
@@ -29,12 +35,11 @@ class DataBuffer:
         self.bytes += buffer.bytes
 
     def drain(self) -> Iterator[Extent]:
-        """Every non-empty extent in the write order; each is released from the budget once the caller
-        asks for the next."""
+        """Every non-empty extent in the write order, with its charge."""
         buffers, self._buffers = self._buffers, [[] for _ in self._write_order]
         self.bytes = 0
         for subpartition in self._write_order:
             extent, buffers[subpartition] = buffers[subpartition], []
             if extent:
                 yield subpartition, extent
-                self._budget.release(sum(buffer.bytes for buffer in extent))
+                del extent  # the caller's from here on

@@ -15,9 +15,10 @@ buffer size in sorted extents; only a single row can be larger.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from operator import attrgetter
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +36,15 @@ from sortshuffle.write.data_buffer import DataBuffer, Extent
 # bytes of rows in a unit: the L2 cache against messages too small to carry their metadata. Measured with
 # `tools/bench engine`: see docs/benchmarks.md, "units".
 LEAST_UNIT = 4 * MIB
+# bytes handed to one gathered write: large enough that the call's cost vanishes, small enough that the
+# encoded rows of a sorted region need not all be held at once
+WRITE_BATCH = 8 * MIB
 UNIT_PER_SUBPARTITION = 64 * KIB
 LARGEST_SHARE_OF_BUDGET = 8  # a unit is rows, their clustered copy and their messages at the same time
+ROW_BYTES = 16  # what a row is counted as at least: its subpartition id and its position take 9 to 12
+SORT_BYTES_PER_ROW = 96  # NumPy arrays while a run is sorted: 41 to 93 measured, by type and number of keys
+
+Count = TypeVar("Count", int, npt.NDArray[np.int64])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +63,40 @@ class Encoder(Protocol):
 
     unit_bytes: int
 
-    def room_for(self, size: int) -> bool:
-        """Whether ``size`` more bytes of rows fit the budget before the next drain."""
+    def room_for(self, batch: pa.RecordBatch) -> bool:
+        """Whether these rows still fit the budget, with what the next drain will take."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take rows over: at most a unit of them, or a single row."""
 
     def drain(self) -> Iterator[Extent]:
-        """The extents of everything added since the last drain, in the write order."""
+        """The extents of everything added since the last drain, in the write order. Their bytes stay charged
+        to the budget: the caller releases them."""
+
+
+def size_of(batch: pa.RecordBatch) -> int:
+    """Bytes that rows are counted as while they wait: for narrow rows, what clustering them takes."""
+    return max(int(batch.nbytes), ROW_BYTES * int(batch.num_rows))
+
+
+def sliced(
+    batch: pa.RecordBatch, most: int, size: Callable[[pa.RecordBatch], int] = size_of
+) -> Iterator[pa.RecordBatch]:
+    """The batch in slices of at most ``most`` bytes, in order; a larger row is a slice of its own."""
+    total = size(batch)
+    if total <= most or batch.num_rows <= 1:
+        if batch.num_rows:
+            yield batch
+        return
+    pieces = -(-total // most)
+    step = -(-batch.num_rows // pieces)
+    for start in range(0, batch.num_rows, step):
+        yield from sliced(batch.slice(start, step), most, size)  # again, because rows differ in size
+
+
+def write_batch(memory: int) -> int:
+    """Bytes of encoded rows that are handed to one gathered write."""
+    return max(1, min(WRITE_BATCH, memory // LARGEST_SHARE_OF_BUDGET))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +113,22 @@ class Clustered:
         start, stop = self.bounds[subpartition : subpartition + 2].tolist()
         return self.batch.slice(start, stop - start)
 
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of each subpartition's rows. int64, shape (subpartitions,)."""
+        rows = np.diff(self.bounds)
+        if all(map(_is_fixed_width, self.batch.schema.types)):
+            return rows * int(self.batch.nbytes) // max(1, int(self.batch.num_rows))
+        sizes = np.zeros(len(rows), np.int64)
+        for subpartition in np.flatnonzero(rows).tolist():
+            sizes[subpartition] = self.slice(subpartition).nbytes
+        return sizes
 
-def cluster(batch: pa.RecordBatch, selector: ChannelSelector, metrics: TaskMetrics) -> Clustered:
-    """Order the rows of a batch by subpartition, rows of one subpartition as they stood."""
+
+def cluster(batches: list[pa.RecordBatch], selector: ChannelSelector, metrics: TaskMetrics) -> Clustered:
+    """Order the rows of these batches by subpartition, rows of one subpartition as they stood. Takes the
+    list over, and empties it: there are never more than two copies of the rows."""
+    batch = _joined(batches)
+    batches.clear()
     with metrics.step("ids"):
         ids = selector.assign(batch)
     with metrics.step("sort"):
@@ -115,12 +162,13 @@ class ClusterEncoder:
         self._unit: list[pa.RecordBatch] = []
         self._unit_size = 0
 
-    def room_for(self, size: int) -> bool:
+    def room_for(self, batch: pa.RecordBatch) -> bool:
+        size = size_of(batch)
         # clustering and encoding the open unit takes its size twice more
         return not self._budget.would_exceed(size + 2 * (self._unit_size + size)) or not self._holds_any()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        size = batch.nbytes
+        size = size_of(batch)
         if self._unit and self._unit_size + size > self.unit_bytes:
             self._encode_unit()
         self._unit.append(batch)
@@ -139,14 +187,14 @@ class ClusterEncoder:
     def _encode_unit(self) -> None:
         if not self._unit:
             return
-        clustered = cluster(_joined(self._unit), self._selector, self._metrics)
-        self._budget.charge(self._unit_size)
+        unit, self._unit = self._unit, []
+        size, self._unit_size = self._unit_size, 0
+        self._budget.charge(size)
+        clustered = cluster(unit, self._selector, self._metrics)
         for subpartition in np.flatnonzero(np.diff(clustered.bounds)).tolist():
             buffer = self._payload.encode(clustered.slice(subpartition), self._metrics.seconds)
             self._buffer.append(subpartition, buffer)
-        self._budget.release(2 * self._unit_size)
-        self._unit = []
-        self._unit_size = 0
+        self._budget.release(2 * size)
 
 
 class SortEncoder:
@@ -168,21 +216,23 @@ class SortEncoder:
         self._write_order = write_order
         self._budget = budget
         self._metrics = metrics
+        self._write_batch = write_batch(budget.limit)
         self._open: list[pa.RecordBatch] = []
         self._open_size = 0
         self._units: list[Clustered] = []
         self._size = 0
-        self._rows = np.zeros(layout.selector.subpartitions, np.int64)
+        # what sorting and encoding each subpartition will take beside its clustered rows, bytes
+        self._working = np.zeros(layout.selector.subpartitions, np.int64)
 
-    def room_for(self, size: int) -> bool:
-        # sorting needs the largest subpartition twice more: gathered, and taken in order and encoded
-        total = self._size + self._open_size + size
-        rows = int(self._rows.sum())
-        largest = total if rows == 0 else round(total * int(self._rows.max()) / rows)
-        return not self._budget.would_exceed(size + 2 * largest) or total == size
+    def room_for(self, batch: pa.RecordBatch) -> bool:
+        if not self._units and not self._fits(batch):
+            self._cluster_open()  # which shows how the rows are distributed
+        return self._fits(batch)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        size = batch.nbytes
+        size = size_of(batch)
+        if self._open_size + size > self.unit_bytes:
+            self._cluster_open()
         self._open.append(batch)
         self._open_size += size
         self._budget.charge(size)
@@ -193,35 +243,67 @@ class SortEncoder:
         self._cluster_open()
         units, self._units = self._units, []
         held, self._size = self._size, 0
-        self._rows[:] = 0
+        self._working[:] = 0
         for subpartition in self._write_order:
             parts = [part for unit in units if (part := unit.slice(subpartition)).num_rows]
             if parts:
-                gathered = _joined(parts)
-                working = 2 * gathered.nbytes  # the gathered rows, and their messages
-                self._budget.charge(working)
-                yield subpartition, list(self._sorted_run(gathered))
-                self._budget.release(working)
+                yield subpartition, self._sorted_run(parts)
         self._budget.release(held)
 
-    def _sorted_run(self, rows: pa.RecordBatch) -> Iterator[SealedBuffer]:
+    def _fits(self, batch: pa.RecordBatch) -> bool:
+        """Whether a drain would stay within the budget. Rows that are not clustered yet are taken to be
+        distributed like those before them, and the first ones to go to one subpartition."""
+        if not self._units and not self._open:
+            return True
+        size = size_of(batch)
+        waiting = self._open_size + size
+        if self._size:
+            largest = int(self._working.max() * (self._size + waiting) / self._size)
+        else:
+            largest = _working(waiting, batch.num_rows + sum(each.num_rows for each in self._open))
+        return not self._budget.would_exceed(size + max(largest + self._write_batch, self.unit_bytes))
+
+    def _sorted_run(self, parts: list[pa.RecordBatch]) -> list[SealedBuffer]:
+        """One extent: its rows gathered, sorted, and cut into buffers, which are charged."""
+        rows = _joined(parts)
+        working = rows.nbytes + SORT_BYTES_PER_ROW * rows.num_rows
+        self._budget.charge(working)
         with self._metrics.step("sort"):
             indices = self._order.ranks(rows).sort_indices()
         step = max(1, rows.num_rows * self._buffer_size // max(1, rows.nbytes))
+        run: list[SealedBuffer] = []
         for start in range(0, rows.num_rows, step):
             with self._metrics.step("take"):
                 taken = rows.take(pa.array(indices[start : start + step]))
-            yield self._payload.encode(taken, self._metrics.seconds)
+            for piece in sliced(taken, self._buffer_size, attrgetter("nbytes")):
+                run.append(self._payload.encode(piece, self._metrics.seconds))
+                self._budget.charge(run[-1].bytes)
+        self._budget.release(working)
+        return run
 
     def _cluster_open(self) -> None:
         if not self._open:
             return
-        clustered = cluster(_joined(self._open), self._selector, self._metrics)
+        unit, self._open = self._open, []
+        size, self._open_size = self._open_size, 0
+        self._budget.charge(size)
+        clustered = cluster(unit, self._selector, self._metrics)
         self._units.append(clustered)
-        self._rows += np.diff(clustered.bounds)
-        self._size += self._open_size
-        self._open = []
-        self._open_size = 0
+        self._working += _working(clustered.sizes(), np.diff(clustered.bounds))
+        self._size += size
+        self._budget.release(size)
+
+
+def _working(size: Count, rows: Count) -> Count:
+    """What sorting and encoding rows takes beside them: they are gathered, ranked, and made into messages."""
+    return 2 * size + SORT_BYTES_PER_ROW * rows
+
+
+def _is_fixed_width(kind: pa.DataType) -> bool:
+    try:
+        return bool(kind.bit_width)
+    except ValueError:
+        return False
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -19,23 +19,31 @@ from types import TracebackType
 
 import pyarrow as pa
 
+from sortshuffle.errors import StateError, UnsupportedError
 from sortshuffle.format.index import RegionKind, Writer
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
-from sortshuffle.options import MIB
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
-from sortshuffle.write.data_buffer import DataBuffer, Extent
-from sortshuffle.write.encoders import ClusterEncoder, Encoder, PartitionLayout, SortEncoder
+from sortshuffle.write.data_buffer import DataBuffer, Extent, bytes_of
+from sortshuffle.write.encoders import (
+    ClusterEncoder,
+    Encoder,
+    PartitionLayout,
+    SortEncoder,
+    sliced,
+    write_batch,
+)
 
-# bytes handed to one gathered write: large enough that the call's cost vanishes, small enough that the
-# encoded rows of a sorted region need not all be held at once
-WRITE_BATCH = 8 * MIB
 BROADCAST_SHARE = 4  # part of the budget that broadcast rows may hold before they become a region
 
 
 class SortMergeResultPartition:
-    """Writes rows into one partitioned file, in regions of about ``budget.limit`` bytes."""
+    """Writes rows into one partitioned file, in regions of about ``budget.limit`` bytes.
+
+    ``budget``: this partition's own, or its own share of one. Calls after `finish()` or `abandon()` are a
+    `StateError`.
+    """
 
     def __init__(
         self,
@@ -50,6 +58,7 @@ class SortMergeResultPartition:
         self._budget = budget
         self._encoder = self._new_encoder()
         self._broadcasts = DataBuffer([0], budget)
+        self._ended = ""
 
     @property
     def file_id(self) -> bytes:
@@ -59,20 +68,28 @@ class SortMergeResultPartition:
     def write(self, batch: pa.RecordBatch) -> None:
         """Send each row to the subpartition that the selector gives it. The batch is of the payload's
         schema; it is not kept beyond the region it goes into."""
+        self._expect_open()
         for piece in sliced(batch, self._encoder.unit_bytes):
-            if not self._encoder.room_for(piece.nbytes):
-                self.flush()
+            self._make_room(piece)
             self._encoder.add(piece)
 
     def broadcast(self, batch: pa.RecordBatch) -> None:
-        """Send every row to every subpartition."""
+        """Send every row to every subpartition. Not where extents are ordered by key: `UnsupportedError`."""
+        self._expect_open()
+        if self._layout.order is not None:
+            raise UnsupportedError(
+                "rows cannot be broadcast into extents that are ordered by key: write them to every"
+                " subpartition"
+            )
         for piece in sliced(batch, self._encoder.unit_bytes):
+            self._make_room(piece)
             self._broadcasts.append(0, self._layout.payload.encode(piece, self.metrics.seconds))
             if self._broadcasts.bytes > self._budget.limit // BROADCAST_SHARE:
                 self._write_region(RegionKind.BROADCAST, self._broadcasts.drain())
 
     def flush(self) -> None:
         """Make a region of everything held. Does nothing if nothing is."""
+        self._expect_open()
         self._write_region(RegionKind.UNICAST, self._encoder.drain())
 
     def finish(self, writer: Writer) -> PartitionedFile:
@@ -89,12 +106,18 @@ class SortMergeResultPartition:
             files=2,
         )
         self.metrics.peak(self._budget.peak)
+        self._ended = "finished"
         return file
 
     def abandon(self) -> None:
         """Delete the files and let go of all memory. Does nothing after `finish()`."""
-        self._writer.abandon()
+        if self._ended:
+            return
+        self._ended = "abandoned"
+        self._encoder = self._new_encoder()
+        self._broadcasts = DataBuffer([0], self._budget)
         self._budget.release_all()
+        self._writer.abandon()
 
     def __enter__(self) -> SortMergeResultPartition:
         return self
@@ -110,35 +133,34 @@ class SortMergeResultPartition:
             return ClusterEncoder(layout, write_order, self._budget, self.metrics)
         return SortEncoder(layout, layout.order, write_order, self._budget, self.metrics)
 
+    def _expect_open(self) -> None:
+        if self._ended:
+            raise StateError(f"{self._writer.file.base} is {self._ended}: nothing can be written to it")
+
+    def _make_room(self, piece: pa.RecordBatch) -> None:
+        if not self._encoder.room_for(piece):
+            self.flush()
+
     def _write_region(self, kind: RegionKind, extents: Iterator[Extent]) -> None:
         self._writer.start_region(kind)
-        for batch in _batched(extents):
+        for batch in _batched(extents, write_batch(self._budget.limit)):
             self.metrics.add(raw_bytes_written=sum(b.raw_bytes for _, extent in batch for b in extent))
             with self.metrics.step("write"):
                 self._writer.write_extents(batch)
+            self._budget.release(sum(bytes_of(extent) for _, extent in batch))
+            del batch  # before the next ones are made
         self._writer.finish_region()
 
 
-def sliced(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
-    """The batch in slices of at most ``most`` bytes, in order; a larger row is a slice of its own."""
-    size = batch.nbytes
-    if size <= most or batch.num_rows <= 1:
-        if batch.num_rows:
-            yield batch
-        return
-    pieces = -(-size // most)
-    step = -(-batch.num_rows // pieces)
-    for start in range(0, batch.num_rows, step):
-        yield from sliced(batch.slice(start, step), most)  # again, because rows differ in size
-
-
-def _batched(extents: Iterator[Extent]) -> Iterator[list[Extent]]:
+def _batched(extents: Iterator[Extent], most: int) -> Iterator[list[Extent]]:
+    """Extents together up to ``most`` bytes or a little more; none is kept here once it was given."""
     batch: list[Extent] = []
     size = 0
     for extent in extents:
         batch.append(extent)
-        size += sum(buffer.bytes for buffer in extent[1])
-        if size >= WRITE_BATCH:
+        size += bytes_of(extent[1])
+        del extent
+        if size >= most:
             yield batch
             batch, size = [], 0
     if batch:

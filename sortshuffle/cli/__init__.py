@@ -1,0 +1,6 @@
+"""The command line: `sortshuffle dump`, `verify`, `clean`, `demo`.
+
+Thin mains over library calls. A command is loaded when it is called (`cli.main`), and none of those that look
+into files imports Spark. Exit codes are the same everywhere: 0 all is well, 1 something is wrong with the
+files, 2 the call is wrong.
+"""

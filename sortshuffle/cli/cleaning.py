@@ -1,0 +1,231 @@
+"""Which files no live application owns: the judgement that `sortshuffle clean` acts on.
+
+Usually nothing is left to do: the janitor of an executor deletes its files (`storage.janitor`). It cannot
+where its machine or container went down with it, and does not where files are to be kept
+(``spark.sortshuffle.keep``).
+
+What is looked at below a directory, symbolic links never followed:
+
+* *homes*, ``sortshuffle/<application>/<host>-<pid>``, each judged by its ``owner.json``;
+* in homes of live executors, the map outputs that are dead by the engine's own rules (`storage.lifetime`):
+  unfinished ones that nobody writes, finished ones that Spark has forgotten.
+
+Rules
+* What cannot be judged from here is kept, unless it has not changed for as long as the caller says.
+* A home in which there is anything that is not ours is kept, whatever its owner: a person has to look at it.
+* A home in which a process holds a lock is kept, whatever its owner: the processes of other containers are
+  not visible, but their locks are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from sortshuffle.storage.janitor import LOCK_FILE
+from sortshuffle.storage.lifetime import (
+    HOME_ROOT,
+    OWNER_FILE,
+    Owner,
+    _is_locked,
+    dead_outputs,
+    dead_partials,
+    delete_unfinished,
+    process_start,
+    remove_home,
+)
+from sortshuffle.storage.partitioned_file import PartitionedFile
+
+OWNER_IS_WRITTEN = 60.0  # seconds after which a home without owner.json is not just being made
+_HOME_NAME = re.compile(r".+-\d+")
+_AGES = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
+
+
+class Thing(Enum):
+    """What a verdict is about."""
+
+    HOME = "home"
+    UNFINISHED_OUTPUT = "unfinished map output"
+    FINISHED_OUTPUT = "finished map output"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a home, or one map output in it, is dead, and why. ``bytes``: what its files take. ``path``: of
+    the home, or of the map output without suffixes."""
+
+    path: str
+    what: Thing
+    is_dead: bool
+    bytes: int
+    reason: str
+
+
+def judge_all(
+    directory: str, older_than: float | None, on_error: Callable[[OSError], None]
+) -> Iterator[Verdict]:
+    """A verdict on every home at or below a directory, and on the dead map outputs of live ones.
+
+    ``older_than``: seconds; what cannot be judged and has not changed for so long is dead. ``on_error`` is
+    told of directories that cannot be listed.
+    """
+    now = time.time()
+    for path in homes_below(directory, on_error):
+        home = _Home.of(path)
+        if home is not None:
+            yield from _judge(home, older_than, now)
+
+
+def homes_below(directory: str, on_error: Callable[[OSError], None]) -> Iterator[str]:
+    """Directories that stand where a home stands, at or below a directory, sorted."""
+    for path, names, _ in os.walk(os.path.realpath(directory), onerror=on_error):
+        names.sort()
+        application = os.path.dirname(path)
+        if os.path.basename(os.path.dirname(application)) == HOME_ROOT:
+            names.clear()
+            yield path
+
+
+def remove(verdict: Verdict) -> bool:
+    """Delete what was judged; False if something is left of it."""
+    if verdict.what is Thing.HOME:
+        remove_home(verdict.path)
+        return not os.path.lexists(verdict.path)
+    file = PartitionedFile(verdict.path)
+    try:
+        if verdict.what is Thing.UNFINISHED_OUTPUT:
+            delete_unfinished(file)
+        else:
+            file.delete()
+    except OSError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """A home as it is now. ``changed``: when anything in it last did, seconds since 1970. ``foreign``: a name
+    in it that is not ours. ``is_held``: a process holds a lock in it. ``is_bare``: it has nothing but
+    beginnings of an owner.json."""
+
+    path: str
+    owner: Owner | None
+    bytes: int
+    changed: float
+    foreign: str | None
+    is_held: bool
+    is_bare: bool
+
+    @staticmethod
+    def of(path: str) -> _Home | None:
+        """None if it is not one after all, has gone meanwhile, or cannot be listed."""
+        try:
+            with os.scandir(path) as scan:
+                found = {entry.name: entry.stat(follow_symlinks=False) for entry in scan}
+            changed = os.lstat(path).st_mtime
+        except OSError:
+            return None
+        owner = Owner.read(path)
+        if owner is None and not _HOME_NAME.fullmatch(os.path.basename(path)):
+            return None
+        return _Home(
+            path,
+            owner,
+            sum(each.st_size for each in found.values()),
+            max([changed, *(each.st_mtime for each in found.values())]),
+            next((name for name in sorted(found) if not _is_ours(name, found[name])), None),
+            any(_is_locked(os.path.join(path, name)) for name in found if not name.startswith(OWNER_FILE)),
+            all(name.startswith(f"{OWNER_FILE}.") for name in found),
+        )
+
+
+def _is_ours(name: str, status: os.stat_result) -> bool:
+    named_so = name.startswith(OWNER_FILE) or name == LOCK_FILE or PartitionedFile.of(name) is not None
+    return named_so and stat.S_ISREG(status.st_mode)
+
+
+def _judge(home: _Home, older_than: float | None, now: float) -> Iterator[Verdict]:
+    owner = home.owner
+    if owner is not None and owner.on_this_host() and owner.is_live():
+        reason = f"application {owner.application} is live (process {owner.pid})"
+        yield Verdict(home.path, Thing.HOME, False, home.bytes, reason)
+        yield from _dead_outputs(home.path, owner, now)
+        return
+    is_dead, reason = _is_dead(home, now)
+    if is_dead is None:
+        age = now - home.changed
+        is_dead = older_than is not None and age > older_than
+        reason += f"; nothing has changed in it for {_duration(age)}"
+    if is_dead and home.foreign is not None:
+        is_dead, reason = False, f"{home.foreign!r} in it is not sortshuffle's ({reason})"
+    if is_dead and home.is_held:
+        is_dead, reason = False, f"a process holds a lock in it ({reason})"
+    yield Verdict(home.path, Thing.HOME, is_dead, home.bytes, reason)
+
+
+def _is_dead(home: _Home, now: float) -> tuple[bool | None, str]:
+    """Whether a home that is not known to be live is dead, None if that cannot be told; and why."""
+    owner = home.owner
+    if owner is None and home.is_bare:
+        if now - home.changed < OWNER_IS_WRITTEN:
+            return False, "it is being made"
+        return True, "its executor ended before it wrote anything"
+    if owner is None:
+        return None, "it has no owner.json that can be read"
+    if owner.on_this_host():
+        return True, _end_of(owner)
+    if owner.host != socket.gethostname():
+        return None, f"it belongs to host {owner.host}"
+    if home.changed < _boot_time():
+        return True, "the machine was started again after it was written"
+    return None, f"it belongs to another machine called {owner.host}"
+
+
+def _end_of(owner: Owner) -> str:
+    if process_start(owner.pid) == owner.started:
+        what = "Spark has removed the directories of its executor"
+    else:
+        what = f"its executor has ended (process {owner.pid})"
+    return what + (", it was kept by spark.sortshuffle.keep" if owner.keep else "")
+
+
+def _dead_outputs(home: str, owner: Owner, now: float) -> Iterator[Verdict]:
+    for file in dead_partials(home, now):
+        reason = "its task ended before it was finished"
+        yield Verdict(file.base, Thing.UNFINISHED_OUTPUT, True, _size_of(file), reason)
+    for file in dead_outputs(home, owner, now):
+        yield Verdict(file.base, Thing.FINISHED_OUTPUT, True, _size_of(file), "Spark has forgotten it")
+
+
+def _size_of(file: PartitionedFile) -> int:
+    size = 0
+    for path in (file.data_path, file.index_path, file.partial_data_path, file.partial_index_path):
+        try:
+            size += os.lstat(path).st_size
+        except OSError:
+            continue
+    return size
+
+
+def _boot_time() -> float:
+    """When this machine was started, seconds since 1970; 0 if that cannot be told."""
+    try:
+        with open("/proc/stat", encoding="ascii") as opened:
+            lines = [line.split() for line in opened]
+    except OSError:
+        return 0.0
+    return next((float(words[1]) for words in lines if words[0] == "btime"), 0.0)
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in _AGES:
+        if seconds >= size:
+            number = int(seconds // size)
+            return f"{number} {unit}" + ("" if number == 1 else "s")
+    return "less than a second"

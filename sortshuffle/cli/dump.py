@@ -1,0 +1,105 @@
+"""`sortshuffle dump`: shows what map outputs hold, in a page for people (`cli.pages`) or as JSON
+(`cli.documents`)."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import click
+
+from sortshuffle.cli import documents, pages
+from sortshuffle.cli.look import Look, look, look_at_all, pairs_below
+from sortshuffle.cli.output import Output
+from sortshuffle.cli.records import Rows, first_rows
+from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.storage.inspection import State
+
+
+@click.command(short_help="Show what map outputs hold, unfinished and damaged ones too.")
+@click.argument("path", type=click.Path(exists=True))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with everything in it.")
+@click.option("--records", metavar="N", type=click.IntRange(min=1), help="Show the first N rows, decoded.")
+@click.option(
+    "--subpartition",
+    metavar="S",
+    type=click.IntRange(min=0),
+    help="Show only this subpartition. --records without it takes the first that has rows.",
+)
+@click.option("--all", "everything", is_flag=True, help="Show long tables and lists whole.")
+@click.option("--quick", is_flag=True, help="Do not read the data: what is damaged in it is not found.")
+def dump(
+    path: str, as_json: bool, records: int | None, subpartition: int | None, everything: bool, quick: bool
+) -> None:
+    """Show what map outputs hold.
+
+    PATH is a data or index file, of which the other is found beside it, or a directory, of which all map
+    outputs below are listed and added up. Checksums are verified on the way. Files that are unfinished
+    (.partial), damaged or without their other half are shown as far as they can be.
+
+    Exit codes: 0 all is well, 1 something is damaged, missing or unfinished, 2 the call is wrong.
+    """
+    if os.path.isdir(path):
+        if records is not None or subpartition is not None:
+            raise UsageError("--records and --subpartition need a data or index file, not a directory")
+        looks = list(look_at_all(pairs_below(path), quick))
+        _print_directory(path, looks, as_json, everything)
+    else:
+        looks = [look(path, quick)]
+        _print_pair(looks[0], as_json, records, subpartition, everything)
+    if any(each.state is not State.COMPLETE for each in looks):
+        raise SystemExit(1)
+
+
+def _print_directory(path: str, looks: list[Look], as_json: bool, everything: bool) -> None:
+    if as_json:
+        _print_json(documents.directory(path, looks))
+    else:
+        pages.directory(Output(), path, looks, everything)
+
+
+def _print_pair(
+    pair: Look, as_json: bool, records: int | None, subpartition: int | None, everything: bool
+) -> None:
+    _check_subpartition(pair, subpartition)
+    rows, refusal = _rows(pair, records, subpartition)
+    if as_json:
+        document = documents.pair(pair, subpartition)
+        if records is not None:
+            document["records"] = documents.records(rows, refusal)
+        _print_json(document)
+        return
+    page = pages.PairPage(Output(), pair, subpartition, everything)
+    page.print()
+    if records is not None:
+        page.print_records(rows, refusal)
+
+
+def _check_subpartition(pair: Look, subpartition: int | None) -> None:
+    header = pair.inspection.header
+    if subpartition is not None and header is not None and subpartition >= header.subpartitions:
+        raise UsageError(
+            f"--subpartition {subpartition}: there are {header.subpartitions}, from 0 to"
+            f" {header.subpartitions - 1}"
+        )
+
+
+def _rows(pair: Look, records: int | None, subpartition: int | None) -> tuple[Rows | None, str]:
+    """The rows asked for, or why they cannot be had."""
+    if records is None:
+        return None, ""
+    chosen = _first_with_records(pair) if subpartition is None else subpartition
+    try:
+        return first_rows(pair.inspection, chosen, records), ""
+    except (UnsupportedError, OSError) as error:
+        return None, str(error)
+
+
+def _first_with_records(pair: Look) -> int:
+    table = pair.inspection.table
+    return 0 if table is None else int((table.per_subpartition("records") > 0).argmax())
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    click.echo(json.dumps(document, indent=2))

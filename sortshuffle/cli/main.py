@@ -1,0 +1,72 @@
+"""The `sortshuffle` command: finds its subcommands and loads only the one that is called.
+
+Rules: `sortshuffle --help` imports click and nothing heavier, so the summaries stand here (a test compares
+them with the commands); what the library raises on purpose becomes one line on standard error, never a
+traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+import sortshuffle
+from sortshuffle.errors import SortShuffleError, UsageError
+
+SUMMARIES = {
+    "clean": "Remove map outputs that no live application owns.",
+    "demo": "Run a PySpark job on real data through sortshuffle.",
+    "dump": "Show what map outputs hold, unfinished and damaged ones too.",
+    "verify": "Check every checksum of map outputs.",
+}
+
+
+class WrongCall(click.ClickException):
+    """A call that cannot be meant; exits 2."""
+
+    exit_code = 2
+
+
+class LazyGroup(click.Group):
+    """Commands named in `SUMMARIES`, each the function of that name in the module of that name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(SUMMARIES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in SUMMARIES:
+            return None
+        command = getattr(import_module(f"sortshuffle.cli.{cmd_name}"), cmd_name)
+        return command if isinstance(command, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(SUMMARIES.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            raise WrongCall(str(error)) from None
+        except SortShuffleError as error:
+            raise click.ClickException(str(error)) from None
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(sortshuffle.__version__, message="sortshuffle %(version)s")
+def main() -> None:
+    """Look into sortshuffle's files, check them, and clean up after crashes.
+
+    Exit codes: 0 all is well, 1 something is wrong with the files, 2 the call is wrong.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # names and values in files are anything; printing them must not fail where the terminal is not UTF-8
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+if __name__ == "__main__":
+    main()

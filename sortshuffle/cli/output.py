@@ -1,0 +1,149 @@
+"""How the commands print: for people on a terminal, plain lines everywhere else.
+
+Rules
+* On a terminal: its width, colours, a rule below a table's head. Elsewhere: no colours, no lines drawn, no
+  column cut, no trailing blanks, so that output can be searched and compared.
+* Text that comes out of files (names, values) is shown with control characters escaped: looking into a file
+  must not be able to drive the terminal.
+* Results go to standard output; progress goes to standard error, and only if that is a terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import click
+from rich.cells import cell_len
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+from rich.text import Text
+
+from sortshuffle.options import MIB
+
+PLAIN_WIDTH = 1_000_000  # columns; where nothing is cut
+LEAST_FOR_PROGRESS = 512 * MIB  # what is done in a blink needs no bar
+GAP = "  "  # between a table's columns
+
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A table's column. ``left``: text, not a number."""
+
+    name: str
+    left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A table's row; ``style`` is rich's."""
+
+    cells: Sequence[str]
+    style: str = ""
+
+
+class Output:
+    """Standard output of one command."""
+
+    def __init__(self) -> None:
+        self.is_terminal = sys.stdout.isatty()
+        self._console = Console(highlight=False) if self.is_terminal else _plain_console()
+        self._rule = "─" if self._console.encoding.startswith("utf") else "-"
+
+    @property
+    def width(self) -> int:
+        return self._console.width
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """One line, however long: a terminal wraps it, so that it can be copied whole."""
+        self._print_line(shown(text), style)
+
+    def fields(self, fields: Sequence[tuple[str, str]]) -> None:
+        """Labels and values, indented; a long value goes on below its beginning."""
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for label, value in fields:
+            grid.add_row("  " + label, Text(shown(value)))
+        with self._console.capture() as capture:
+            self._console.print(grid)
+        for line in capture.get().splitlines():
+            click.echo(line.rstrip(), color=True)
+
+    def table(self, columns: Sequence[Column], rows: Sequence[Row]) -> None:
+        """A table of any length, laid out here because rich's takes half a millisecond for a row. The last
+        cells of a row may be missing."""
+        names = [column.name for column in columns]
+        cells = [[shown(cell) for cell in row.cells] for row in rows]
+        widths = [_width([names, *cells], at) for at in range(len(columns))]
+        self._print_line(_laid_out(names, columns, widths), "bold")
+        if self.is_terminal:
+            self._print_line(self._rule * (sum(widths) + len(GAP) * (len(widths) - 1)), "dim")
+        for row, texts in zip(rows, cells, strict=True):
+            self._print_line(_laid_out(texts, columns, widths), row.style)
+
+    def _print_line(self, text: str, style: str) -> None:
+        if self.is_terminal:
+            self._console.print(Text(text, style), soft_wrap=True)
+        else:
+            click.echo(text)
+
+
+def _width(lines: Sequence[Sequence[str]], at: int) -> int:
+    return max(cell_len(cells[at]) for cells in lines if at < len(cells))
+
+
+def _laid_out(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    """One line of a table, without blanks at its end."""
+    parts = []
+    for text, column, width in zip(cells, columns, widths, strict=False):
+        blanks = " " * (width - cell_len(text))
+        parts.append(text + blanks if column.left else blanks + text)
+    return GAP.join(parts).rstrip()
+
+
+def _plain_console() -> Console:
+    return Console(width=PLAIN_WIDTH, highlight=False, no_color=True, force_terminal=False)
+
+
+def shown(text: str) -> str:
+    """Text with whatever is not printable escaped, on one line."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
+    )
+
+
+def count(number: int) -> str:
+    """A whole number for people: 1,234,567."""
+    return f"{number:,}"
+
+
+def ratio(raw_bytes: int, stored_bytes: int) -> str:
+    """How many times smaller something is stored than it is; empty where nothing is stored."""
+    return f"{raw_bytes / stored_bytes:.2f}" if stored_bytes else ""
+
+
+def plural(number: int, noun: str) -> str:
+    """1 region, 2 regions."""
+    return f"{count(number)} {noun}" + ("" if number == 1 else "s")
+
+
+@contextmanager
+def progress(description: str, total: int) -> Iterator[Advance]:
+    """A bar on standard error while ``total`` bytes are gone through, which leaves nothing behind."""
+    if total < LEAST_FOR_PROGRESS or not sys.stderr.isatty():
+        yield lambda size: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = Console(stderr=True)
+    # rich would otherwise send what is printed meanwhile to standard error as well
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
+        task = bar.add_task(shown(description), total=total)
+        yield lambda size: bar.advance(task, size)

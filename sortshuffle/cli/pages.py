@@ -1,0 +1,380 @@
+"""What `dump` prints for people: the page of one pair, and the page of a directory.
+
+Numbers in tables are exact. Long tables are cut after `LIMIT` rows, which is always said; runs of empty
+subpartitions take one row. What is wrong comes last, where a terminal's reader looks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sortshuffle.cli.exchanges import Exchange, exchanges
+from sortshuffle.cli.look import Look
+from sortshuffle.cli.output import Column, Output, Row, count, plural, ratio
+from sortshuffle.cli.records import Rows, cell, schema_of
+from sortshuffle.format.header import VERSION
+from sortshuffle.format.index import Writer
+from sortshuffle.options import format_size
+from sortshuffle.storage.inspection import (
+    FoundFile,
+    Int64s,
+    LooseBuffer,
+    RegionTable,
+    Spread,
+    State,
+    Totals,
+)
+from sortshuffle.storage.reader import Extent
+
+LIMIT = 40  # rows of a table that are shown without --all
+FAULT_LIMIT = 20
+
+_STYLES = {
+    State.COMPLETE: "bold green",
+    State.BEING_WRITTEN: "bold cyan",
+    State.UNFINISHED: "bold yellow",
+    State.DAMAGED: "bold red",
+}
+_EXTENT_COLUMNS = (
+    Column("region"),
+    Column("subpartition"),
+    Column("offset"),
+    Column("bytes"),
+    Column("buffers"),
+    Column("rows"),
+    Column("ratio"),
+)
+_SKEW_COLUMNS = (
+    Column("per subpartition", left=True),
+    Column("min"),
+    Column("median"),
+    Column("max"),
+    Column("max/median"),
+    Column("max in"),
+    Column("empty"),
+)
+
+
+# ---- one pair -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PairPage:
+    """Prints one pair. ``subpartition``: show only this one's extents. ``everything``: cut nothing."""
+
+    out: Output
+    look: Look
+    subpartition: int | None
+    everything: bool
+
+    def print(self) -> None:
+        out, look = self.out, self.look
+        out.line(f"{look.name}: {look.state.value}", _STYLES[look.state])
+        out.line(f"in {look.directory}", "dim")
+        out.line()
+        out.fields(list(_facts(look)))
+        self._print_regions()
+        self._print_loose_buffers()
+        _print_faults(out, look, self.everything)
+
+    def print_records(self, rows: Rows | None, refusal: str) -> None:
+        """The rows asked for, or why there are none."""
+        out = self.out
+        out.line()
+        if rows is None:
+            out.line(refusal, "red")
+            return
+        total = plural(rows.total, "row")
+        out.line(
+            f"The first {count(len(rows.values))} of {total} of subpartition {rows.subpartition}", "bold"
+        )
+        out.line()
+        if out.is_terminal and _width_of(rows) > out.width:
+            _print_rows_upright(out, rows)
+        else:
+            columns = [Column(name, left=not _is_number(rows, at)) for at, name in enumerate(rows.columns)]
+            out.table(columns, [Row([cell(value) for value in values]) for values in rows.values])
+
+    def _print_regions(self) -> None:
+        out, table = self.out, self.look.inspection.table
+        if table is None:
+            return
+        out.line()
+        if not table.kinds:
+            out.line("There are no regions.")
+            return
+        bad = self.look.check.faulty_extents() if self.look.check else frozenset()
+        rows = list(_extent_rows(table, bad, self.subpartition))
+        columns = (*_EXTENT_COLUMNS, Column("state", left=True)) if bad else _EXTENT_COLUMNS
+        _print_table(out, columns, rows, self.everything, ", --subpartition S those of one")
+        out.line()
+        regions = plural(len(table.kinds), "region")
+        if self.subpartition is not None:
+            own = Totals.of(table.entries[:, self.subpartition])
+            out.line(f"Subpartition {self.subpartition}: {_totals(own)}, in {regions}")
+            return
+        out.line(f"Total: {_totals(table.totals)}, in {regions}")
+        out.line()
+        _print_skew(out, table.per_subpartition("bytes"), table.per_subpartition("records"))
+
+    def _print_loose_buffers(self) -> None:
+        check = self.look.check
+        if check is None or not (check.loose or check.stopped_at):
+            return
+        out = self.out
+        out.line()
+        is_next_region = self.look.inspection.unfinished and self.look.inspection.table is not None
+        if check.loose:
+            out.line(_NEXT_REGION if is_next_region else _LOOSE, "bold")
+            out.line()
+            rows = [_loose_row(each) for each in check.loose]
+            _print_table(out, _LOOSE_COLUMNS, rows, self.everything)
+        if check.stopped_at is not None and self.look.inspection.data is not None:
+            left = self.look.inspection.data.bytes - check.stopped_at
+            what = "a buffer is cut off" if is_next_region else "it is not known where the next buffer begins"
+            out.line()
+            out.line(f"At offset {check.stopped_at} {what}: {plural(left, 'byte')} from there on.")
+
+
+_NEXT_REGION = "Buffers of the region that was being written"
+_LOOSE = "Buffers that no index covers: which region and subpartition they are of cannot be told"
+_LOOSE_COLUMNS = (
+    Column("offset"),
+    Column("bytes"),
+    Column("rows"),
+    Column("ratio"),
+    Column("type", left=True),
+)
+
+
+def _print_table(
+    out: Output, columns: Sequence[Column], rows: list[Row], everything: bool, other_way: str = ""
+) -> None:
+    shown = rows if everything else rows[:LIMIT]
+    out.table(columns, shown)
+    if len(rows) > len(shown):
+        out.line(f"... and {plural(len(rows) - len(shown), 'more row')}: --all shows them{other_way}.", "dim")
+
+
+def _facts(look: Look) -> Iterator[tuple[str, str]]:
+    inspection = look.inspection
+    yield "data", _described(inspection.data)
+    yield "index", _described(inspection.index)
+    header = inspection.header
+    if header is not None:
+        yield (
+            "format",
+            f"version {VERSION}, {header.payload_kind.name.lower()}, codec {header.codec.name.lower()}",
+        )
+        first = f", written from {header.first_subpartition} on" if header.first_subpartition else ""
+        yield "layout", plural(header.subpartitions, "subpartition") + first
+        yield "id", header.file_id.hex()
+    if inspection.writer is not None:
+        yield "writer", _signature(inspection.writer)
+        yield "time", f"{inspection.writer.time}, {inspection.writer.software}"
+        yield "order", ", ".join(map(str, inspection.writer.ordering)) or "of arrival"
+    schema = schema_of(inspection)
+    if schema is not None:
+        yield "schema", ", ".join(f"{f.name} {f.type}{'' if f.nullable else ' not null'}" for f in schema)
+
+
+def _described(file: FoundFile | None) -> str:
+    if file is None:
+        return "missing"
+    return f"{os.path.basename(file.path)}, {count(file.bytes)} bytes"
+
+
+def _signature(writer: Writer) -> str:
+    return (
+        f"application {writer.application}, exchange {writer.exchange}, stage {writer.stage},"
+        f" map {writer.map_index}, attempt {writer.attempt}, on {writer.host}"
+    )
+
+
+def _extent_rows(
+    table: RegionTable, bad: frozenset[tuple[int, int | None]], subpartition: int | None
+) -> Iterator[Row]:
+    extents = table.extents(subpartition)
+    for (region, is_empty), run in itertools.groupby(extents, lambda each: (each.region, each.bytes == 0)):
+        members = list(run)
+        if is_empty:
+            yield _empty_row(region, members)
+            continue
+        for extent in members:
+            number = None if table.is_broadcast(region) else extent.subpartition
+            yield _extent_row(extent, number, (region, number) in bad)
+
+
+def _extent_row(extent: Extent, number: int | None, is_bad: bool) -> Row:
+    cells = [
+        str(extent.region),
+        "all" if number is None else str(number),
+        str(extent.offset),
+        count(extent.bytes),
+        count(extent.buffers),
+        count(extent.records),
+        ratio(extent.raw_bytes, extent.bytes),
+    ]
+    return Row([*cells, "damaged"], "red") if is_bad else Row(cells)
+
+
+def _empty_row(region: int, run: list[Extent]) -> Row:
+    first, last = run[0].subpartition, run[-1].subpartition
+    numbers = str(first) if first == last else f"{first}-{last}"
+    return Row([str(region), numbers, "", "0", "0", "0", ""], "dim")
+
+
+def _loose_row(buffer: LooseBuffer) -> Row:
+    return Row(
+        [
+            str(buffer.offset),
+            count(buffer.bytes),
+            "" if buffer.records is None else count(buffer.records),
+            ratio(buffer.raw_bytes, buffer.bytes),
+            buffer.data_type.lower().replace("_", " "),
+        ]
+    )
+
+
+def _print_skew(out: Output, sizes: Int64s, records: Int64s) -> None:
+    out.table(_SKEW_COLUMNS, [_skew_row("bytes", Spread.of(sizes)), _skew_row("rows", Spread.of(records))])
+
+
+def _skew_row(name: str, spread: Spread) -> Row:
+    factor = f"{spread.most / spread.median:.2f}" if spread.median else ""
+    median = f"{spread.median:,.1f}".removesuffix(".0")
+    cells = [name, count(spread.least), median, count(spread.most), factor, str(spread.largest)]
+    return Row([*cells, count(spread.empty)])
+
+
+def _totals(totals: Totals) -> str:
+    packed = ratio(totals.raw_bytes, totals.bytes)
+    return (
+        f"{plural(totals.bytes, 'byte')} ({format_size(totals.bytes)}), {plural(totals.buffers, 'buffer')},"
+        f" {plural(totals.records, 'row')}" + (f", ratio {packed}" if packed else "")
+    )
+
+
+def _print_faults(out: Output, look: Look, everything: bool) -> None:
+    notes = list(_notes(look))
+    faults = look.faults if everything else look.faults[:FAULT_LIMIT]
+    if not (notes or faults):
+        return
+    out.line()
+    for note in notes:
+        out.line(note, "yellow")
+    for fault in faults:
+        out.line(f"{os.path.basename(fault.place.file)}: {fault}", "red")
+    if len(look.faults) > len(faults):
+        out.line(f"... and {plural(len(look.faults) - len(faults), 'more fault')}: --all shows them.", "dim")
+
+
+def _notes(look: Look) -> Iterator[str]:
+    if look.inspection.being_written:
+        yield "A task is writing this map output; its completed regions are shown."
+    elif look.inspection.unfinished:
+        yield (
+            "The task that wrote this map output ended before it was finished: nothing refers to it, and"
+            " `sortshuffle clean` removes it."
+        )
+    if look.check is None:
+        yield "The data was not read, as --quick says."
+
+
+# ---- rows -----------------------------------------------------------------------------------------------
+
+
+def _print_rows_upright(out: Output, rows: Rows) -> None:
+    """One line per value, for rows that are wider than the terminal."""
+    for number, values in enumerate(rows.values):
+        out.line(f"row {number}", "dim")
+        out.fields([(name, cell(value)) for name, value in zip(rows.columns, values, strict=True)])
+
+
+def _width_of(rows: Rows) -> int:
+    gap = 2
+    return sum(
+        gap + max([len(name), *(len(cell(values[at])) for values in rows.values)])
+        for at, name in enumerate(rows.columns)
+    )
+
+
+def _is_number(rows: Rows, at: int) -> bool:
+    values = [values[at] for values in rows.values if values[at] is not None]
+    return bool(values) and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
+
+
+# ---- a directory ----------------------------------------------------------------------------------------
+
+_PAIR_COLUMNS = (
+    Column("map output", left=True),
+    Column("regions"),
+    Column("bytes"),
+    Column("rows"),
+    Column("ratio"),
+)
+
+
+def directory(out: Output, path: str, looks: list[Look], everything: bool) -> None:
+    """One row for each pair, then each exchange added up, then what is wrong."""
+    if not looks:
+        out.line(f"There are no map outputs below {path}.")
+        return
+    for position, (parent, group) in enumerate(itertools.groupby(looks, lambda look: look.directory)):
+        members = list(group)
+        is_well = all(look.state is State.COMPLETE for look in members)
+        columns = _PAIR_COLUMNS if is_well else (*_PAIR_COLUMNS, Column("state", left=True))
+        if position:
+            out.line()
+        out.line(parent, "bold")
+        out.line()
+        _print_table(out, columns, [_pair_row(look, with_state=not is_well) for look in members], everything)
+    for exchange in exchanges(looks):
+        _print_exchange(out, exchange)
+    _print_wrong_pairs(out, looks, everything)
+
+
+def _pair_row(look: Look, with_state: bool) -> Row:
+    table = look.inspection.table
+    cells = [look.name, "", "", "", ""]
+    if table is not None:
+        totals = table.totals
+        packed = ratio(totals.raw_bytes, totals.bytes)
+        cells[1:] = [count(len(table.kinds)), count(totals.bytes), count(totals.records), packed]
+    if with_state:
+        cells.append(look.state.value)
+    return Row(cells, "" if look.state is State.COMPLETE else _STYLES[look.state].removeprefix("bold "))
+
+
+def _print_exchange(out: Output, exchange: Exchange) -> None:
+    out.line()
+    out.line(f"Exchange {exchange.number} of {exchange.application or 'an unnamed application'}", "bold")
+    out.line(
+        plural(exchange.map_outputs, "map output")
+        + (f" of {plural(exchange.maps, 'map task')}" if exchange.maps < exchange.map_outputs else "")
+        + f", {plural(exchange.subpartitions, 'subpartition')}, {_totals(exchange.totals)}"
+    )
+    out.line()
+    _print_skew(out, exchange.bytes, exchange.records)
+
+
+def _print_wrong_pairs(out: Output, looks: list[Look], everything: bool) -> None:
+    wrong = [look for look in looks if look.state is not State.COMPLETE]
+    if not wrong:
+        return
+    out.line()
+    out.line(f"{plural(len(wrong), 'map output')} of {count(len(looks))} not added up:")
+    for look in wrong if everything else wrong[:FAULT_LIMIT]:
+        out.line(f"{look.inspection.base}: {_reason(look)}", _STYLES[look.state].removeprefix("bold "))
+    if len(wrong) > FAULT_LIMIT and not everything:
+        out.line(f"... and {count(len(wrong) - FAULT_LIMIT)} more: --all shows them.", "dim")
+
+
+def _reason(look: Look) -> str:
+    if not look.faults:
+        return look.state.value
+    first, more = look.faults[0], len(look.faults) - 1
+    return f"{first}" + (f"; and {plural(more, 'more fault')}" if more else "")

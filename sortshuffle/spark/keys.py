@@ -1,0 +1,39 @@
+"""Which columns may decide where rows go, and which may group them. Checked on the driver, at the call.
+
+The Arrow type of a column does not show everything: a collated string hashes and compares by its collation in
+Spark, and its bytes say nothing about that.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
+
+from sortshuffle.errors import ColumnError
+from sortshuffle.partitioner import check_hashable
+from sortshuffle.payload.ordering import RowOrder
+
+
+def check_placement_key(field: StructField, wire: pa.DataType) -> None:
+    """Raises `ColumnError` if rows cannot be placed by this column as Spark would place them."""
+    _refuse_collation(field.name, field.dataType)
+    check_hashable(field.name, wire)
+
+
+def check_group_key(field: StructField, wire: pa.DataType) -> None:
+    """Raises `ColumnError` if rows cannot be grouped by this column as Spark would group them."""
+    check_placement_key(field, wire)
+    RowOrder.check(field.name, wire)
+
+
+def _refuse_collation(name: str, kind: DataType) -> None:
+    if isinstance(kind, StringType) and not kind.isUTF8BinaryCollation():
+        raise ColumnError(
+            f"column {name} is a string with collation {kind.collation}, which Spark hashes and compares by"
+            " rules that are not available here: cast it to a plain string first, or let Spark shuffle it"
+        )
+    if isinstance(kind, StructType):
+        for child in kind:
+            _refuse_collation(f"{name}.{child.name}", child.dataType)
+    if isinstance(kind, ArrayType):
+        _refuse_collation(f"{name}.element", kind.elementType)

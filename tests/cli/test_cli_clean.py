@@ -1,0 +1,341 @@
+"""`sortshuffle clean`: what it removes, what it leaves, and what it says. Owners are real processes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from built_outputs import build, fill, start
+from run_cli import run
+
+from sortshuffle.storage.lifetime import Owner, boot_id, process_start
+
+LONG_AGO = 1_000_000.0  # seconds since 1970
+
+
+@pytest.fixture(scope="module")
+def ended() -> tuple[int, int]:
+    """Pid and start time of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = process_start(process.pid)
+    assert started is not None
+    process.communicate()
+    return process.pid, started
+
+
+def owner_of(pid: int, started: int, **other: object) -> Owner:
+    owner = Owner(
+        application="app-1",
+        host=socket.gethostname(),
+        boot=boot_id(),
+        pid=pid,
+        started=started,
+        local_directories=(),
+        grace=600.0,
+        keep=False,
+    )
+    return replace(owner, **other)
+
+
+def live_owner(**other: object) -> Owner:
+    started = process_start(os.getpid())
+    assert started is not None
+    return owner_of(os.getpid(), started, **other)
+
+
+def home(root: Path, owner: Owner | None, name: str = "") -> Path:
+    """A home with one finished map output in it."""
+    path = root / "sortshuffle" / "app-1" / (name or (f"{owner.host}-{owner.pid}" if owner else "host-1"))
+    path.mkdir(parents=True, mode=0o700)
+    build(path, unicast_regions=1, count=10)
+    if owner is not None:
+        owner.write(str(path))
+    return path
+
+
+def size_of(directory: Path) -> int:
+    return sum(path.lstat().st_size for path in directory.iterdir())
+
+
+def age(path: Path, when: float = LONG_AGO) -> None:
+    """Make a home and everything in it look as if it had last changed then."""
+    for each in path.iterdir():
+        os.utime(each, (when, when), follow_symlinks=False)
+    os.utime(path, (when, when))
+
+
+@pytest.fixture
+def boot_time() -> float:
+    return next(float(line.split()[1]) for line in open("/proc/stat") if line.startswith("btime"))
+
+
+# ---- homes ----------------------------------------------------------------------------------------------
+
+
+def test_the_home_of_a_dead_executor_goes(tmp_path: Path, ended: tuple[int, int]) -> None:
+    path = home(tmp_path, owner_of(*ended))
+    size = size_of(path)
+    (tmp_path / "keep me").write_text("something else")
+    result = run("clean", tmp_path)
+    assert result.exit_code == 0
+    assert f"{path}: its executor has ended (process {ended[0]})" in result.stdout
+    assert result.stdout.startswith("removed")
+    assert result.stdout.splitlines()[-1] == f"Removed 1 home ({size / 1024:.1f} KiB); kept nothing."
+    assert [each.name for each in tmp_path.iterdir()] == ["keep me"]
+
+
+def test_dry_run_says_the_same_and_does_nothing(tmp_path: Path, ended: tuple[int, int]) -> None:
+    path = home(tmp_path, owner_of(*ended))
+    before = sorted(path.iterdir())
+    result = run("clean", "--dry-run", tmp_path)
+    assert result.exit_code == 0
+    assert f"{path}: its executor has ended" in result.stdout
+    assert result.stdout.startswith("would remove")
+    assert result.stdout.splitlines()[-1].startswith("Would remove 1 home (")
+    assert sorted(path.iterdir()) == before
+
+
+def test_the_home_of_a_live_executor_stays(tmp_path: Path) -> None:
+    path = home(tmp_path, live_owner())
+    result = run("clean", tmp_path)
+    assert result.exit_code == 0
+    assert f"{path}: application app-1 is live (process {os.getpid()})" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("Removed nothing; kept 1 home")
+    assert (path / "exchange-3-map-0-attempt-100.data").exists()
+
+
+def test_a_recycled_pid_is_not_its_executor(tmp_path: Path) -> None:
+    path = home(tmp_path, owner_of(os.getpid(), 1))
+    run("clean", tmp_path)
+    assert not path.exists()
+
+
+def test_a_home_whose_executor_lost_its_directories_goes(tmp_path: Path) -> None:
+    path = home(tmp_path, live_owner(local_directories=(str(tmp_path / "gone"),)))
+    assert "Spark has removed the directories of its executor" in run("clean", tmp_path).stdout
+    assert not path.exists()
+
+
+def test_kept_files_go_when_their_application_has_ended(tmp_path: Path, ended: tuple[int, int]) -> None:
+    path = home(tmp_path, owner_of(*ended, keep=True))
+    assert "kept by spark.sortshuffle.keep" in run("clean", tmp_path).stdout
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("start_at", ["", "sortshuffle", "sortshuffle/app-1", "sortshuffle/app-1/NAME"])
+def test_it_may_start_anywhere_at_or_above_a_home(
+    tmp_path: Path, ended: tuple[int, int], start_at: str
+) -> None:
+    path = home(tmp_path / "spark-1" / "executor-1" / "blockmgr-1", owner_of(*ended))
+    run("clean", tmp_path / "spark-1/executor-1/blockmgr-1" / start_at.replace("NAME", path.name))
+    assert not path.exists()
+
+
+def test_homes_are_found_however_deep_spark_puts_them(tmp_path: Path, ended: tuple[int, int]) -> None:
+    path = home(tmp_path / "usercache/u/appcache/application_1/blockmgr-1", owner_of(*ended))
+    run("clean", tmp_path)
+    assert not path.exists()
+
+
+def test_several_directories_at_once(tmp_path: Path, ended: tuple[int, int]) -> None:
+    first, second = home(tmp_path / "a", owner_of(*ended)), home(tmp_path / "b", owner_of(*ended))
+    result = run("clean", tmp_path / "a", tmp_path / "b", tmp_path)
+    assert "Removed 2 homes" in result.stdout
+    assert not first.exists() and not second.exists()
+
+
+# ---- what cannot be judged ------------------------------------------------------------------------------
+
+
+def test_homes_of_other_hosts_stay_and_are_listed(tmp_path: Path, ended: tuple[int, int]) -> None:
+    path = home(tmp_path, owner_of(*ended, host="elsewhere"))
+    result = run("clean", tmp_path)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("kept")
+    assert f"{path}: it belongs to host elsewhere; nothing has changed in it for" in result.stdout
+    assert path.exists()
+
+
+def test_older_than_judges_them_by_their_age(tmp_path: Path, ended: tuple[int, int]) -> None:
+    path = home(tmp_path, owner_of(*ended, host="elsewhere"))
+    age(path, time.time() - 8 * 86400)
+    run("clean", "--older-than", "9d", tmp_path)
+    assert path.exists()
+    result = run("clean", "--older-than", "7d", tmp_path)
+    assert "it belongs to host elsewhere; nothing has changed in it for 8 days" in result.stdout
+    assert not path.exists()
+
+
+def test_older_than_does_not_touch_live_homes(tmp_path: Path) -> None:
+    path = home(tmp_path, live_owner())
+    age(path)
+    run("clean", "--older-than", "1s", tmp_path)
+    assert path.exists()
+
+
+@pytest.mark.parametrize("text", ["7", "d", "seven days", "-7d", "7y"])
+def test_an_age_that_is_none_is_a_wrong_call(tmp_path: Path, text: str) -> None:
+    result = run("clean", f"--older-than={text}", tmp_path)
+    assert result.exit_code == 2
+    assert "is not a time such as 90min, 12h or 7d" in result.stderr
+
+
+def test_homes_from_before_the_machine_was_started_go(
+    tmp_path: Path, ended: tuple[int, int], boot_time: float
+) -> None:
+    path = home(tmp_path, owner_of(*ended, boot="another boot"))
+    age(path, boot_time - 60)
+    assert "the machine was started again after it was written" in run("clean", tmp_path).stdout
+    assert not path.exists()
+
+
+def test_homes_of_another_machine_of_this_name_stay(tmp_path: Path, ended: tuple[int, int]) -> None:
+    path = home(tmp_path, owner_of(*ended, boot="another boot"))
+    result = run("clean", tmp_path)
+    assert f"another machine called {socket.gethostname()}" in result.stdout
+    assert path.exists()
+
+
+def test_a_home_without_an_owner_stays(tmp_path: Path) -> None:
+    path = home(tmp_path, None)
+    age(path)
+    assert "it has no owner.json that can be read" in run("clean", tmp_path).stdout
+    assert path.exists()
+    (path / "owner.json").write_text("{}")
+    assert "it has no owner.json that can be read" in run("clean", tmp_path).stdout
+    age(path)
+    run("clean", "--older-than", "7d", tmp_path)
+    assert not path.exists()
+
+
+def test_a_home_that_was_never_used_goes_after_a_minute(tmp_path: Path) -> None:
+    path = tmp_path / "sortshuffle" / "app-1" / "host-77"
+    path.mkdir(parents=True)
+    (path / "owner.json.77").write_text("{")
+    assert "it is being made" in run("clean", tmp_path).stdout
+    age(path)
+    assert "its executor ended before it wrote anything" in run("clean", tmp_path).stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_home_in_which_a_process_holds_a_lock_stays(tmp_path: Path, ended: tuple[int, int]) -> None:
+    path = home(tmp_path, owner_of(*ended))
+    with open(path / "janitor.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "a process holds a lock in it" in run("clean", tmp_path).stdout
+        assert path.exists()
+    run("clean", tmp_path)
+    assert not path.exists()
+
+
+# ---- what is not ours -----------------------------------------------------------------------------------
+
+
+def test_a_home_with_foreign_files_stays(tmp_path: Path, ended: tuple[int, int]) -> None:
+    for number, make in enumerate((Path.touch, Path.mkdir, lambda path: path.symlink_to("/"))):
+        path = home(tmp_path, owner_of(*ended), f"host-{number}")
+        make(path / "precious")
+        assert "'precious' in it is not sortshuffle's" in run("clean", tmp_path).stdout
+        assert (path / "exchange-3-map-0-attempt-100.data").exists()
+
+
+def test_directories_that_only_look_like_homes_stay(tmp_path: Path) -> None:
+    for name in ("sortshuffle/tests/cli", "sortshuffle/tests/format-1/deep", "other/app-1/host-1"):
+        (tmp_path / name).mkdir(parents=True)
+    age(tmp_path / "sortshuffle/tests/cli")
+    (tmp_path / "sortshuffle" / "tests" / "format-1" / "file").touch()
+    run("clean", tmp_path)
+    assert (tmp_path / "sortshuffle/tests/cli").exists()
+    assert (tmp_path / "sortshuffle/tests/format-1/deep").exists()
+    assert (tmp_path / "other/app-1/host-1").exists()
+
+
+@pytest.mark.parametrize("linked", ["sortshuffle", "sortshuffle/app-1", "sortshuffle/app-1/NAME"])
+def test_symbolic_links_are_not_followed(tmp_path: Path, ended: tuple[int, int], linked: str) -> None:
+    real = home(tmp_path / "elsewhere", owner_of(*ended))
+    linked = linked.replace("NAME", real.name)
+    link = tmp_path / "looked at" / linked
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "elsewhere" / linked)
+    result = run("clean", tmp_path / "looked at")
+    assert "There are no files of sortshuffle's executors below" in result.stdout
+    assert real.exists() and link.is_symlink()
+
+
+def test_a_link_to_a_file_in_a_home_is_not_followed(tmp_path: Path, ended: tuple[int, int]) -> None:
+    precious = tmp_path / "precious.data"
+    precious.write_text("precious")
+    path = home(tmp_path, owner_of(*ended))
+    (path / "exchange-1-map-1-attempt-1.data").symlink_to(precious)
+    assert "'exchange-1-map-1-attempt-1.data' in it is not sortshuffle's" in run("clean", tmp_path).stdout
+    assert precious.read_text() == "precious"
+
+
+# ---- map outputs of live executors ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def live_home(tmp_path: Path) -> Iterator[Path]:
+    """A live executor's home: one finished map output that Spark knows, and what the tests add."""
+    blocks = tmp_path / "blockmgr-1"
+    (blocks / "0a").mkdir(parents=True)
+    (blocks / "0a" / "shuffle_5_100_0.index").touch()
+    yield home(blocks, live_owner(local_directories=(str(blocks),)))
+
+
+def test_unfinished_map_outputs_of_dead_tasks_go(live_home: Path, tmp_path: Path) -> None:
+    with start(live_home, map_index=7, attempt=107) as output:
+        fill(output, 1, 10)
+        for path in live_home.glob("*.partial"):
+            shutil.copy(path, str(path).replace("map-7-attempt-107", "map-8-attempt-108"))
+        for path in live_home.glob("*.partial"):
+            os.utime(path, (LONG_AGO, LONG_AGO))
+        result = run("clean", "--dry-run", tmp_path)
+        assert "exchange-3-map-8-attempt-108: its task ended before it was finished" in result.stdout
+        assert len(list(live_home.glob("*-108.*"))) == 2
+        result = run("clean", tmp_path)
+        assert result.stdout.splitlines()[-1].startswith("Removed 1 map output (")
+        assert list(live_home.glob("*-108.*")) == []
+        assert len(list(live_home.glob("*-107.*"))) == 2
+    assert (live_home / "exchange-3-map-0-attempt-100.data").exists()
+
+
+def test_finished_map_outputs_that_spark_has_forgotten_go(live_home: Path, tmp_path: Path) -> None:
+    old, new = build(live_home, map_index=1, attempt=101), build(live_home, map_index=2, attempt=102)
+    for path in (old.data_path, old.index_path, live_home / "exchange-3-map-0-attempt-100.data"):
+        os.utime(path, (LONG_AGO, LONG_AGO))
+    result = run("clean", tmp_path)
+    assert "exchange-3-map-1-attempt-101: Spark has forgotten it" in result.stdout
+    assert not os.path.exists(old.data_path) and not os.path.exists(old.index_path)
+    assert os.path.exists(new.data_path)
+    assert (live_home / "exchange-3-map-0-attempt-100.data").exists()
+
+
+# ---- trouble --------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_removed_is_said(tmp_path: Path, ended: tuple[int, int]) -> None:
+    path = home(tmp_path, owner_of(*ended))
+    if subprocess.run(["chattr", "+i", path], capture_output=True).returncode:
+        pytest.skip("no file can be made immutable here")
+    try:
+        result = run("clean", tmp_path)
+        assert result.exit_code == 1
+        assert result.stdout.startswith("failed")
+        assert "Could not remove 1 home" in result.stdout
+    finally:
+        subprocess.run(["chattr", "-i", path], check=True)
+
+
+def test_a_directory_that_is_not_there_is_a_wrong_call(tmp_path: Path) -> None:
+    assert run("clean", tmp_path / "missing").exit_code == 2
+    assert run("clean").exit_code == 2

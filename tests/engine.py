@@ -1,0 +1,351 @@
+"""What the tests of the engine share: pairs of files built by the package, the same pairs built by hand from
+`docs/format.md`, and ways to look at directories, descriptors and processes."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+
+from sortshuffle.format.buffer import seal
+from sortshuffle.format.header import Codec, FileHeader, PayloadKind
+from sortshuffle.format.index import Index, RegionKind, Writer
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.payload.arrow import ArrowPayload
+from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.reader import PartitionedFileReader, extents_of, read_index
+from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.write.encoders import PartitionLayout
+from sortshuffle.write.result_partition import SortMergeResultPartition
+
+ID = bytes(range(16))
+OTHER_ID = bytes(range(16, 32))
+WRITER = Writer("app-1", 3, 5, 17, 204, "host", "2026-01-02T03:04:05.678+00:00", "sortshuffle 0.1.0")
+WRITER_JSON = (
+    b'{"application":"app-1","exchange":3,"stage":5,"map_index":17,"attempt":204,"host":"host",'
+    b'"time":"2026-01-02T03:04:05.678+00:00","software":"sortshuffle 0.1.0","ordering":[]}'
+)
+
+
+@dataclass(frozen=True)
+class Region:
+    """Payloads per subpartition. In a broadcast region they stand under subpartition 0."""
+
+    extents: Mapping[int, Sequence[bytes]]
+    kind: RegionKind = RegionKind.UNICAST
+
+    def payloads(self, subpartition: int) -> list[bytes]:
+        return list(self.extents.get(0 if self.kind is RegionKind.BROADCAST else subpartition, ()))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A result partition to be written: opaque frames, one record each."""
+
+    subpartitions: int
+    first: int = 0
+    regions: Sequence[Region] = ()
+    schema: bytes = b""
+    file_id: bytes = ID
+
+    @property
+    def header(self) -> FileHeader:
+        return FileHeader(self.file_id, self.subpartitions, self.first, Codec.NONE, PayloadKind.FRAMES)
+
+    @property
+    def order(self) -> list[int]:
+        return [*range(self.first, self.subpartitions), *range(self.first)]
+
+    def payloads(self, subpartition: int) -> list[bytes]:
+        """What a consumer of this subpartition must get."""
+        return [payload for region in self.regions for payload in region.payloads(subpartition)]
+
+    def everything(self) -> list[list[bytes]]:
+        return [self.payloads(subpartition) for subpartition in range(self.subpartitions)]
+
+
+def write_pair(directory: Path | str, pair: Pair, attempt: int = 204) -> PartitionedFile:
+    """The pair as the package writes it."""
+    file = PartitionedFile.named(str(directory), 3, 17, attempt)
+    with PartitionedFileWriter(file, pair.header) as writer:
+        for region in pair.regions:
+            write_region(writer, region, pair.order)
+        return writer.finish(WRITER, pair.schema)
+
+
+def write_region(writer: PartitionedFileWriter, region: Region, order: Sequence[int]) -> None:
+    writer.start_region(region.kind)
+    extents = [(s, region.extents[s]) for s in order if region.extents.get(s)]
+    writer.write_extents([(s, [seal(p, len(p), records=1) for p in payloads]) for s, payloads in extents])
+    writer.finish_region()
+
+
+def read_pair(file: PartitionedFile, part_bytes: int | None = None) -> list[list[bytes]]:
+    """The payloads of every subpartition as a consumer gets them, whole extents or parts at a time."""
+    index = read_index(file)
+    with PartitionedFileReader(file, index.header.file_id, str(index.writer)) as reader:
+        return [
+            read_subpartition(reader, index, subpartition, part_bytes)
+            for subpartition in range(index.header.subpartitions)
+        ]
+
+
+def read_subpartition(
+    reader: PartitionedFileReader, index: Index, subpartition: int, part_bytes: int | None = None
+) -> list[bytes]:
+    found: list[bytes] = []
+    for extent in extents_of(index, subpartition):
+        parts = [reader.read_extent(extent)] if part_bytes is None else reader.read_parts(extent, part_bytes)
+        for part in parts:
+            found += [part.memory.slice(b.start, b.size).to_pybytes() for b in part.buffers]
+    return found
+
+
+# The same by hand, from docs/format.md alone: nothing of the package below.
+
+
+def xxh3(data: bytes) -> bytes:
+    return struct.pack("<Q", xxhash.xxh3_64_intdigest(data))
+
+
+def header_by_hand(
+    magic: bytes, file_id: bytes, subpartitions: int, first: int, codec: int, kind: int
+) -> bytes:
+    fields = struct.pack("<HHBBH16sIIQ", 1, 56, codec, kind, 0, file_id, subpartitions, first, 0)
+    return magic + fields + xxh3(magic + fields)
+
+
+def buffer_by_hand(payload: bytes, data_type: int = 0, flags: int = 0) -> bytes:
+    body = struct.pack("<BBHI", data_type, flags, 0, len(payload)) + payload
+    body += bytes(-(len(body) + 8) % 64)
+    return body + xxh3(body)
+
+
+@dataclass
+class _Entry:
+    offset: int
+    buffers: list[bytes] = field(default_factory=list)
+    raw_bytes: int = 0
+
+    def pack(self) -> bytes:
+        size = sum(map(len, self.buffers))
+        if not size:
+            return struct.pack("<QQQQQII", self.offset, 0, 0, 0, 0, 0, 0)
+        digest = xxh3(b"".join(each[-8:] for each in self.buffers))
+        count = len(self.buffers)
+        return (
+            struct.pack("<QQQQ", self.offset, size, self.raw_bytes, count)
+            + digest
+            + struct.pack("<II", count, 0)
+        )
+
+
+def pair_by_hand(pair: Pair, writer_json: bytes = WRITER_JSON) -> tuple[bytes, bytes]:
+    """The bytes of the data and of the index file."""
+    head = (pair.file_id, pair.subpartitions, pair.first, 0, 3)
+    data = header_by_hand(b"\x89SSD\r\n\x1a\n", *head)
+    index = header_by_hand(b"\x89SSI\r\n\x1a\n", *head)
+    kinds = b""
+    records = 0
+    for region in pair.regions:
+        entries: dict[int, _Entry] = {}
+        broadcast = region.kind == 1
+        for subpartition in [0] if broadcast else pair.order:
+            payloads = region.extents.get(subpartition, ())
+            entry = _Entry(len(data), [buffer_by_hand(p) for p in payloads], sum(map(len, payloads)))
+            entries[subpartition] = entry
+            data += b"".join(entry.buffers)
+            records += len(payloads)
+        if any(entry.buffers for entry in entries.values()):
+            kinds += bytes([broadcast])
+            for subpartition in range(pair.subpartitions):
+                index += entries[0 if broadcast else subpartition].pack()
+    index += kinds + pair.schema + writer_json
+    index += struct.pack("<IIII", len(kinds), len(pair.schema), len(writer_json), 0)
+    index += struct.pack("<QQQ", len(data), records, records)
+    index += xxh3(index)
+    return data, index + b"\x89SSI\r\n\x1a\n"
+
+
+# Rows
+
+
+class Modulo:
+    """Sends a row to the value of its first column, an integer, modulo the number of subpartitions."""
+
+    def __init__(self, subpartitions: int) -> None:
+        self.subpartitions = subpartitions
+
+    def assign(self, batch: pa.RecordBatch) -> np.ndarray:
+        dtype = np.min_scalar_type(self.subpartitions - 1)
+        if not batch.num_columns:
+            return np.zeros(batch.num_rows, dtype)
+        return (np.asarray(batch.column(0)) % self.subpartitions).astype(dtype)
+
+
+class AllTo:
+    """Sends every row to one subpartition."""
+
+    def __init__(self, subpartitions: int, target: int) -> None:
+        self.subpartitions = subpartitions
+        self.target = target
+
+    def assign(self, batch: pa.RecordBatch) -> np.ndarray:
+        return np.full(batch.num_rows, self.target, np.min_scalar_type(self.subpartitions - 1))
+
+
+@dataclass
+class Output:
+    """A result partition to write rows into, with all that it is made of."""
+
+    partition: SortMergeResultPartition
+    payload: ArrowPayload
+    budget: MemoryBudget
+    file: PartitionedFile
+
+    def rows(self) -> list[list[dict[str, object]]]:
+        """The rows of every subpartition, in the order in which a consumer gets them."""
+        return [[row for batch in run for row in batch.to_pylist()] for run in self.batches()]
+
+    def batches(self) -> list[list[pa.RecordBatch]]:
+        index = read_index(self.file)
+        with PartitionedFileReader(self.file, index.header.file_id) as reader:
+            return [
+                [batch for run in self.runs(reader, index, subpartition) for batch in run]
+                for subpartition in range(index.header.subpartitions)
+            ]
+
+    def runs(
+        self, reader: PartitionedFileReader, index: Index, subpartition: int
+    ) -> Iterator[list[pa.RecordBatch]]:
+        """The batches of each extent."""
+        metrics = TaskMetrics()
+        for extent in extents_of(index, subpartition):
+            part = reader.read_extent(extent)
+            yield [self.payload.decode(part.memory, buffer, metrics.seconds) for buffer in part.buffers]
+
+
+def new_output(
+    directory: Path | str,
+    schema: pa.Schema,
+    *,
+    memory: int,
+    subpartitions: int = 4,
+    first: int = 0,
+    order: RowOrder | None = None,
+    codec: Codec = Codec.NONE,
+    buffer_size: int = 1 << 18,
+    selector: object = None,
+    attempt: int = 204,
+) -> Output:
+    file = PartitionedFile.named(str(directory), 3, 17, attempt)
+    payload = ArrowPayload(schema, codec)
+    budget = MemoryBudget(memory)
+    writer = PartitionedFileWriter(file, FileHeader(ID, subpartitions, first, codec, PayloadKind.ARROW))
+    layout = PartitionLayout(payload, selector or Modulo(subpartitions), buffer_size, order)
+    return Output(SortMergeResultPartition(writer, layout, budget, TaskMetrics()), payload, budget, file)
+
+
+# The system
+
+
+def names(directory: Path | str) -> list[str]:
+    return sorted(os.listdir(directory))
+
+
+def open_files(directory: Path | str) -> list[str]:
+    """Paths below a directory (deleted ones included) to which this process has a descriptor."""
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+        except FileNotFoundError:
+            continue
+        if path.startswith(str(directory)):
+            found.append(path)
+    return sorted(found)
+
+
+def eventually(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+    """Wait for another process to do something that it tells nobody."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.005)
+
+
+@contextmanager
+def small_disk(directory: Path, options: str = "size=1m") -> Iterator[Path]:
+    """A file system of its own on a new directory. Only root may mount: else the test is skipped."""
+    directory.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"mounting a file system is not permitted here: {done.stderr.strip()}")
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)
+
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}  # for processes that import this checkout
+
+
+@contextmanager
+def running(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """A process with pipes, killed and waited for at the end if it still runs."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=ENVIRONMENT, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def printed(program: str, *arguments: str) -> list[str]:
+    """The words that a Python program prints."""
+    command = (sys.executable, "-c", program, *arguments)
+    done = subprocess.run(command, stdout=subprocess.PIPE, env=ENVIRONMENT, text=True, check=True)
+    return done.stdout.split()
+
+
+_pools: list[pa.MemoryPool] = []  # a pool must outlive what was allocated from it
+
+
+@contextmanager
+def arrow_memory() -> Iterator[pa.MemoryPool]:
+    """Counts what Arrow allocates by default meanwhile: ``max_memory()`` and ``bytes_allocated()``."""
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(before)
+    _pools.append(pool)
+    pa.set_memory_pool(pool)
+    try:
+        yield pool
+    finally:
+        pa.set_memory_pool(before)
+
+
+@contextmanager
+def changed(path: str, offset: int, mask: int) -> Iterator[None]:
+    """One byte of a file xor ``mask``, for a while."""
+    with open(path, "r+b", buffering=0) as opened:
+        byte = os.pread(opened.fileno(), 1, offset)[0]
+        os.pwrite(opened.fileno(), bytes([byte ^ mask]), offset)
+        try:
+            yield
+        finally:
+            os.pwrite(opened.fileno(), bytes([byte]), offset)

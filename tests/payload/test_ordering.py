@@ -1,0 +1,305 @@
+"""The order of rows by key, against plain Python: every type, alone and as one of several keys, as a whole
+and in slices, for sorting, for bounds and for groups."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from key_cases import DOUBLE, INT64, KEY_CASES, STRING, Key, KeyCase
+
+from sortshuffle.errors import ColumnError
+from sortshuffle.payload.ordering import Ranks, RowOrder, concat_ranks
+
+pytestmark = pytest.mark.filterwarnings("error")  # Arrow announces what it will take away as warnings
+
+few_each = settings(max_examples=25)  # of some twenty types
+each_type = pytest.mark.parametrize("case", KEY_CASES, ids=str)
+
+
+def ranks_of(*columns: pa.Array) -> Ranks:
+    batch = pa.RecordBatch.from_arrays(list(columns), [str(number) for number in range(len(columns))])
+    return RowOrder(tuple(range(len(columns)))).ranks(batch)
+
+
+def order_of(*columns: pa.Array) -> list[int]:
+    indices = ranks_of(*columns).sort_indices()
+    assert indices.dtype == np.int64
+    return indices.tolist()
+
+
+def expected_order(keys: Sequence[Any]) -> list[int]:
+    return sorted(range(len(keys)), key=keys.__getitem__)
+
+
+def expected_starts(keys: Sequence[Any]) -> list[int]:
+    return [row for row in range(len(keys)) if row == 0 or keys[row] != keys[row - 1]]
+
+
+# --- sorting -----------------------------------------------------------------------------------------------
+
+
+@each_type
+@few_each
+@given(data=st.data())
+def test_rows_are_sorted_in_sparks_order_and_ties_keep_theirs(case: KeyCase, data: st.DataObject) -> None:
+    values = data.draw(case.lists(max_size=40))
+    assert order_of(case.array(values)) == expected_order([case.key(value) for value in values])
+
+
+@each_type
+@few_each
+@given(data=st.data())
+def test_a_slice_is_sorted_like_an_array_of_its_own(case: KeyCase, data: st.DataObject) -> None:
+    values = data.draw(case.lists(max_size=20))
+    assert order_of(case.sliced_array(values)) == expected_order([case.key(value) for value in values])
+
+
+@given(data=st.data())
+def test_rows_are_sorted_by_the_first_key_then_by_the_next(data: st.DataObject) -> None:
+    cases = data.draw(st.lists(st.sampled_from(KEY_CASES), min_size=2, max_size=3))
+    rows = data.draw(st.integers(0, 40))
+    columns = [data.draw(case.lists(min_size=rows, max_size=rows)) for case in cases]
+    keys = [
+        tuple(case.key(v) for case, v in zip(cases, row, strict=True)) for row in zip(*columns, strict=True)
+    ]
+    arrays = [case.sliced_array(column) for case, column in zip(cases, columns, strict=True)]
+    assert order_of(*arrays) == expected_order(keys)
+
+
+def test_the_order_is_that_of_the_columns_named_in_the_order_named() -> None:
+    batch = pa.record_batch({"a": [1, 2, 1, 2], "b": [0, 0, 0, 0], "c": [4, 3, 2, 1]})
+    assert RowOrder((2,)).ranks(batch).sort_indices().tolist() == [3, 2, 1, 0]
+    assert RowOrder((0, 2)).ranks(batch).sort_indices().tolist() == [2, 0, 3, 1]
+    assert RowOrder((2, 0)).ranks(batch).sort_indices().tolist() == [3, 2, 1, 0]
+
+
+ASCENDING = {
+    "int64": pa.array([None, -(2**63), -1, 0, 2**63 - 1], pa.int64()),
+    "double": pa.array([None, -math.inf, -1.5, -5e-324, 0.0, 5e-324, math.inf, math.nan], pa.float64()),
+    "boolean": pa.array([None, False, True]),
+    "decimal": pa.array(
+        [None, *map(Decimal, ["-1.1E27", "-1", "0", "1E-10", "1.1E27"])], pa.decimal128(38, 10)
+    ),
+    "string by UTF-8": pa.array([None, "", "Z", "a", "a\0", "aa", "é", "\uffff", "\U0001f600"]),
+    "binary unsigned": pa.array([None, b"", b"\x00", b"\x7f", b"\x80", b"\xff", b"\xff\x00"], pa.binary()),
+    "struct": pa.array(
+        [None, {"a": None, "b": 1}, {"a": 1, "b": None}, {"a": 1, "b": 0}, {"a": 2, "b": None}]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASCENDING)
+def test_nulls_come_first_and_nan_last(name: str) -> None:
+    ascending = ASCENDING[name]
+    rows = list(range(len(ascending)))
+    assert order_of(ascending) == rows
+    assert order_of(ascending.take(pa.array(rows[::-1]))) == rows[::-1]
+
+
+def test_null_of_a_column_that_uses_every_int64_is_less_than_the_least() -> None:
+    assert order_of(pa.array([-(2**63), None, -(2**63), None])) == [1, 3, 0, 2]
+
+
+def test_zeros_are_one_value_and_so_are_all_nans() -> None:
+    quiet, signalling, negative = (
+        np.array([bits], np.uint64).view(np.float64)[0]
+        for bits in (0x7FF8000000000000, 0x7FF0000000000001, 0xFFF8000000000123)
+    )
+    values = np.array([negative, 0.0, quiet, -0.0, signalling, 0.0])
+    ranks = ranks_of(pa.array(values, from_pandas=False))
+    assert ranks.sort_indices().tolist() == [1, 3, 5, 0, 2, 4]
+    assert len({ranks.key(row) for row in (0, 2, 4)}) == 1
+    assert len({ranks.key(row) for row in (1, 3, 5)}) == 1
+
+
+def test_a_null_struct_equals_another_whatever_lies_below_it() -> None:
+    hidden = [pa.array([7, 8, None, 9]), pa.array(["x", None, "y", "z"])]
+    structs = pa.StructArray.from_arrays(hidden, ["a", "b"], mask=pa.array([True, False, True, False]))
+    assert structs.to_pylist() == [None, {"a": 8, "b": None}, None, {"a": 9, "b": "z"}]
+    ranks = ranks_of(structs)
+    assert ranks.sort_indices().tolist() == [0, 2, 1, 3]
+    assert ranks.key(0) == ranks.key(2)
+
+
+DECIMALS = [Decimal(1), Decimal(9), Decimal(5)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([1, 9, 5], pa.int32()),
+        pa.array([1, 9, 5], pa.int64()),
+        pa.array([1.0, math.nan, 5.0]),
+        pa.array([1, 9, 5], pa.timestamp("us")),
+        pa.array(DECIMALS, pa.decimal128(9, 2)),
+        pa.array(DECIMALS, pa.decimal128(38, 2)),
+        pa.array(["b", "z", "a"]),
+        pa.array([b"b", b"z", b"a"]),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_nulls_equal_each_other_whatever_lies_below_them(values: pa.Array) -> None:
+    validity = pa.array([True, False, False]).buffers()[1]
+    hiding = pa.Array.from_buffers(values.type, 3, [validity, *values.buffers()[1:]])
+    ranks = ranks_of(hiding)
+    assert ranks.sort_indices().tolist() == [1, 2, 0]
+    assert ranks.key(1) == ranks.key(2)
+
+
+def test_a_string_that_ends_in_zero_bytes_is_greater_than_the_one_without() -> None:
+    texts = ["a\0\0", "a", "a\0", "a\0b", "", "\0" * 9, "\0" * 8]
+    assert [texts[row] for row in order_of(pa.array(texts))] == sorted(texts)
+
+
+@pytest.mark.parametrize("length", [*range(1, 26), 63, 64, 65, 66, 1000])
+def test_strings_that_differ_only_in_their_last_byte_are_told_apart(length: int) -> None:
+    stem = "s" * (length - 1)
+    texts = [stem + "c", stem + "a", stem + "b", stem, stem + "c"]
+    assert order_of(pa.array(texts)) == [3, 1, 2, 0, 4]
+    assert ranks_of(pa.array(texts)).group_starts().tolist() == [0, 1, 2, 3, 4]
+
+
+def test_more_rows_than_16_bits_count_are_sorted_by_several_columns() -> None:
+    """Ties in every column, so that each has to decide for some rows."""
+    rows = 150_000
+    random = np.random.default_rng(7)
+    flags = random.random(rows) < 0.5
+    numbers = random.integers(-3, 3, rows)
+    texts = [f"customer-{number:05d}" for number in random.integers(0, 20_000, rows)]
+    keys = list(zip(flags.tolist(), numbers.tolist(), texts, strict=True))
+    assert order_of(pa.array(flags), pa.array(numbers), pa.array(texts)) == expected_order(keys)
+
+
+def test_a_million_rows_of_one_column_keep_the_order_of_their_ties() -> None:
+    values = np.random.default_rng(8).integers(0, 1000, 1_000_000)
+    assert ranks_of(pa.array(values)).sort_indices().tolist() == np.argsort(values, kind="stable").tolist()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_without_keys_all_rows_are_equal(rows: int) -> None:
+    ranks = RowOrder(()).ranks(pa.record_batch({"a": list(range(rows))[::-1]}))
+    assert ranks.sort_indices().tolist() == list(range(rows))
+    assert ranks.group_starts().tolist() == [0][:rows]
+    assert ranks.count_up_to(()) == rows
+    assert ranks.count_up_to((), inclusive=False) == 0
+
+
+# --- comparing across batches ------------------------------------------------------------------------------
+
+
+@each_type
+@few_each
+@given(data=st.data())
+def test_keys_of_different_batches_compare_as_the_values_do(case: KeyCase, data: st.DataObject) -> None:
+    """Nulls in one batch must not change what the keys of the other look like."""
+    here = data.draw(case.lists(min_size=1, max_size=8))
+    there = [value for value in data.draw(case.lists(max_size=8)) if value is not None]
+    mine, theirs = ranks_of(case.array(here)), ranks_of(case.array(there))
+    for (i, a), (j, b) in itertools.product(enumerate(here), enumerate(there)):
+        assert (mine.key(i) < theirs.key(j)) == (case.key(a) < case.key(b))
+        assert (mine.key(i) == theirs.key(j)) == (case.key(a) == case.key(b))
+
+
+@given(data=st.data())
+def test_rows_up_to_a_bound_of_another_batch_are_counted(data: st.DataObject) -> None:
+    cases = data.draw(st.lists(st.sampled_from(KEY_CASES), min_size=1, max_size=3))
+    rows = data.draw(st.integers(0, 30))
+    columns = [data.draw(case.lists(min_size=rows + 1, max_size=rows + 1)) for case in cases]
+    *table, bound = zip(*columns, strict=True)
+    keyed = sorted(((_key(cases, row), row) for row in table), key=lambda each: each[0])
+    keys = [key for key, _ in keyed]
+    arrays = [case.sliced_array([row[number] for _, row in keyed]) for number, case in enumerate(cases)]
+    ranks = ranks_of(*arrays)
+    other = ranks_of(*[case.array([value]) for case, value in zip(cases, bound, strict=True)]).key(0)
+    assert ranks.count_up_to(other) == bisect_right(keys, _key(cases, bound))
+    assert ranks.count_up_to(other, inclusive=False) == bisect_left(keys, _key(cases, bound))
+
+
+def _key(cases: Sequence[KeyCase], row: Sequence[Any]) -> tuple[Key, ...]:
+    return tuple(case.key(value) for case, value in zip(cases, row, strict=True))
+
+
+@each_type
+@few_each
+@given(data=st.data())
+def test_ranks_put_together_are_those_of_the_batch_put_together(case: KeyCase, data: st.DataObject) -> None:
+    values = data.draw(case.lists(min_size=1, max_size=30))
+    cut = data.draw(st.integers(0, len(values)))
+    again = data.draw(st.integers(0, cut))
+    whole = ranks_of(case.array(values))
+    parts = [whole.slice(0, again), ranks_of(case.array(values[again:cut])), whole.slice(cut, len(values))]
+    together = concat_ranks(parts)
+    assert together.rows == len(values)
+    assert [together.key(row) for row in range(len(values))] == [whole.key(row) for row in range(len(values))]
+    keys = [case.key(value) for value in values]
+    assert together.sort_indices().tolist() == expected_order(keys)
+    assert whole.slice(again, cut).sort_indices().tolist() == expected_order(keys[again:cut])
+
+
+@each_type
+@few_each
+@given(data=st.data())
+def test_the_number_of_rank_columns_depends_on_the_type_alone(case: KeyCase, data: st.DataObject) -> None:
+    values = data.draw(case.lists(max_size=5))
+    assert len(ranks_of(case.array(values)).columns) == len(ranks_of(case.array([])).columns)
+
+
+# --- groups ------------------------------------------------------------------------------------------------
+
+
+@each_type
+@few_each
+@given(data=st.data())
+def test_a_group_starts_where_the_key_changes(case: KeyCase, data: st.DataObject) -> None:
+    values = sorted(data.draw(case.lists(max_size=30)), key=case.key)
+    starts = ranks_of(case.sliced_array(values)).group_starts()
+    assert starts.tolist() == expected_starts([case.key(value) for value in values])
+
+
+@given(data=st.data())
+def test_a_group_of_several_keys_starts_where_any_of_them_changes(data: st.DataObject) -> None:
+    rows = data.draw(st.integers(0, 20))
+    columns = {case: data.draw(case.lists(min_size=rows, max_size=rows)) for case in (INT64, STRING, DOUBLE)}
+    arrays = [case.array(values) for case, values in columns.items()]
+    keys = [_key(list(columns), row) for row in zip(*columns.values(), strict=True)]
+    assert ranks_of(*arrays).group_starts().tolist() == expected_starts(keys)
+
+
+# --- what cannot be ordered --------------------------------------------------------------------------------
+
+
+@each_type
+def test_every_type_with_an_order_is_accepted(case: KeyCase) -> None:
+    RowOrder.check("column", case.type)
+    assert ranks_of(case.array([None, None])).sort_indices().tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        (pa.list_(pa.int64()), "k of type list"),
+        (pa.map_(pa.string(), pa.int64()), "k of type map"),
+        (pa.struct([("a", pa.struct([("b", pa.list_(pa.int8()))]))]), r"k\.a\.b of type list"),
+    ],
+)
+def test_lists_and_maps_are_refused_by_their_path(kind: pa.DataType, place: str) -> None:
+    with pytest.raises(ColumnError, match=f"grouped by column {place}"):
+        RowOrder.check("k", kind)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.binary(min_size=60, max_size=70), min_size=1, max_size=30))
+def test_long_strings_behind_another_key_are_sorted_too(values: list[bytes]) -> None:
+    flags = [number % 2 == 0 for number in range(len(values))]
+    keys = list(zip(flags, values, strict=True))
+    assert order_of(pa.array(flags), pa.array(values, pa.binary())) == expected_order(keys)

@@ -1,0 +1,112 @@
+"""A job on two executors, one of which is killed and wiped. Prints what happened as JSON.
+
+    python lose_executor.py DIRECTORY before|during
+
+before: after the map stage and before any reduce task. during: by the fourth reduce task, when at least two have
+finished, which is when a result stage can no longer start over.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+import signal
+import sys
+from collections import Counter
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+import sortshuffle
+from sortshuffle.storage.lifetime import executor_pid
+
+MAPS, REDUCES, ROWS = 6, 8, 60_000
+KILLER = 3
+
+
+def mark(directory: str, what: str, partition: int) -> None:
+    """Leave a file that says which executor ran what, in which attempt."""
+    attempt = TaskContext.get().taskAttemptId()
+    with open(os.path.join(directory, f"{what}-{partition}-{attempt}-{executor_pid()}"), "x"):
+        pass
+
+
+def marks(directory: str, what: str) -> list[tuple[int, int]]:
+    """(partition, pid of the executor) of each run so far."""
+    names = [os.path.basename(path).split("-") for path in glob.glob(os.path.join(directory, f"{what}-*"))]
+    return [(int(partition), int(pid)) for _, partition, _, pid in names]
+
+
+def kill_and_wipe(directory: str, pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    for home in glob.glob(os.path.join(directory, "local", "**", f"*-{pid}"), recursive=True):
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def main(directory: str, when: str) -> None:
+    os.makedirs(os.path.join(directory, "marks"))
+    marked = os.path.join(directory, "marks")
+    spark = (
+        sortshuffle.configure(SparkSession.builder)
+        .master("local-cluster[2,1,1024]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.local.dir", os.path.join(directory, "local"))
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+
+    def produce(batches):  # type: ignore[no-untyped-def]
+        mark(marked, "map", TaskContext.get().partitionId())
+        yield from batches
+
+    def consume(batches):  # type: ignore[no-untyped-def]
+        partition = TaskContext.get().partitionId()
+        others = {pid for _, pid in marks(marked, "map")} - {executor_pid()}
+        if when == "during" and partition == KILLER and not os.path.exists(os.path.join(marked, "killed")):
+            victim = min(others)
+            with open(os.path.join(marked, "killed"), "x") as killed:
+                killed.write(str(victim))
+            kill_and_wipe(directory, victim)
+        total = rows = 0
+        for batch in batches:
+            rows += batch.num_rows
+            total += sum(batch.column(0).to_pylist())
+        mark(marked, "reduce", partition)
+        yield pa.record_batch(
+            [pa.array([partition]), pa.array([rows]), pa.array([total])], names=["p", "n", "t"]
+        )
+
+    frame = (
+        sortshuffle.frame(spark.range(0, ROWS, 1, MAPS))
+        .mapInArrow(produce, "id long")
+        .repartition(REDUCES, "id")
+    )
+    if when == "before":
+        frame.count()
+        victim = min(pid for _, pid in marks(marked, "map"))
+        with open(os.path.join(marked, "killed"), "x") as killed:
+            killed.write(str(victim))
+        kill_and_wipe(directory, victim)
+    rows = frame.mapInArrow(consume, "p long, n long, t long").collect()
+    with open(os.path.join(marked, "killed")) as killed:
+        victim = int(killed.read())
+    runs = marks(marked, "map")
+    print(
+        json.dumps(
+            {
+                "rows": sum(row.n for row in rows),
+                "total": sum(row.t for row in rows),
+                "partitions": sorted(row.p for row in rows),
+                "victims": sorted({partition for partition, pid in runs if pid == victim}),
+                "runs": {str(p): count for p, count in sorted(Counter(p for p, _ in runs).items())},
+            }
+        )
+    )
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

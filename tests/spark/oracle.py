@@ -1,0 +1,150 @@
+"""What the tests of `ShuffleFrame` share: generated data of every type, and plain PySpark as the oracle.
+
+Two frames are the same if the same rows are in the same partitions. Rows are compared by how they print, which
+tells -0.0 from 0.0 and takes NaN as equal to itself.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from sortshuffle import ShuffleFrame
+
+UTC = dt.timezone.utc
+LONG = "a text that is longer than a word of memory"
+DAYS = [dt.date(1, 1, 1), dt.date(1969, 12, 31), dt.date(2024, 2, 29), dt.date(9999, 12, 31)]
+# the hours around both changes of daylight saving time in New York, and times before and long after 1970
+TIMES = [
+    dt.datetime(2024, 3, 10, 6, 59, 59, 999999),
+    dt.datetime(2024, 3, 10, 7),
+    dt.datetime(2024, 11, 3, 5, 30),
+    dt.datetime(2024, 11, 3, 6, 30),
+    dt.datetime(1900, 1, 1, 0, 0, 0, 1),
+    dt.datetime(2261, 12, 31),
+]
+INSTANTS = [time.replace(tzinfo=UTC) for time in TIMES]
+EDGES = {
+    "bo": (pa.bool_(), [True, False]),
+    "by": (pa.int8(), [0, 1, -1, 127, -128]),
+    "sh": (pa.int16(), [0, 1, -1, 2**15 - 1, -(2**15)]),
+    "i": (pa.int32(), [0, 1, -1, 2**31 - 1, -(2**31)]),
+    "lo": (pa.int64(), [0, 1, -1, 2**63 - 1, -(2**63)]),
+    "f": (pa.float32(), [0.0, -0.0, 1.5, float("nan"), float("inf"), float("-inf"), 1e-45]),
+    "d": (pa.float64(), [0.0, -0.0, 0.1, float("nan"), float("inf"), float("-inf"), 5e-324, 1e308]),
+    "st": (pa.string(), ["", "a", "A", "é", "e\u0301", "日本語", "🛫", LONG]),
+    "bi": (pa.binary(), [b"", b"\x00", b"\x00\x00", b"\xff", "é".encode(), LONG.encode()]),
+    "da": (pa.date32(), DAYS),
+    "ts": (pa.timestamp("us", "UTC"), INSTANTS),
+    "nt": (pa.timestamp("us"), TIMES),
+    "ds": (pa.decimal128(9, 2), [Decimal("0.00"), Decimal("-0.01"), Decimal("9999999.99")]),
+    "dl": (pa.decimal128(38, 18), [Decimal("0"), Decimal("-1E-18"), Decimal("12345678901234567890.5")]),
+    "iv": (pa.duration("us"), [dt.timedelta(0), dt.timedelta(days=-1, microseconds=1)]),
+    "x": (
+        pa.struct([("p", pa.int32()), ("q", pa.string())]),
+        [{"p": 1, "q": ""}, {"p": None, "q": "é"}, {"p": None, "q": None}],
+    ),
+    "xx": (
+        pa.struct([("t", pa.timestamp("us", "UTC")), ("z", pa.struct([("d", pa.float64())]))]),
+        [{"t": INSTANTS[0], "z": {"d": -0.0}}, {"t": None, "z": {"d": float("nan")}}, {"t": None, "z": None}],
+    ),
+    "a": (pa.list_(pa.int32()), [[], [1], [None], [1, None, -1]]),
+    "ax": (
+        pa.list_(pa.struct([("q", pa.string()), ("a", pa.list_(pa.binary()))])),
+        [[], [None], [{"q": "é", "a": [b"", None]}, {"q": None, "a": None}]],
+    ),
+    "m": (pa.map_(pa.string(), pa.float64()), [[], [("", None)], [("a", 1.0), ("é", float("nan"))]]),
+    "no": (pa.int32(), []),
+}
+"""Columns of every type that travels: their Arrow type and values at the edges; ``no`` is all null."""
+
+GROUP_KEYS = [name for name, (kind, _) in EDGES.items() if not pa.types.is_list(kind) and name != "m"]
+HASH_KEYS = [name for name in EDGES if name != "m"]  # Spark refuses to place by a map, too
+
+
+def every_type(seed: int, rows: int, null_share: float = 0.2) -> pa.Table:
+    """``rows`` rows with all the columns of `EDGES` and ``id``, which counts them."""
+    random = np.random.default_rng(seed)
+    columns = {name: _drawn(random, kind, values, rows, null_share) for name, (kind, values) in EDGES.items()}
+    return pa.table({"id": np.arange(rows), **columns})
+
+
+def _drawn(
+    random: np.random.Generator, kind: pa.DataType, values: list[Any], rows: int, null_share: float
+) -> pa.Array:
+    picked = random.integers(0, max(1, len(values)), rows)
+    missing = random.random(rows) < null_share if values else np.ones(rows, bool)
+    return pa.array([*values, None], kind).take(pa.array(np.where(missing, len(values), picked)))
+
+
+@contextmanager
+def settings(spark: SparkSession, values: dict[str, str]) -> Iterator[None]:
+    """Spark confs for the length of a block."""
+    before = {name: spark.conf.get(name, None) for name in values}
+    for name, value in values.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)
+
+
+def rows_in_order(frame: ShuffleFrame | DataFrame) -> list[str]:
+    """Every row as ``partition: values``, partition after partition."""
+    df = frame.toDF() if isinstance(frame, ShuffleFrame) else frame
+    with settings(df.sparkSession, {"spark.sql.adaptive.enabled": "false"}):  # which would join partitions
+        table = df.select(sf.spark_partition_id(), "*").toArrow()
+    columns = [column.to_pylist() for column in table.columns]
+    return [f"{partition}: {values!r}" for partition, *values in zip(*columns, strict=True)]
+
+
+def differences(ours: ShuffleFrame, plain: DataFrame) -> list[str]:
+    """Up to four rows that only one side has in that partition. None is what a test expects."""
+    assert ours.schema.simpleString() == plain.schema.simpleString()
+    left, right = Counter(rows_in_order(ours)), Counter(rows_in_order(plain))
+    assert left, "nothing was compared"
+    return [f"ours {row}" for row in left - right][:2] + [f"plain {row}" for row in right - left][:2]
+
+
+def partition_count(frame: ShuffleFrame) -> int:
+    return int(frame.toDF().rdd.getNumPartitions())
+
+
+@dataclass
+class Jobs:
+    """The Spark jobs of a block, complete after it. ``stages``: of every job, the skipped ones included."""
+
+    ids: list[int] = field(default_factory=list)
+    stages: list[int] = field(default_factory=list)
+
+
+@contextmanager
+def jobs(spark: SparkSession) -> Iterator[Jobs]:
+    """Counts the jobs that this thread starts in a block."""
+    context: Any = spark.sparkContext
+    group = uuid.uuid4().hex
+    found = Jobs()
+    context.setJobGroup(group, "counted")
+    try:
+        yield found
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)
+    context._jsc.sc().listenerBus().waitUntilEmpty()
+    tracker = context.statusTracker()
+    found.ids += sorted(tracker.getJobIdsForGroup(group))
+    found.stages += [len(tracker.getJobInfo(job).stageIds) for job in found.ids]

@@ -1,0 +1,160 @@
+"""Files live as long as they can be read and no longer: across actions, garbage collection, cancelled jobs, and every
+way in which an application can end.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import InheritableThread
+from pyspark.sql import SparkSession
+
+import sortshuffle
+
+JOBS = Path(__file__).parent / "jobs"
+PATIENCE = 60.0  # seconds until a condition that comes by itself counts as not coming
+LOOK = 0.05
+
+
+def eventually(condition: Callable[[], Any], what: str) -> None:
+    """Wait for something that another process does in its own time; fail with ``what`` if it does not."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"still waiting: {what}"
+        threading.Event().wait(LOOK)
+
+
+def files(directory: Path, pattern: str = "exchange-*") -> list[str]:
+    return sorted(path.name for path in directory.rglob(pattern))
+
+
+@pytest.fixture
+def own_directory(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
+    """Map outputs of this test alone, without a grace time."""
+    spark.conf.set("spark.sortshuffle.dir", str(tmp_path))
+    spark.conf.set("spark.sortshuffle.grace", "0s")
+    yield tmp_path
+    spark.conf.unset("spark.sortshuffle.dir")
+    spark.conf.unset("spark.sortshuffle.grace")
+
+
+def test_a_second_action_and_derived_frames_write_nothing_new(
+    spark: SparkSession, own_directory: Path
+) -> None:
+    frame = sortshuffle.frame(spark.range(0, 1000, 1, 2)).repartition(4, "id")
+    assert frame.count() == 1000
+    written = files(own_directory)
+    assert len(written) == 4  # two map tasks, data and index
+
+    assert frame.count() == 1000
+    assert len(frame.select("id").collect()) == 1000
+    assert frame.toDF().where("id < 10").count() == 10
+
+    assert files(own_directory) == written
+
+
+def test_files_of_forgotten_frames_go_when_the_driver_has_collected_garbage(
+    spark: SparkSession, own_directory: Path
+) -> None:
+    kept = sortshuffle.frame(spark.range(0, 1000, 1, 2)).repartition(4, "id")
+    kept.count()
+    keeping = files(own_directory)
+    for turn in range(10):
+        base = kept.repartition(3, "id")
+        assert base.count() == 1000, turn
+    del base
+    assert len(files(own_directory)) > len(keeping)
+
+    def collected() -> bool:
+        gc.collect()
+        spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr]
+        return files(own_directory) == keeping
+
+    eventually(collected, "only the frame that is still held keeps its files")
+    assert kept.count() == 1000
+
+
+def test_a_cancelled_job_leaves_no_unfinished_file(
+    spark: SparkSession, own_directory: Path, tmp_path: Path
+) -> None:
+    def endless(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            while True:
+                yield batch
+
+    context = spark.sparkContext
+    failures: list[BaseException] = []
+
+    def job() -> None:
+        context.setJobGroup("endless", "until cancelled")
+        try:
+            sortshuffle.frame(spark.range(0, 1000, 1, 2)).mapInArrow(endless, "id long").repartition(
+                4, "id"
+            ).count()
+        except Exception as error:
+            failures.append(error)
+
+    thread = InheritableThread(target=job)
+    thread.start()
+    eventually(lambda: files(own_directory, "*.partial"), "the map tasks are writing")
+    context.cancelJobGroup("endless")
+    thread.join(PATIENCE)
+
+    assert not thread.is_alive()
+    assert "cancelled" in str(failures[0])
+    eventually(lambda: not files(own_directory), "the janitor removes what the killed workers left")
+
+
+@pytest.mark.parametrize("how", ["stop", "exit", "exception", "interrupt", "kill"])
+def test_nothing_is_left_however_the_application_ends(tmp_path: Path, how: str) -> None:
+    argument = {"interrupt": "wait", "kill": "wait"}.get(how, how)
+    process = subprocess.Popen(
+        [sys.executable, str(JOBS / "leave.py"), str(tmp_path), argument],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None and process.stdin is not None
+    assert process.stdout.readline() == "ready\n"
+    if how == "interrupt":
+        os.killpg(process.pid, signal.SIGINT)
+    if how == "kill":
+        process.kill()
+    if how == "stop":
+        assert process.stdout.readline() == "stopped\n"
+    else:
+        process.wait(PATIENCE)
+
+    eventually(lambda: not files(tmp_path), "the files go with the application")
+    eventually(lambda: not janitors(tmp_path), "the janitor ends")
+
+    process.stdin.close()
+    process.stdout.close()
+    process.wait(PATIENCE)
+
+
+def janitors(directory: Path) -> list[int]:
+    """Processes that tidy homes below a directory."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                command = Path(f"/proc/{entry}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"sortshuffle.storage.janitor" in command and str(directory).encode() in command:
+                found.append(int(entry))
+    return found

@@ -1,0 +1,337 @@
+"""The janitor as a real process beside a real "executor" (a `sleep`): it deletes what is dead while that one
+lives, and everything once it has ended; there is one for each home; it stays small."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from engine import WRITER, Pair, eventually, names, printed, running, write_pair
+
+from sortshuffle.storage import janitor
+from sortshuffle.storage.lifetime import Owner, boot_id, process_start
+from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.writer import PartitionedFileWriter
+
+SOON = 20.0  # seconds; more than any machine needs, for what must happen at all
+
+
+@dataclass
+class Executor:
+    """A process, and the homes that say it is their owner."""
+
+    process: subprocess.Popen[str]
+    owner: Owner
+    local: list[Path]
+
+    @property
+    def homes(self) -> list[str]:
+        return [str(local / "sortshuffle" / "app-1" / f"host-{self.process.pid}") for local in self.local]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def executor(tmp_path: Path) -> Iterator[Executor]:
+    local = [tmp_path / "one", tmp_path / "two"]
+    with running("sleep", "600") as process:
+        started = process_start(process.pid)
+        assert started is not None
+        owner = Owner(
+            application="app-1",
+            host=socket.gethostname(),
+            boot=boot_id(),
+            pid=process.pid,
+            started=started,
+            local_directories=tuple(map(str, local)),
+            grace=600.0,
+            keep=False,
+        )
+        executor = Executor(process, owner, local)
+        for home in executor.homes:
+            os.makedirs(home)
+            owner.write(home)
+        yield executor
+
+
+@contextmanager
+def janitor_of(*homes: str) -> Iterator[subprocess.Popen[str]]:
+    with running(sys.executable, "-m", "sortshuffle.storage.janitor", *homes) as process:
+        yield process
+
+
+def is_attended(home: str) -> bool:
+    """Whether somebody holds the lock of a home's janitor."""
+    try:
+        with open(os.path.join(home, janitor.LOCK_FILE), "rb") as opened:
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def aged(file: PartitionedFile) -> PartitionedFile:
+    for path in (file.data_path, file.index_path, file.partial_data_path, file.partial_index_path):
+        if os.path.exists(path):
+            os.utime(path, (1000.0, 1000.0))
+    return file
+
+
+def partial(home: str, attempt: int) -> PartitionedFile:
+    """What a killed task left long ago."""
+    file = PartitionedFile.named(home, 3, 17, attempt)
+    Path(file.partial_data_path).touch()
+    Path(file.partial_index_path).touch()
+    return aged(file)
+
+
+def pairs(home: str) -> list[str]:
+    return [name for name in names(home) if name.startswith("exchange-")]
+
+
+def test_it_deletes_every_home_and_ends_when_the_executor_ends(executor: Executor, tmp_path: Path) -> None:
+    for home in executor.homes:
+        write_pair(home, Pair(2))
+    with janitor_of(*executor.homes) as process:
+        for home in executor.homes:
+            eventually(lambda home=home: is_attended(home), "the janitor takes its locks")
+        assert all(len(pairs(home)) == 2 for home in executor.homes)
+        executor.end()
+        assert process.wait(SOON) == 0
+    assert [names(local) for local in executor.local] == [[], []]
+
+
+def test_it_deletes_homes_whose_executor_had_ended_before_it_started(executor: Executor) -> None:
+    write_pair(executor.homes[0], Pair(2))
+    executor.end()
+    with janitor_of(*executor.homes) as process:
+        assert process.wait(SOON) == 0
+    assert [names(local) for local in executor.local] == [[], []]
+
+
+def test_it_ends_when_its_homes_are_gone(executor: Executor) -> None:
+    with janitor_of(*executor.homes) as process:
+        eventually(lambda: all(map(is_attended, executor.homes)), "the janitor takes its locks")
+        for local in executor.local:
+            subprocess.run(["rm", "-r", str(local)], check=True)  # as Spark does at its end
+        assert process.wait(SOON) == 0
+    assert executor.process.poll() is None
+
+
+def test_it_goes_on_while_one_of_its_homes_is_left(executor: Executor) -> None:
+    with janitor_of(*executor.homes) as process:
+        eventually(lambda: all(map(is_attended, executor.homes)), "the janitor takes its locks")
+        subprocess.run(["rm", "-r", str(executor.local[0])], check=True)
+        killed = partial(executor.homes[1], 1)
+        eventually(lambda: pairs(executor.homes[1]) == [], f"{killed.base} is deleted")
+        assert process.poll() is None
+        executor.end()
+        assert process.wait(SOON) == 0
+    assert names(executor.local[1]) == []
+
+
+def test_while_the_executor_lives_it_deletes_what_is_dead_and_nothing_else(executor: Executor) -> None:
+    first, second = executor.homes
+    control = executor.local[1] / "0c" / "shuffle_5_3_0.index"
+    control.parent.mkdir(parents=True)
+    control.touch()
+    aged(write_pair(first, Pair(2), attempt=1))  # old, and forgotten by Spark
+    write_pair(first, Pair(2), attempt=2)  # young
+    aged(write_pair(second, Pair(2), attempt=3))  # old, and known to Spark
+    partial(second, 4)
+    with PartitionedFileWriter(PartitionedFile.named(second, 3, 17, 5), Pair(2).header) as writer:
+        aged(writer.file)
+        with janitor_of(*executor.homes) as process:
+            eventually(lambda: not pairs(first)[2:] and not pairs(second)[4:], "what is dead is deleted")
+            later = partial(second, 6)  # at a later look, and so behind everything the first one did
+            eventually(lambda: not os.path.exists(later.partial_data_path), "a later partial is deleted")
+            assert process.poll() is None
+        assert pairs(first) == ["exchange-3-map-17-attempt-2.data", "exchange-3-map-17-attempt-2.index"]
+        assert pairs(second) == [
+            "exchange-3-map-17-attempt-3.data",
+            "exchange-3-map-17-attempt-3.index",
+            "exchange-3-map-17-attempt-5.data.partial",
+            "exchange-3-map-17-attempt-5.index.partial",
+        ]
+        writer.finish(WRITER)
+
+
+def test_a_second_one_ends_soon_and_touches_nothing(executor: Executor) -> None:
+    with janitor_of(*executor.homes) as first:
+        eventually(lambda: all(map(is_attended, executor.homes)), "the janitor takes its locks")
+        executor_files = [names(home) for home in executor.homes]
+        with janitor_of(*executor.homes) as second:
+            assert second.wait(SOON) == 0
+        assert first.poll() is None
+        assert [names(home) for home in executor.homes] == executor_files
+
+
+def test_it_does_nothing_in_a_home_that_another_attends_even_if_the_executor_has_ended(
+    executor: Executor,
+) -> None:
+    write_pair(executor.homes[0], Pair(2))
+    executor.end()
+    with open(os.path.join(executor.homes[0], janitor.LOCK_FILE), "wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with janitor_of(*executor.homes) as process:
+            assert process.wait(SOON) == 0
+    assert len(pairs(executor.homes[0])) == 2
+    assert names(executor.local[1]) == []
+
+
+def test_one_that_finds_the_lock_held_for_a_moment_still_takes_over(executor: Executor) -> None:
+    with open(os.path.join(executor.homes[0], janitor.LOCK_FILE), "wb") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        with janitor_of(*executor.homes) as process:
+            eventually(lambda: is_attended(executor.homes[1]), "the janitor has tried")
+            fcntl.flock(held, fcntl.LOCK_UN)
+            eventually(lambda: is_attended(executor.homes[0]), "the janitor has tried again")
+            executor.end()
+            assert process.wait(SOON) == 0
+    assert [names(local) for local in executor.local] == [[], []]
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]"])
+def test_a_home_without_an_owner_is_not_touched(executor: Executor, text: str | None) -> None:
+    home = Path(executor.homes[0])
+    (home / "owner.json").unlink()
+    if text is not None:
+        (home / "owner.json").write_text(text)
+    write_pair(home, Pair(2))
+    executor.end()
+    with janitor_of(str(home)) as process:
+        assert process.wait(SOON) == 0
+    assert len(pairs(str(home))) == 2
+
+
+def test_files_to_be_kept_outlive_the_executor_and_unfinished_ones_do_not(executor: Executor) -> None:
+    home = executor.homes[0]
+    replace(executor.owner, keep=True).write(home)
+    aged(write_pair(home, Pair(2), attempt=1))
+    Path(PartitionedFile.named(home, 3, 17, 2).partial_data_path).touch()  # has not settled, and need not
+    with janitor_of(home) as process:
+        eventually(lambda: is_attended(home), "the janitor takes its lock")
+        executor.end()
+        assert process.wait(SOON) == 0
+    assert pairs(home) == ["exchange-3-map-17-attempt-1.data", "exchange-3-map-17-attempt-1.index"]
+    assert Owner.read(home) == replace(executor.owner, keep=True)
+
+
+def test_settings_of_a_later_frame_count(executor: Executor) -> None:
+    first, second = executor.homes
+    with janitor_of(first, second) as process:
+        eventually(lambda: is_attended(first) and is_attended(second), "the janitor takes its locks")
+        write_pair(first, Pair(2))
+        write_pair(second, Pair(2))
+        replace(executor.owner, keep=True).write(second)
+        executor.end()
+        assert process.wait(SOON) == 0
+    assert names(executor.local[0]) == []
+    assert len(pairs(second)) == 2
+
+
+def test_what_it_cannot_delete_does_not_end_it(executor: Executor) -> None:
+    home = executor.homes[0]
+    obstacle = PartitionedFile.named(home, 3, 17, 1)
+    os.mkdir(obstacle.partial_index_path)  # no file, so it cannot be unlinked
+    aged(obstacle)
+    with janitor_of(*executor.homes) as process:
+        for attempt in (2, 3):
+            killed = partial(executor.homes[1], attempt)
+            eventually(lambda killed=killed: not os.path.exists(killed.partial_data_path), "its other work")
+        assert process.poll() is None
+        executor.end()
+        assert process.wait(SOON) == 0
+    assert [names(local) for local in executor.local] == [[], []]
+
+
+# Starting it
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The janitors that this process has started; they end before the test does."""
+    janitor._started.clear()
+    yield janitor._started
+    for process in janitor._started:
+        assert process.wait(SOON) == 0
+    janitor._started.clear()
+
+
+def test_a_home_gets_a_janitor_once(executor: Executor, started: list[subprocess.Popen[bytes]]) -> None:
+    janitor.ensure(executor.homes)
+    eventually(lambda: all(map(is_attended, executor.homes)), "the janitor takes its locks")
+    janitor.ensure(executor.homes)
+    janitor.ensure(executor.homes[1:])
+    assert len(started) == 1
+    executor.end()
+    assert started[0].wait(SOON) == 0
+    assert [names(local) for local in executor.local] == [[], []]
+
+
+def test_homes_that_come_later_get_a_janitor_too(
+    executor: Executor, started: list[subprocess.Popen[bytes]]
+) -> None:
+    janitor.ensure(executor.homes[:1])
+    eventually(lambda: is_attended(executor.homes[0]), "the first janitor takes its lock")
+    janitor.ensure(executor.homes)
+    eventually(lambda: is_attended(executor.homes[1]), "the second janitor takes its lock")
+    assert len(started) == 2
+    executor.end()
+    for process in started:
+        assert process.wait(SOON) == 0
+    assert [names(local) for local in executor.local] == [[], []]
+
+
+def test_it_is_in_a_session_of_its_own_and_holds_no_file_of_its_starter(
+    executor: Executor, started: list[subprocess.Popen[bytes]]
+) -> None:
+    file = PartitionedFile.named(executor.homes[0], 3, 17, 1)
+    with PartitionedFileWriter(file, Pair(2).header) as writer:
+        janitor.ensure(executor.homes)
+        pid = started[0].pid
+        eventually(lambda: all(map(is_attended, executor.homes)), "the janitor takes its locks")
+        assert os.getsid(pid) == pid
+        assert os.readlink(f"/proc/{pid}/cwd") == "/"
+        held = {os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")}
+        locks = {os.path.join(home, janitor.LOCK_FILE) for home in executor.homes}
+        assert held == {"/dev/null"} | locks
+        writer.abandon()
+    executor.end()
+
+
+def test_janitors_that_have_ended_are_not_left_as_zombies(
+    executor: Executor, started: list[subprocess.Popen[bytes]]
+) -> None:
+    janitor.ensure(executor.homes[:1])
+    eventually(lambda: is_attended(executor.homes[0]), "the janitor takes its lock")
+    first = started[0]
+    first.kill()
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
+    janitor.ensure(executor.homes[:1])
+    assert process_start(first.pid) is None
+    assert not os.path.exists(f"/proc/{first.pid}")
+    assert len(started) == 1
+    executor.end()
+
+
+def test_it_stays_small() -> None:
+    program = "import sys, sortshuffle.storage.janitor; print(*sys.modules)"
+    loaded = printed(program)
+    assert "sortshuffle.storage.lifetime" in loaded
+    packages = {name.partition(".")[0] for name in loaded}
+    plain = {name.partition(".")[0] for name in printed("import sys; print(*sys.modules)")}
+    assert packages - plain - set(sys.stdlib_module_names) == {"sortshuffle"}
+    assert not {"asyncio", "unittest", "concurrent"} & (packages - plain)

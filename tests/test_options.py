@@ -1,0 +1,217 @@
+"""Every option: its default, what it accepts and in which units, and an error that names the setting, the
+value and what to give instead."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sortshuffle.errors import OptionError
+from sortshuffle.options import GIB, KIB, MIB, PREFIX, Options, format_size, option_table
+
+KEYS = {
+    "dir": "directories",
+    "memory": "memory",
+    "codec": "codec",
+    "codec.level": "codec_level",
+    "buffer.size": "buffer_size",
+    "read.memory": "read_memory",
+    "read.threads": "read_threads",
+    "keep": "keep",
+    "grace": "grace",
+}
+
+
+def option(key: str, text: str) -> object:
+    """What one setting gives, beside a directory, without which some may not be set."""
+    return getattr(Options.of({f"{PREFIX}dir": "/data", f"{PREFIX}{key}": text}), KEYS[key])
+
+
+def test_without_settings_there_are_the_defaults() -> None:
+    options = Options.of({})
+    assert options == Options()
+    assert {name: getattr(options, name) for name in KEYS.values()} == {
+        "directories": (),
+        "memory": 256 * MIB,
+        "codec": "lz4",
+        "codec_level": 1,
+        "buffer_size": 256 * KIB,
+        "read_memory": 64 * MIB,
+        "read_threads": 4,
+        "keep": False,
+        "grace": 600.0,
+    }
+
+
+def test_every_option_is_here() -> None:
+    keys = {each.metadata["knob"].key.removeprefix(PREFIX): each.name for each in fields(Options)}
+    assert keys == KEYS
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("dir", "", ()),
+        ("dir", "/a", ("/a",)),
+        ("dir", "/a,/b/c", ("/a", "/b/c")),
+        ("dir", " /a , ,/b ", ("/a", "/b")),
+        ("dir", "file:///a,/b", ("/a", "/b")),
+        ("memory", "1048576", MIB),
+        ("memory", "1m", MIB),
+        ("memory", "512M", 512 * MIB),
+        ("memory", "2 gb", 2 * GIB),
+        ("memory", "1024kb", MIB),
+        ("memory", " 3GiB ", 3 * GIB),
+        ("memory", "1t", 1024 * GIB),
+        ("codec", "lz4", "lz4"),
+        ("codec", "ZSTD", "zstd"),
+        ("codec", " none ", "none"),
+        ("codec.level", "1", 1),
+        ("codec.level", "22", 22),
+        ("buffer.size", "1k", KIB),
+        ("buffer.size", "1024b", KIB),
+        ("buffer.size", "1g", GIB),
+        ("read.memory", "1m", MIB),
+        ("read.memory", "1tib", 1024 * GIB),
+        ("read.threads", "1", 1),
+        ("read.threads", " 256 ", 256),
+        ("keep", "true", True),
+        ("keep", "FALSE", False),
+        ("keep", " True ", True),
+        ("grace", "30", 30.0),
+        ("grace", "30s", 30.0),
+        ("grace", "1500ms", 1.5),
+        ("grace", "10min", 600.0),
+        ("grace", "10m", 600.0),
+        ("grace", "1.5 h", 5400.0),
+        ("grace", "2D", 172800.0),
+    ],
+)
+def test_what_is_allowed_is_understood(key: str, text: str, value: object) -> None:
+    found = option(key, text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "allowed"),
+    [
+        ("dir", "relative", "absolute local paths, separated by commas"),
+        ("dir", "/a,b", "absolute local paths, separated by commas"),
+        ("dir", "s3://bucket/x", "absolute local paths, separated by commas"),
+        ("memory", "", "1m to 1t"),
+        ("memory", "1048575", "1m to 1t"),
+        ("memory", "1023k", "1m to 1t"),
+        ("memory", "1025g", "1m to 1t"),
+        ("memory", "-1g", "1m to 1t"),
+        ("memory", "1.5g", "1m to 1t"),
+        ("memory", "64 parsecs", "1m to 1t"),
+        ("memory", "lots", "1m to 1t"),
+        ("codec", "snappy", "lz4, zstd, none"),
+        ("codec", "", "lz4, zstd, none"),
+        ("codec.level", "0", "1 to 22"),
+        ("codec.level", "23", "1 to 22"),
+        ("codec.level", "high", "1 to 22"),
+        ("codec.level", "1.5", "1 to 22"),
+        ("buffer.size", "1023", "1k to 1g"),
+        ("buffer.size", "2g", "1k to 1g"),
+        ("read.memory", "1k", "1m to 1t"),
+        ("read.threads", "0", "1 to 256"),
+        ("read.threads", "257", "1 to 256"),
+        ("keep", "yes", "true, false"),
+        ("keep", "1", "true, false"),
+        ("grace", "soon", "a time such as 30s, 10min"),
+        ("grace", "-1s", "a time such as 30s, 10min"),
+        ("grace", "10 fortnights", "a time such as 30s, 10min"),
+        ("grace", "inf", "a time such as 30s, 10min"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_with_what_to_give(key: str, text: str, allowed: str) -> None:
+    message = f"{PREFIX}{key} = {text!r} is not allowed: give {allowed}"
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
+        Options.of({f"{PREFIX}{key}": text})
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("memry", "memory"), ("dirs", "dir"), ("readthreads", "read.threads"), ("Codec", "codec")],
+)
+def test_a_misspelt_option_is_refused_with_the_one_that_was_meant(key: str, meant: str) -> None:
+    message = f"{PREFIX}{key} is not an option. Did you mean {PREFIX}{meant}?"
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
+        Options.of({f"{PREFIX}{key}": "1"})
+
+
+@pytest.mark.parametrize("key", ["", "zzz", "sort-merge-the-whole-thing"])
+def test_an_option_like_none_is_refused_with_all_there_are(key: str) -> None:
+    known = ", ".join(sorted(PREFIX + each for each in KEYS))
+    with pytest.raises(
+        OptionError, match=f"^{re.escape(f'{PREFIX}{key} is not an option. There are: {known}')}$"
+    ):
+        Options.of({f"{PREFIX}{key}": "1"})
+
+
+def test_settings_of_others_are_not_looked_at() -> None:
+    settings = {"spark.sql.shuffle.partitions": "x", "spark.sortshuffled": "x", "sortshuffle.memory": "x"}
+    assert Options.of(settings) == Options()
+
+
+def test_keeping_files_needs_a_directory_of_the_users() -> None:
+    with pytest.raises(OptionError, match=rf"{PREFIX}keep=true needs {PREFIX}dir: Spark deletes"):
+        Options.of({f"{PREFIX}keep": "true"})
+    with pytest.raises(OptionError, match="keep=true needs"):
+        Options(keep=True)
+    assert Options.of({f"{PREFIX}keep": "true", f"{PREFIX}dir": "/data"}).keep is True
+
+
+def test_options_do_not_change_and_survive_pickling() -> None:
+    options = Options.of({f"{PREFIX}memory": "1g"})
+    with pytest.raises(FrozenInstanceError):
+        options.memory = 5  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536 * KIB, "1.5 MiB"),
+        (GIB, "1.0 GiB"),
+        (5 << 40, "5.0 TiB"),
+        (5000 << 40, "5000.0 TiB"),
+    ],
+)
+def test_sizes_are_shown_for_people(count: int, text: str) -> None:
+    assert format_size(count) == text
+
+
+@given(st.integers(MIB, 1024 * GIB))
+def test_any_size_in_bytes_is_understood(count: int) -> None:
+    assert option("memory", str(count)) == count
+
+
+def test_the_table_has_a_line_for_every_option() -> None:
+    lines = option_table().split("\n")
+    assert lines[0] == "| option | default | allowed | what it does, and why |"
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+    assert [row[0] for row in rows] == [f"`{PREFIX}{key}`" for key in KEYS]
+    assert [row[1] for row in rows] == [
+        "(empty)",
+        "256 MiB",
+        "lz4",
+        "1",
+        "256 KiB",
+        "64 MiB",
+        "4",
+        "false",
+        "600s",
+    ]
+    for row, each in zip(rows, fields(Options), strict=True):
+        assert row[2:] == [each.metadata["knob"].allowed, each.metadata["knob"].why]
