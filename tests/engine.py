@@ -242,7 +242,7 @@ def new_output(
     directory: Path | str,
     schema: pa.Schema,
     *,
-    memory: int,
+    memory: int | MemoryBudget,
     subpartitions: int = 4,
     first: int = 0,
     order: RowOrder | None = None,
@@ -253,7 +253,7 @@ def new_output(
 ) -> Output:
     file = PartitionedFile.named(str(directory), 3, 17, attempt)
     payload = ArrowPayload(schema, codec)
-    budget = MemoryBudget(memory)
+    budget = MemoryBudget(memory) if isinstance(memory, int) else memory
     writer = PartitionedFileWriter(file, FileHeader(ID, subpartitions, first, codec, PayloadKind.ARROW))
     layout = PartitionLayout(payload, selector or Modulo(subpartitions), buffer_size, order)
     return Output(SortMergeResultPartition(writer, layout, budget, TaskMetrics()), payload, budget, file)
@@ -266,12 +266,12 @@ def names(directory: Path | str) -> list[str]:
     return sorted(os.listdir(directory))
 
 
-def open_files(directory: Path | str) -> list[str]:
-    """Paths below a directory (deleted ones included) to which this process has a descriptor."""
+def open_files(directory: Path | str, process: int | str = "self") -> list[str]:
+    """Paths below a directory (deleted ones included) to which a process has a descriptor."""
     found = []
-    for descriptor in os.listdir("/proc/self/fd"):
+    for descriptor in os.listdir(f"/proc/{process}/fd"):
         try:
-            path = os.readlink(f"/proc/self/fd/{descriptor}")
+            path = os.readlink(f"/proc/{process}/fd/{descriptor}")
         except FileNotFoundError:
             continue
         if path.startswith(str(directory)):

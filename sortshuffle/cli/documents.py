@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from sortshuffle.cli.exchanges import Exchange, exchanges
+from sortshuffle.cli.exchanges import Exchange, Listing
 from sortshuffle.cli.look import Look
 from sortshuffle.cli.records import Rows, schema_of
 from sortshuffle.format.header import VERSION, FileHeader
-from sortshuffle.storage.inspection import Fault, FoundFile, LooseBuffer, RegionTable, Spread, State, Totals
+from sortshuffle.storage.inspection import Fault, FoundFile, LooseBuffer, RegionTable, Spread, Totals
 from sortshuffle.storage.reader import Extent
 
 
@@ -44,17 +44,17 @@ def summary(look: Look) -> dict[str, Any]:
         "schema": None
         if schema is None
         else [{"name": f.name, "type": str(f.type), "nullable": f.nullable} for f in schema],
-        "totals": None if inspection.table is None else _totals(inspection.table.totals),
+        "totals": None if look.totals is None else _totals(look.totals),
     }
 
 
-def directory(path: str, looks: list[Look]) -> dict[str, Any]:
+def directory(path: str, found: Listing) -> dict[str, Any]:
     """All pairs below a directory, and the exchanges that the complete ones are of."""
     return {
         "path": path,
-        "pairs": [summary(look) for look in looks],
-        "exchanges": [_exchange(each) for each in exchanges(looks)],
-        "incomplete": sum(look.state is not State.COMPLETE for look in looks),
+        "pairs": [summary(look) for look in found.looks],
+        "exchanges": [_exchange(each) for each in found.exchanges],
+        "incomplete": len(found.wrong),
     }
 
 
@@ -168,7 +168,7 @@ def _exchange(exchange: Exchange) -> dict[str, Any]:
         "exchange": exchange.number,
         "subpartitions": exchange.subpartitions,
         "map_outputs": exchange.map_outputs,
-        "maps": exchange.maps,
+        "maps": len(exchange.maps),
         "totals": _totals(exchange.totals),
         "skew": {"bytes": _spread(Spread.of(exchange.bytes)), "rows": _spread(Spread.of(exchange.records))},
         "bytes_per_subpartition": exchange.bytes.tolist(),

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from sortshuffle.cli import documents, pages
+from sortshuffle.cli.exchanges import Listing, listing
 from sortshuffle.cli.look import Look, look, look_at_all, pairs_below
 from sortshuffle.cli.output import Output
 from sortshuffle.cli.records import Rows, first_rows
@@ -43,20 +44,22 @@ def dump(
     if os.path.isdir(path):
         if records is not None or subpartition is not None:
             raise UsageError("--records and --subpartition need a data or index file, not a directory")
-        looks = list(look_at_all(pairs_below(path), quick))
-        _print_directory(path, looks, as_json, everything)
+        found = listing(look_at_all(pairs_below(path), quick))
+        _print_directory(path, found, as_json, everything)
+        is_well = not found.wrong
     else:
-        looks = [look(path, quick)]
-        _print_pair(looks[0], as_json, records, subpartition, everything)
-    if any(each.state is not State.COMPLETE for each in looks):
+        pair = look(path, quick)
+        _print_pair(pair, as_json, records, subpartition, everything)
+        is_well = pair.state is State.COMPLETE
+    if not is_well:
         raise SystemExit(1)
 
 
-def _print_directory(path: str, looks: list[Look], as_json: bool, everything: bool) -> None:
+def _print_directory(path: str, found: Listing, as_json: bool, everything: bool) -> None:
     if as_json:
-        _print_json(documents.directory(path, looks))
+        _print_json(documents.directory(path, found))
     else:
-        pages.directory(Output(), path, looks, everything)
+        pages.directory(Output(), path, found, everything)
 
 
 def _print_pair(

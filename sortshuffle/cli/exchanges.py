@@ -1,60 +1,71 @@
 """Map outputs of one exchange added up: what each consumer gets from all of them together.
 
-Only complete map outputs count: of others it is not known what belongs to whom.
+Only complete map outputs count: of others it is not known what belongs to whom. They are added one by one,
+and then their index entries are let go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from sortshuffle.cli.look import Look
-from sortshuffle.storage.inspection import Int64s, RegionTable, State, Totals
+from sortshuffle.storage.inspection import Int64s, State, Totals
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Exchange:
-    """All complete map outputs of an exchange that were found. ``maps``: map tasks that wrote them, fewer
+    """All complete map outputs of an exchange that were found. ``maps``: the map tasks that wrote them, fewer
     than ``map_outputs`` where one ran twice. ``bytes``, ``records``: per subpartition."""
 
     application: str
     number: int
     subpartitions: int
-    map_outputs: int
-    maps: int
-    totals: Totals
-    bytes: Int64s
-    records: Int64s
+    map_outputs: int = 0
+    maps: set[int] = field(default_factory=set)
+    totals: Totals = field(default_factory=Totals)
+    bytes: Int64s = field(init=False)
+    records: Int64s = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bytes = np.zeros(self.subpartitions, np.int64)
+        self.records = np.zeros(self.subpartitions, np.int64)
 
 
-def exchanges(looks: Iterable[Look]) -> list[Exchange]:
-    """In the order of application and number."""
-    groups: dict[tuple[str, int, int], list[tuple[int, RegionTable]]] = {}
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The pairs of a directory, without their index entries, and the exchanges that they add up to, in the
+    order of application and number."""
+
+    looks: list[Look]
+    exchanges: list[Exchange]
+
+    @property
+    def wrong(self) -> list[Look]:
+        """The pairs that are not complete, and so not added up."""
+        return [look for look in self.looks if look.state is not State.COMPLETE]
+
+
+def listing(looks: Iterable[Look]) -> Listing:
+    """All of them, added up."""
+    kept: list[Look] = []
+    exchanges: dict[tuple[str, int, int], Exchange] = {}
     for look in looks:
-        writer, table = look.inspection.writer, look.inspection.table
-        if look.state is State.COMPLETE and writer is not None and table is not None:
-            key = (writer.application, writer.exchange, table.entries.shape[1])
-            groups.setdefault(key, []).append((writer.map_index, table))
-    return [_added_up(*key, outputs) for key, outputs in sorted(groups.items(), key=lambda item: item[0])]
+        _add(look, exchanges)
+        kept.append(look.without_table())
+    return Listing(kept, [exchanges[key] for key in sorted(exchanges)])
 
 
-def _added_up(
-    application: str, number: int, subpartitions: int, outputs: list[tuple[int, RegionTable]]
-) -> Exchange:
-    tables = [table for _, table in outputs]
-    return Exchange(
-        application,
-        number,
-        subpartitions,
-        len(outputs),
-        len({map_index for map_index, _ in outputs}),
-        sum((table.totals for table in tables), Totals()),
-        _summed([table.per_subpartition("bytes") for table in tables]),
-        _summed([table.per_subpartition("records") for table in tables]),
-    )
-
-
-def _summed(arrays: list[Int64s]) -> Int64s:
-    return np.asarray(np.sum(arrays, axis=0), np.int64)
+def _add(look: Look, exchanges: dict[tuple[str, int, int], Exchange]) -> None:
+    writer, table = look.inspection.writer, look.inspection.table
+    if look.state is not State.COMPLETE or writer is None or table is None:
+        return
+    key = (writer.application, writer.exchange, table.entries.shape[1])
+    exchange = exchanges.setdefault(key, Exchange(*key))
+    exchange.map_outputs += 1
+    exchange.maps.add(writer.map_index)
+    exchange.totals += table.totals
+    exchange.bytes += table.per_subpartition("bytes")
+    exchange.records += table.per_subpartition("records")

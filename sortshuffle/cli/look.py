@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import click
 
-from sortshuffle.cli.output import progress
+from sortshuffle.cli.output import Advance, progress
 from sortshuffle.cli.records import row_counter
 from sortshuffle.errors import UsageError
 from sortshuffle.storage.inspection import (
@@ -16,18 +16,23 @@ from sortshuffle.storage.inspection import (
     Fault,
     Inspection,
     State,
+    Totals,
     check_data,
     find_pairs,
     inspect,
 )
+from sortshuffle.storage.partitioned_file import PartitionedFile
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One pair and what is known of it. ``check``: None if its data was not read."""
+    """One pair and what is known of it. ``check``: None if its data was not read. ``totals``, ``regions``:
+    None if no index says so."""
 
     inspection: Inspection
     check: DataCheck | None
+    totals: Totals | None
+    regions: int | None
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -45,36 +50,30 @@ class Look:
     def directory(self) -> str:
         return os.path.dirname(self.inspection.base)
 
+    def without_table(self) -> Look:
+        """The same without its index entries, which may be megabytes: to be kept by the thousand."""
+        return replace(self, inspection=replace(self.inspection, table=None))
+
 
 def look(path: str, quick: bool = False, position: str = "") -> Look:
-    """Look at the pair that a file belongs to. ``position``: how far this is in a list of them, for display.
+    """Look at the pair that a file belongs to. ``position``: how far this is in a list of them, for the bar.
 
     Raises `UsageError` if the file is not one of ours, or is gone.
     """
-    inspection = inspect(path)
-    if quick:
-        return Look(inspection, None)
-    size = inspection.data.bytes if inspection.data else 0
-    with progress(f"{position}{os.path.basename(inspection.base)}", size) as advance:
-        found = Look(inspection, check_data(inspection, row_counter(inspection), advance))
-    if found.faults and not _is_there(inspection):
-        raise UsageError(f"{inspection.base} has been removed meanwhile")
-    return found
-
-
-def _is_there(inspection: Inspection) -> bool:
-    files = (inspection.data, inspection.index)
-    return any(file is not None and os.path.lexists(file.path) for file in files)
+    with progress(position + os.path.basename(path), 0 if quick else _data_bytes(path)) as advance:
+        return _look(path, quick, advance)
 
 
 def look_at_all(paths: Sequence[str], quick: bool = False) -> Iterator[Look]:
     """Look at pairs that were found in directories; those that are gone by now are passed over."""
-    for number, path in enumerate(paths, start=1):
-        try:
-            yield look(path, quick, f"{number} of {len(paths)}: ")
-        except UsageError:
-            if os.path.lexists(path):
-                raise
+    total = 0 if quick else sum(map(_data_bytes, paths))
+    with progress(f"{len(paths)} map outputs", total) as advance:
+        for path in paths:
+            try:
+                yield _look(path, quick, advance)
+            except UsageError:
+                if os.path.lexists(path):
+                    raise
 
 
 def pairs_below(directory: str) -> list[str]:
@@ -85,3 +84,27 @@ def pairs_below(directory: str) -> list[str]:
 def warn(error: OSError) -> None:
     """Say that a directory cannot be listed."""
     click.echo(f"{error.filename} is passed over: {error.strerror}", err=True)
+
+
+def _look(path: str, quick: bool, advance: Advance) -> Look:
+    inspection = inspect(path)
+    check = None if quick else check_data(inspection, row_counter(inspection), advance)
+    table = inspection.table
+    if table is None:
+        found = Look(inspection, check, None, None)
+    else:
+        found = Look(inspection, check, table.totals, len(table.kinds))
+    if found.faults and not _is_there(inspection):
+        raise UsageError(f"{inspection.base} has been removed meanwhile")
+    return found
+
+
+def _is_there(inspection: Inspection) -> bool:
+    files = (inspection.data, inspection.index)
+    return any(file is not None and os.path.lexists(file.path) for file in files)
+
+
+def _data_bytes(path: str) -> int:
+    file = PartitionedFile.of(path)
+    names = [path] if file is None else [file.data_path, file.partial_data_path]
+    return max(os.path.getsize(name) if os.path.isfile(name) else 0 for name in names)

@@ -53,13 +53,19 @@ class Output:
     def __init__(self) -> None:
         self.is_terminal = sys.stdout.isatty()
         self._console = Console(highlight=False) if self.is_terminal else _plain_console()
+        self._has_printed = False
         self._rule = "─" if self._console.encoding.startswith("utf") else "-"
 
     @property
     def width(self) -> int:
         return self._console.width
 
-    def line(self, text: str = "", style: str = "") -> None:
+    def gap(self) -> None:
+        """A blank line, unless nothing stands above it."""
+        if self._has_printed:
+            self._print_line("", "")
+
+    def line(self, text: str, style: str = "") -> None:
         """One line, however long: a terminal wraps it, so that it can be copied whole."""
         self._print_line(shown(text), style)
 
@@ -69,7 +75,7 @@ class Output:
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(overflow="fold")
         for label, value in fields:
-            grid.add_row("  " + label, Text(shown(value)))
+            grid.add_row(Text("  " + shown(label)), Text(shown(value)))
         with self._console.capture() as capture:
             self._console.print(grid)
         for line in capture.get().splitlines():
@@ -88,6 +94,7 @@ class Output:
             self._print_line(_laid_out(texts, columns, widths), row.style)
 
     def _print_line(self, text: str, style: str) -> None:
+        self._has_printed = True
         if self.is_terminal:
             self._console.print(Text(text, style), soft_wrap=True)
         else:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sortshuffle.cli.exchanges import Exchange, exchanges
+from sortshuffle.cli.exchanges import Exchange, Listing
 from sortshuffle.cli.look import Look
 from sortshuffle.cli.output import Column, Output, Row, count, plural, ratio
 from sortshuffle.cli.records import Rows, cell, schema_of
@@ -29,8 +29,8 @@ from sortshuffle.storage.inspection import (
 )
 from sortshuffle.storage.reader import Extent
 
-LIMIT = 40  # rows of a table that are shown without --all
-FAULT_LIMIT = 20
+LIMIT = 40  # rows of a table, or map outputs, that are shown without --all
+SHORT_LIMIT = 10  # of what takes several lines each
 
 _STYLES = {
     State.COMPLETE: "bold green",
@@ -74,7 +74,7 @@ class PairPage:
         out, look = self.out, self.look
         out.line(f"{look.name}: {look.state.value}", _STYLES[look.state])
         out.line(f"in {look.directory}", "dim")
-        out.line()
+        out.gap()
         out.fields(list(_facts(look)))
         self._print_regions()
         self._print_loose_buffers()
@@ -83,7 +83,7 @@ class PairPage:
     def print_records(self, rows: Rows | None, refusal: str) -> None:
         """The rows asked for, or why there are none."""
         out = self.out
-        out.line()
+        out.gap()
         if rows is None:
             out.line(refusal, "red")
             return
@@ -91,7 +91,7 @@ class PairPage:
         out.line(
             f"The first {count(len(rows.values))} of {total} of subpartition {rows.subpartition}", "bold"
         )
-        out.line()
+        out.gap()
         if out.is_terminal and _width_of(rows) > out.width:
             _print_rows_upright(out, rows)
         else:
@@ -102,7 +102,7 @@ class PairPage:
         out, table = self.out, self.look.inspection.table
         if table is None:
             return
-        out.line()
+        out.gap()
         if not table.kinds:
             out.line("There are no regions.")
             return
@@ -110,14 +110,14 @@ class PairPage:
         rows = list(_extent_rows(table, bad, self.subpartition))
         columns = (*_EXTENT_COLUMNS, Column("state", left=True)) if bad else _EXTENT_COLUMNS
         _print_table(out, columns, rows, self.everything, ", --subpartition S those of one")
-        out.line()
+        out.gap()
         regions = plural(len(table.kinds), "region")
         if self.subpartition is not None:
             own = Totals.of(table.entries[:, self.subpartition])
             out.line(f"Subpartition {self.subpartition}: {_totals(own)}, in {regions}")
             return
         out.line(f"Total: {_totals(table.totals)}, in {regions}")
-        out.line()
+        out.gap()
         _print_skew(out, table.per_subpartition("bytes"), table.per_subpartition("records"))
 
     def _print_loose_buffers(self) -> None:
@@ -125,18 +125,17 @@ class PairPage:
         if check is None or not (check.loose or check.stopped_at):
             return
         out = self.out
-        out.line()
+        out.gap()
         is_next_region = self.look.inspection.unfinished and self.look.inspection.table is not None
         if check.loose:
             out.line(_NEXT_REGION if is_next_region else _LOOSE, "bold")
-            out.line()
+            out.gap()
             rows = [_loose_row(each) for each in check.loose]
             _print_table(out, _LOOSE_COLUMNS, rows, self.everything)
         if check.stopped_at is not None and self.look.inspection.data is not None:
             left = self.look.inspection.data.bytes - check.stopped_at
-            what = "a buffer is cut off" if is_next_region else "it is not known where the next buffer begins"
-            out.line()
-            out.line(f"At offset {check.stopped_at} {what}: {plural(left, 'byte')} from there on.")
+            out.gap()
+            out.line(f"From offset {check.stopped_at} on nothing can be told ({plural(left, 'byte')}).")
 
 
 _NEXT_REGION = "Buffers of the region that was being written"
@@ -153,10 +152,9 @@ _LOOSE_COLUMNS = (
 def _print_table(
     out: Output, columns: Sequence[Column], rows: list[Row], everything: bool, other_way: str = ""
 ) -> None:
-    shown = rows if everything else rows[:LIMIT]
-    out.table(columns, shown)
-    if len(rows) > len(shown):
-        out.line(f"... and {plural(len(rows) - len(shown), 'more row')}: --all shows them{other_way}.", "dim")
+    named = rows if everything else rows[:LIMIT]
+    out.table(columns, named)
+    _print_left_out(out, len(rows) - len(named), "more row", other_way)
 
 
 def _facts(look: Look) -> Iterator[tuple[str, str]]:
@@ -260,16 +258,15 @@ def _totals(totals: Totals) -> str:
 
 def _print_faults(out: Output, look: Look, everything: bool) -> None:
     notes = list(_notes(look))
-    faults = look.faults if everything else look.faults[:FAULT_LIMIT]
+    faults = look.faults if everything else look.faults[:SHORT_LIMIT]
     if not (notes or faults):
         return
-    out.line()
+    out.gap()
     for note in notes:
         out.line(note, "yellow")
     for fault in faults:
         out.line(f"{os.path.basename(fault.place.file)}: {fault}", "red")
-    if len(look.faults) > len(faults):
-        out.line(f"... and {plural(len(look.faults) - len(faults), 'more fault')}: --all shows them.", "dim")
+    _print_left_out(out, len(look.faults) - len(faults), "more fault")
 
 
 def _notes(look: Look) -> Iterator[str]:
@@ -318,59 +315,73 @@ _PAIR_COLUMNS = (
 )
 
 
-def directory(out: Output, path: str, looks: list[Look], everything: bool) -> None:
+def directory(out: Output, path: str, found: Listing, everything: bool) -> None:
     """One row for each pair, then each exchange added up, then what is wrong."""
-    if not looks:
+    if not found.looks:
         out.line(f"There are no map outputs below {path}.")
         return
-    for position, (parent, group) in enumerate(itertools.groupby(looks, lambda look: look.directory)):
-        members = list(group)
-        is_well = all(look.state is State.COMPLETE for look in members)
-        columns = _PAIR_COLUMNS if is_well else (*_PAIR_COLUMNS, Column("state", left=True))
-        if position:
-            out.line()
-        out.line(parent, "bold")
-        out.line()
-        _print_table(out, columns, [_pair_row(look, with_state=not is_well) for look in members], everything)
-    for exchange in exchanges(looks):
+    looks = found.looks if everything else found.looks[:LIMIT]
+    for parent, group in itertools.groupby(looks, lambda look: look.directory):
+        _print_directory_of_pairs(out, parent, list(group))
+    _print_left_out(out, len(found.looks) - len(looks), "more map output")
+    exchanges = found.exchanges if everything else found.exchanges[:SHORT_LIMIT]
+    for exchange in exchanges:
         _print_exchange(out, exchange)
-    _print_wrong_pairs(out, looks, everything)
+    _print_left_out(out, len(found.exchanges) - len(exchanges), "more exchange")
+    _print_wrong_pairs(out, found, everything)
+
+
+def _print_directory_of_pairs(out: Output, parent: str, looks: list[Look]) -> None:
+    is_well = all(look.state is State.COMPLETE for look in looks)
+    columns = _PAIR_COLUMNS if is_well else (*_PAIR_COLUMNS, Column("state", left=True))
+    out.gap()
+    out.line(parent, "bold")
+    out.gap()
+    out.table(columns, [_pair_row(look, with_state=not is_well) for look in looks])
+
+
+def _print_left_out(out: Output, number: int, noun: str, other_way: str = "") -> None:
+    if number:
+        out.line(f"... and {plural(number, noun)}: --all shows {_them(number)}{other_way}.", "dim")
+
+
+def _them(number: int) -> str:
+    return "it" if number == 1 else "them"
 
 
 def _pair_row(look: Look, with_state: bool) -> Row:
-    table = look.inspection.table
     cells = [look.name, "", "", "", ""]
-    if table is not None:
-        totals = table.totals
+    totals = look.totals
+    if totals is not None and look.regions is not None:
         packed = ratio(totals.raw_bytes, totals.bytes)
-        cells[1:] = [count(len(table.kinds)), count(totals.bytes), count(totals.records), packed]
+        cells[1:] = [count(look.regions), count(totals.bytes), count(totals.records), packed]
     if with_state:
         cells.append(look.state.value)
     return Row(cells, "" if look.state is State.COMPLETE else _STYLES[look.state].removeprefix("bold "))
 
 
 def _print_exchange(out: Output, exchange: Exchange) -> None:
-    out.line()
+    outputs, maps = plural(exchange.map_outputs, "map output"), len(exchange.maps)
+    if maps < exchange.map_outputs:
+        outputs += f" of {plural(maps, 'map task')}"
+    subpartitions = plural(exchange.subpartitions, "subpartition")
+    out.gap()
     out.line(f"Exchange {exchange.number} of {exchange.application or 'an unnamed application'}", "bold")
-    out.line(
-        plural(exchange.map_outputs, "map output")
-        + (f" of {plural(exchange.maps, 'map task')}" if exchange.maps < exchange.map_outputs else "")
-        + f", {plural(exchange.subpartitions, 'subpartition')}, {_totals(exchange.totals)}"
-    )
-    out.line()
+    out.line(f"{outputs}, {subpartitions}, {_totals(exchange.totals)}")
+    out.gap()
     _print_skew(out, exchange.bytes, exchange.records)
 
 
-def _print_wrong_pairs(out: Output, looks: list[Look], everything: bool) -> None:
-    wrong = [look for look in looks if look.state is not State.COMPLETE]
+def _print_wrong_pairs(out: Output, found: Listing, everything: bool) -> None:
+    wrong = found.wrong
     if not wrong:
         return
-    out.line()
-    out.line(f"{plural(len(wrong), 'map output')} of {count(len(looks))} not added up:")
-    for look in wrong if everything else wrong[:FAULT_LIMIT]:
+    out.gap()
+    out.line(f"{plural(len(wrong), 'map output')} of {count(len(found.looks))} not added up:")
+    named = wrong if everything else wrong[:SHORT_LIMIT]
+    for look in named:
         out.line(f"{look.inspection.base}: {_reason(look)}", _STYLES[look.state].removeprefix("bold "))
-    if len(wrong) > FAULT_LIMIT and not everything:
-        out.line(f"... and {count(len(wrong) - FAULT_LIMIT)} more: --all shows them.", "dim")
+    _print_left_out(out, len(wrong) - len(named), "more such map output")
 
 
 def _reason(look: Look) -> str:

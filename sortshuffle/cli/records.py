@@ -25,7 +25,7 @@ from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.storage.inspection import Inspection, RecordCounter, open_data, walk
 from sortshuffle.storage.reader import Extent
 
-_UNDECODABLE = (pa.ArrowException, ValueError, OSError, EOFError, MemoryError, LookupError)
+_UNDECODABLE = (pa.ArrowException, ValueError, OSError, EOFError, MemoryError, LookupError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,11 @@ def schema_of(inspection: Inspection) -> pa.Schema | None:
     if not inspection.schema:
         return None
     try:
-        return pa.ipc.read_schema(pa.py_buffer(inspection.schema))
+        schema = pa.ipc.read_schema(pa.py_buffer(inspection.schema))
+        described = [(field.name, str(field.type)) for field in schema]  # raises if names are not text
     except _UNDECODABLE:
         return None
+    return schema if described else pa.schema([])
 
 
 def row_counter(inspection: Inspection) -> RecordCounter | None:
@@ -107,7 +109,9 @@ def _batches(path: str, extents: Iterable[Extent], payload: ArrowPayload) -> Ite
 
 def _decoded(payload: ArrowPayload, memory: pa.Buffer, buffer: StoredBuffer) -> pa.RecordBatch:
     try:
-        return payload.decode(memory, buffer, Counter())
+        batch = payload.decode(memory, buffer, Counter())
+        batch.validate()
+        return batch
     except _UNDECODABLE as error:
         raise Malformed(f"the rows of a buffer cannot be decoded ({error})", 0) from None
 

@@ -26,6 +26,7 @@ from sortshuffle.options import Options
 
 # "lz4_raw" is the block format: a frame's own header and checksum would double what a buffer has
 _ARROW_CODECS = {Codec.LZ4: "lz4_raw", Codec.ZSTD: "zstd"}
+MOST_COMPRESSED = 0x7E000000  # bytes; LZ4_MAX_INPUT_SIZE. Only a single huge row can be larger
 
 
 class ArrowPayload:
@@ -49,7 +50,7 @@ class ArrowPayload:
         message = batch.serialize()
         serialized = time.perf_counter()
         seconds["encode"] += serialized - started
-        if self._codec is not None:
+        if self._codec is not None and message.size <= MOST_COMPRESSED:
             block = self._codec.compress(message)
             compressed = time.perf_counter()
             seconds["compress"] += compressed - serialized

@@ -73,8 +73,11 @@ class Ranks:
 
     @property
     def nbytes(self) -> int:
-        """What the rank columns hold, some of it shared with the batch."""
-        return sum(column.nbytes for column in self.columns)
+        """What the rank columns hold beside the batch, with which they share strings and some numbers."""
+        return sum(
+            column.nbytes * column.flags.owndata if isinstance(column, np.ndarray) else 8 * len(column)
+            for column in self.columns
+        )
 
     def sort_indices(self) -> Int64s:
         """Positions of the rows in key order, ties in the order in which they stand. int64, shape (rows,)."""

@@ -23,13 +23,13 @@ from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.read.channel import Fetch, Fetched, LocalInputChannel
-from sortshuffle.read.merge import SORT_BYTES_PER_ROW, SortedRun, merge_runs
+from sortshuffle.read.merge import SORT_BYTES_PER_ROW, WINDOW_ROWS, SortedRun, merge_runs
 from sortshuffle.read.read_ahead import ReadAhead
 from sortshuffle.storage.reader import Extent
 
 FETCH_BYTES = 8 * MIB  # in memory; worth a thread switch
 FETCHES_IN_BUDGET = 8  # at least so many fit the read budget, so that a few threads never run dry
-LEAST_PART = 64 * KIB  # of a streamed extent; less would cost more in calls than it saves
+LEAST_PART = 16 * KIB  # of a streamed extent, so that the search for the end of its first buffer is short
 # Messages are as small as a unit's share of a subpartition; a user's function gets them joined to batches
 # of about this many rows, twice of what Spark's own Arrow batches have, or this many bytes
 BATCH_ROWS = 20_000
@@ -138,8 +138,11 @@ class _HeldRun:
 
 
 def _merge_memory(run: Fetch) -> int:
-    """Bytes that merging all of a run's rows at once takes: the rows, their copy, and the sorting."""
-    return sum(2 * extent.raw_bytes + SORT_BYTES_PER_ROW * extent.records for extent in run.extents)
+    """Bytes that a run takes when all of it is fetched and then merged: itself, and its part of a step."""
+    return run.memory + sum(
+        min(extent.records, 2 * WINDOW_ROWS) * (extent.raw_bytes // extent.records + SORT_BYTES_PER_ROW)
+        for extent in run.extents
+    )
 
 
 def planned(channels: Iterable[LocalInputChannel], fetch_bytes: int) -> Iterator[Fetch]:

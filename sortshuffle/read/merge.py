@@ -14,24 +14,23 @@ the batch-wise form of the k-way merge, as in the design's section 4.)
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Protocol, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
-from sortshuffle.payload.ordering import Int64s, KeyRow, Ranks, RowOrder, concat_ranks
+from sortshuffle.payload.ordering import KeyRow, Ranks, RowOrder, concat_ranks
 
 OUTPUT_ROWS = 65_536  # rows taken into order at a time: the copy stays in cache
-# Least and most rows of a window. Larger ones leave the cache; in each step a run costs about 10 us, which
-# begins to show below 2,000 rows
-WINDOW_ROWS = (1024, 8192)
+# What a step takes grows with the windows, what the runs cost in all steps shrinks: merging 100 runs of two
+# numbers a row took 74 MB and 91 ns a row with 2,048, 144 MB and 61 ns with 8,192; 16 runs 39 and 37 ns
+WINDOW_ROWS = 2048
 SORT_BYTES_PER_ROW = 96  # what `Ranks.sort_indices` allocates besides its result; tracemalloc: 41 to 96
-# bytes that a row of a window takes of the budget: half of it is left to what the runs have read, and half
-# to rows and keys of windows, their concatenation, the sorting and the rows in order
-_BUDGET_PER_ROW = 512
 
 Bound: TypeAlias = tuple[KeyRow, int]
 """A key and the number of a run: this key's rows are taken from runs up to that number only."""
@@ -45,93 +44,133 @@ class SortedRun(Protocol):
     def close(self) -> None: ...
 
 
+class _Piece:
+    """A batch of a run with its keys, taken up to ``position``."""
+
+    __slots__ = ("batch", "position", "ranks", "size")
+
+    def __init__(self, batch: pa.RecordBatch, ranks: Ranks) -> None:
+        self.batch = batch
+        self.ranks = ranks
+        self.position = 0
+        self.size = batch.nbytes + ranks.nbytes
+
+    @property
+    def left(self) -> int:
+        return self.ranks.rows - self.position
+
+    def take(self, stop: int) -> tuple[pa.RecordBatch, Ranks]:
+        start, self.position = self.position, stop
+        return self.batch.slice(start, stop - start), self.ranks.slice(start, stop)
+
+
 class _Run:
-    """The window of one run: some of its rows and their keys, from ``position`` on; charged to the budget."""
+    """What is in memory of one run, charged to the budget, and the window on it: all rows up to ``_shown`` in
+    the last piece."""
 
     __slots__ = (
+        "_batches",
         "_budget",
-        "_charged",
+        "_exhausted",
         "_metrics",
         "_order",
+        "_pieces",
+        "_shown",
         "_source",
-        "_windows",
-        "batch",
-        "exhausted",
         "number",
-        "position",
-        "ranks",
     )
 
     def __init__(
         self,
         number: int,
         source: SortedRun,
-        window_rows: int,
         order: RowOrder,
         budget: MemoryBudget,
         metrics: TaskMetrics,
     ) -> None:
         self.number = number
         self._source = source
-        self._windows = _windows(source, window_rows, budget)
+        self._batches = iter(source)
         self._order = order
         self._budget = budget
         self._metrics = metrics
-        self._charged = 0
-        self.batch: pa.RecordBatch | None = None
-        self.ranks = Ranks((), 0)
-        self.position = 0
-        self.exhausted = False
+        self._pieces: deque[_Piece] = deque()
+        self._shown = 0
+        self._exhausted = False
 
     @property
-    def left(self) -> int:
-        return self.ranks.rows - self.position
+    def rows(self) -> int:
+        """Rows in the window."""
+        if not self._pieces:
+            return 0
+        hidden = self._pieces[-1].ranks.rows - self._shown
+        return sum(piece.left for piece in self._pieces) - hidden
 
-    def refill(self) -> None:
-        """Move on when less than half of the window is left."""
-        if self.exhausted or 2 * self.left > self.ranks.rows > 0:
-            return
-        read = next(self._windows, None)
-        if read is None:
-            self.exhausted = True
-            return
-        with self._metrics.step("merge"):
-            ranks = self._order.ranks(read)
-            if self.left:
-                assert self.batch is not None
-                read = pa.concat_batches([self.batch.slice(self.position), read])
-                ranks = concat_ranks([self.ranks.slice(self.position, self.ranks.rows), ranks])
-        self._hold(read, ranks)
+    @property
+    def is_complete(self) -> bool:
+        """Whether the window shows all that is still to come."""
+        return self._exhausted and self._shown == self._pieces[-1].ranks.rows
 
     def first(self) -> Bound:
-        return self.ranks.key(self.position), self.number
+        return self._pieces[0].ranks.key(self._pieces[0].position), self.number
 
     def last(self) -> Bound:
-        return self.ranks.key(self.ranks.rows - 1), self.number
+        return self._pieces[-1].ranks.key(self._shown - 1), self.number
 
-    def take_up_to(self, bound: Bound | None) -> tuple[pa.RecordBatch, Ranks]:
+    def move_on(self) -> None:
+        """Show more while less than half of a window is left, or of a batch that is smaller than that."""
+        while not self._pieces or 2 * self.rows < min(WINDOW_ROWS, self._pieces[-1].ranks.rows):
+            if not self._pieces or self._shown == self._pieces[-1].ranks.rows:
+                if not self._read():
+                    return
+                self._shown = 0
+            self._shown = min(self._shown + WINDOW_ROWS, self._pieces[-1].ranks.rows)
+
+    def take_up_to(self, bound: Bound | None) -> list[tuple[pa.RecordBatch, Ranks]]:
         """The rows at or below the bound (all, if there is none), which are then no longer the run's."""
-        start, stop = self.position, self.ranks.rows
-        if bound is not None:
-            stop = self.ranks.count_up_to(bound[0], inclusive=self.number <= bound[1])
-        assert self.batch is not None
-        self.position = stop
-        return self.batch.slice(start, stop - start), self.ranks.slice(start, stop)
+        parts = []
+        while self._pieces:
+            piece = self._pieces[0]
+            stop = piece.ranks.rows
+            if bound is not None:
+                stop = piece.ranks.count_up_to(bound[0], inclusive=self.number <= bound[1])
+            if stop > piece.position:
+                parts.append(piece.take(stop))
+            if len(self._pieces) == 1:
+                self._shown = max(self._shown, stop)  # more than was shown, if they equal the last key
+            if stop < piece.ranks.rows:
+                break
+            self._let_go(self._pieces.popleft())
+        return parts
 
     def close(self) -> None:
         """Let go of everything, the source included."""
-        self._budget.release(self._charged)
-        self._charged = 0
-        self.batch = None
-        self._windows.close()
+        while self._pieces:
+            self._let_go(self._pieces.popleft())
         self._source.close()
 
-    def _hold(self, batch: pa.RecordBatch, ranks: Ranks) -> None:
-        size = batch.nbytes + ranks.nbytes
-        self._budget.charge(size)
-        self._budget.release(self._charged)
-        self._charged = size
-        self.batch, self.ranks, self.position = batch, ranks, 0
+    def _read(self) -> bool:
+        batch = next((batch for batch in self._batches if batch.num_rows), None)
+        if batch is None:
+            self._exhausted = True
+            return False
+        with self._metrics.step("merge"):
+            if self._pieces:
+                # less than half a window is no reason to keep its whole batch, or the extent behind that
+                tail = self._pieces[-1]
+                rows = pa.array(np.arange(tail.position, tail.ranks.rows))
+                self._let_go(self._pieces.pop())
+                self._hold(tail.batch.take(rows))
+            self._hold(batch)
+        return True
+
+    def _hold(self, batch: pa.RecordBatch) -> None:
+        piece = _Piece(batch, self._order.ranks(batch))
+        self._budget.charge(piece.size)
+        self._pieces.append(piece)
+
+    def _let_go(self, piece: _Piece) -> None:
+        self._budget.release(piece.size)
 
 
 def merge_runs(
@@ -142,9 +181,7 @@ def merge_runs(
     A source is closed as soon as it has ended, and all are when this iterator ends or is closed. What is held
     is charged to ``budget``, and released when it is handed on.
     """
-    least, most = WINDOW_ROWS
-    rows = min(most, max(least, budget.limit // _BUDGET_PER_ROW // max(1, len(sources))))
-    runs = [_Run(number, source, rows, order, budget, metrics) for number, source in enumerate(sources)]
+    runs = [_Run(number, source, order, budget, metrics) for number, source in enumerate(sources)]
     with ExitStack() as closing:
         for run in runs:
             closing.callback(run.close)
@@ -153,32 +190,20 @@ def merge_runs(
         while waiting:
             with metrics.step("merge"):
                 touched, bound = _below_common_bound(waiting)
-                parts = [run.take_up_to(bound) for run in touched]
-            yield from _in_order(parts, budget, metrics)
-            del parts
+                parts = [part for run in touched for part in run.take_up_to(bound)]
+            if len(touched) == 1:
+                while parts:
+                    yield parts.pop(0)[0]
+            else:
+                yield from _in_order(parts, budget, metrics)
             _move_on(touched, waiting)
 
 
-def _windows(source: SortedRun, most: int, budget: MemoryBudget) -> Generator[pa.RecordBatch, None, None]:
-    """The batches of a run in slices of at most ``most`` rows; a batch is charged until its last slice is
-    done with."""
-    for batch in source:
-        size = batch.nbytes
-        budget.charge(size)
-        try:
-            pieces = -(-batch.num_rows // most)
-            for piece in range(pieces):
-                start, stop = (at * batch.num_rows // pieces for at in (piece, piece + 1))
-                yield batch.slice(start, stop - start)
-        finally:
-            budget.release(size)
-
-
 def _move_on(runs: Sequence[_Run], waiting: list[tuple[Bound, _Run]]) -> None:
-    """Let these runs read, and wait again if they have rows."""
+    """Let these runs show more, and wait again if they have rows."""
     for run in runs:
-        run.refill()
-        if run.left:
+        run.move_on()
+        if run.rows:
             heapq.heappush(waiting, (run.first(), run))
         else:
             run.close()
@@ -194,30 +219,25 @@ def _below_common_bound(waiting: list[tuple[Bound, _Run]]) -> tuple[list[_Run], 
     while waiting and (bound is None or waiting[0][0] <= bound):
         _, run = heapq.heappop(waiting)
         runs.append(run)
-        if not run.exhausted:
+        if not run.is_complete:
             bound = run.last() if bound is None else min(bound, run.last())
     return sorted(runs, key=lambda run: run.number), bound
 
 
 def _in_order(
-    parts: Sequence[tuple[pa.RecordBatch, Ranks]], budget: MemoryBudget, metrics: TaskMetrics
+    parts: list[tuple[pa.RecordBatch, Ranks]], budget: MemoryBudget, metrics: TaskMetrics
 ) -> Iterator[pa.RecordBatch]:
-    if len(parts) == 1:
-        yield parts[0][0]
-        return
+    """All rows of the parts, sorted. Empties the list, because its batches are not needed any more."""
     with metrics.step("merge"):
         rows = pa.concat_batches([batch for batch, _ in parts])
         indices = concat_ranks([ranks for _, ranks in parts]).sort_indices()
+        parts.clear()
     size = rows.nbytes + SORT_BYTES_PER_ROW * rows.num_rows
     budget.charge(size)
     try:
-        yield from _taken(rows, indices, metrics)
+        for start in range(0, len(indices), OUTPUT_ROWS):
+            with metrics.step("merge"):
+                ordered = rows.take(pa.array(indices[start : start + OUTPUT_ROWS]))
+            yield ordered
     finally:
         budget.release(size)
-
-
-def _taken(rows: pa.RecordBatch, indices: Int64s, metrics: TaskMetrics) -> Iterator[pa.RecordBatch]:
-    for start in range(0, len(indices), OUTPUT_ROWS):
-        with metrics.step("merge"):
-            ordered = rows.take(pa.array(indices[start : start + OUTPUT_ROWS]))
-        yield ordered

@@ -132,22 +132,21 @@ class ParquetScan:
 def pack(groups: Sequence[tuple[str, int, int]], packing: Packing) -> list[tuple[Piece, ...]]:
     """Row groups (path, number, compressed bytes) into splits of about equal size, in file order.
 
-    Spark's rule: a split is filled up to ``min(largest, max(open cost, total / parallelism))``, each file
-    counting its open cost.
+    Spark's rule: a split is filled up to ``min(largest, max(open cost, total / parallelism))``, each file but
+    the last counting its open cost.
     """
-    total = sum(size + packing.open_cost for _, _, size in groups)
+    total = sum(size for _, _, size in groups) + packing.open_cost * len({path for path, _, _ in groups})
     target = min(packing.largest_split, max(packing.open_cost, -(-total // packing.parallelism)))
     splits: list[list[tuple[str, int]]] = []
-    filled = target
+    filled = 0
     for path, number, size in groups:
-        opens = not splits or not splits[-1] or splits[-1][-1][0] != path
-        cost = size + (packing.open_cost if opens else 0)
-        if filled + cost > target and (filled > 0 or not splits):
+        if splits and splits[-1][-1][0] != path:
+            filled += packing.open_cost
+        if not splits or filled + size > target:
             splits.append([])
             filled = 0
-            cost = size + packing.open_cost
         splits[-1].append((path, number))
-        filled += cost
+        filled += size
     return [tuple(_pieces(split)) for split in splits]
 
 

@@ -425,7 +425,8 @@ class _Inspector:
             self._schema,
             names.unfinished,
             self._is_written,
-            self._is_known_version,
+            # if the other header is sound, a version that is not known is damage
+            self._is_known_version or header is not None,
             self._is_pair,
             tuple(self._faults),
         )
@@ -575,7 +576,7 @@ def _misplaced_entries(owned: Entries, position: int) -> npt.NDArray[np.bool_]:
 
 
 def _end(owned: Entries) -> int:
-    return int(owned["offset"][-1]) + int(owned["bytes"][-1])
+    return (int(owned["offset"][-1]) + int(owned["bytes"][-1])) % 2**64  # as the array's sums are
 
 
 # ---- what the data is -----------------------------------------------------------------------------------
@@ -658,7 +659,8 @@ def _read(descriptor: int, offset: int, size: int) -> pa.Buffer:
     view = memoryview(memory).cast("B")[HEADER_BYTES:]
     done = 0
     while done < size:
-        got = os.preadv(descriptor, [view[done:]], offset + done)
+        # an entry may name any offset, the system takes only those that files can have
+        got = os.preadv(descriptor, [view[done:]], offset + done) if offset < 2**62 else 0
         if got == 0:
             break
         done += got

@@ -66,9 +66,13 @@ class Owner:
     def write(self, home: str) -> None:
         path = os.path.join(home, OWNER_FILE)
         partial = f"{path}.{os.getpid()}"
-        with open(partial, "w", encoding="utf-8") as opened:
-            json.dump(asdict(self), opened)
-        os.replace(partial, path)
+        try:
+            with open(partial, "w", encoding="utf-8") as opened:
+                json.dump(asdict(self), opened)
+            os.replace(partial, path)
+        except BaseException:
+            _remove(partial)
+            raise
 
     @staticmethod
     def read(home: str) -> Owner | None:

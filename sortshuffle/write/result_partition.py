@@ -1,6 +1,7 @@
 """`SortMergeResultPartition`: the output of one producer task.
 
     open --write, broadcast--> open --finish--> finished
+      \\--a call that fails--> failed; rows may be lost, so nothing but abandon is left
       \\----------------------------abandon---> abandoned (no files)
 
 Rows go to an encoder until the task's memory is full; then everything held becomes one region. A row never
@@ -15,6 +16,7 @@ leaving without `finish()` abandons.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 import pyarrow as pa
@@ -41,8 +43,8 @@ BROADCAST_SHARE = 4  # part of the budget that broadcast rows may hold before th
 class SortMergeResultPartition:
     """Writes rows into one partitioned file, in regions of about ``budget.limit`` bytes.
 
-    ``budget``: this partition's own, or its own share of one. Calls after `finish()` or `abandon()` are a
-    `StateError`.
+    ``budget``: this partition's own, or its own share of one. Calls after `finish()`, `abandon()` or a call
+    that failed are a `StateError`.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class SortMergeResultPartition:
         self._budget = budget
         self._encoder = self._new_encoder()
         self._broadcasts = DataBuffer([0], budget)
-        self._ended = ""
+        self._state = "open"
 
     @property
     def file_id(self) -> bytes:
@@ -68,36 +70,38 @@ class SortMergeResultPartition:
     def write(self, batch: pa.RecordBatch) -> None:
         """Send each row to the subpartition that the selector gives it. The batch is of the payload's
         schema; it is not kept beyond the region it goes into."""
-        self._expect_open()
-        for piece in sliced(batch, self._encoder.unit_bytes):
-            self._make_room(piece)
-            self._encoder.add(piece)
+        with self._whole_or_failed():
+            for piece in sliced(batch, self._encoder.unit_bytes):
+                self._make_room(piece)
+                self._encoder.add(piece)
 
     def broadcast(self, batch: pa.RecordBatch) -> None:
         """Send every row to every subpartition. Not where extents are ordered by key: `UnsupportedError`."""
-        self._expect_open()
         if self._layout.order is not None:
             raise UnsupportedError(
                 "rows cannot be broadcast into extents that are ordered by key: write them to every"
                 " subpartition"
             )
-        for piece in sliced(batch, self._encoder.unit_bytes):
-            self._make_room(piece)
-            self._broadcasts.append(0, self._layout.payload.encode(piece, self.metrics.seconds))
-            if self._broadcasts.bytes > self._budget.limit // BROADCAST_SHARE:
-                self._write_region(RegionKind.BROADCAST, self._broadcasts.drain())
+        with self._whole_or_failed():
+            for piece in sliced(batch, self._encoder.unit_bytes):
+                self._make_room(piece)
+                self._broadcasts.append(0, self._layout.payload.encode(piece, self.metrics.seconds))
+                if self._broadcasts.bytes > self._budget.limit // BROADCAST_SHARE:
+                    self._write_region(RegionKind.BROADCAST, self._broadcasts.drain())
 
     def flush(self) -> None:
         """Make a region of everything held. Does nothing if nothing is."""
-        self._expect_open()
-        self._write_region(RegionKind.UNICAST, self._encoder.drain())
+        with self._whole_or_failed():
+            self._write_region(RegionKind.UNICAST, self._encoder.drain())
 
     def finish(self, writer: Writer) -> PartitionedFile:
         """Write what is held, and complete the file; only then can it be read."""
-        self.flush()
-        self._write_region(RegionKind.BROADCAST, self._broadcasts.drain())
-        with self.metrics.step("write"):
-            file = self._writer.finish(writer, self._layout.payload.schema.serialize().to_pybytes())
+        with self._whole_or_failed():
+            self._write_region(RegionKind.UNICAST, self._encoder.drain())
+            self._write_region(RegionKind.BROADCAST, self._broadcasts.drain())
+            with self.metrics.step("write"):
+                file = self._writer.finish(writer, self._layout.payload.schema.serialize().to_pybytes())
+        self._state = "finished"
         self.metrics.add(
             rows_written=self._writer.records,
             bytes_written=self._writer.data_bytes,
@@ -106,14 +110,13 @@ class SortMergeResultPartition:
             files=2,
         )
         self.metrics.peak(self._budget.peak)
-        self._ended = "finished"
         return file
 
     def abandon(self) -> None:
         """Delete the files and let go of all memory. Does nothing after `finish()`."""
-        if self._ended:
+        if self._state in ("finished", "abandoned"):
             return
-        self._ended = "abandoned"
+        self._state = "abandoned"
         self._encoder = self._new_encoder()
         self._broadcasts = DataBuffer([0], self._budget)
         self._budget.release_all()
@@ -133,13 +136,19 @@ class SortMergeResultPartition:
             return ClusterEncoder(layout, write_order, self._budget, self.metrics)
         return SortEncoder(layout, layout.order, write_order, self._budget, self.metrics)
 
-    def _expect_open(self) -> None:
-        if self._ended:
-            raise StateError(f"{self._writer.file.base} is {self._ended}: nothing can be written to it")
+    @contextmanager
+    def _whole_or_failed(self) -> Iterator[None]:
+        if self._state != "open":
+            raise StateError(f"{self._writer.file.base} is {self._state}, which does not allow this call")
+        try:
+            yield
+        except BaseException:
+            self._state = "failed"
+            raise
 
     def _make_room(self, piece: pa.RecordBatch) -> None:
         if not self._encoder.room_for(piece):
-            self.flush()
+            self._write_region(RegionKind.UNICAST, self._encoder.drain())
 
     def _write_region(self, kind: RegionKind, extents: Iterator[Extent]) -> None:
         self._writer.start_region(kind)

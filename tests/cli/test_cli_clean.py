@@ -75,7 +75,8 @@ def age(path: Path, when: float = LONG_AGO) -> None:
 
 @pytest.fixture
 def boot_time() -> float:
-    return next(float(line.split()[1]) for line in open("/proc/stat") if line.startswith("btime"))
+    lines = Path("/proc/stat").read_text().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("btime"))
 
 
 # ---- homes ----------------------------------------------------------------------------------------------

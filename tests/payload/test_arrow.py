@@ -120,6 +120,21 @@ def test_a_payload_that_would_grow_is_stored_as_it_is(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)
+def test_a_payload_larger_than_lz4_takes_is_stored_as_it_is(
+    codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The true limit is 2 GiB, which a test had better not allocate."""
+    batch = pa.record_batch({"zero": [0] * 10_000})
+    payload = ArrowPayload(batch.schema, codec)
+    monkeypatch.setattr("sortshuffle.payload.arrow.MOST_COMPRESSED", batch.serialize().size)
+    assert stored(payload.encode(batch, Counter()))[1][0].compressed
+    monkeypatch.setattr("sortshuffle.payload.arrow.MOST_COMPRESSED", batch.serialize().size - 1)
+    memory, (buffer,) = stored(payload.encode(batch, Counter()))
+    assert not buffer.compressed
+    assert payload.decode(memory, buffer, Counter()).equals(batch)
+
+
+@pytest.mark.parametrize("codec", COMPRESSING)
 def test_compressed_and_raw_buffers_stand_in_one_extent(codec: Codec) -> None:
     flat = pa.record_batch([np.zeros(100_000, np.uint8)], ["noise"])
     wanted = [noise(100_000), flat, noise(100_000), flat]

@@ -1,7 +1,7 @@
 """What the tests of `ShuffleFrame` share: generated data of every type, and plain PySpark as the oracle.
 
-Two frames are the same if the same rows are in the same partitions. Rows are compared by how they print, which
-tells -0.0 from 0.0 and takes NaN as equal to itself.
+Two frames are the same if the same rows are in the same partitions. Rows are compared by how they print,
+which tells -0.0 from 0.0 and takes NaN as equal to itself.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from sortshuffle import ShuffleFrame
 
@@ -80,6 +81,11 @@ def every_type(seed: int, rows: int, null_share: float = 0.2) -> pa.Table:
     return pa.table({"id": np.arange(rows), **columns})
 
 
+def data_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
+    """``table`` as a DataFrame; timestamps without a zone stay so."""
+    return spark.createDataFrame(table, from_arrow_schema(table.schema, prefer_timestamp_ntz=True))
+
+
 def _drawn(
     random: np.random.Generator, kind: pa.DataType, values: list[Any], rows: int, null_share: float
 ) -> pa.Array:
@@ -89,7 +95,7 @@ def _drawn(
 
 
 @contextmanager
-def settings(spark: SparkSession, values: dict[str, str]) -> Iterator[None]:
+def confs(spark: SparkSession, values: dict[str, str]) -> Iterator[None]:
     """Spark confs for the length of a block."""
     before = {name: spark.conf.get(name, None) for name in values}
     for name, value in values.items():
@@ -107,7 +113,7 @@ def settings(spark: SparkSession, values: dict[str, str]) -> Iterator[None]:
 def rows_in_order(frame: ShuffleFrame | DataFrame) -> list[str]:
     """Every row as ``partition: values``, partition after partition."""
     df = frame.toDF() if isinstance(frame, ShuffleFrame) else frame
-    with settings(df.sparkSession, {"spark.sql.adaptive.enabled": "false"}):  # which would join partitions
+    with confs(df.sparkSession, {"spark.sql.adaptive.enabled": "false"}):  # which would join partitions
         table = df.select(sf.spark_partition_id(), "*").toArrow()
     columns = [column.to_pylist() for column in table.columns]
     return [f"{partition}: {values!r}" for partition, *values in zip(*columns, strict=True)]

@@ -296,6 +296,15 @@ def test_a_version_that_is_not_known_is_named_and_not_read(file: PartitionedFile
     assert check_data(found) == DataCheck()
 
 
+def test_a_version_that_the_other_file_does_not_have_is_damage(file: PartitionedFile) -> None:
+    flip(file.data_path, 8)
+    flip(file.data_path, os.path.getsize(file.data_path) - 1)
+    found = inspect(file.data_path)
+    assert found.is_known_version
+    assert [fault.place.offset for fault in found.faults] == [8]
+    assert len(check_data(found).faults) == 1
+
+
 def test_a_header_of_either_file_will_do(file: PartitionedFile) -> None:
     flip(file.data_path, 20)
     assert inspect(file.data_path).header is not None
@@ -316,6 +325,17 @@ def test_extents_that_leave_a_gap_are_a_fault(file: PartitionedFile) -> None:
     faults = inspect(file.index_path).faults
     places = [(fault.place.region, fault.place.subpartition) for fault in faults]
     assert places[0] == (1, 2)  # and then whatever comes behind it
+
+
+@pytest.mark.parametrize("field", [0, 8])
+@pytest.mark.parametrize("value", [2**62, 2**63, 2**64 - 64])
+def test_extents_that_no_file_can_have_are_a_fault(file: PartitionedFile, field: int, value: int) -> None:
+    def change_an_entry(content: bytearray) -> None:
+        struct.pack_into("<Q", content, HEADER_BYTES + ENTRY_BYTES * 3 + field, value)
+        sign_index(content)
+
+    rewrite(file.index_path, change_an_entry)
+    assert (0, 3) in {(f.place.region, f.place.subpartition) for f in all_faults(file.index_path)}
 
 
 def test_a_broadcast_region_whose_entries_differ_is_a_fault(file: PartitionedFile) -> None:
@@ -384,6 +404,23 @@ def test_a_pair_that_is_being_written_shows_its_completed_regions(
     assert found.table is not None
     assert found.table.kinds == (RegionKind.UNICAST, RegionKind.BROADCAST)
     assert found.writer is None and found.schema == b""
+
+
+def test_a_pair_that_is_just_being_made_has_no_fault(tmp_path: Path) -> None:
+    with open_writer(tmp_path) as writer:
+        index = Path(writer.file.partial_index_path)
+        index.write_bytes(b"")
+        assert state(inspect(writer.file.partial_data_path)) is State.BEING_WRITTEN
+        index.unlink()
+        assert state(inspect(writer.file.partial_data_path)) is State.BEING_WRITTEN
+
+
+def test_a_pair_that_is_finished_meanwhile_is_still_read(tmp_path: Path) -> None:
+    with open_writer(tmp_path) as writer:
+        write_unicast(writer, 0)
+        found = inspect(writer.file.partial_data_path)
+        writer.finish(Writer())
+    assert check_data(found) == DataCheck()
 
 
 def test_a_killed_tasks_pair_is_unfinished(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from engine import WRITER, Pair, eventually, names, printed, running, write_pair
+from engine import WRITER, Pair, eventually, names, open_files, printed, running, write_pair
 
 from sortshuffle.storage import janitor
 from sortshuffle.storage.lifetime import Owner, boot_id, process_start
@@ -242,6 +242,20 @@ def test_settings_of_a_later_frame_count(executor: Executor) -> None:
     assert len(pairs(second)) == 2
 
 
+def test_settings_of_a_later_frame_count_while_the_executor_lives(executor: Executor) -> None:
+    home = executor.homes[0]
+    replace(executor.owner, grace=1e12).write(home)
+    aged(write_pair(home, Pair(2)))
+    quick = f"from sortshuffle.storage import janitor; janitor.TICK = 0.001; janitor.main([{home!r}])"
+    with running(sys.executable, "-c", quick):
+        eventually(lambda: is_attended(home), "the janitor takes its lock")
+        killed = partial(home, 1)
+        eventually(lambda: not os.path.exists(killed.partial_data_path), "the janitor has looked")
+        assert len(names(home)) == 4
+        executor.owner.write(home)
+        eventually(lambda: pairs(home) == [], "the pair is past the new grace time")
+
+
 def test_what_it_cannot_delete_does_not_end_it(executor: Executor) -> None:
     home = executor.homes[0]
     obstacle = PartitionedFile.named(home, 3, 17, 1)
@@ -262,11 +276,12 @@ def test_what_it_cannot_delete_does_not_end_it(executor: Executor) -> None:
 
 @pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The janitors that this process has started; they end before the test does."""
+    """The janitors that this process has started; they end with the test at the latest."""
     janitor._started.clear()
     yield janitor._started
     for process in janitor._started:
-        assert process.wait(SOON) == 0
+        process.kill()
+        process.wait()
     janitor._started.clear()
 
 
@@ -305,9 +320,8 @@ def test_it_is_in_a_session_of_its_own_and_holds_no_file_of_its_starter(
         eventually(lambda: all(map(is_attended, executor.homes)), "the janitor takes its locks")
         assert os.getsid(pid) == pid
         assert os.readlink(f"/proc/{pid}/cwd") == "/"
-        held = {os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")}
-        locks = {os.path.join(home, janitor.LOCK_FILE) for home in executor.homes}
-        assert held == {"/dev/null"} | locks
+        assert len(open_files(executor.homes[0])) == 2
+        assert not set(open_files(executor.homes[0], pid)) & set(open_files(executor.homes[0]))
         writer.abandon()
     executor.end()
 

@@ -102,6 +102,18 @@ def test_an_owner_is_read_back_as_it_was_and_leaves_nothing_else(tmp_path: Path)
     assert names(tmp_path) == ["owner.json"]
 
 
+def test_an_owner_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        OWNER.write(str(disk))
+        with open(disk / "ballast", "wb", buffering=0) as ballast, pytest.raises(OSError, match="No space"):
+            while True:
+                ballast.write(bytes(64 * 1024))
+        with pytest.raises(OSError, match="No space left on device"):
+            replace(OWNER, keep=True).write(str(disk))
+        assert names(disk) == ["ballast", "owner.json"]
+        assert Owner.read(str(disk)) == OWNER
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "null", "5", "{}", '{"local_directories": []}', '{"local_directories": 5}', "\xff"],
@@ -325,9 +337,10 @@ def test_a_finished_pair_is_dead_when_it_is_old_and_spark_has_forgotten_it(home:
     assert dead_attempts(home, owner) == [204]
 
 
-def test_the_newest_file_of_a_pair_tells_its_age(home: Path, owner: Owner) -> None:
+@pytest.mark.parametrize("newest", ["data_path", "index_path"])
+def test_the_newest_file_of_a_pair_tells_its_age(home: Path, owner: Owner, newest: str) -> None:
     file = aged(write_pair(home, Pair(2)), 10_000)
-    os.utime(file.index_path)
+    os.utime(getattr(file, newest))
     assert dead_attempts(home, owner) == []
 
 

@@ -6,6 +6,7 @@ behind `sortshuffle.read(...)`. Both with Unix sockets between the JVM and its w
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 
@@ -38,6 +39,7 @@ def total(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def session() -> SparkSession:
+    os.environ["PYTHONPATH"] = os.path.dirname(__file__)  # the workers import this module too
     spark = (
         sortshuffle.configure(SparkSession.builder)
         .master("local[2]")

@@ -1,0 +1,427 @@
+"""What bad input gets: an error of the right class, at the call where that is possible, with the words that a
+user needs to mend it, and no unfinished files.
+
+Errors of a running job reach the driver as Spark's `PythonException`, whose text is the worker's traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from oracle import confs
+from pyspark import cloudpickle
+from pyspark.errors import PythonException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import sortshuffle
+from sortshuffle import ShuffleFrame
+from sortshuffle.errors import ColumnError, OptionError, UnsupportedError, UsageError
+
+# workers know nothing of this module
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+Batches = Iterator[pa.RecordBatch]
+SCHEMA = "id long, k long, s string"
+
+
+@pytest.fixture(scope="module")
+def numbers(spark: SparkSession) -> DataFrame:
+    """1000 rows in one partition: ``id``, a key ``k`` of 7 values, a text ``s``."""
+    return spark.range(0, 1000, 1, 1).selectExpr("id", "id % 7 as k", "cast(id as string) as s")
+
+
+@pytest.fixture(scope="module")
+def frame(numbers: DataFrame) -> ShuffleFrame:
+    return sortshuffle.frame(numbers)
+
+
+def same(batches: Batches) -> Batches:
+    yield from batches
+
+
+def whole(table: pa.Table) -> pa.Table:
+    return table
+
+
+# --- columns --------------------------------------------------------------------------------------------
+
+COLUMN_CALLS: dict[str, Callable[[ShuffleFrame, Any], Any]] = {
+    "select": lambda frame, column: frame.select(column),
+    "repartition": lambda frame, column: frame.repartition(3, column),
+    "repartition by columns": lambda frame, column: frame.repartition(column),
+    "groupBy": lambda frame, column: frame.groupBy(column),
+}
+
+
+@pytest.mark.parametrize("call", COLUMN_CALLS.values(), ids=COLUMN_CALLS.keys())
+def test_an_unknown_column_is_refused_with_the_columns_there_are(
+    frame: ShuffleFrame, call: Callable[[ShuffleFrame, Any], Any]
+) -> None:
+    with pytest.raises(ColumnError, match=r"there is no column 'sum'.*The columns are: id, k, s"):
+        call(frame, "sum")
+
+
+@pytest.mark.parametrize("call", COLUMN_CALLS.values(), ids=COLUMN_CALLS.keys())
+def test_an_expression_is_refused_with_the_way_to_make_it_a_column(
+    frame: ShuffleFrame, call: Callable[[ShuffleFrame, Any], Any]
+) -> None:
+    with pytest.raises(ColumnError, match=r"is an expression.*withColumn\(\)"):
+        call(frame, sf.col("id") % 7)
+
+
+def test_a_mistyped_column_is_answered_with_the_nearest(frame: ShuffleFrame) -> None:
+    with pytest.raises(ColumnError, match="Did you mean 'id'"):
+        frame.repartition(3, "idd")
+
+
+def test_a_name_that_two_columns_have_is_refused(spark: SparkSession) -> None:
+    twins = sortshuffle.frame(spark.sql("select 1 as a, 2 as A"))
+
+    with pytest.raises(ColumnError, match="column 'a' is ambiguous: it could be any of a, A"):
+        twins.repartition(2, "a")
+    with pytest.raises(ColumnError, match="ambiguous"):
+        twins.drop(sf.col("a"))
+
+
+def test_several_columns_of_one_name_are_refused_where_they_come_up(
+    frame: ShuffleFrame, numbers: DataFrame
+) -> None:
+    with pytest.raises(UnsupportedError, match="several columns are named id: rename all but one"):
+        frame.select("id", "k", "id")
+    with pytest.raises(UnsupportedError, match="several columns are named k"):
+        sortshuffle.frame(numbers.select("k", "k"))
+
+
+@pytest.mark.parametrize("call", [COLUMN_CALLS["repartition"], COLUMN_CALLS["groupBy"]])
+def test_a_map_as_key_is_refused(spark: SparkSession, call: Callable[[ShuffleFrame, Any], Any]) -> None:
+    maps = sortshuffle.frame(spark.sql("select map('a', 1) as m"))
+
+    with pytest.raises(ColumnError, match=r"column 'm' of type map<.*can't be a hash key.*map_entries"):
+        call(maps, "m")
+
+
+def test_a_list_as_group_key_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(ColumnError, match=r"cannot be grouped by column a of type list.*a string"):
+        sortshuffle.frame(spark.sql("select array(1) as a")).groupBy("a")
+
+
+# --- numbers of partitions ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [0, -1, 2**31])
+def test_a_number_of_partitions_that_cannot_be_is_refused(frame: ShuffleFrame, number: int) -> None:
+    for columns in ((), ("k",)):
+        with pytest.raises(UsageError, match=rf"takes from 1 to 2147483647 partitions, not {number}"):
+            frame.repartition(number, *columns)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(2.0, "float"), (True, "bool"), (None, "NoneType")])
+def test_what_is_no_number_of_partitions_is_refused(frame: ShuffleFrame, number: Any, kind: str) -> None:
+    with pytest.raises(UsageError, match=f"takes a number of partitions or columns, not {kind}"):
+        frame.repartition(number, "k")
+
+
+# --- filters --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        ("id > 5", "takes a pyarrow expression.*This is str"),
+        (pc.field("id") + 1, "is not a boolean expression over the columns id, k, s"),
+        (pc.field("nothing") > 1, "is not a boolean expression over the columns id, k, s"),
+        (pc.field("s") > 1, "is not a boolean expression over the columns id, k, s"),
+        (pc.field(1) > 1, "means a column by its position: give its name"),
+    ],
+    ids=str,
+)
+def test_a_filter_that_is_no_condition_over_the_columns_is_refused(
+    frame: ShuffleFrame, condition: Any, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        frame.filter(condition)
+
+
+# --- functions and their schemas ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ("id lung", "the schema 'id lung' cannot be parsed"),
+        ("long", "is the single type bigint"),
+        (5, "must be a StructType or a DDL string"),
+        ("i interval year", "column 'i' is of type interval year"),
+    ],
+)
+def test_a_schema_that_is_none_is_refused(frame: ShuffleFrame, schema: Any, words: str) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: frame.mapInArrow(same, schema),
+        lambda: frame.mapInPandas(same, schema),
+        lambda: frame.groupBy("k").applyInArrow(whole, schema),
+        lambda: frame.groupBy("k").applyInPandas(whole, schema),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match=words):
+            call()
+
+
+def test_what_is_no_function_is_refused(frame: ShuffleFrame) -> None:
+    not_callable: Any = "parse"
+    with pytest.raises(UsageError, match="mapInArrow needs a function, not 'parse'"):
+        frame.mapInArrow(not_callable, SCHEMA)
+
+
+def test_a_grouped_function_of_no_arguments_is_refused(frame: ShuffleFrame) -> None:
+    with pytest.raises(UsageError, match=r"must take one argument \(table\) or two \(key, table\)"):
+        frame.groupBy("k").applyInArrow(lambda: None, SCHEMA)
+
+
+def narrow(batches: Batches) -> Batches:
+    for batch in batches:
+        yield pa.record_batch([batch["id"].cast(pa.float64()), batch["k"]], names=["id", "k"])
+
+
+def narrow_group(table: pa.Table) -> pa.Table:
+    return table.select(["id", "k"]).cast(pa.schema([("id", pa.float64()), ("k", pa.int64())]))
+
+
+def text_group(group: pd.DataFrame) -> pd.DataFrame:
+    return pd.DataFrame({"id": ["x"], "k": [1]})
+
+
+def not_batches(batches: Batches) -> Iterator[Any]:
+    yield from (batch.to_pydict() for batch in batches)
+
+
+def not_a_frame(group: pd.DataFrame) -> Any:
+    return list(group["id"])
+
+
+WRONG_RESULTS: dict[str, tuple[Callable[[ShuffleFrame], ShuffleFrame], list[str]]] = {
+    "mapInArrow yields other types": (
+        lambda frame: frame.mapInArrow(narrow, "id long, k long"),
+        ["mapInArrow(narrow)", "column 'id' (expected int64, found double)"],
+    ),
+    "mapInArrow yields fewer columns": (
+        lambda frame: frame.mapInArrow(narrow, SCHEMA),
+        ["mapInArrow(narrow)", "expected 3 columns (id, k, s), found 2 (id, k)"],
+    ),
+    "mapInArrow yields no batches": (
+        lambda frame: frame.mapInArrow(not_batches, SCHEMA),
+        ["mapInArrow(not_batches) must return an iterator of pyarrow.RecordBatch", "an iterator of dict"],
+    ),
+    "applyInArrow returns other types": (
+        lambda frame: frame.groupBy("k").applyInArrow(narrow_group, "id long, k long"),
+        ["groupBy().applyInArrow(narrow_group)", "column 'id' (expected int64, found double)"],
+    ),
+    "applyInArrow returns other columns": (
+        lambda frame: frame.groupBy("k").applyInArrow(whole, "id long, k long, t string"),
+        ["groupBy().applyInArrow(whole)", "Missing: t. Unexpected: s."],
+    ),
+    "applyInPandas returns other types": (
+        lambda frame: frame.groupBy("k").applyInPandas(text_group, "id long, k long"),
+        ["groupBy().applyInPandas(text_group)", "id"],
+    ),
+    "applyInPandas returns no frame": (
+        lambda frame: frame.groupBy("k").applyInPandas(not_a_frame, "id long"),
+        ["groupBy().applyInPandas(not_a_frame) must return a pandas.DataFrame, but returned list"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("job", "words"), WRONG_RESULTS.values(), ids=WRONG_RESULTS.keys())
+def test_a_result_that_is_not_as_declared_names_function_column_and_types(
+    frame: ShuffleFrame, job: Callable[[ShuffleFrame], ShuffleFrame], words: list[str]
+) -> None:
+    with pytest.raises(PythonException) as raised:
+        job(frame).collect()
+
+    assert "sortshuffle.errors.SchemaMismatchError: " in str(raised.value)
+    for word in words:
+        assert word in str(raised.value)
+
+
+def test_a_wrong_result_fails_a_count_and_a_shuffle_too(frame: ShuffleFrame) -> None:
+    wrong = frame.mapInArrow(narrow, "id long, k long")
+    for action in (wrong.count, wrong.repartition(2).count):
+        with pytest.raises(PythonException, match=r"mapInArrow\(narrow\).*expected int64, found double"):
+            action()
+
+
+def bad_luck(batches: Batches) -> Batches:
+    for batch in batches:
+        yield batch
+        explode(batch)
+
+
+def bad_group(table: pa.Table) -> pa.Table:
+    explode(table)
+    return table
+
+
+def bad_frame(group: pd.DataFrame) -> pd.DataFrame:
+    explode(group)
+    return group
+
+
+def explode(rows: object) -> None:
+    raise ZeroDivisionError(f"not with {type(rows).__name__}")
+
+
+RAISING: dict[str, tuple[Callable[[ShuffleFrame], ShuffleFrame], list[str]]] = {
+    "mapInArrow": (lambda frame: frame.mapInArrow(bad_luck, SCHEMA), ["bad_luck", "explode"]),
+    "in a chain": (
+        lambda frame: frame.mapInArrow(same, SCHEMA).mapInArrow(bad_luck, SCHEMA).mapInArrow(same, SCHEMA),
+        ["same", "bad_luck", "explode"],
+    ),
+    "behind a shuffle": (
+        lambda frame: frame.repartition(2, "k").mapInArrow(bad_luck, SCHEMA),
+        ["bad_luck", "explode"],
+    ),
+    "before a shuffle": (
+        lambda frame: frame.mapInArrow(bad_luck, SCHEMA).repartition(2, "k"),
+        ["bad_luck", "explode"],
+    ),
+    "applyInArrow": (
+        lambda frame: frame.groupBy("k").applyInArrow(bad_group, SCHEMA),
+        ["bad_group", "explode"],
+    ),
+    "applyInPandas": (
+        lambda frame: frame.groupBy("k").applyInPandas(bad_frame, SCHEMA),
+        ["bad_frame", "explode"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("job", "functions"), RAISING.values(), ids=RAISING.keys())
+def test_what_a_function_raises_arrives_with_its_own_traceback(
+    frame: ShuffleFrame, job: Callable[[ShuffleFrame], ShuffleFrame], functions: list[str]
+) -> None:
+    with pytest.raises(PythonException, match="ZeroDivisionError: not with") as raised:
+        job(frame).collect()
+    lines = [line for line in str(raised.value).splitlines() if line.strip().startswith("File ")]
+    ours = [line for line in lines if "/sortshuffle/" in line]
+    theirs = [line for line in lines if Path(__file__).name in line]
+
+    assert len(ours) == 1
+    assert [line.rsplit(" in ")[-1] for line in theirs] == functions
+
+
+# --- sources and settings -------------------------------------------------------------------------------
+
+
+def test_what_is_no_dataframe_is_refused() -> None:
+    not_a_frame: Any = [1, 2]
+    with pytest.raises(UsageError, match=r"frame\(\) takes a DataFrame, not list"):
+        sortshuffle.frame(not_a_frame)
+
+
+def test_a_streaming_frame_is_refused_with_the_way_out(spark: SparkSession) -> None:
+    stream = spark.readStream.format("rate").load()
+
+    with pytest.raises(UnsupportedError, match=r"streaming.*use foreachBatch"):
+        sortshuffle.frame(stream)
+
+
+def test_a_session_without_a_jvm_is_refused_with_the_way_out() -> None:
+    class Remote(DataFrame):
+        """A stand-in: Spark Connect itself needs packages that the project does not depend on."""
+
+        isStreaming = False  # type: ignore[assignment]  # noqa: N815
+        sparkSession = object()  # type: ignore[assignment]  # noqa: N815
+
+        def __new__(cls) -> Remote:
+            return object.__new__(cls)
+
+        def __init__(self) -> None:
+            pass
+
+    remote: Any = Remote()
+    with pytest.raises(UnsupportedError, match=r"Spark Connect session.*use a classic session"):
+        sortshuffle.frame(remote)
+    with pytest.raises(UnsupportedError, match=r"Spark Connect session.*use a classic session"):
+        sortshuffle.read(remote.sparkSession)
+
+
+def test_a_column_that_arrow_cannot_carry_is_refused_by_its_name(spark: SparkSession) -> None:
+    with pytest.raises(UnsupportedError, match="column 'y' is of type interval year"):
+        sortshuffle.frame(spark.sql("select 1 as k, interval '2' year as y"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("spark.sortshuffle.memroy", "1g", "is not an option. Did you mean spark.sortshuffle.memory?"),
+        (
+            "spark.sortshuffle.memory",
+            "much",
+            "spark.sortshuffle.memory = 'much' is not allowed: give 1m to 1t",
+        ),
+        ("spark.sortshuffle.codec", "snappy", "give lz4, zstd, none"),
+        ("spark.sortshuffle.read.threads", "0", "give 1 to 256"),
+        ("spark.sortshuffle.dir", "relative/path", "give absolute local paths"),
+        ("spark.sortshuffle.keep", "true", "spark.sortshuffle.keep=true needs spark.sortshuffle.dir"),
+    ],
+)
+def test_a_bad_setting_fails_where_the_frame_is_made(
+    spark: SparkSession, numbers: DataFrame, setting: str, value: str, words: str
+) -> None:
+    with confs(spark, {setting: value}):
+        for make in (lambda: sortshuffle.frame(numbers), lambda: sortshuffle.read(spark)):
+            with pytest.raises(OptionError) as raised:
+                make()
+
+            assert words in str(raised.value)
+            assert setting in str(raised.value)
+
+
+# --- nothing half-written -------------------------------------------------------------------------------
+
+
+def test_a_failed_map_task_leaves_no_files(spark: SparkSession, tmp_path: Path) -> None:
+    def late_failure(batches: Batches) -> Batches:
+        for number, batch in enumerate(batches):
+            if number == 5:
+                written = [path for path in tmp_path.rglob("*.partial") if path.stat().st_size > 100_000]
+                raise ZeroDivisionError(f"with {len(written)} unfinished files")
+            yield batch
+
+    tiny = {
+        "spark.sortshuffle.dir": str(tmp_path),
+        "spark.sortshuffle.memory": "1m",
+        "spark.sortshuffle.codec": "none",
+    }
+    with confs(spark, tiny):
+        ours = (
+            sortshuffle.frame(spark.range(0, 200_000, 1, 1))
+            .mapInArrow(late_failure, "id long")
+            .repartition(3, "id")
+        )
+    # regions were in the file already
+    with pytest.raises(PythonException, match="with 1 unfinished files"):
+        ours.count()
+
+    assert [path.name for path in tmp_path.rglob("exchange-*")] == []
+
+
+def test_a_failed_reduce_task_leaves_only_the_finished_map_outputs(
+    spark: SparkSession, numbers: DataFrame, tmp_path: Path
+) -> None:
+    with confs(spark, {"spark.sortshuffle.dir": str(tmp_path)}):
+        placed = sortshuffle.frame(numbers).repartition(1, "k")
+    failing = placed.mapInArrow(bad_luck, SCHEMA).repartition(2, "id")
+    with pytest.raises(PythonException, match="ZeroDivisionError"):
+        failing.count()
+
+    left = sorted(path.suffix for path in tmp_path.rglob("exchange-*"))
+    assert left == [".data", ".index"]
+    assert placed.count() == 1000

@@ -1,0 +1,161 @@
+"""What a frame needs of a session: `configure`, the check of the workers' Python, and public names that are
+there whatever was imported first. What depends on how a process starts is tried in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from oracle import confs, jobs
+from pyspark.sql import SparkSession
+
+import sortshuffle
+from sortshuffle.options import MIB
+from sortshuffle.spark.session import UNIX_SOCKETS, check_workers, options_of
+
+PATIENCE = 180  # seconds; each takes about 10
+
+
+def run(code: str, **environment: str) -> str:
+    """What a fresh interpreter prints for this code, without the names of this session's interpreters."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd="/",  # whose workers do not find the package in the working directory
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+# --- configure ------------------------------------------------------------------------------------------
+
+
+def test_configure_sets_what_it_says_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    builder = SparkSession.Builder()
+
+    assert sortshuffle.configure(builder) is builder
+    assert builder._options == {UNIX_SOCKETS: "true"}
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+def test_configure_leaves_the_choice_of_the_workers_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/other/python")
+    sortshuffle.configure(SparkSession.Builder())
+
+    assert os.environ["PYSPARK_PYTHON"] == "/opt/other/python"
+
+
+def test_a_configured_session_runs_workers_of_the_drivers_python_over_unix_sockets() -> None:
+    code = """
+import json
+import sortshuffle
+from pyspark.sql import SparkSession
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+spark = sortshuffle.configure(builder).getOrCreate()
+worker = spark.sparkContext.parallelize([0], 1).map(lambda _: __import__("sys").executable).first()
+rows = sortshuffle.frame(spark.range(7)).repartition(2).count()
+print(json.dumps([worker, spark.conf.get("spark.python.unix.domain.socket.enabled"), rows]))
+"""
+    assert json.loads(run(code).splitlines()[-1]) == [sys.executable, "true", 7]
+
+
+# --- the workers' Python --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter of this version that has no packages."""
+    directory = tmp_path_factory.mktemp("bare")
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(directory)], check=True, timeout=PATIENCE
+    )
+    return str(directory / "bin" / "python")
+
+
+def test_workers_that_lack_the_package_are_named_on_the_driver_before_anything_runs(
+    bare_python: str, tmp_path: Path
+) -> None:
+    code = f"""
+import sortshuffle
+from pyspark.sql import SparkSession
+from sortshuffle.errors import WorkerSetupError
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+spark.conf.set("spark.sortshuffle.dir", {str(tmp_path)!r})
+frame = sortshuffle.frame(spark.range(5)).repartition(2, "id")
+for action in (frame.toDF, frame.count, lambda: frame.write.parquet({str(tmp_path / "out")!r})):
+    try:
+        action()
+    except WorkerSetupError as error:
+        print(error)
+"""
+    told = run(code, PYSPARK_PYTHON=bare_python).splitlines()
+
+    assert len(told) == 3
+    interpreter = f"{bare_python} ({sys.version.split()[0]})"
+    for line in told:
+        assert f"that Spark's workers run, {interpreter}, lacks pyarrow, numpy, xxhash, sortshuffle." in line
+        assert "PYSPARK_PYTHON" in line
+        assert line.endswith(sys.executable)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_are_asked_once(spark: SparkSession) -> None:
+    check_workers(spark)
+    with jobs(spark) as run:
+        check_workers(spark)
+        check_workers(spark.newSession())
+
+    assert run.ids == []
+
+
+# --- settings -------------------------------------------------------------------------------------------
+
+
+def test_options_are_those_of_the_session_at_that_moment(spark: SparkSession) -> None:
+    before = options_of(spark)
+    with confs(spark, {"spark.sortshuffle.memory": "32m", "spark.sortshuffle.codec": "ZSTD"}):
+        within = options_of(spark)
+        assert options_of(spark.newSession()) == before
+
+    assert (within.memory, within.codec) == (32 * MIB, "zstd")
+    assert options_of(spark) == before
+    assert before.memory != within.memory
+
+
+# --- public names ---------------------------------------------------------------------------------------
+
+
+IMPORTS = ["pass", "import sortshuffle.read.gate", "import sortshuffle.spark.frame", "sortshuffle.frame"]
+
+
+@pytest.mark.parametrize("imports", IMPORTS)
+def test_public_names_are_there_whatever_was_imported_before(imports: str) -> None:
+    # `read` is a function of the package and also the name of a subpackage, which importing would bind
+    code = f"""
+import sortshuffle
+{imports}
+from sortshuffle.read.gate import InputGate
+from sortshuffle import read
+for name in sortshuffle.__all__:
+    print(name, type(getattr(sortshuffle, name)).__name__)
+print(read is sortshuffle.read, InputGate.__module__)
+"""
+    assert run(code).splitlines() == [
+        "ShuffleFrame type",
+        "__version__ str",
+        "configure function",
+        "frame function",
+        "read function",
+        "True sortshuffle.read.gate",
+    ]
