@@ -8,16 +8,20 @@ them up. The driver receives one record per task (`spark.reports`).
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-WRITE_STEPS = ("scan", "user", "ids", "sort", "take", "encode", "write")
-"""Steps of a producing task, in the order of the data. Compression and checksums are part of "encode",
-as `compress` and `checksum`."""
-READ_STEPS = ("wait", "read", "verify", "decompress", "decode", "merge", "user")
-"""Steps of a consuming task. All but "wait", "merge" and "user" run in the read-ahead threads."""
+Seconds: TypeAlias = "defaultdict[str, float]"
+"""Time per step, seconds. Producing: open, scan, user, ids, sort, take, encode, compress, checksum, write.
+Consuming: wait, read, verify, decompress, decode, merge, user; of these all but wait, merge and user run in
+the read-ahead threads, and the task's own thread sees them as wait."""
+
+
+def _no_seconds() -> Seconds:
+    return defaultdict(float)
 
 
 @dataclass(slots=True)
@@ -28,7 +32,7 @@ class TaskMetrics:
     rows_read, bytes_read, raw_bytes_read, extents_read, memory_peak (bytes, merged by maximum).
     """
 
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: Seconds = field(default_factory=_no_seconds)
     counts: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
@@ -50,9 +54,14 @@ class TaskMetrics:
     def merge(self, other: TaskMetrics) -> None:
         """Add another record's figures to this one; a peak stays a peak."""
         peak = max(self.counts["memory_peak"], other.counts["memory_peak"])
-        self.seconds.update(other.seconds)
+        for step, seconds in other.seconds.items():
+            self.seconds[step] += seconds
         self.counts.update(other.counts)
         self.counts["memory_peak"] = peak
+
+    def slowest(self) -> list[tuple[str, float]]:
+        """Steps and their seconds, the longest first."""
+        return sorted(self.seconds.items(), key=lambda item: -item[1])
 
     def timed(self, source: Iterator[object], step: str) -> Iterator[object]:
         """Pass ``source`` on, adding the time that each of its items takes to a step."""

@@ -1,4 +1,4 @@
-"""The documents agree with the code: the table of options, the commands of the README, the links between pages."""
+"""The documents agree with the code: the table of options, the README's commands, the links between pages."""
 
 from __future__ import annotations
 

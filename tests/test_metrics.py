@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sortshuffle.metrics import READ_STEPS, WRITE_STEPS, TaskMetrics
+from sortshuffle.metrics import TaskMetrics
 
 records = st.builds(
     lambda counts, peak: _record(counts, peak),
@@ -110,6 +110,7 @@ def test_a_record_survives_pickling() -> None:
     assert pickle.loads(pickle.dumps(metrics)) == metrics
 
 
-def test_steps_are_named_once_each() -> None:
-    assert len(set(WRITE_STEPS)) == len(WRITE_STEPS)
-    assert len(set(READ_STEPS)) == len(READ_STEPS)
+def test_the_slowest_steps_come_first() -> None:
+    metrics = TaskMetrics()
+    metrics.seconds |= {"take": 0.5, "write": 2.0, "ids": 0.25}
+    assert metrics.slowest() == [("write", 2.0), ("take", 0.5), ("ids", 0.25)]

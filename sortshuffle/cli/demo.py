@@ -1,7 +1,8 @@
 """`sortshuffle demo`: a whole PySpark job on real data, shuffled by sortshuffle, and what it did.
 
-The job is in `sortshuffle.cli.flights`, as a user would write it; here is the display around it: progress on a
-terminal, plain lines elsewhere, then the answer, what was shuffled, where the files are, and what to try next.
+The job is in `sortshuffle.cli.flights`, as a user would write it; here is the display around it: progress
+on a terminal, plain lines elsewhere, then the answer, what was shuffled, where the files are, and what to try
+next.
 """
 
 from __future__ import annotations
@@ -236,7 +237,7 @@ def _show_stages(console: Console, totals: Sequence[StageTotals], seconds: float
             _cell(counts["regions"]) if counts["files"] else "",
             _cell(counts["files"]) if counts["files"] else "",
             f"{total.wall:.1f} s",
-            ", ".join(step for step, _ in total.metrics.seconds.most_common(SHOWN_STEPS)),
+            ", ".join(step for step, _ in total.metrics.slowest()[:SHOWN_STEPS]),
         )
     console.print()
     console.print(table)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -109,7 +109,7 @@ def _batches(path: str, extents: Iterable[Extent], payload: ArrowPayload) -> Ite
 
 def _decoded(payload: ArrowPayload, memory: pa.Buffer, buffer: StoredBuffer) -> pa.RecordBatch:
     try:
-        batch = payload.decode(memory, buffer, Counter())
+        batch = payload.decode(memory, buffer, defaultdict(float))
         batch.validate()
         return batch
     except _UNDECODABLE as error:

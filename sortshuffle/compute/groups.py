@@ -7,6 +7,7 @@ that is being collected are held, so only it must fit into memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pyarrow as pa
 
@@ -28,7 +29,7 @@ def group_tables(batches: Iterator[pa.RecordBatch], order: RowOrder) -> Iterator
         if open_group and ranks.key(0) != open_key:
             yield pa.Table.from_batches(open_group)
             open_group = []
-        for start, stop in zip(starts, starts[1:], strict=False):
+        for start, stop in pairwise(starts):
             open_group.append(batch.slice(start, stop - start))
             yield pa.Table.from_batches(open_group)
             open_group = []

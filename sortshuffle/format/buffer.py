@@ -44,6 +44,9 @@ class DataType(IntEnum):
     USER_EVENT = 5
 
 
+_DATA_TYPES = {int(each): each for each in DataType}
+
+
 @dataclass(frozen=True, slots=True)
 class SealedBuffer:
     """A buffer ready to be written: ``header + payload + tail`` are its bytes in the file.
@@ -140,10 +143,11 @@ def scan_buffer(extent: memoryview, position: int) -> BufferScan:
     computed = checksum(extent[position : end - CHECKSUM_BYTES])
     if computed != stored:
         raise Malformed("a buffer fails its checksum", position, f"{stored:#018x}", f"{computed:#018x}")
-    if kind not in DataType._value2member_map_ or flags & ~_COMPRESSED or reserved:
+    data_type = _DATA_TYPES.get(kind)
+    if data_type is None or flags & ~_COMPRESSED or reserved:
         raise Malformed("a buffer header has values this release does not know", position, 0, (kind, flags))
     start = position + BUFFER_HEADER_BYTES
-    return BufferScan(StoredBuffer(start, size, DataType(kind), bool(flags & _COMPRESSED)), end, stored)
+    return BufferScan(StoredBuffer(start, size, data_type, bool(flags & _COMPRESSED)), end, stored)
 
 
 def scan_extent(extent: memoryview, expected_checksum: int, expected_buffers: int) -> Iterator[StoredBuffer]:

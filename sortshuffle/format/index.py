@@ -161,7 +161,9 @@ def unpack_index(data: bytes) -> Index:
     entries = unpack_entries(data[HEADER_BYTES:], regions, header.subpartitions)
     if entries["reserved"].any():
         entry = int(np.flatnonzero(entries["reserved"])[0])
-        raise Malformed("reserved bytes of an index entry are set", HEADER_BYTES + entry * ENTRY_BYTES + 44, 0)
+        raise Malformed(
+            "reserved bytes of an index entry are set", HEADER_BYTES + entry * ENTRY_BYTES + 44, 0
+        )
     index = Index(header, entries, kinds, schema, writer, data_bytes)
     owned = index.once()
     if int(owned["records"].sum()) != records or int(owned["buffers"].sum()) != buffers:

@@ -9,7 +9,6 @@ Thread-safe: holds no state but the codec, and pyarrow's codecs keep none.
 from __future__ import annotations
 
 import time
-from collections import Counter
 
 import pyarrow as pa
 
@@ -22,6 +21,7 @@ from sortshuffle.format.buffer import (
     seal_compressed,
 )
 from sortshuffle.format.header import Codec
+from sortshuffle.metrics import Seconds
 from sortshuffle.options import Options
 
 # "lz4_raw" is the block format: a frame's own header and checksum would double what a buffer has
@@ -44,7 +44,7 @@ class ArrowPayload:
         """The payload that these options choose."""
         return ArrowPayload(schema, Codec[options.codec.upper()], options.codec_level)
 
-    def encode(self, batch: pa.RecordBatch, seconds: Counter[str]) -> SealedBuffer:
+    def encode(self, batch: pa.RecordBatch, seconds: Seconds) -> SealedBuffer:
         """One buffer that holds ``batch``; adds to the steps encode, compress and checksum."""
         started = time.perf_counter()
         message = batch.serialize()
@@ -55,7 +55,10 @@ class ArrowPayload:
             compressed = time.perf_counter()
             seconds["compress"] += compressed - serialized
             if block.size + RAW_SIZE_BYTES < message.size:
-                sealed = seal_compressed(block, block.size, records=batch.num_rows, raw_bytes=message.size)
+                # a copy, because pyarrow's block sits in memory of the uncompressed size
+                sealed = seal_compressed(
+                    block.to_pybytes(), block.size, records=batch.num_rows, raw_bytes=message.size
+                )
                 seconds["checksum"] += time.perf_counter() - compressed
                 return sealed
             serialized = compressed
@@ -63,7 +66,7 @@ class ArrowPayload:
         seconds["checksum"] += time.perf_counter() - serialized
         return sealed
 
-    def decode(self, extent: pa.Buffer, buffer: StoredBuffer, seconds: Counter[str]) -> pa.RecordBatch:
+    def decode(self, extent: pa.Buffer, buffer: StoredBuffer, seconds: Seconds) -> pa.RecordBatch:
         """The batch in a verified data buffer; adds to the steps decompress and decode."""
         started = time.perf_counter()
         message = self._message(extent, buffer)

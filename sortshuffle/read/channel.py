@@ -60,7 +60,9 @@ class Fetch:
         with self._open() as reader:
             for extent in self.extents:
                 with metrics.step("read"):
-                    part = reader.read_extent(extent)
+                    memory = reader.read_unverified(extent)
+                with metrics.step("verify"):
+                    part = reader.verified(memory, extent)
                 decoder = _ExtentDecoder(self.channel, extent, payload, metrics)
                 batches.extend(decoder.decode(part))
                 decoder.finish()

@@ -79,8 +79,7 @@ class InputGate:
             else:
                 part = max(LEAST_PART, limit // (4 * len(runs)))
                 sources += (run.stream(self._payload, part, self._budget, self._metrics) for run in runs)
-            merged = merge_runs(sources, order, self._budget, self._metrics)
-            yield from stack.enter_context(closing(merged))
+            yield from merge_runs(sources, order, self._budget, self._metrics)
 
     def _messages(self) -> Batches:
         limit = self._budget.limit
@@ -101,14 +100,26 @@ class InputGate:
                 yield from batches
 
     def _fetched(self, fetches: Sequence[Fetch]) -> Generator[list[pa.RecordBatch], None, None]:
-        if not fetches:
+        if len(fetches) <= 1:  # nothing to read ahead of: no thread for it
+            yield from map(self._fetched_here, fetches)
             return
         with ReadAhead(fetches, self._run, lambda fetch: fetch.memory, self._budget, self._threads) as ahead:
             for fetched in self._metrics.timed(iter(ahead), "wait"):
                 assert isinstance(fetched, Fetched)
-                self._metrics.merge(fetched.metrics)
-                self._metrics.peak(self._budget.peak)
-                yield fetched.batches
+                yield self._counted(fetched)
+
+    def _fetched_here(self, fetch: Fetch) -> list[pa.RecordBatch]:
+        self._budget.charge(fetch.memory)
+        try:
+            with self._metrics.step("wait"):
+                return self._counted(self._run(fetch))
+        finally:
+            self._budget.release(fetch.memory)
+
+    def _counted(self, fetched: Fetched) -> list[pa.RecordBatch]:
+        self._metrics.merge(fetched.metrics)
+        self._metrics.peak(self._budget.peak)
+        return fetched.batches
 
     def _run(self, fetch: Fetch) -> Fetched:
         return fetch.run(self._payload)
@@ -166,7 +177,9 @@ def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     pending: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        if _is_worth_a_call(batch.num_rows, batch.nbytes):
+        # of a decoded message exactly its columns, at a hundredth of the cost of `nbytes`: 0.1 us
+        batch_size = batch.get_total_buffer_size()
+        if _is_worth_a_call(batch.num_rows, batch_size):
             if pending:
                 yield _concatenated(pending)
                 pending, rows, size = [], 0, 0
@@ -174,7 +187,7 @@ def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             continue
         pending.append(batch)
         rows += batch.num_rows
-        size += batch.nbytes
+        size += batch_size
         if _is_worth_a_call(rows, size):
             yield _concatenated(pending)
             pending, rows, size = [], 0, 0

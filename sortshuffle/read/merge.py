@@ -71,12 +71,12 @@ class _Run:
     __slots__ = (
         "_batches",
         "_budget",
-        "_exhausted",
         "_metrics",
         "_order",
         "_pieces",
         "_shown",
         "_source",
+        "exhausted",
         "number",
     )
 
@@ -96,7 +96,7 @@ class _Run:
         self._metrics = metrics
         self._pieces: deque[_Piece] = deque()
         self._shown = 0
-        self._exhausted = False
+        self.exhausted = False
 
     @property
     def rows(self) -> int:
@@ -105,11 +105,6 @@ class _Run:
             return 0
         hidden = self._pieces[-1].ranks.rows - self._shown
         return sum(piece.left for piece in self._pieces) - hidden
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the window shows all that is still to come."""
-        return self._exhausted and self._shown == self._pieces[-1].ranks.rows
 
     def first(self) -> Bound:
         return self._pieces[0].ranks.key(self._pieces[0].position), self.number
@@ -134,10 +129,9 @@ class _Run:
             stop = piece.ranks.rows
             if bound is not None:
                 stop = piece.ranks.count_up_to(bound[0], inclusive=self.number <= bound[1])
-            if stop > piece.position:
-                parts.append(piece.take(stop))
+            parts.append(piece.take(stop))
             if len(self._pieces) == 1:
-                self._shown = max(self._shown, stop)  # more than was shown, if they equal the last key
+                self._shown = max(self._shown, stop)
             if stop < piece.ranks.rows:
                 break
             self._let_go(self._pieces.popleft())
@@ -152,7 +146,7 @@ class _Run:
     def _read(self) -> bool:
         batch = next((batch for batch in self._batches if batch.num_rows), None)
         if batch is None:
-            self._exhausted = True
+            self.exhausted = True
             return False
         with self._metrics.step("merge"):
             if self._pieces:
@@ -212,15 +206,18 @@ def _move_on(runs: Sequence[_Run], waiting: list[tuple[Bound, _Run]]) -> None:
 def _below_common_bound(waiting: list[tuple[Bound, _Run]]) -> tuple[list[_Run], Bound | None]:
     """Take out of the heap the runs that have rows at or below the bound, in the order of their numbers.
 
-    A run that begins above the bound also ends above it, so the runs left in the heap could not lower it.
+    A run that begins above the bound also ends above it, so the runs left in the heap could not lower it. A
+    single run has nothing to be merged with up to the first row of the next, so that is then the bound.
     """
     bound: Bound | None = None
     runs: list[_Run] = []
-    while waiting and (bound is None or waiting[0][0] <= bound):
+    while waiting and (bound is None or waiting[0][0] < bound):
         _, run = heapq.heappop(waiting)
         runs.append(run)
-        if not run.is_complete:
+        if not run.exhausted:
             bound = run.last() if bound is None else min(bound, run.last())
+    if len(runs) == 1:
+        bound = waiting[0][0] if waiting else None
     return sorted(runs, key=lambda run: run.number), bound
 
 

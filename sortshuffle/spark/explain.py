@@ -55,6 +55,6 @@ def _figures(total: StageTotals) -> str:
             f" in {counts['extents_read']} extents"
         )
     parts.append(f"at most {format_size(counts['memory_peak'])} held by a task")
-    seconds = total.metrics.seconds.most_common()
+    seconds = total.metrics.slowest()
     steps = ", ".join(f"{step} {taken:.2f}" for step, taken in seconds if taken >= SHOWN_SECONDS)
     return "; ".join(parts) + (f"; seconds: {steps}" if steps else "")

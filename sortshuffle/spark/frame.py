@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sortshuffle.spark.grouped import GroupedFrame
     from sortshuffle.spark.writer import FrameWriter
 
-ColumnLike = str | Column
+ColumnLike: TypeAlias = "str | Column"
 
 
 def frame(df: DataFrame) -> ShuffleFrame:
@@ -195,12 +195,13 @@ class ShuffleFrame:
 
     def collect(self) -> list[Any]:
         """All rows, as Spark's Row objects."""
-        return self.toDF().collect()
+        rows: list[Any] = self.toDF().collect()
+        return rows
 
     def count(self) -> int:
         """The number of rows. They are counted in Python and never become JVM rows."""
         if self._persisted:
-            return self.toDF().count()
+            return int(self.toDF().count())
         chain = _pruned_scan(self._chain, (), StructType([])) or self._chain
         counts = chain.frame(self._new_run(), Count(), "rows long")
         return sum(row.rows for row in counts.collect())

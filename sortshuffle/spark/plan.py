@@ -159,7 +159,7 @@ class ParquetOrigin:
     def splits(self) -> list[tuple[Piece, ...]]:
         """What each task scans. Decided once, because `rows` and `opening` must agree."""
         conf = self.spark.conf
-        jvm_conf: Any = self.spark._jsparkSession.sessionState().conf()  # type: ignore[attr-defined]
+        jvm_conf: Any = self.spark._jsparkSession.sessionState().conf()
         packing = Packing(
             largest_split=int(jvm_conf.filesMaxPartitionBytes()),
             open_cost=int(jvm_conf.filesOpenCostInBytes()),

@@ -31,7 +31,7 @@ class TaskReport:
 Reports = dict[Key, TaskReport]
 
 
-class _Merge(AccumulatorParam[Reports]):
+class _Merge(AccumulatorParam[Reports]):  # type: ignore[misc]  # mypy does not look into pyspark
     def zero(self, value: Reports) -> Reports:
         return {}
 

@@ -44,7 +44,8 @@ def require_classic(spark: Any) -> SparkSession:
             "a Spark Connect session has no JVM that this release could reach: use a classic session"
             " (SparkSession.builder.master(...) or spark-submit)"
         )
-    return spark  # type: ignore[no-any-return]
+    session: SparkSession = spark
+    return session
 
 
 def options_of(spark: SparkSession) -> Options:

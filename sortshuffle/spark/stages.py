@@ -183,7 +183,7 @@ class Scan:
             for split in batch.column(0).to_pylist():
                 with task.metrics.step("open"):
                     rows = self.scan.read(split)
-                yield from task.metrics.timed(rows, "scan")  # type: ignore[misc]
+                yield from task.metrics.timed(rows, "scan")
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ unfinished files; and an executor that dies by SIGKILL leaves everything behind.
 
 * One per home: it holds a lock on ``janitor.lock`` there, and one that finds all its homes taken ends within
   a second. An executor has one janitor, or more if its tasks came to use further directories later.
-* Every second it removes unfinished files without a writer; every five, finished ones that Spark has forgotten
-  (`storage.lifetime` says which).
+* Every second it removes unfinished files without a writer; every five, finished ones that Spark has
+  forgotten (`storage.lifetime` says which).
 * When the executor ends it deletes the homes (unless files are to be kept) and ends itself, within two
   seconds. It ends as well when its homes are gone.
 * It reads ``owner.json`` anew at each look: a later frame of the application may have other settings.

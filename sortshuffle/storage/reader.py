@@ -83,7 +83,14 @@ class PartitionedFileReader:
 
     def read_extent(self, extent: Extent) -> ExtentPart:
         """The whole extent in one positioned read, all of it verified."""
-        memory = self._read(extent.bytes, extent)
+        return self.verified(self.read_unverified(extent), extent)
+
+    def read_unverified(self, extent: Extent) -> pa.Buffer:
+        """The bytes of the extent. They must go through `verified` before anyone else sees them."""
+        return self._read(extent.bytes, extent)
+
+    def verified(self, memory: pa.Buffer, extent: Extent) -> ExtentPart:
+        """What `read_unverified` returned, every checksum verified."""
         with self.damage(extent.offset, extent):
             buffers = list(scan_extent(memoryview(memory), extent.checksum, extent.buffers))
         return ExtentPart(memory, buffers)

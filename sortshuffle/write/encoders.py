@@ -33,14 +33,17 @@ from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.write.data_buffer import DataBuffer, Extent
 
-# bytes of rows in a unit: the L2 cache against messages too small to carry their metadata. Measured with
-# `tools/bench engine`: see docs/benchmarks.md, "units".
-LEAST_UNIT = 4 * MIB
+# bytes of rows in a unit at most: the cache against messages too small to carry their metadata
+LEAST_UNIT = 8 * MIB
+UNIT_PER_SUBPARTITION = 128 * KIB
+LARGEST_SHARE_OF_BUDGET = 4  # a unit is rows, their clustered copy and their messages at the same time
+# part of a unit from which on it is encoded rather than filled up: the usual batch of 64 Ki rows, some
+# 4 MiB, is then one unit, neither cut nor copied to join another
+FULL_SHARE = 2
 # bytes handed to one gathered write: large enough that the call's cost vanishes, small enough that the
 # encoded rows of a sorted region need not all be held at once
 WRITE_BATCH = 8 * MIB
-UNIT_PER_SUBPARTITION = 64 * KIB
-LARGEST_SHARE_OF_BUDGET = 8  # a unit is rows, their clustered copy and their messages at the same time
+WRITE_BATCH_SHARE = 8  # part of the budget that a gathered write is at most
 ROW_BYTES = 16  # what a row is counted as at least: its subpartition id and its position take 9 to 12
 SORT_BYTES_PER_ROW = 96  # NumPy arrays while a run is sorted: 41 to 93 measured, by type and number of keys
 
@@ -96,7 +99,7 @@ def sliced(
 
 def write_batch(memory: int) -> int:
     """Bytes of encoded rows that are handed to one gathered write."""
-    return max(1, min(WRITE_BATCH, memory // LARGEST_SHARE_OF_BUDGET))
+    return max(1, min(WRITE_BATCH, memory // WRITE_BATCH_SHARE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,7 @@ def cluster(batches: list[pa.RecordBatch], selector: ChannelSelector, metrics: T
 
 
 def unit_bytes(subpartitions: int, memory: int) -> int:
-    """Bytes of rows that are clustered together."""
+    """Bytes of rows that are clustered together, at most; from a half on they are."""
     wanted = max(LEAST_UNIT, UNIT_PER_SUBPARTITION * subpartitions)
     return max(1, min(wanted, memory // LARGEST_SHARE_OF_BUDGET))
 
@@ -174,7 +177,7 @@ class ClusterEncoder:
         self._unit.append(batch)
         self._unit_size += size
         self._budget.charge(size)
-        if self._unit_size >= self.unit_bytes:
+        if self._unit_size * FULL_SHARE >= self.unit_bytes:
             self._encode_unit()
 
     def drain(self) -> Iterator[Extent]:
@@ -236,7 +239,7 @@ class SortEncoder:
         self._open.append(batch)
         self._open_size += size
         self._budget.charge(size)
-        if self._open_size >= self.unit_bytes:
+        if self._open_size * FULL_SHARE >= self.unit_bytes:
             self._cluster_open()
 
     def drain(self) -> Iterator[Extent]:

@@ -215,7 +215,8 @@ def test_small_batches_are_joined_and_large_ones_pass(sizes: list[int], width: i
         [np.arange(sum(sizes), dtype=np.int32)] * (1 + width), [*map(str, range(width + 1))]
     )
     starts = np.cumsum([0, *sizes])
-    pieces = [whole.slice(start, size) for start, size in zip(starts, sizes, strict=False)]
+    slices = [whole.slice(start, size) for start, size in zip(starts, sizes, strict=False)]
+    pieces = [pa.ipc.read_record_batch(each.serialize(), whole.schema) for each in slices]  # as decoded
     found = list(joined(pieces))
     assert numbers_of(iter(found)) == list(range(sum(sizes)))
     worth = [each.num_rows >= BATCH_ROWS or each.nbytes >= BATCH_BYTES for each in found]
@@ -296,6 +297,28 @@ def test_the_budget_is_kept_whether_all_rows_fit_it_or_not(
         assert consumer.budget.used <= memory
     assert 0 < consumer.budget.peak <= memory
     assert consumer.metrics.counts["memory_peak"] == consumer.budget.peak
+
+
+class WitnessPayload(ArrowPayload):
+    """Remembers in which threads it decoded."""
+
+    def __init__(self, schema: pa.Schema, codec: Codec) -> None:
+        super().__init__(schema, codec)
+        self.threads: set[str] = set()
+
+    def decode(self, extent: pa.Buffer, buffer: StoredBuffer, seconds: Counter[str]) -> pa.RecordBatch:
+        self.threads.add(threading.current_thread().name)
+        return super().decode(extent, buffer, seconds)
+
+
+def test_small_extents_of_one_file_are_read_ahead_in_threads_also_within_a_small_budget(
+    tmp_path: Path,
+) -> None:
+    (output,) = maps(tmp_path, 1, regions=40, messages=1, rows=100, wide=300)
+    payload = WitnessPayload(SCHEMA, Codec.LZ4)
+    consumer = consumer_of([output], memory=MIB, payload=payload)
+    assert numbers_of(consumer.gate.batches()) == list(range(4000))
+    assert {name.rsplit("_", 1)[0] for name in payload.threads} == {"sortshuffle-read"}
 
 
 def test_reading_ahead_stays_within_what_is_left_of_the_budget(tmp_path: Path) -> None:

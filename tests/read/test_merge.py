@@ -17,7 +17,7 @@ from key_cases import DOUBLE, INT64, KEY_CASES, STRING, KeyCase
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.read.merge import SORT_BYTES_PER_ROW, WINDOW_ROWS, merge_runs
+from sortshuffle.read.merge import OUTPUT_ROWS, SORT_BYTES_PER_ROW, WINDOW_ROWS, merge_runs
 
 ENOUGH = 1 << 30
 BY_KEY = RowOrder((0,))
@@ -61,9 +61,9 @@ def cut(batch: pa.RecordBatch, rows: int) -> list[pa.RecordBatch]:
     return [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]
 
 
-def merged(sources: Sequence[RunSource], order: RowOrder = BY_KEY, memory: int = ENOUGH) -> pa.Table:
+def merged(sources: Sequence[RunSource], order: RowOrder = BY_KEY) -> pa.Table:
     """Everything merged; afterwards nothing may be charged, and every source be closed."""
-    budget = MemoryBudget(memory)
+    budget = MemoryBudget(ENOUGH)
     batches = list(merge_runs(sources, order, budget, TaskMetrics()))
     assert budget.used == 0
     assert all(source.closed for source in sources)
@@ -126,13 +126,12 @@ def test_runs_are_merged_by_several_keys(data: st.DataObject) -> None:
     ]
 
 
-@pytest.mark.parametrize("memory", [1, 1 << 20, ENOUGH])
-def test_large_runs_are_merged_in_windows_whatever_the_memory(memory: int) -> None:
+def test_large_runs_are_merged_in_windows() -> None:
     """Batches of many windows, runs of very different lengths, ties within and across them."""
     random = np.random.default_rng(3)
     keys = [np.sort(random.integers(0, 5000, rows)) for rows in (60_000, 3, 25_000, 0, 9_000)]
     sources = [RunSource(cut(keyed(run, number), 17_000)) for number, run in enumerate(keys)]
-    table = merged(sources, memory=memory)
+    table = merged(sources)
     everything = np.concatenate(keys)
     order = np.argsort(everything, kind="stable")
     assert np.array_equal(np.asarray(table["key"]), everything[order])
@@ -158,6 +157,22 @@ def test_many_runs_are_merged() -> None:
     sources = [RunSource(cut(keyed(run, number), 1)) for number, run in enumerate(keys)]
     places = [(number, at) for number in range(1000) for at in range(2)]
     assert origins(merged(sources)) == sorted(places, key=lambda place: keys[place[0]][place[1]])
+
+
+def test_a_step_of_more_rows_than_are_taken_at_a_time_is_emitted_in_parts() -> None:
+    keys = [list(range(number, 160_000, 40)) for number in range(40)]
+    sources = [RunSource([keyed(run, number)]) for number, run in enumerate(keys)]
+    found = list(merge_runs(sources, BY_KEY, MemoryBudget(ENOUGH), TaskMetrics()))
+    assert [key for batch in found for key in batch.column(0).to_pylist()] == list(range(160_000))
+    assert max(batch.num_rows for batch in found) == OUTPUT_ROWS
+
+
+def test_runs_that_have_ended_wait_for_no_other() -> None:
+    """What is in memory whole is merged in a step or two, not in one for each run."""
+    sources = [RunSource([keyed(range(100), number)]) for number in range(50)]
+    found = list(merge_runs(sources, BY_KEY, MemoryBudget(ENOUGH), TaskMetrics()))
+    assert origins(pa.Table.from_batches(found)) == [(run, at) for at in range(100) for run in range(50)]
+    assert len(found) <= 3
 
 
 @pytest.mark.parametrize("runs", [[], [[]], [[], [keyed([]).slice(0, 0)], []]])
@@ -205,14 +220,14 @@ def test_a_run_above_all_others_waits_with_one_batch() -> None:
     assert high.read == 50
 
 
-def test_rows_of_one_run_alone_are_handed_on_without_a_copy() -> None:
-    first, second = keyed(list(range(1000)), 0), keyed(list(range(1000, 2000)), 1)
-    found = list(
-        merge_runs([RunSource([second]), RunSource([first])], BY_KEY, MemoryBudget(ENOUGH), TaskMetrics())
-    )
-    assert pa.Table.from_batches(found)["key"].to_pylist() == list(range(2000))
-    addresses = {batch.column(0).buffers()[1].address for batch in found}
-    assert addresses == {batch.column(0).buffers()[1].address for batch in (first, second)}
+@pytest.mark.parametrize("rows", [1000, 5 * WINDOW_ROWS])
+def test_batches_of_one_run_alone_are_handed_on_whole_and_without_a_copy(rows: int) -> None:
+    batches = [keyed(list(range(start, start + rows)), start // rows) for start in range(0, 4 * rows, rows)]
+    sources = [RunSource(batches[2:]), RunSource(batches[:1]), RunSource(batches[1:2])]
+    found = list(merge_runs(sources, BY_KEY, MemoryBudget(ENOUGH), TaskMetrics()))
+    assert found == batches
+    for passed, batch in zip(found, batches, strict=True):
+        assert passed.column(0).buffers()[1].address == batch.column(0).buffers()[1].address
 
 
 @pytest.mark.parametrize("runs", [1, 4, 16])
@@ -237,12 +252,16 @@ def test_the_budget_knows_what_is_held_and_it_is_bounded(runs: int, distinct: in
     assert budget.peak <= runs * (held + step)
 
 
-def test_a_batch_larger_than_a_window_is_charged_until_its_last_row_is_taken() -> None:
-    batch = keyed(list(range(4 * WINDOW_ROWS)))
+def test_a_batch_is_charged_until_its_last_row_is_taken() -> None:
+    batch, other = keyed(list(range(4 * WINDOW_ROWS))), keyed([0, 4 * WINDOW_ROWS], 1)
+    sources = [RunSource([batch]), RunSource([other])]
     budget = MemoryBudget(ENOUGH)
-    *charged, _ = [budget.used for _ in merge_runs([RunSource([batch])], BY_KEY, budget, TaskMetrics())]
-    assert len(charged) == 3
-    assert min(charged) >= batch.nbytes
+    merging = merge_runs(sources, BY_KEY, budget, TaskMetrics())
+    rows = 0
+    while rows < batch.num_rows:
+        rows += next(merging).num_rows
+        assert budget.used >= (batch.nbytes if rows < batch.num_rows else other.nbytes)
+    merging.close()
     assert budget.used == 0
 
 

@@ -206,6 +206,15 @@ def test_an_error_of_the_consumer_closes_as_well() -> None:
     assert_nothing_is_left(budget)
 
 
+def test_there_are_no_results_behind_a_close() -> None:
+    reading, budget = ahead(range(10), lambda item: item, limit=3)
+    results = iter(reading)
+    assert next(results) == 0
+    reading.close()
+    assert list(results) == []
+    assert_nothing_is_left(budget)
+
+
 def test_closing_twice_does_no_harm() -> None:
     reading, budget = ahead(range(10), lambda item: item)
     assert next(iter(reading)) == 0

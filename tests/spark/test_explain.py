@@ -34,7 +34,7 @@ def numbers(spark: SparkSession) -> DataFrame:
 @pytest.fixture
 def explained(capsys: pytest.CaptureFixture[str]) -> Explained:
     def text(frame: ShuffleFrame) -> str:
-        """What `explain` prints, with its stages and exchanges numbered from 1 in the order of their mention."""
+        """What `explain` prints, its stages and exchanges numbered from 1 as they are mentioned."""
         capsys.readouterr()
         frame.explain()
         seen: dict[str, int] = {}

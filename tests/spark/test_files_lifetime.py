@@ -1,5 +1,5 @@
-"""Files live as long as they can be read and no longer: across actions, garbage collection, cancelled jobs, and every
-way in which an application can end.
+"""Files live as long as they can be read and no longer: across actions, garbage collection, cancelled jobs,
+and every way in which an application can end.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""On two executors (`local-cluster`): the same answers as anywhere, and a lost executor costs exactly its own map
-tasks, also after some reduce tasks have finished.
+"""On two executors (`local-cluster`): the same answers as anywhere, and a lost executor costs exactly its own
+map tasks, also after some reduce tasks have finished.
 """
 
 from __future__ import annotations

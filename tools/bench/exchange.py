@@ -35,7 +35,8 @@ def total(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         v += pc.sum(batch["v"]).as_py() or 0.0
         w += pc.sum(batch["w"]).as_py() or 0.0
         letters += pc.sum(pc.binary_length(batch["s"])).as_py() or 0
-    yield pa.record_batch([pa.array([x]) for x in (rows, v, w, letters)], names=["rows", "v", "w", "letters"])
+    sums = {"rows": rows, "v": v, "w": w, "letters": letters}
+    yield pa.RecordBatch.from_pylist([sums])
 
 
 def session() -> SparkSession:
@@ -93,8 +94,8 @@ def _compare(spark: SparkSession, rows: int, quick: bool) -> None:
     run_ours()  # both sides' workers are started and have imported what they need
     compare(
         "exchange",
-        f"{rows / 1e6:g} M rows ({rows * ROW_BYTES / 1e9:.2f} GB), {len(files)} files, {PARTITIONS} partitions,"
-        " local[2], page cache warm",
+        f"{rows / 1e6:g} M rows ({rows * ROW_BYTES / 1e9:.2f} GB), {len(files)} files,"
+        f" {PARTITIONS} partitions, local[2], page cache warm",
         Side("sortshuffle", run_ours),
         Side("Spark's repartition", lambda: _check(plain(spark, files).collect(), rows)),
         rounds=1 if quick else 2,

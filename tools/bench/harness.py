@@ -1,8 +1,8 @@
 """Running two sides against each other and writing down what came out.
 
-Rules of every case: both sides in one process, in the order A B A B, on the same data, with the same settings;
-the figure is the best run of each side and the ratio of the two; a result names machine, versions, data and
-page-cache state.
+Rules of every case: both sides in one process, in the order A B A B, on the same data, with the same
+settings; the figure is the best run of each side and the ratio of the two; a result names machine, versions,
+data and page-cache state.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ def record(case: str, **facts: Any) -> None:
         "case": case,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": machine(),
-        "versions": {name: version(name) for name in ("sortshuffle", "pyspark", "pyarrow", "numpy", "xxhash")},
+        "versions": {
+            name: version(name) for name in ("sortshuffle", "pyspark", "pyarrow", "numpy", "xxhash")
+        },
         "python": sys.version.split()[0],
         **facts,
     }

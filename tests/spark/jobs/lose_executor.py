@@ -2,8 +2,8 @@
 
     python lose_executor.py DIRECTORY before|during
 
-before: after the map stage and before any reduce task. during: by the fourth reduce task, when at least two have
-finished, which is when a result stage can no longer start over.
+before: after the map stage and before any reduce task. during: by the fourth reduce task, when at least two
+have finished, which is when a result stage can no longer start over.
 """
 
 from __future__ import annotations
