@@ -46,11 +46,17 @@ def _size(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
-    if match is None or match[2] not in _TIME_UNITS:
-        raise ValueError(text)
-    return float(match[1]) * _TIME_UNITS[match[2]]
+def _seconds(least: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+        if match is None or match[2] not in _TIME_UNITS:
+            raise ValueError(text)
+        seconds = float(match[1]) * _TIME_UNITS[match[2]]
+        if seconds < least:
+            raise ValueError(text)
+        return seconds
+
+    return parse
 
 
 def _whole(least: int, most: int) -> Callable[[str], int]:
@@ -162,10 +168,11 @@ class Options:
     grace: float = _knob(
         600.0,
         "grace",
-        _seconds,
-        "a time such as 30s, 10min",
+        _seconds(5.0),
+        "a time of at least 5s, such as 30s, 10min",
         "seconds",
-        "How long a finished map output is left alone although Spark no longer knows it.",
+        "How long a finished map output is left alone although Spark does not know it: Spark hears of it only"
+        " when its task ends.",
     )
 
     def __post_init__(self) -> None:

@@ -33,10 +33,10 @@ from sortshuffle.storage.lifetime import (
     HOME_ROOT,
     OWNER_FILE,
     Owner,
-    _is_locked,
     dead_outputs,
     dead_partials,
     delete_unfinished,
+    is_locked,
     process_start,
     remove_home,
 )
@@ -140,7 +140,7 @@ class _Home:
             sum(each.st_size for each in found.values()),
             max([changed, *(each.st_mtime for each in found.values())]),
             next((name for name in sorted(found) if not _is_ours(name, found[name])), None),
-            any(_is_locked(os.path.join(path, name)) for name in found if not name.startswith(OWNER_FILE)),
+            any(is_locked(os.path.join(path, name)) for name in found if not name.startswith(OWNER_FILE)),
             all(name.startswith(f"{OWNER_FILE}.") for name in found),
         )
 

@@ -74,14 +74,21 @@ class Writer:
     def unpack(data: bytes) -> Writer:
         """Keys that this release does not know are left out; missing ones keep their defaults.
 
-        Raises ValueError if it is not a JSON object, TypeError if ``ordering`` is not a list.
+        Raises ValueError if it is not a JSON object, TypeError for a value of another type.
         """
         found: Any = json.loads(data)
         if not isinstance(found, dict):
             raise ValueError("not a JSON object")
         known = {name: value for name, value in found.items() if name in Writer.__dataclass_fields__}
         known["ordering"] = tuple(known.get("ordering", ()))
+        for name, value in known.items():
+            wanted = type(getattr(_NOBODY, name))
+            if type(value) is not wanted:
+                raise TypeError(f"{name} is not of type {wanted.__name__}")
         return Writer(**known)
+
+
+_NOBODY = Writer()
 
 
 @dataclass(frozen=True, slots=True)

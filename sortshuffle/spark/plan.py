@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -112,10 +113,14 @@ class DataFrameOrigin:
     wire: pa.Schema
 
     def rows(self) -> DataFrame:
-        if self.source.columns:
+        names = self.source.columns
+        if not names:
+            # of a frame without columns Spark hands over no rows at all
+            return self.source.select(sf.lit(True).alias("row"))
+        if _are_plain(names):
             return self.source
-        # of a frame without columns Spark hands over no rows at all
-        return self.source.select(sf.lit(True).alias("row"))
+        # `DataFrame.mapInArrow` looks every column up by its name, and trips over dots, backticks and twins
+        return self.source.toDF(*(f"_{at}" for at in range(len(names))))
 
     def opening(self) -> Opening:
         return SparkRows(self.wire)
@@ -233,6 +238,11 @@ class Chain:
 
         run.__name__ = f"sortshuffle_stage_{number}"
         return self.origin.rows().mapInArrow(run, schema)
+
+
+def _are_plain(names: Sequence[str]) -> bool:
+    distinct = {name.lower() for name in names if re.fullmatch(r"\w+", name)}
+    return len(distinct) == len(names)
 
 
 def _all_of(filters: Sequence[Any]) -> Any:

@@ -167,7 +167,7 @@ class SparkRows:
 
     def open(self, received: Batches, task: Task) -> Batches:
         for batch in received:
-            # a source without columns comes with one, see `DataFrameOrigin.rows`
+            # columns may come under other names, and instead of none there is one: see `DataFrameOrigin.rows`
             rows = batch if self.schema.names else batch.select([])
             yield from conform(rows, self.schema, "the DataFrame")
 

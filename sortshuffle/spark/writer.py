@@ -86,9 +86,10 @@ class FrameWriter:
         job = uuid.uuid4().hex[:12]
         staging = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.writing-{job}")
         attempts, whole = os.path.join(staging, "attempts"), os.path.join(staging, "whole")
-        os.makedirs(attempts)
-        os.mkdir(whole)
+        os.makedirs(staging)
         try:
+            os.mkdir(attempts)
+            os.mkdir(whole)
             names = self._run(self._closing(attempts, job))
             for name in names:
                 os.rename(os.path.join(attempts, name), os.path.join(whole, name))

@@ -43,7 +43,7 @@ from sortshuffle.format.index import (
 )
 from sortshuffle.format.malformed import CutShort, Malformed
 from sortshuffle.options import MIB
-from sortshuffle.storage.lifetime import _is_locked
+from sortshuffle.storage.lifetime import is_locked
 from sortshuffle.storage.partitioned_file import (
     DATA_SUFFIX,
     INDEX_SUFFIX,
@@ -393,7 +393,7 @@ class _Inspector:
     def __init__(self, names: _Names) -> None:
         self._names = names
         # of a pair that is just being made, the index is missing or empty for a moment
-        self._is_written = names.unfinished and names.data is not None and _is_locked(names.data)
+        self._is_written = names.unfinished and names.data is not None and is_locked(names.data)
         self._faults: list[Fault] = []
         self._table: RegionTable | None = None
         self._writer: Writer | None = None

@@ -124,20 +124,6 @@ def executor_pid() -> int:
     return os.getppid()
 
 
-def find_homes(root: str) -> Iterator[str]:
-    """Homes below a directory: it may be a home, hold ``sortshuffle/``, or hold directories that do."""
-    if os.path.isfile(os.path.join(root, OWNER_FILE)) and _is_home(root):
-        yield root
-        return
-    patterns = ("*/*", "*", f"{HOME_ROOT}/*/*", f"*/{HOME_ROOT}/*/*", f"*/*/{HOME_ROOT}/*/*")
-    found = {
-        os.path.dirname(path)
-        for pattern in patterns
-        for path in glob.glob(os.path.join(glob.escape(root), pattern, OWNER_FILE))
-    }
-    yield from sorted(home for home in found if _is_home(home))
-
-
 def dead_partials(home: str, now: float) -> Iterator[PartitionedFile]:
     """Unfinished pairs that no process is writing any more."""
     for file in _files(home, PARTIAL_SUFFIX):
@@ -268,10 +254,10 @@ def _attempts_known_to_spark(local_directories: Iterable[str]) -> set[int]:
 def _is_being_written(file: PartitionedFile) -> bool:
     """Whether a writer holds its lock: on the partial data file, and for a moment of `finish()` on the
     renamed one."""
-    return _is_locked(file.partial_data_path) or _is_locked(file.data_path)
+    return is_locked(file.partial_data_path) or is_locked(file.data_path)
 
 
-def _is_locked(path: str) -> bool:
+def is_locked(path: str) -> bool:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -139,6 +139,13 @@ def test_large_runs_are_merged_in_windows() -> None:
     assert origins(table) == [places[row] for row in order]
 
 
+def test_a_run_is_handed_on_alone_only_as_far_as_no_other_begins() -> None:
+    """A batch of several windows, into the middle of which another run falls."""
+    keys = [[*range(5 * WINDOW_ROWS)], [*range(3 * WINDOW_ROWS, 8 * WINDOW_ROWS)], [2 * WINDOW_ROWS]]
+    table = merged([RunSource([keyed(run, number)]) for number, run in enumerate(keys)])
+    assert table["key"].to_pylist() == sorted(itertools.chain(*keys))
+
+
 def test_one_giant_key_over_all_runs_and_batches_comes_run_after_run() -> None:
     sources = [RunSource(cut(keyed([7] * 5000, number), 300)) for number in range(5)]
     assert origins(merged(sources)) == [(number, at) for number in range(5) for at in range(5000)]

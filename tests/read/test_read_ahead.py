@@ -212,6 +212,7 @@ def test_there_are_no_results_behind_a_close() -> None:
     assert next(results) == 0
     reading.close()
     assert list(results) == []
+    assert list(reading) == []
     assert_nothing_is_left(budget)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -347,6 +348,14 @@ def test_a_dataframe_made_of_a_frame_goes_on_in_sql(spark: SparkSession, numbers
     assert [tuple(row) for row in found.collect()] == expected
 
 
+def test_a_dataframe_made_of_a_frame_joins_itself(numbers: DataFrame) -> None:
+    ours = sortshuffle.frame(numbers).repartition(3, "k").toDF()
+
+    assert ours.alias("a").join(ours.alias("b"), "id").count() == 1000
+    assert ours.join(ours, "k").count() == numbers.join(numbers, "k").count()
+    assert len(ours.union(ours).limit(1500).collect()) == 1500
+
+
 def test_a_frame_of_a_dataframe_is_that_dataframe_again(numbers: DataFrame) -> None:
     assert sortshuffle.frame(numbers).toDF() is numbers
 
@@ -385,6 +394,22 @@ def test_the_map_stage_runs_once_for_all_actions_and_all_derived_frames(
     assert calls.value == 4  # one per partition of the source
     assert len(files) == 4
     assert set(files) < set(tmp_path.rglob("*.data"))  # those, and the outputs of the derived exchange
+
+
+def test_actions_at_the_same_time_share_one_run_of_the_map_stage(
+    spark: SparkSession, numbers: DataFrame
+) -> None:
+    calls = spark.sparkContext.accumulator(0)
+
+    def counted(batches: Batches) -> Batches:
+        calls.add(1)
+        yield from batches
+
+    shuffled = sortshuffle.frame(numbers).mapInArrow(counted, numbers.schema).repartition(3, "k")
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda _: shuffled.count(), range(3))) == [1000] * 3
+
+    assert calls.value == 4
 
 
 def test_persisted_rows_are_computed_once_and_served_to_derived_frames(
@@ -479,6 +504,22 @@ def test_a_frame_without_columns_keeps_its_number_of_rows(spark: SparkSession, n
     assert bare.count() == sortshuffle.frame(numbers).drop("id", "k", "s").count() == 1000
     assert bare.repartition(3).count() == bare.repartition(3).toDF().count() == 1000
     assert bare.mapInArrow(same, StructType([])).count() == 1000
+
+
+def test_columns_may_have_any_name(numbers: DataFrame) -> None:
+    df = numbers.toDF("a.b", " ", "`é`")  # PySpark's own mapInArrow cannot take the first
+    ours = sortshuffle.frame(df).repartition(3, "`a.b`", "```é```")
+
+    assert ours.columns == df.columns
+    assert differences(ours, df.repartition(3, "`a.b`", "```é```")) == []
+    grouped = ours.groupBy(" ").applyInPandas(lambda group: group.head(1), df.schema).select("` `").collect()
+    assert sorted(row[0] for row in grouped) == list(range(7))
+
+
+def test_columns_that_differ_only_in_case_keep_their_values(spark: SparkSession) -> None:
+    ours = sortshuffle.frame(spark.sql("select 1 as a, 2 as A, 3 as b"))
+
+    assert ours.repartition(2, "b").mapInArrow(same, ours.schema).collect() == [(1, 2, 3)]
 
 
 def test_batches_without_rows_are_no_rows(numbers: DataFrame) -> None:

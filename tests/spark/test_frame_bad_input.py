@@ -390,7 +390,7 @@ def test_a_bad_setting_fails_where_the_frame_is_made(
 def test_a_failed_map_task_leaves_no_files(spark: SparkSession, tmp_path: Path) -> None:
     def late_failure(batches: Batches) -> Batches:
         for number, batch in enumerate(batches):
-            if number == 5:
+            if number == 15:
                 written = [path for path in tmp_path.rglob("*.partial") if path.stat().st_size > 100_000]
                 raise ZeroDivisionError(f"with {len(written)} unfinished files")
             yield batch

@@ -134,7 +134,7 @@ def test_groups_behind_a_function_and_another_shuffle_are_sparks(numbers: DataFr
 def test_without_keys_all_rows_are_one_group(numbers: DataFrame) -> None:
     ours = (
         sortshuffle.frame(numbers)
-        .groupBy()
+        .groupby()
         .applyInArrow(lambda table: pa.table({"rows": [table.num_rows]}), "rows long")
     )
 

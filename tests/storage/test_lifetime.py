@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from sortshuffle.storage.lifetime import (
     dead_partials,
     delete_unfinished,
     executor_pid,
-    find_homes,
     process_start,
     remove_home,
     sweep,
@@ -490,58 +488,5 @@ def test_a_home_that_cannot_be_emptied_keeps_its_owner_so_that_it_is_found_again
     with small_disk(home / "busy"):
         remove_home(str(home))
         assert names(home) == ["busy", "owner.json"]
-        assert list(find_homes(str(local))) == [str(home)]
     remove_home(str(home))
     assert not home.exists()
-
-
-@pytest.fixture
-def homes(tmp_path: Path) -> Iterator[list[str]]:
-    """Three homes: of two applications, one of them with two executors."""
-    made = [tmp_path / "a" / "b" / "sortshuffle" / each for each in ("app-1/h-1", "app-1/h-2", "app-2/h-1")]
-    for each in made:
-        each.mkdir(parents=True)
-        OWNER.write(str(each))
-    yield list(map(str, made))
-
-
-@pytest.mark.parametrize(
-    ("root", "found"),
-    [
-        ("", [0, 1, 2]),
-        ("a", [0, 1, 2]),
-        ("a/b", [0, 1, 2]),
-        ("a/b/sortshuffle", [0, 1, 2]),
-        ("a/b/sortshuffle/app-1", [0, 1]),
-        ("a/b/sortshuffle/app-2/", [2]),
-        ("a/b/sortshuffle/app-1/h-2", [1]),
-        ("a/b/sortshuffle/app-1/h-2/", [1]),
-        ("lost", []),
-    ],
-)
-def test_homes_are_found_from_any_level(
-    tmp_path: Path, homes: list[str], root: str, found: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert list(map(os.path.normpath, find_homes(f"{tmp_path}/{root}"))) == [homes[n] for n in found]
-    if (tmp_path / root).is_dir():
-        monkeypatch.chdir(tmp_path / root)
-        assert [os.path.abspath(home) for home in find_homes(".")] == [homes[n] for n in found]
-
-
-def test_directories_that_are_not_named_like_homes_are_not_found(tmp_path: Path) -> None:
-    for name in ("mine", "other/app/h-1", "sortshuffle/h-1", "x/sortshuffle/app/h-1/deeper"):
-        (tmp_path / name).mkdir(parents=True)
-        OWNER.write(str(tmp_path / name))
-    assert list(find_homes(str(tmp_path))) == []
-    assert list(find_homes(str(tmp_path / "mine"))) == []
-
-
-def test_directories_without_an_owner_are_not_homes(tmp_path: Path, homes: list[str]) -> None:
-    os.unlink(os.path.join(homes[1], "owner.json"))
-    assert list(find_homes(str(tmp_path))) == [homes[0], homes[2]]
-
-
-def test_a_link_to_a_home_is_not_a_home(tmp_path: Path, homes: list[str]) -> None:
-    os.symlink(homes[0], os.path.join(os.path.dirname(homes[0]), "h-9"))
-    os.symlink(os.path.dirname(homes[0]), tmp_path / "a" / "b" / "sortshuffle" / "app-9")
-    assert list(find_homes(str(tmp_path))) == homes
