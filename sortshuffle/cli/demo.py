@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 import threading
@@ -246,10 +247,17 @@ def _show_stages(console: Console, totals: Sequence[StageTotals], seconds: float
 def _show_next(console: Console, directory: str | None) -> None:
     console.print()
     if directory is None:
-        console.print("The files went with the job. Look inside some:  sortshuffle demo --keep")
+        console.print(f"The files went with the job. To keep and look into some:  {_command('demo --keep')}")
         return
     console.print(f"The files are in {directory}")
-    console.print(f"Look inside:  sortshuffle dump {shlex.quote(os.path.relpath(directory))}")
+    console.print(f"Look inside:  {_command(f'dump {shlex.quote(os.path.relpath(directory))}')}")
+
+
+def _command(arguments: str) -> str:
+    """How to call this program from where the user is."""
+    found = shutil.which("sortshuffle") or not os.path.exists(sys.argv[0])
+    program = "sortshuffle" if found else shlex.quote(os.path.relpath(sys.argv[0]))
+    return f"{program} {arguments}"
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
