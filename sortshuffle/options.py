@@ -146,7 +146,7 @@ class Options:
         _size(MIB, 1024 * GIB),
         "1m to 1t",
         "bytes",
-        "What one task may read ahead, out of its memory. A merge that fits into it is made in one step.",
+        "What one task may read ahead, out of its memory. A merge that fits is read ahead in threads.",
     )
     read_threads: int = _knob(
         4,

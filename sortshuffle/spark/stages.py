@@ -13,7 +13,9 @@ Ownership: batches are handed from step to step and never looked at again.
 
 from __future__ import annotations
 
+import gc
 import os
+import resource
 import secrets
 import socket
 import time
@@ -107,6 +109,7 @@ class Stage:
 
     def __call__(self, received: Batches) -> Batches:
         """What goes back to Spark. Errors of users' functions come with the users' frames, not ours."""
+        settle_worker()
         return user_errors(self._run(received))
 
     def _run(self, received: Batches) -> Batches:
@@ -354,6 +357,21 @@ class GroupApply:
 
     def describe(self) -> str:
         return self.label
+
+
+def settle_worker() -> None:
+    """Prepare this worker process, once: take what it has imported out of the garbage collector's sight, once.
+
+    PySpark's worker collects garbage after every task, and walks some 200,000 objects of pyarrow, pandas and
+    PySpark each time: 64 empty tasks on two cores took 2.2 s, and 0.4 s when those are frozen.
+
+    And let it open as many files as the system allows: a merge of many runs holds one each.
+    """
+    if gc.get_freeze_count() == 0:
+        gc.collect()
+        gc.freeze()
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def make_spark_rerun(error: DataLossError) -> None:

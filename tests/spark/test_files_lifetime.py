@@ -5,7 +5,7 @@ and every way in which an application can end.
 from __future__ import annotations
 
 import fnmatch
-import gc
+import json
 import os
 import signal
 import subprocess
@@ -67,25 +67,18 @@ def test_a_second_action_and_derived_frames_write_nothing_new(
     assert files(own_directory) == written
 
 
-def test_files_of_forgotten_frames_go_when_the_driver_has_collected_garbage(
-    spark: SparkSession, own_directory: Path
-) -> None:
-    kept = sortshuffle.frame(spark.range(0, 1000, 1, 2)).repartition(4, "id")
-    kept.count()
-    keeping = files(own_directory)
-    for turn in range(10):
-        base = kept.repartition(3, "id")
-        assert base.count() == 1000, turn
-    del base
-    assert len(files(own_directory)) > len(keeping)
+def test_fifty_forgotten_exchanges_go_when_the_driver_has_collected_garbage(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(JOBS / "forget.py"), str(tmp_path), str(PATIENCE)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
 
-    def collected() -> bool:
-        gc.collect()
-        spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr]
-        return files(own_directory) == keeping
-
-    eventually(collected, "only the frame that is still held keeps its files")
-    assert kept.count() == 1000
+    assert len(found["kept"]) == 2
+    assert len(found["made"]) >= 2 + 50
+    assert found["left"] == found["kept"]
 
 
 def test_a_cancelled_job_leaves_no_unfinished_file(

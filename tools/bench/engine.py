@@ -127,7 +127,7 @@ def bare_run(path: Path, batches: list[pa.RecordBatch], subpartitions: int) -> t
 
 
 def main(quick: bool) -> None:
-    size = int(os.environ.get("BENCH_BYTES", 50_000_000)) if quick else 2_000_000_000
+    size = 50_000_000 if quick else 2_000_000_000
     with on_one_core():
         batches = list(stream(size))
         for subpartitions, codec in ((64, Codec.NONE), (1000, Codec.NONE), (64, Codec.LZ4)):

@@ -16,6 +16,7 @@ from sortshuffle.metrics import TaskMetrics
 
 SUBPARTITIONS = (8, 64, 512, 4096)
 GIGABYTES = (0.5, 2, 8)
+LONG_ENOUGH = 4  # gigabytes; more are run once
 
 
 def main(quick: bool) -> None:
@@ -37,10 +38,10 @@ def main(quick: bool) -> None:
             )
 
 
-def _cost(gigabytes: float, subpartitions: int, runs: int = 2) -> float:
+def _cost(gigabytes: float, subpartitions: int) -> float:
     batches = list(stream(int(gigabytes * 1e9)))
     best = float("inf")
-    for _ in range(runs):
+    for _ in range(1 if gigabytes > LONG_ENOUGH else 2):
         with scratch() as directory:
             started = time.perf_counter()
             size, _ = engine_run(directory, batches, subpartitions, Codec.LZ4, TaskMetrics())

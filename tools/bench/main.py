@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 
+from sortshuffle.spark.session import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
+
+os.environ[ALLOCATOR_VARIABLE] = ALLOCATOR_DELAY  # as in the workers; read when pyarrow is loaded
 warnings.filterwarnings("ignore", category=FutureWarning)
 
 import click  # noqa: E402
 import engine  # noqa: E402
 import exchange  # noqa: E402
 import growth  # noqa: E402
+import harness  # noqa: E402
 
 CASES = {"engine": engine.main, "growth": growth.main, "exchange": exchange.main}
 
@@ -19,6 +24,7 @@ CASES = {"engine": engine.main, "growth": growth.main, "exchange": exchange.main
 @click.option("--quick", is_flag=True, help="Little data: that every case works, not how fast it is.")
 def main(cases: tuple[str, ...], quick: bool) -> None:
     """Run benchmark cases (all, if none is named) and append their results to results.jsonl."""
+    harness.recording = not quick
     for name in cases or CASES:
         CASES[name](quick)
 
