@@ -28,6 +28,9 @@ from sortshuffle.options import Options
 _ARROW_CODECS = {Codec.LZ4: "lz4_raw", Codec.ZSTD: "zstd"}
 MOST_COMPRESSED = 0x7E000000  # bytes; LZ4_MAX_INPUT_SIZE. Only a single huge row can be larger
 
+# a block that saves less than a twentieth costs its reader more time than the bytes are worth
+WORTH_DECOMPRESSING = 0.95
+
 
 class ArrowPayload:
     """Encodes batches of one schema into buffers, and decodes them."""
@@ -54,10 +57,9 @@ class ArrowPayload:
             block = self._codec.compress(message)
             compressed = time.perf_counter()
             seconds["compress"] += compressed - serialized
-            if block.size + RAW_SIZE_BYTES < message.size:
-                # a copy, because pyarrow's block sits in memory of the uncompressed size
+            if block.size + RAW_SIZE_BYTES < message.size * WORTH_DECOMPRESSING:
                 sealed = seal_compressed(
-                    block.to_pybytes(), block.size, records=batch.num_rows, raw_bytes=message.size
+                    _fitted(block), block.size, records=batch.num_rows, raw_bytes=message.size
                 )
                 seconds["checksum"] += time.perf_counter() - compressed
                 return sealed
@@ -89,3 +91,10 @@ class ArrowPayload:
         size = self.raw_bytes(extent, buffer)
         block = extent.slice(buffer.start + RAW_SIZE_BYTES, buffer.size - RAW_SIZE_BYTES)
         return self._codec.decompress(block, size)
+
+
+def _fitted(block: pa.Buffer) -> pa.Buffer:
+    """A copy in memory of its own size: pyarrow leaves a block in memory of the uncompressed size."""
+    fitted = pa.allocate_buffer(block.size)
+    memoryview(fitted).cast("B")[:] = memoryview(block).cast("B")
+    return fitted
