@@ -13,13 +13,15 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeAlias
 
-from sortshuffle.format.checksum import CHECKSUM_BYTES, checksum, checksum_of_checksums, checksum_of_parts
+from sortshuffle.format.checksum import (
+    CHECKSUM_BYTES,
+    BytesLike,
+    checksum,
+    checksum_of_checksums,
+    checksum_of_parts,
+)
 from sortshuffle.format.malformed import CutShort, Malformed
-
-BytesLike: TypeAlias = Any
-"""Anything with the buffer protocol: bytes, memoryview, a pyarrow Buffer."""
 
 ALIGNMENT = 64  # bytes; Arrow's recommended alignment, and a cache line
 BUFFER_HEADER_BYTES = 8

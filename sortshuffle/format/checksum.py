@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
 import xxhash
 
-if TYPE_CHECKING:
-    from sortshuffle.format.buffer import BytesLike
+BytesLike: TypeAlias = Any
+"""Anything with the buffer protocol: bytes, memoryview, a pyarrow Buffer."""
 
 CHECKSUM_BYTES = 8
 

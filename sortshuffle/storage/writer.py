@@ -31,7 +31,8 @@ import numpy as np
 import xxhash
 
 from sortshuffle.errors import OutOfDiskError, StateError
-from sortshuffle.format.buffer import BytesLike, SealedBuffer, extent_checksum
+from sortshuffle.format.buffer import SealedBuffer, extent_checksum
+from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, INDEX_MAGIC, FileHeader
 from sortshuffle.format.index import ENTRY, Entries, RegionKind, Writer, pack_tail
 from sortshuffle.storage.lifetime import delete_unfinished
