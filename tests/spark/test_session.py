@@ -45,7 +45,7 @@ def test_configure_sets_what_it_says_and_nothing_else(monkeypatch: pytest.Monkey
     builder = SparkSession.Builder()
 
     assert sortshuffle.configure(builder) is builder
-    assert builder._options == {UNIX_SOCKETS: "true"}
+    assert builder._options == {UNIX_SOCKETS: "true", "spark.executorEnv.MIMALLOC_PURGE_DELAY": "3000"}
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
