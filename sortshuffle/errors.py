@@ -13,6 +13,9 @@ DataLossError          run the producer task again
   CorruptDataError     run the producer task again; look at the disk  ValueError
   MissingDataError     run the producer task again                    FileNotFoundError
 OutOfDiskError         free disk space or name another directory      OSError
+InsufficientBuffersError
+                       give the pool that is named more memory        MemoryError
+BufferTimeoutError     find who holds the buffers; give more memory   TimeoutError
 WorkerSetupError       install what the workers' Python lacks         ImportError
 =====================  =============================================  ==========================
 
@@ -130,3 +133,11 @@ class OutOfDiskError(SortShuffleError, OSError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return OutOfDiskError, (self.path, self.wanted, self.free)
+
+
+class InsufficientBuffersError(SortShuffleError, MemoryError):
+    """What was asked for can never be had from this pool: it is too small, or promised to others."""
+
+
+class BufferTimeoutError(SortShuffleError, TimeoutError):
+    """Buffers did not become free in time, and nobody else got on either."""

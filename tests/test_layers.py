@@ -35,7 +35,7 @@ LIBRARIES = {
     "errors": set(),
     "options": set(),
     "metrics": set(),
-    "memory": set(),
+    "memory": ARROW,
     "format": {"numpy", "xxhash"},
     "storage": {"xxhash", "fsspec", *ARROW},
     "payload": ARROW,
@@ -49,7 +49,7 @@ NETWORK = {"socket", "socketserver", "ssl", "http", "urllib", "asyncio", "select
 INPUT_OUTPUT = {"os", "io", "pathlib", "tempfile", "shutil", "mmap", "threading", "subprocess", *NETWORK}
 # Standard modules that a package "knows nothing of"
 FORBIDDEN = {
-    "memory": INPUT_OUTPUT - {"threading"},
+    "memory": INPUT_OUTPUT - {"threading", "mmap"},
     "format": INPUT_OUTPUT,
     "payload": INPUT_OUTPUT,
     "partitioner": INPUT_OUTPUT,
@@ -140,6 +140,7 @@ def test_every_package_is_found() -> None:
         ("sortshuffle.storage.lifetime", set()),
         ("sortshuffle.storage.janitor", set()),
         ("sortshuffle.memory.limit", set()),
+        ("sortshuffle.memory.budget", set()),
         ("sortshuffle.format.index", {"numpy", "xxhash"}),
         ("sortshuffle.storage.writer", {"numpy", "xxhash"}),
         ("sortshuffle.cli.main", set()),

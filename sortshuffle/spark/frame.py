@@ -25,6 +25,7 @@ from sortshuffle.partitioner.selector import MAX_SUBPARTITIONS
 from sortshuffle.spark import explain as explaining
 from sortshuffle.spark.functions import MapInArrow, MapInPandas
 from sortshuffle.spark.keys import check_placement_key
+from sortshuffle.spark.placements import HashPlacement, RoundRobin
 from sortshuffle.spark.plan import (
     Chain,
     DataFrameOrigin,
@@ -281,7 +282,8 @@ class ShuffleFrame:
         chain = self._chain
         for key in keys or ():
             check_placement_key(chain.schema.fields[key], chain.wire.field(key).type)
-        exchange = Exchange(chain, count, keys)
+        scheme = RoundRobin() if keys is None else HashPlacement(keys)
+        exchange = Exchange(chain, count, scheme)
         return ShuffleFrame(Chain(chain.context, ExchangeOrigin(exchange), chain.schema, chain.wire), keys)
 
 

@@ -35,17 +35,15 @@ from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark import planner
 from sortshuffle.spark.control import COLUMNS
 from sortshuffle.spark.functions import FunctionConf
+from sortshuffle.spark.placements import Scheme
 from sortshuffle.spark.reports import Reports, report_accumulator
 from sortshuffle.spark.scan import Packing, ParquetFiles, ParquetScan, Piece, may_prune
 from sortshuffle.spark.schema import to_arrow
 from sortshuffle.spark.session import check_workers, options_of, require_classic
 from sortshuffle.spark.stages import (
     Closing,
-    HashPlacement,
     Opening,
-    Placement,
     ReadExchange,
-    RoundRobinPlacement,
     Scan,
     SparkRows,
     Stage,
@@ -256,12 +254,12 @@ def next_number() -> int:
 
 @dataclass(eq=False)
 class Exchange:
-    """One shuffle. ``keys``: column positions of the upstream rows that decide the placement by Spark's
-    hash, None for round robin. ``order``: positions by which extents are sorted, empty for none."""
+    """One shuffle. ``scheme``: how rows are placed. ``order``: positions of the upstream columns by which
+    extents are sorted, empty for none."""
 
     upstream: Chain
     subpartitions: int
-    keys: tuple[int, ...] | None
+    scheme: Scheme
     order: tuple[int, ...] = ()
     number: int = field(default_factory=next_number)
     _control: DataFrame | None = None
@@ -278,7 +276,7 @@ class Exchange:
                 self.order = keys
                 return self
             if keys not in self._variants:
-                self._variants[keys] = Exchange(self.upstream, self.subpartitions, self.keys, keys)
+                self._variants[keys] = Exchange(self.upstream, self.subpartitions, self.scheme, keys)
             return self._variants[keys]
 
     def control(self) -> DataFrame:
@@ -290,20 +288,13 @@ class Exchange:
             return self._control
 
     def describe(self) -> str:
-        where = self._placement_text()
+        where = self.scheme.describe(self.upstream.schema.names)
         names = self._names(self.order)
         ordered = f", sorted by {', '.join(names)}" if names else ""
         return f"exchange {self.number}: {where} into {self.subpartitions} subpartitions{ordered}"
 
-    def _placement_text(self) -> str:
-        return "round robin" if self.keys is None else f"hash({', '.join(self._names(self.keys))})"
-
     def _closing(self) -> WriteExchange:
-        placement: Placement
-        if self.keys is None:
-            placement = RoundRobinPlacement(self.upstream.is_reproducible())
-        else:
-            placement = HashPlacement(self.keys)
+        placement = self.scheme.placement(self.upstream)
         order = RowOrder(self.order) if self.order else None
         return WriteExchange(
             self.number, self.subpartitions, placement, self.upstream.wire, order, self._names(self.order)

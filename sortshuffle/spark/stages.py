@@ -38,12 +38,12 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.memory.limit import task_memory
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import Options
-from sortshuffle.partitioner import ChannelSelector, HashSelector, RoundRobinSelector, RowHashSelector
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.read.gate import InputGate
 from sortshuffle.spark.control import MapOutput, channels, control_batches
 from sortshuffle.spark.functions import user_errors
+from sortshuffle.spark.placements import Placement, turn
 from sortshuffle.spark.reports import Reports, TaskReport
 from sortshuffle.spark.scan import ParquetScan
 from sortshuffle.spark.schema import conform
@@ -56,7 +56,6 @@ from sortshuffle.write.encoders import PartitionLayout
 from sortshuffle.write.result_partition import SortMergeResultPartition
 
 Batches = Iterator[pa.RecordBatch]
-GOLDEN_RATIO = 0.6180339887498949  # turns by it spread any number of points evenly around a circle
 READING_SHARE = 4  # a stage that both reads and writes reads ahead within this part of its memory
 
 
@@ -205,32 +204,6 @@ class ReadExchange:
         return gate.sorted_batches(self.order)
 
 
-@dataclass(frozen=True, slots=True)
-class HashPlacement:
-    """Spark's hash of these columns."""
-
-    keys: tuple[int, ...]
-
-    def selector(self, subpartitions: int, map_index: int) -> ChannelSelector:
-        return HashSelector(self.keys, subpartitions)
-
-
-@dataclass(frozen=True, slots=True)
-class RoundRobinPlacement:
-    """Even placement. ``reproducible``: a task that runs again sees its rows in the same order, so they
-    may be counted out; otherwise each row's own hash decides."""
-
-    reproducible: bool
-
-    def selector(self, subpartitions: int, map_index: int) -> ChannelSelector:
-        if not self.reproducible:
-            return RowHashSelector(subpartitions)
-        return RoundRobinSelector(subpartitions, _turn(map_index, subpartitions))
-
-
-Placement = HashPlacement | RoundRobinPlacement
-
-
 @dataclass(frozen=True)
 class WriteExchange:
     """Into the map output of this task; Spark gets its control rows. ``order``: sort extents by key,
@@ -269,7 +242,7 @@ class WriteExchange:
         header = FileHeader(
             file_id=secrets.token_bytes(16),
             subpartitions=self.subpartitions,
-            first_subpartition=_turn(task.partition, self.subpartitions),
+            first_subpartition=turn(task.partition, self.subpartitions),
             codec=Codec[options.codec.upper()],
             payload_kind=PayloadKind.ARROW,
         )
@@ -394,8 +367,3 @@ def _close(iterator: Any) -> None:
     close: Callable[[], None] | None = getattr(iterator, "close", None)
     if close is not None:
         close()
-
-
-def _turn(map_index: int, subpartitions: int) -> int:
-    """Where a map task begins, so that neighbours begin far apart."""
-    return int(map_index * GOLDEN_RATIO % 1.0 * subpartitions)

@@ -23,8 +23,8 @@ import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark import planner
+from sortshuffle.spark.placements import HashPlacement, RoundRobinPlacement
 from sortshuffle.spark.plan import Exchange, ExchangeOrigin
-from sortshuffle.spark.stages import HashPlacement, RoundRobinPlacement
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -87,8 +87,8 @@ def test_an_exchange_of_another_order_is_a_twin_of_its_own_and_shared(placed: Sh
     twin = exchange_of(by_j_and_k)
     assert twin is not exchange_of(by_k)
     assert twin is exchange_of(again)
-    assert (twin.order, twin.keys, twin.subpartitions, twin.upstream) == (
-        (2, 1), (1,), 3, exchange_of(placed).upstream
+    assert (twin.order, twin.scheme, twin.subpartitions, twin.upstream) == (
+        (2, 1), HashPlacement((1,)), 3, exchange_of(placed).upstream
     )  # fmt: skip
 
 
