@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -22,8 +23,23 @@ settings.register_profile(
 )
 settings.load_profile("sortshuffle")
 
+# Before `sortshuffle.memory` is imported, which reads it once. Python workers inherit it.
+os.environ["SORTSHUFFLE_DEBUG_MEMORY"] = "1"
+
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """A test gives back all segments and closes all pools that it took, or fails with the places."""
+    from sortshuffle.memory import leaks
+
+    yield
+    if leaks.outstanding():
+        gc.collect()  # Arrow memory in a cycle of garbage is not a leak
+    left = leaks.forget()
+    assert not left, "never given back:\n" + "\n".join(map(str, left))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,72 @@
+"""`MemorySegment`: one fixed-size piece of page-aligned memory.
+
+Used wherever bytes move in pieces of one size: by the pools of this package, and through them by the shuffle
+service and the scheduled reads. The memory is the process's own (anonymous, private), outside Python's and
+Arrow's heaps: `preadv` and sockets fill it, `writev` and Arrow read it, none of them through a copy.
+
+Rules
+* A segment has one owner at a time: a pool while it is free, whoever took it until it is recycled.
+* Each segment is a mapping of its own, so that a pool can let go of a single one. The system gives it pages
+  when they are first touched: a pool that was never used costs address space only.
+* The mapping ends when its segment and all views of it are gone; nothing ever points into unmapped memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+from sortshuffle.errors import UsageError
+
+
+class MemorySegment:
+    """``size`` bytes of zeroed memory that starts on a page.
+
+    ``view``: all of it, writable. ``read_only``: the same bytes. ``address``: of the first byte, for what
+    takes addresses; valid as long as the segment or a view of it is held.
+
+    Raises MemoryError when there is no address space left (``spark.executor.pyspark.memory`` limits it).
+    """
+
+    __slots__ = ("address", "read_only", "size", "view")
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise UsageError(f"a memory segment has at least 1 byte, not {size}")
+        # private: shared ones, the default of `mmap`, would be the same memory in a forked child
+        memory = _map(size)
+        self.size = size
+        self.view = memoryview(memory)
+        self.read_only = self.view.toreadonly()
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.view))
+
+    def fill(self, byte: int) -> None:
+        """Set every byte of the segment."""
+        ctypes.memset(self.address, byte, self.size)
+
+    def __repr__(self) -> str:
+        return f"MemorySegment({self.size} bytes at {self.address:#x})"
+
+
+def _map(size: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"the system gives no {size} bytes of memory: {error}") from error
+
+
+def allocate_segments(count: int, size: int, *, option: str) -> list[MemorySegment]:
+    """``count`` segments of ``size`` bytes each, for a pool whose size ``option`` sets.
+
+    Raises MemoryError, naming the option, when there is not enough address space for all of them.
+    """
+    segments: list[MemorySegment] = []
+    try:
+        for _ in range(count):
+            segments.append(MemorySegment(size))
+    except MemoryError as error:
+        raise MemoryError(
+            f"the system has memory for {len(segments)} of {count} segments of {size} bytes"
+            f" ({count * size} bytes in all): lower {option}, or allow the process more"
+        ) from error
+    return segments
