@@ -140,4 +140,5 @@ class InsufficientBuffersError(SortShuffleError, MemoryError):
 
 
 class BufferTimeoutError(SortShuffleError, TimeoutError):
-    """Buffers did not become free in time, and nobody else got on either."""
+    """Buffers did not become free in time: nobody who reads got on, or those that were promised did not
+    come home."""

@@ -10,6 +10,7 @@ Used by `ReadBufferPool`, `NetworkBufferPool` and `LocalBufferPool`.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from typing import Generic, TypeVar
 from sortshuffle.errors import StateError
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class HandoverLock:
@@ -28,17 +30,20 @@ class HandoverLock:
     Rules
     * An action changes state and must not raise or block.
     * A callback runs with this lock free, on whichever thread freed it, finalizers' included. So it must
-      neither raise, nor block, nor take a lock under which others use the pool: it hands something over.
+      neither block nor take a lock under which others use the pool: it hands something over. An error of its
+      own is logged: it is no fault of whoever freed the lock, nor of who is called next.
+    * What a callback leads to is called when it has returned: a long chain of them does not grow the stack.
     * Nothing stays in the inbox: who finds the lock taken leaves its action to the holder, and every holder
-      looks into the inbox after it has let go.
+      looks into the inbox after it has let go. The outbox is emptied in the same way.
     """
 
-    __slots__ = ("_callbacks", "_inbox", "_lock")
+    __slots__ = ("_callbacks", "_calling", "_inbox", "_lock")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._inbox: deque[Callable[[], None]] = deque()
         self._callbacks: deque[Callable[[], None]] = deque()
+        self._calling: set[int] = set()  # threads that are in `call_back`
 
     def submit(self, action: Callable[[], None]) -> None:
         """Do it under the lock, now or as soon as the lock is free. Never blocks."""
@@ -56,11 +61,25 @@ class HandoverLock:
     def call_back(self) -> None:
         """Call what is waiting to be called. For whoever used `quietly`, when its other locks are free."""
         while self._callbacks:
+            thread = threading.get_ident()
+            if thread in self._calling:
+                return  # this comes from its callback, or from a finalizer in it: it goes on by itself
+            self._calling.add(thread)
+            try:
+                self._call_all()
+            finally:
+                self._calling.discard(thread)
+
+    def _call_all(self) -> None:
+        while True:
             try:
                 callback = self._callbacks.popleft()
-            except IndexError:  # another thread took the last one
+            except IndexError:
                 return
-            callback()
+            try:
+                callback()
+            except Exception:
+                _log.exception("a pool's callback failed: %r", callback)
 
     @contextmanager
     def quietly(self) -> Iterator[None]:
@@ -122,6 +141,16 @@ class Waiter(Generic[T]):
         if not self._latch.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX)):
             return
         self._latch.release()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether something was handed over, or refused."""
+        return not self._latch.locked()
+
+    @property
+    def delivered(self) -> T | None:
+        """What was handed over; None if nothing was. For whoever must give it back."""
+        return self._result
 
     @property
     def result(self) -> T | None:

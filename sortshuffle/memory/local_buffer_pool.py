@@ -11,12 +11,13 @@ Rules
 * A recycled segment goes to whoever waits first; if the pool has more than its share, back to the network
   pool; else it stays here. So a share that shrinks does it lazily, as segments come home.
 * While somebody waits, nothing lies here.
-* A listener is called once, outside all locks, with one buffer that is then its own, or with None when the
-  pool was closed. It may be called before `add_listener` returns, and on any thread, at any point, finalizers
-  included: it hands the buffer over (to a queue, an event loop) and does nothing else.
+* A listener is called once, outside the segment lock, with one buffer that is then its own, or with None when
+  the pool was closed. It may be called before `add_listener` returns, and on any thread, at any point,
+  finalizers included (whose thread may hold any lock): it hands the buffer over (to a queue, an event loop),
+  or recycles it, and does nothing else. What it raises is logged.
 * What user code keeps as Arrow memory is at most half of what is guaranteed (`loans`), so the other half
-  keeps going round. What it still keeps when the pool is closed is replaced by new segments, and freed when
-  it comes home, so that it is missing from nobody's share.
+  keeps going round. What it still keeps when the pool is closed is replaced by new segments, so that it is
+  missing from nobody's share, and freed when it and those mapped together with it have come home.
 
 Lock order: the factory lock of the `NetworkBufferPool`, then the segment lock (`SegmentStore`), which guards
 everything here. `recycle` takes neither if it has to wait for it (`HandoverLock`).
@@ -53,7 +54,8 @@ class PoolOwner(Protocol):
 
 
 class LocalBufferPool:
-    """Made by `NetworkBufferPool.create_pool`; the maker closes it. Any thread may call any method.
+    """Made by `NetworkBufferPool.create_pool`; the maker closes it, or the result partition that it was given
+    to. Any thread may call any method.
 
     Every buffer it hands out is the caller's to recycle. Requests raise `StateError` once it is closed, and
     those that wait then fail with its cause.
@@ -117,11 +119,12 @@ class LocalBufferPool:
         try:
             waiter.wait(self._seconds(timeout))
         except BaseException:  # interrupted: what was handed over meanwhile must not be lost
-            segment = self._leave(waiter)
-            if segment is not None:
-                self.recycle(segment)
+            self._leave(waiter)
+            if waiter.delivered is not None:
+                self.recycle(waiter.delivered)
             raise
-        segment = self._leave(waiter)
+        self._leave(waiter)
+        segment = waiter.result
         if segment is None:
             raise self._store.late(f"a buffer of {self}", time.monotonic() - begun)
         return self._handed_out(segment)
@@ -241,12 +244,11 @@ class LocalBufferPool:
                 self._waiting.append(waiting)
                 self._store.add_hungry(self)
 
-    def _leave(self, waiter: Waiter[MemorySegment]) -> MemorySegment | None:
-        """Wait no longer. Returns what was handed over before that."""
+    def _leave(self, waiter: Waiter[MemorySegment]) -> None:
+        """Wait no longer: from now on nothing is handed over."""
         with self._store.lock:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
-        return waiter.result
 
     def _handed_out(self, segment: MemorySegment, place: tuple[str, ...] = ()) -> Buffer:
         leaks.took(self._owner, (segment,), self._what_leaks, place)

@@ -13,7 +13,8 @@ Invariants, whenever the segment lock is free
 * The shares of all pools add up to no more than what requests leave, and to all of it if pools can use it.
 
 Lock order: the factory lock (which pools there are, and their shares), then the segment lock (where every
-segment is; `SegmentStore`). No listener is called under either of them.
+segment is; `SegmentStore`). Who holds one of them calls no listener before both are free; only a finalizer
+that comes in between may.
 """
 
 from __future__ import annotations

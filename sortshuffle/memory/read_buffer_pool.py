@@ -9,11 +9,11 @@ is last to use a segment recycles it.
 Rules
 * A batch is handed out whole or not at all: two requesters that each hold half of one would wait forever.
 * Waiting requesters are served in the order in which they came, by the thread whose recycling completes the
-  next batch.
+  next batch. One that waits on when a time-out is over keeps its place: nobody is overtaken for ever.
 * `last_progress` moves with every batch handed out and every recycling, whoever's. A requester that waits
   gives up (`expect_progress`) only when nobody at all got on for long: slow is not stuck.
 * `average_per_requester` is what each may hold for all to hold as much. The pool does not enforce it: a
-  requester that holds more should not ask.
+  requester that holds more should ask only for consumers who would have nothing else.
 * What user code keeps as Arrow memory is never the last batch (`loans`).
 * Memory is allocated at the first request, all of it.
 
@@ -36,7 +36,7 @@ from sortshuffle.memory.segment import MemorySegment, allocate_segments
 # one batch: a spinning disk reads 4 MiB in some 25 ms, two to three times what the seek before it costs
 # (arithmetic, not measured); Flink's figure too
 BATCH_BYTES = 4 << 20
-POLL_SECONDS = 2.0  # how long a request waits before its caller looks whether it is still wanted (Flink's)
+POLL_SECONDS = 2.0  # how long a request waits before it looks whether it is still wanted (Flink's)
 
 
 class ReadBufferPool:
@@ -102,13 +102,18 @@ class ReadBufferPool:
         with self._lock:
             self._requesters.discard(requester)
 
-    def request(self, timeout: float = POLL_SECONDS) -> list[MemorySegment]:
+    def request(
+        self, timeout: float = POLL_SECONDS, still_wanted: Callable[[], bool] = lambda: False
+    ) -> list[MemorySegment]:
         """One batch of `segments_per_request`, or nothing after ``timeout`` seconds. The caller recycles it.
+
+        ``still_wanted`` is asked whenever ``timeout`` seconds are over, in the caller's thread and under no
+        lock: the wait goes on while it says so, and ends with what it raises.
 
         Raises `StateError` when the pool is destroyed, before or meanwhile; MemoryError, naming the option,
         when the first request finds no memory for the pool.
         """
-        batch = self._take_or_wait(timeout)
+        batch = self._take_or_wait(timeout, still_wanted)
         leaks.took(self, batch, f"a segment of {self}")
         return batch
 
@@ -150,7 +155,7 @@ class ReadBufferPool:
                 self._waiting.popleft().refuse(refusal)
         leaks.report(self)
 
-    def _take_or_wait(self, timeout: float) -> list[MemorySegment]:
+    def _take_or_wait(self, timeout: float, still_wanted: Callable[[], bool]) -> list[MemorySegment]:
         with self._lock:
             self._expect_alive()
             self._allocate()
@@ -160,20 +165,24 @@ class ReadBufferPool:
             self._waiting.append(waiter)
         try:
             waiter.wait(timeout)
-        except BaseException:  # interrupted: what was handed over meanwhile must not be lost
-            self.recycle(self._stop_waiting(waiter))
+            while not waiter.is_over and still_wanted():
+                waiter.wait(timeout)
+        except BaseException:  # what was handed over meanwhile must not be lost
+            self._leave(waiter)
+            self.recycle(waiter.delivered or [])
             raise
-        return self._stop_waiting(waiter)
+        self._leave(waiter)
+        return waiter.result or []
 
-    def _stop_waiting(self, waiter: Waiter[list[MemorySegment]]) -> list[MemorySegment]:
+    def _leave(self, waiter: Waiter[list[MemorySegment]]) -> None:
+        """Wait no longer: from now on nothing is handed over."""
         with self._lock:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
-        return waiter.result or []
 
     def _put_back(self, segments: list[MemorySegment]) -> None:
-        if self._destroyed:
-            return
+        if self._destroyed or not segments:
+            return  # nothing is no progress
         self._free += segments
         self._last_progress = self._clock()
         while self._waiting and len(self._free) >= self.segments_per_request:

@@ -6,9 +6,9 @@ Arrow's heaps: `preadv` and sockets fill it, `writev` and Arrow read it, none of
 
 Rules
 * A segment has one owner at a time: a pool while it is free, whoever took it until it is recycled.
-* Each segment is a mapping of its own, so that a pool can let go of a single one. The system gives it pages
-  when they are first touched: a pool that was never used costs address space only.
-* The mapping ends when its segment and all views of it are gone; nothing ever points into unmapped memory.
+* A pool's segments are mapped some MiB together, because every mapping costs microseconds. The system gives
+  them pages when they are first touched: a pool that was never used costs address space only.
+* A mapping ends when its segments and all views of them are gone; nothing ever points into unmapped memory.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ class MemorySegment:
 
     __slots__ = ("address", "read_only", "size", "view")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, memory: memoryview | None = None) -> None:
+        """``memory``: ``size`` bytes on a page's border; None for a mapping of its own."""
         if size < 1:
             raise UsageError(f"a memory segment has at least 1 byte, not {size}")
-        # private: shared ones, the default of `mmap`, would be the same memory in a forked child
-        memory = _map(size)
         self.size = size
-        self.view = memoryview(memory)
+        self.view = memoryview(_map(size)) if memory is None else memory
         self.read_only = self.view.toreadonly()
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.view))
 
@@ -49,10 +48,16 @@ class MemorySegment:
 
 
 def _map(size: int) -> mmap.mmap:
+    # private: shared ones, the default of `mmap`, would be the same memory in a forked child
     try:
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"the system gives no {size} bytes of memory: {error}") from error
+
+
+# Segments that share a mapping, and are given back to the system together. One mapping for each took 13 ms
+# for 768 segments of 256 KiB (made and ended), 1 s for 49,152 of 4 KiB, against 1.6 and 93 ms.
+AREA_BYTES = 4 << 20
 
 
 def allocate_segments(count: int, size: int, *, option: str) -> list[MemorySegment]:
@@ -61,9 +66,13 @@ def allocate_segments(count: int, size: int, *, option: str) -> list[MemorySegme
     Raises MemoryError, naming the option, when there is not enough address space for all of them.
     """
     segments: list[MemorySegment] = []
+    stride = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
     try:
-        for _ in range(count):
-            segments.append(MemorySegment(size))
+        while len(segments) < count:
+            together = min(count - len(segments), max(1, AREA_BYTES // stride))
+            area = memoryview(_map(together * stride))
+            starts = range(0, together * stride, stride)
+            segments += [MemorySegment(size, area[start : start + size]) for start in starts]
     except MemoryError as error:
         raise MemoryError(
             f"the system has memory for {len(segments)} of {count} segments of {size} bytes"

@@ -134,7 +134,7 @@ class SegmentStore:
         except BaseException:  # interrupted
             if not self._withdraw(claim) and claim.take_over is None:
                 with self.lock:
-                    self.put(claim.result or [])
+                    self.put(claim.delivered or [])
             raise
         if self._withdraw(claim):
             raise self.late(f"{claim.missing()} segments for {claim.owner}", time.monotonic() - begun)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -75,6 +76,56 @@ def test_a_finalizer_in_the_middle_of_the_holders_change_calls_nothing_back() ->
     assert called == [1]
 
 
+def test_a_callback_that_leads_to_another_is_over_before_that_one_is_called() -> None:
+    """However long the chain, the stack does not grow: listeners may recycle what they get."""
+    lock = HandoverLock()
+    depth = deepest = called = 0
+
+    def callback() -> None:
+        nonlocal depth, deepest, called
+        depth += 1
+        called += 1
+        deepest = max(deepest, depth)
+        if called < 5000:
+            lock.submit(lambda: lock.afterwards(callback))
+        depth -= 1
+
+    lock.submit(lambda: lock.afterwards(callback))
+    assert (called, deepest) == (5000, 1)
+
+
+def test_a_callback_that_fails_is_logged_and_keeps_nobody_from_being_called(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lock = HandoverLock()
+    called: list[int] = []
+
+    def broken() -> None:
+        raise ZeroDivisionError("somebody else's mistake")
+
+    with caplog.at_level(logging.ERROR), lock:
+        lock.afterwards(broken)
+        lock.afterwards(lambda: called.append(1))
+    assert called == [1]
+    assert "somebody else's mistake" in caplog.text
+
+
+def test_callbacks_of_many_threads_are_all_called_once() -> None:
+    lock = HandoverLock()
+    start = threading.Barrier(8)
+    called: list[int] = []
+
+    def work(number: int) -> None:
+        start.wait()
+        for count in range(500):
+            lock.submit(lambda key=number * 500 + count: lock.afterwards(lambda: called.append(key)))
+
+    with ThreadPoolExecutor(8) as threads:
+        for done in [threads.submit(work, number) for number in range(8)]:
+            done.result()
+    assert sorted(called) == list(range(4000))
+
+
 def test_quietly_leaves_the_callbacks_for_later() -> None:
     lock = HandoverLock()
     called: list[int] = []
@@ -127,8 +178,9 @@ def test_no_action_of_many_threads_is_lost_or_done_beside_another() -> None:
 
 def test_a_waiter_gets_what_was_delivered_before_or_while_it_waits() -> None:
     waiter: Waiter[str] = Waiter()
-    assert waiter.result is None
+    assert (waiter.result, waiter.is_over) == (None, False)
     waiter.deliver("it")
+    assert waiter.is_over
     waiter.wait(60)
     waiter.wait(60)
     assert waiter.result == "it"
@@ -144,7 +196,7 @@ def test_a_waiter_gets_what_was_delivered_before_or_while_it_waits() -> None:
 def test_a_waiter_has_nothing_after_the_time_is_over(seconds: float) -> None:
     waiter: Waiter[str] = Waiter()
     waiter.wait(seconds)
-    assert waiter.result is None
+    assert (waiter.result, waiter.is_over) == (None, False)
 
 
 def test_a_waiter_that_is_refused_raises_the_cause() -> None:
@@ -152,6 +204,7 @@ def test_a_waiter_that_is_refused_raises_the_cause() -> None:
     cause = OSError("gone")
     waiter.refuse(cause)
     waiter.wait(60)
+    assert (waiter.delivered, waiter.is_over) == (None, True)
     with pytest.raises(StateError, match="gave up waiting: gone") as caught:
         waiter.result  # noqa: B018
     assert caught.value.__cause__ is cause

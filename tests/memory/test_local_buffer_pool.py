@@ -13,7 +13,7 @@ import pytest
 from engine import eventually
 from recyclers import OPTION
 
-from sortshuffle.errors import BufferTimeoutError, StateError
+from sortshuffle.errors import BufferTimeoutError, InsufficientBuffersError, StateError
 from sortshuffle.memory import leaks, local_buffer_pool
 from sortshuffle.memory.buffer import Buffer
 from sortshuffle.memory.local_buffer_pool import LocalBufferPool
@@ -259,6 +259,25 @@ def test_an_interrupted_request_loses_no_buffer(
     pool.close()
 
 
+@pytest.mark.parametrize("wait", ["request_blocking", "reserve"])
+def test_an_interrupt_is_not_lost_when_the_pool_is_closed_at_the_same_moment(
+    network: NetworkBufferPool, monkeypatch: pytest.MonkeyPatch, wait: str
+) -> None:
+    greedy = network.create_pool(1)
+    buffers = taken(greedy, 10)
+    pool = network.create_pool(1, 1)
+
+    def interrupted(waiter: object, seconds: float) -> None:
+        pool.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local_buffer_pool.Waiter, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(pool, wait)()
+    recycle(buffers)
+    greedy.close()
+
+
 def test_builders_are_filled_buffers_of_the_pool(network: NetworkBufferPool) -> None:
     pool = network.create_pool(2, 2)
     first, second = pool.request_builder(), pool.request_builder_blocking()
@@ -380,13 +399,13 @@ def test_a_listener_may_recycle_and_request_and_listen_again(network: NetworkBuf
         assert got is not None
         assert pool.request() is None
         rounds.append(pool.available)
-        if len(rounds) < 50:
+        if len(rounds) < 2000:
             pool.add_listener(listener)
         got.recycle()
 
     pool.add_listener(listener)
     buffer.recycle()
-    assert rounds == [0] * 50
+    assert rounds == [0] * 2000
     assert pool.available == 1
     pool.close()
 
@@ -438,6 +457,29 @@ def test_a_pool_may_be_used_when_it_tells_that_it_is_closed(network: NetworkBuff
     pool.add_listener(listener)
     pool.close()
     assert free == [10]
+
+
+def test_a_listener_that_fails_is_logged_and_neither_who_recycles_nor_the_next_one_suffers(
+    network: NetworkBufferPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = network.create_pool(2, 2)
+    buffers = taken(pool, 2)
+    heard: list[Buffer | None] = []
+
+    def broken(buffer: Buffer | None) -> None:
+        assert buffer is not None
+        buffer.recycle()
+        raise KeyError("the connection is not there any more")
+
+    for listener in (broken, heard.append, heard.append):
+        pool.add_listener(listener)
+    recycle(buffers)
+    assert "the connection is not there any more" in caplog.text
+    assert len(heard) == 2
+    for got in heard:
+        assert got is not None
+        got.recycle()
+    pool.close()
 
 
 # The end
@@ -506,8 +548,34 @@ def test_many_threads_request_and_recycle_and_the_pool_is_whole(network: Network
     with ThreadPoolExecutor(16) as threads:
         for done in [threads.submit(work, number) for number in range(16)]:
             done.result()
-    assert (pool.requested, pool.available) == (4, 4)
+    assert pool.requested == pool.available
     pool.close()
+
+
+def test_buffers_and_reservations_that_come_just_when_the_time_is_over_are_not_lost(
+    network: NetworkBufferPool,
+) -> None:
+    pool, other = network.create_pool(2, 2), network.create_pool(7)
+    start = threading.Barrier(6)
+
+    def work(number: int) -> None:
+        start.wait()
+        for _ in range(200):
+            try:
+                if number == 0:
+                    pool.reserve(timeout=0)
+                pool.request_blocking(timeout=0).recycle()
+                network.recycle_segments(network.request_segments(1, timeout=0))
+            except (BufferTimeoutError, InsufficientBuffersError):
+                pass
+
+    with ThreadPoolExecutor(6) as threads:
+        for done in [threads.submit(work, number) for number in range(6)]:
+            done.result()
+    assert pool.requested == pool.available
+    assert (other.requested, network.guaranteed) == (0, 9)
+    pool.close()
+    other.close()
 
 
 # What user code keeps

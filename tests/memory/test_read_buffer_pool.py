@@ -121,6 +121,11 @@ def test_progress_is_a_batch_handed_out_or_a_segment_recycled_not_a_vain_request
     assert pool.last_progress == 1001
     pool.recycle(batch[0])
     assert pool.last_progress == 1002
+    clock.now = 1003
+    pool.recycle([])
+    with pytest.raises(BufferTimeoutError):
+        pool.request(0, lambda: bool(pool.expect_progress(1001, 1)))
+    assert pool.last_progress == 1002  # one who gives up puts nobody else's time-out off
     pool.recycle(batch[1:])
 
 
@@ -179,7 +184,67 @@ def test_who_came_first_is_served_first() -> None:
     pool.recycle(held)
 
 
-def test_ten_threads_request_and_recycle_a_hundred_times_and_the_pool_is_whole() -> None:
+def test_who_waits_on_after_a_time_out_keeps_its_place() -> None:
+    pool = new_pool(4)
+    held = pool.request()
+    asked = threading.Semaphore(0)
+    order: list[str] = []
+
+    def still_wanted() -> bool:
+        asked.release()
+        return True
+
+    def request(name: str, timeout: float) -> None:
+        batch = pool.request(timeout, still_wanted)
+        order.append(name)
+        pool.recycle(batch)
+
+    with ThreadPoolExecutor(2) as threads:
+        impatient = threads.submit(request, "impatient", 0.0)
+        waiting(pool)
+        patient = threads.submit(request, "patient", FOREVER)
+        waiting(pool, 2)
+        while asked.acquire(blocking=False):
+            pass
+        for _ in range(5):
+            assert asked.acquire(timeout=FOREVER)
+        pool.recycle(held)
+        impatient.result(FOREVER)
+        patient.result(FOREVER)
+    assert order == ["impatient", "patient"]
+
+
+def test_a_request_that_is_wanted_no_more_gets_nothing_and_leaves_the_line(pool: ReadBufferPool) -> None:
+    held = pool.request() + pool.request()
+    answers = [True, True, False]
+    assert pool.request(0, lambda: answers.pop(0)) == []
+    assert answers == []
+    waiting(pool, 0)
+    pool.recycle(held)
+    assert pool.available == 8
+
+
+@pytest.mark.parametrize("recycled_first", [False, True])
+def test_what_the_question_raises_ends_the_wait_and_loses_no_segment(
+    pool: ReadBufferPool, recycled_first: bool
+) -> None:
+    held = pool.request() + pool.request()
+
+    def still_wanted() -> bool:
+        if recycled_first:
+            pool.recycle(held)
+        raise OSError("the consumer is gone")
+
+    with pytest.raises(OSError, match="the consumer is gone"):
+        pool.request(0, still_wanted)
+    waiting(pool, 0)
+    assert pool.available == (8 if recycled_first else 0)
+    if not recycled_first:
+        pool.recycle(held)
+
+
+@pytest.mark.parametrize("timeout", [FOREVER, 0.0005])  # some batches come just when the time is over
+def test_ten_threads_request_and_recycle_a_hundred_times_and_the_pool_is_whole(timeout: float) -> None:
     pool = new_pool(12)
     start = threading.Barrier(10)
     holding: set[MemorySegment] = set()
@@ -188,7 +253,7 @@ def test_ten_threads_request_and_recycle_a_hundred_times_and_the_pool_is_whole()
     def work() -> int:
         start.wait()
         for _ in range(100):
-            batch = pool.request(FOREVER)
+            batch = pool.request(timeout, lambda: True)
             assert len(batch) == 4
             with guard:
                 assert not holding & set(batch)
@@ -297,6 +362,24 @@ def test_a_wait_that_is_interrupted_loses_no_segment(
             pool.request(FOREVER)
         assert pool.available == (8 if recycles_first else 0)
         waiting(pool, 0)
+
+
+def test_an_interrupt_is_not_lost_when_the_pool_is_destroyed_at_the_same_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from sortshuffle.memory import read_buffer_pool
+
+    pool = new_pool(4)
+    held = pool.request()
+
+    def interrupted(waiter: object, seconds: float) -> None:
+        pool.destroy()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(read_buffer_pool.Waiter, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.request(FOREVER)
+    pool.recycle(held)
 
 
 def test_what_users_keep_in_arrow_never_is_the_last_batch() -> None:
