@@ -117,6 +117,10 @@ class PartitionedFileReader:
             position += end
             wanted = part_bytes
 
+    def fileno(self) -> int:
+        """The descriptor, for positioned reads into memory of the caller's own."""
+        return self._descriptor
+
     def close(self) -> None:
         """May be called again."""
         descriptor, self._descriptor = self._descriptor, -1

@@ -1,0 +1,255 @@
+"""`SubpartitionReader`: what one consumer of a result partition gets, between the sweep that reads and the
+connection that sends.
+
+The door that uses it is the shuffle service: a long-lived process with many consumers of each map output. A
+connection holds one reader per channel, polls it when it has credit, sends a `Delivery` in one gathered
+write, and recycles it.
+
+**Extent bytes, not buffers.** A delivery is the extents' own bytes, cut only where a segment of memory ends.
+The alternative, which the ancestor chose, is to walk the buffers of an extent and hand them out one by one.
+That costs Python work, a header and a number per buffer; it believes sizes that only the consumer verifies;
+and a buffer that crosses the end of a segment must be put together or read twice. Raw bytes cost one step per
+extent and segment, however many buffers stand in it. The consumer has the index entries anyway, verifies the
+checksums of whole buffers, and finds the events that stand between them. What is lost: events inside an
+extent travel with its data and so cost credit. The one event that a consumer must hear of whatever its
+credit, the end, is not in the file: the index says what is complete.
+
+    open --(all bytes queued)--> complete --(polled)--> ended
+    open | complete --fail--> failed            any --release--> released
+
+Rules
+* Pieces come in the order of the extents, region by region, and never cross an extent or a segment.
+* One credit is room for one segment's bytes at the consumer; small pieces share it. The end costs none.
+* ``on_available`` is called when there is something to poll after there was nothing, and when the reader
+  fails; in any thread, under no lock, and it must not block. What it raises is a failure of this reader.
+* Who polls a delivery recycles it. Pieces that were not polled go back with `release` or `fail`.
+* ``held`` counts pieces queued or delivered and not recycled; each keeps at most one segment from the pool.
+
+Lock order: `_lock` is a leaf; nothing is called under it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sortshuffle.errors import StateError
+from sortshuffle.memory.buffer import Buffer
+from sortshuffle.storage.ranges import ExtentCursor, RangeExtent
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPiece:
+    """Bytes ``position..position + size - 1`` of an extent, in (part of) one segment.
+
+    The holder of the piece owns one reference to ``buffer``.
+    """
+
+    extent: RangeExtent
+    position: int
+    buffer: Buffer
+
+    @property
+    def size(self) -> int:
+        return self.buffer.size
+
+    @property
+    def ends_extent(self) -> bool:
+        """Whether the extent is complete with this piece."""
+        return self.position + self.buffer.size == self.extent.bytes
+
+
+class Sweeper(Protocol):
+    """Who fills readers: the `ReadScheduler`, as far as a reader knows it. Called under no lock."""
+
+    def memory_returned(self) -> None:
+        """A consumer gave memory back; there may be something to read into it."""
+
+    def leave(self, reader: SubpartitionReader) -> None:
+        """The reader takes nothing any more."""
+
+
+@dataclass(slots=True)
+class Delivery:
+    """What one poll gave. Whoever polled it calls `recycle` when it is sent.
+
+    ``sequence``: number of the first piece, counted from 0 over the whole view. ``credits``: what these
+    pieces cost. ``backlog``: credits that would be needed for what is queued behind them.
+    ``end_of_partition``: nothing comes behind them.
+    """
+
+    reader: SubpartitionReader
+    pieces: tuple[ReadPiece, ...]
+    sequence: int
+    credits: int
+    backlog: int
+    end_of_partition: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of all pieces."""
+        return sum(piece.size for piece in self.pieces)
+
+    @property
+    def views(self) -> list[memoryview]:
+        """The bytes, for one gathered write. Not to be used after `recycle`."""
+        return [piece.buffer.view for piece in self.pieces]
+
+    def recycle(self) -> None:
+        """Give the memory back. May be called again, but not by two threads at once."""
+        pieces, self.pieces = self.pieces, ()
+        if pieces:
+            self.reader.recycle(pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """``available``: a poll with the credit at hand would give something, or the reader is at its end by
+    release or failure. ``backlog``: credits that would be needed for all that is queued."""
+
+    available: bool
+    backlog: int
+
+
+class SubpartitionReader:
+    """The view that one consumer has of some subpartitions of one result partition.
+
+    ``cursor``: where the sweep stands in its extents; only the sweep touches it. ``segment_bytes``: what one
+    credit is worth. Made by `ReadScheduler.create_reader`.
+    """
+
+    def __init__(
+        self,
+        cursor: ExtentCursor,
+        segment_bytes: int,
+        sweeper: Sweeper,
+        on_available: Callable[[SubpartitionReader], None],
+    ) -> None:
+        self.cursor = cursor
+        self._segment_bytes = segment_bytes
+        self._sweeper = sweeper
+        self._on_available = on_available
+        self._lock = threading.Lock()
+        self._queue: deque[ReadPiece] = deque()
+        self._queued_bytes = 0
+        self._held = 0
+        self._sequence = 0
+        self._complete = False
+        self._ended = False
+        self._released = False
+        self._cause: BaseException | None = None
+
+    @property
+    def held(self) -> int:
+        """Pieces queued or delivered that have not been recycled."""
+        return self._held
+
+    @property
+    def is_released(self) -> bool:
+        """Whether it takes and gives nothing any more: it was released, or it failed."""
+        return self._released
+
+    @property
+    def cause(self) -> BaseException | None:
+        """Why it failed, None if it did not."""
+        return self._cause
+
+    def poll(self, credits: int) -> Delivery | None:
+        """What is queued, as far as ``credits`` go, and the end when it is reached. The caller recycles it.
+
+        None if there is nothing to be had: look at `cause` and `is_released`, or wait for ``on_available``.
+        """
+        with self._lock:
+            pieces, size = self._take(credits * self._segment_bytes)
+            ends = self._is_at_end()
+            if not pieces and not ends:
+                return None
+            self._ended |= ends
+            sequence = self._sequence
+            self._sequence += len(pieces)
+            return Delivery(self, pieces, sequence, self._in_credits(size), self._backlog(), ends)
+
+    def availability(self, credits: int) -> Availability:
+        """Whether a poll makes sense: there is data and credit, or the end, or a failure to be told."""
+        with self._lock:
+            has_data = bool(self._queue) and credits > 0
+            available = has_data or self._is_at_end() or self._released
+            return Availability(available, self._backlog())
+
+    def recycle(self, pieces: Sequence[ReadPiece]) -> None:
+        """Give the memory of delivered pieces back."""
+        with self._lock:  # first, so that whoever gets the memory sees that this reader has room
+            self._held -= len(pieces)
+        _recycle_all(pieces)
+        self._sweeper.memory_returned()
+
+    def release(self) -> None:
+        """The consumer wants no more. May be called again, in any state and from any thread."""
+        self._stop(None)
+
+    # Called by the sweep
+
+    def add(self, pieces: Sequence[ReadPiece], *, complete: bool) -> None:
+        """Queue pieces; ``complete``: nothing comes behind them. Takes over their references.
+
+        Raises `StateError` if the reader was released, and then has given the memory back.
+        """
+        with self._lock:
+            released = self._released
+            if not released:
+                notify = not self._queue
+                self._queue += pieces
+                self._queued_bytes += sum(piece.size for piece in pieces)
+                self._held += len(pieces)
+                self._complete = complete
+        if released:
+            _recycle_all(pieces)
+            raise StateError("the subpartition reader was released while its data was being read")
+        if notify:
+            self._on_available(self)
+
+    def fail(self, cause: BaseException) -> None:
+        """Give up what is queued and tell the consumer why; nothing if it is released or has failed."""
+        if self._stop(cause):
+            self._on_available(self)
+
+    def _stop(self, cause: BaseException | None) -> bool:
+        with self._lock:
+            if self._released:
+                return False
+            self._released = True
+            self._cause = cause
+            queued, self._queue = list(self._queue), deque()
+            self._held -= len(queued)
+            self._queued_bytes = 0
+        _recycle_all(queued)
+        self._sweeper.leave(self)
+        return True
+
+    def _take(self, most: int) -> tuple[tuple[ReadPiece, ...], int]:
+        taken: list[ReadPiece] = []
+        size = 0
+        while self._queue and size + self._queue[0].size <= most:
+            piece = self._queue.popleft()
+            taken.append(piece)
+            size += piece.size
+        self._queued_bytes -= size
+        return tuple(taken), size
+
+    def _is_at_end(self) -> bool:
+        """Whether the end, which was not told yet, comes next."""
+        return self._complete and not (self._queue or self._ended or self._released)
+
+    def _backlog(self) -> int:
+        return self._in_credits(self._queued_bytes)
+
+    def _in_credits(self, size: int) -> int:
+        return -(-size // self._segment_bytes)
+
+
+def _recycle_all(pieces: Sequence[ReadPiece]) -> None:
+    for piece in pieces:
+        piece.buffer.recycle()

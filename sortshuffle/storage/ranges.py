@@ -1,0 +1,206 @@
+"""Ranges of subpartitions: where their bytes lie in the data file, and how much there is of them.
+
+Pure arithmetic on an `Index`; no file is touched. The door that uses it is the shuffle service: a consumer
+asks it for one subpartition or, where an adaptive plan has joined small ones, for a range of them, and the
+planner asks it how large each of them is.
+
+Rules
+* The subpartitions ``a..b`` of a region are one contiguous extent of the file, or two where the range goes
+  over the rotation point (`docs/format.md`, "Index entry"). The two come in file order, so the extents of a
+  range ascend through the whole file.
+* A broadcast region has one extent for all: it is read once, with the number of subpartitions it stands for.
+* Empty extents are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sortshuffle.errors import UsageError
+from sortshuffle.format.header import HEADER_BYTES
+from sortshuffle.format.index import ENTRY_BYTES, Index, RegionKind
+from sortshuffle.format.malformed import Malformed
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SubpartitionRange:
+    """The subpartitions ``first..last``, both included, as a consumer asks for them."""
+
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first <= self.last:
+            raise UsageError(f"subpartitions {self.first}..{self.last} are not a range")
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def __str__(self) -> str:
+        return f"{self.first}..{self.last}" if self.last > self.first else str(self.first)
+
+    def checked(self, index: Index) -> SubpartitionRange:
+        """Itself. Raises `UsageError` if the result partition does not have all of these subpartitions."""
+        count = index.header.subpartitions
+        if self.last >= count:
+            raise UsageError(f"subpartitions {self} of a result partition that has {count}")
+        return self
+
+    def in_write_order(self, first_written: int) -> tuple[SubpartitionRange, ...]:
+        """The one or two parts that are contiguous in a region whose first extent is ``first_written``'s, in
+        the order in which they stand there."""
+        if self.first < first_written <= self.last:
+            return SubpartitionRange(first_written, self.last), SubpartitionRange(
+                self.first, first_written - 1
+            )
+        return (self,)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeExtent:
+    """Contiguous bytes of the data file: the extents of these subpartitions in one region.
+
+    ``repeat``: how many of the subpartitions asked for these same bytes stand for; above 1 only in a
+    broadcast region.
+    """
+
+    region: int
+    subpartitions: SubpartitionRange
+    offset: int
+    bytes: int
+    repeat: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSize:
+    """How much a range has in all regions. ``bytes``: what is read of the file, a broadcast region once.
+    ``records``: rows that its subpartitions hold, a broadcast region counted for each of them."""
+
+    bytes: int
+    records: int
+
+
+def extents_of_range(index: Index, subpartitions: SubpartitionRange) -> Iterator[RangeExtent]:
+    """The non-empty extents of the range, ascending in the file.
+
+    They are made one at a time: a service has thousands of consumers, each with an extent per region.
+    Raises `UsageError` for subpartitions that are not there; `Malformed` if extents that must follow each
+    other do not, with the place in the index.
+    """
+    parts = subpartitions.checked(index).in_write_order(index.header.first_subpartition)
+    broadcast = _is_broadcast(index)
+    placed = [_contiguous(index, part, ~broadcast) for part in parts]
+    return _non_empty(index, subpartitions, parts, placed, broadcast)
+
+
+def size_of_range(index: Index, subpartitions: SubpartitionRange) -> RangeSize:
+    """Bytes and rows of the range. Raises `UsageError` for subpartitions that are not there."""
+    subpartitions.checked(index)
+    entries = index.entries[:, subpartitions.first : subpartitions.last + 1]
+    broadcast = _is_broadcast(index)
+    read = entries["bytes"][~broadcast].sum() + entries["bytes"][broadcast, :1].sum()
+    return RangeSize(int(read), int(entries["records"].sum()))
+
+
+def subpartition_bytes(index: Index) -> Counts:
+    """Stored bytes of each subpartition in all regions; a broadcast region counts for each of them."""
+    return _summed(index, "bytes")
+
+
+def subpartition_records(index: Index) -> Counts:
+    """Rows of each subpartition in all regions; a broadcast region counts for each of them."""
+    return _summed(index, "records")
+
+
+class ExtentCursor:
+    """How far one consumer has come through its extents: at ``position`` of the current one. At the end there
+    is none, and what asks for it raises ValueError."""
+
+    __slots__ = ("_extent", "_extents", "position")
+
+    def __init__(self, index: Index, subpartitions: SubpartitionRange) -> None:
+        self._extents = extents_of_range(index, subpartitions)
+        self._extent = next(self._extents, None)
+        self.position = 0
+
+    @property
+    def is_at_end(self) -> bool:
+        return self._extent is None
+
+    @property
+    def current(self) -> RangeExtent:
+        """The extent that the next byte belongs to."""
+        if self._extent is None:
+            raise ValueError("there is nothing behind the last extent")
+        return self._extent
+
+    @property
+    def offset(self) -> int:
+        """Where in the data file the next byte lies."""
+        return self.current.offset + self.position
+
+    @property
+    def left_in_extent(self) -> int:
+        """Bytes of the current extent that are still to be read."""
+        return self.current.bytes - self.position
+
+    def advance(self, size: int) -> None:
+        """Go over ``size`` bytes of the current extent, and to the next one if that was its end."""
+        if size > self.left_in_extent:
+            raise ValueError(f"{size} bytes are more than the {self.left_in_extent} left of the extent")
+        self.position += size
+        if not self.left_in_extent:
+            self._extent = next(self._extents, None)
+            self.position = 0
+
+
+def _summed(index: Index, name: str) -> Counts:
+    sums: Counts = index.entries[name].sum(axis=0, dtype=np.int64)
+    return sums
+
+
+def _is_broadcast(index: Index) -> npt.NDArray[np.bool_]:
+    return np.array([kind is RegionKind.BROADCAST for kind in index.kinds], np.bool_)
+
+
+def _contiguous(
+    index: Index, part: SubpartitionRange, unicast: npt.NDArray[np.bool_]
+) -> tuple[Counts, Counts]:
+    """Offset and bytes of ``part`` in each region; in a broadcast region those of the one extent."""
+    entries = index.entries[:, part.first : part.last + 1]
+    starts = entries["offset"].astype(np.int64)
+    sizes = entries["bytes"].astype(np.int64)
+    follows = starts[:, 1:] == starts[:, :-1] + sizes[:, :-1]
+    broken = np.argwhere(~follows & unicast[:, None])
+    if len(broken):
+        region, subpartition = int(broken[0, 0]), part.first + int(broken[0, 1]) + 1
+        entry = HEADER_BYTES + ENTRY_BYTES * (region * index.header.subpartitions + subpartition)
+        raise Malformed(
+            f"the extent of subpartition {subpartition} in region {region} does not follow the one before it",
+            entry,
+        )
+    return starts[:, 0], np.where(unicast, sizes.sum(axis=1), sizes[:, 0])
+
+
+def _non_empty(
+    index: Index,
+    asked: SubpartitionRange,
+    parts: tuple[SubpartitionRange, ...],
+    placed: list[tuple[Counts, Counts]],
+    broadcast: npt.NDArray[np.bool_],
+) -> Iterator[RangeExtent]:
+    for region in range(index.regions):
+        if broadcast[region]:
+            (starts, sizes), *_ = placed
+            if sizes[region]:
+                yield RangeExtent(region, asked, int(starts[region]), int(sizes[region]), len(asked))
+            continue
+        for part, (starts, sizes) in zip(parts, placed, strict=True):
+            if sizes[region]:
+                yield RangeExtent(region, part, int(starts[region]), int(sizes[region]))
