@@ -1,32 +1,58 @@
 """Channel selectors: which subpartition each row goes to, decided for a whole Arrow batch at a time.
 
 =======================  =================================================================================
-selector                 used by ``ShuffleFrame`` for
+selector                 used for
 =======================  =================================================================================
 ``HashSelector``         ``repartition(n, keys)``, ``groupBy``, ``join``: Spark's own placement, bit for bit
+``RangeSelector``        ``repartitionByRange``: Spark's own placement for the same bounds
+``IdSelector``           ``repartitionById``: Spark's own placement
 ``RoundRobinSelector``   ``repartition(n)`` of an input whose order is reproducible
 ``RowHashSelector``      ``repartition(n)`` of any other input
+``GlobalSelector``       every exchange into one subpartition
+``RescaleSelector``,     ``coalesce``, to come
+``forward``
+``BroadcastSelector``    broadcast joins, to come
+``FunctionSelector``     ``ShuffleRDD.partitionBy`` with a function on batches, to come
+``KeyGroupSelector``     exchanges whose number of consumers is decided after they were written, to come
 =======================  =================================================================================
 
-The other two doors have no Arrow batches to assign: ``ShuffleRDD`` places Python objects by their own hash,
-and with the shuffle manager Spark itself decides and sends the id with each frame.
+All but the last two lines are ``ShuffleFrame``'s methods. With the shuffle manager Spark itself decides and
+sends the id with each frame.
 
 Beside the selectors: ``hash_columns``, Spark's ``F.hash`` of Arrow columns, and ``check_hashable``, which
-refuses on the driver what it can't hash. The package knows Arrow and NumPy, and nothing of files or Spark
-sessions.
+refuses on the driver what it can't hash; ``Reservoir`` and ``determine_bounds``, from which ranges come. The
+package knows Arrow and NumPy, and nothing of files or Spark sessions.
 """
 
+from sortshuffle.partitioner.given import FunctionSelector, IdSelector
 from sortshuffle.partitioner.hash import HashSelector
+from sortshuffle.partitioner.key_group import KeyGroupSelector
+from sortshuffle.partitioner.key_order import SortKey
 from sortshuffle.partitioner.murmur3 import check_hashable, hash_columns
+from sortshuffle.partitioner.pointwise import BroadcastSelector, GlobalSelector, RescaleSelector, forward
+from sortshuffle.partitioner.range_bounds import determine_bounds
+from sortshuffle.partitioner.ranges import RangeSelector
+from sortshuffle.partitioner.reservoir import Reservoir
 from sortshuffle.partitioner.round_robin import RoundRobinSelector, RowHashSelector
 from sortshuffle.partitioner.selector import ChannelSelector, id_dtype
 
 __all__ = [
+    "BroadcastSelector",
     "ChannelSelector",
+    "FunctionSelector",
+    "GlobalSelector",
     "HashSelector",
+    "IdSelector",
+    "KeyGroupSelector",
+    "RangeSelector",
+    "RescaleSelector",
+    "Reservoir",
     "RoundRobinSelector",
     "RowHashSelector",
+    "SortKey",
     "check_hashable",
+    "determine_bounds",
+    "forward",
     "hash_columns",
     "id_dtype",
 ]

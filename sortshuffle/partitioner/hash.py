@@ -8,6 +8,7 @@ a join with a side that Spark shuffled itself finds its rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,8 @@ class HashSelector:
     rows go to one subpartition, the one that Spark would choose. Raises UsageError for a number of
     subpartitions or a position that can't be.
     """
+
+    is_broadcast: ClassVar[bool] = False
 
     keys: tuple[int, ...]
     subpartitions: int

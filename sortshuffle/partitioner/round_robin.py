@@ -15,6 +15,7 @@ of another loses some rows and gets others twice.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,8 @@ class RoundRobinSelector:
     per task attempt. Give tasks different ``start``s, or the first subpartitions get a row more from each.
     Raises UsageError unless ``0 <= start < subpartitions``.
     """
+
+    is_broadcast: ClassVar[bool] = False
 
     subpartitions: int
     start: int = 0
@@ -57,6 +60,8 @@ class RowHashSelector:
     Takes every Arrow type, and is independent of Spark's own placement: rows that lie together because of
     Spark's hash are spread evenly.
     """
+
+    is_broadcast: ClassVar[bool] = False
 
     subpartitions: int
 

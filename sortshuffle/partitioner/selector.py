@@ -13,7 +13,7 @@ Rules:
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,12 @@ MAX_SUBPARTITIONS = 2**31 - 1
 
 
 class ChannelSelector(Protocol):
-    """Decides which subpartition each row goes to."""
+    """Decides which subpartition each row goes to.
+
+    ``is_broadcast``: every row goes to all of them. The writer then broadcasts and never calls ``assign``.
+    """
+
+    is_broadcast: ClassVar[bool]
 
     @property
     def subpartitions(self) -> int:

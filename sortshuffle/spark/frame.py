@@ -21,11 +21,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import StructType
 
 from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.partitioner import SortKey
 from sortshuffle.partitioner.selector import MAX_SUBPARTITIONS
 from sortshuffle.spark import explain as explaining
 from sortshuffle.spark.functions import MapInArrow, MapInPandas
-from sortshuffle.spark.keys import check_placement_key
-from sortshuffle.spark.placements import HashPlacement, RoundRobin
+from sortshuffle.spark.keys import check_id_column, check_placement_key, check_range_key, without_direction
+from sortshuffle.spark.placements import HashPlacement, IdPlacement, Range, RoundRobin, Scheme
 from sortshuffle.spark.plan import (
     Chain,
     DataFrameOrigin,
@@ -159,20 +160,41 @@ class ShuffleFrame:
         ``repartition(n, *cols)``, ``repartition(*cols)`` (into ``spark.sql.shuffle.partitions``) or
         ``repartition(n)``.
         """
-        names = _flat(cols)
-        if isinstance(numPartitions, int) and not isinstance(numPartitions, bool):
-            count = numPartitions
-        elif isinstance(numPartitions, str | Column):
-            count, names = self._shuffle_partitions(), [column_name(numPartitions), *names]
-        else:
+        count, columns = self._count_and_columns("repartition", numPartitions, cols)
+        if not columns:
+            return self._exchanged_by(RoundRobin(), count)
+        return self._exchanged(count, tuple(self._position(column) for column in columns))
+
+    def repartitionByRange(self, numPartitions: int | ColumnLike, *cols: ColumnLike) -> ShuffleFrame:
+        """Like `DataFrame.repartitionByRange`: partitions are ascending ranges of the columns' values.
+
+        ``repartitionByRange(n, *cols)`` or ``repartitionByRange(*cols)``. A column may be given a direction,
+        such as ``df.k.desc()`` or ``asc_nulls_last("k")``. When the exchange is built (at `toDF()` or the
+        first action) a job samples the rows to find the ranges: what is chained before it runs for that, too.
+        """
+        count, columns = self._count_and_columns("repartitionByRange", numPartitions, cols)
+        if not columns:
+            raise UsageError("repartitionByRange() takes at least one column")
+        keys: dict[int, SortKey] = {}
+        for column in columns:
+            plain, descending, nulls_last = without_direction(column)
+            key = self._position(plain)
+            check_range_key(self.schema.fields[key], self._chain.wire.field(key).type)
+            keys.setdefault(key, SortKey(key, descending, nulls_last))  # a second time it decides nothing
+        return self._exchanged_by(Range(tuple(keys.values()), count, next_number()), count)
+
+    def repartitionById(self, numPartitions: int, partitionIdCol: ColumnLike) -> ShuffleFrame:
+        """Like `DataFrame.repartitionById`: each row into the partition whose number is in an int column.
+
+        Numbers count modulo ``numPartitions``, never negative; a null counts as 0.
+        """
+        if isinstance(numPartitions, bool) or not isinstance(numPartitions, int):
             raise UsageError(
-                f"repartition() takes a number of partitions or columns, not {type(numPartitions).__name__}"
+                f"repartitionById() takes a number of partitions, not {type(numPartitions).__name__}"
             )
-        if not 1 <= count <= MAX_SUBPARTITIONS:
-            raise UsageError(f"repartition() takes from 1 to {MAX_SUBPARTITIONS} partitions, not {count}")
-        if not names:
-            return self._exchanged(count, None)
-        return self._exchanged(count, tuple(self._position(name) for name in names))
+        key = self._position(partitionIdCol)
+        check_id_column(self.schema.fields[key])
+        return self._exchanged_by(IdPlacement(key), _checked_count("repartitionById", numPartitions))
 
     def groupBy(self, *cols: ColumnLike | list[ColumnLike]) -> GroupedFrame:
         """Like `DataFrame.groupBy`, for grouped functions: ``.applyInArrow``, ``.applyInPandas``."""
@@ -278,18 +300,45 @@ class ShuffleFrame:
         kept = _mapped(self._placed_by, positions)
         return ShuffleFrame(chain.then(step, schema), kept)
 
-    def _exchanged(self, count: int, keys: tuple[int, ...] | None) -> ShuffleFrame:
+    def _count_and_columns(
+        self, method: str, numPartitions: int | ColumnLike, cols: tuple[Any, ...]
+    ) -> tuple[int, list[ColumnLike]]:
+        """What a call of ``method`` asks for: the number of partitions and the columns, if any."""
+        columns = _listed(cols)
+        if isinstance(numPartitions, str | Column):
+            return self._shuffle_partitions(), [numPartitions, *columns]
+        if isinstance(numPartitions, bool) or not isinstance(numPartitions, int):
+            raise UsageError(
+                f"{method}() takes a number of partitions or columns, not {type(numPartitions).__name__}"
+            )
+        return _checked_count(method, numPartitions), columns
+
+    def _exchanged(self, count: int, keys: tuple[int, ...]) -> ShuffleFrame:
+        """The rows where Spark's hash of these columns places them."""
+        for key in keys:
+            check_placement_key(self.schema.fields[key], self._chain.wire.field(key).type)
+        return self._exchanged_by(HashPlacement(keys), count, placed_by=keys)
+
+    def _exchanged_by(
+        self, scheme: Scheme, count: int, placed_by: tuple[int, ...] | None = None
+    ) -> ShuffleFrame:
         chain = self._chain
-        for key in keys or ():
-            check_placement_key(chain.schema.fields[key], chain.wire.field(key).type)
-        scheme = RoundRobin() if keys is None else HashPlacement(keys)
-        exchange = Exchange(chain, count, scheme)
-        return ShuffleFrame(Chain(chain.context, ExchangeOrigin(exchange), chain.schema, chain.wire), keys)
+        origin = ExchangeOrigin(Exchange(chain, count, scheme))
+        return ShuffleFrame(Chain(chain.context, origin, chain.schema, chain.wire), placed_by)
+
+
+def _listed(cols: tuple[Any, ...]) -> list[ColumnLike]:
+    return list(cols[0] if len(cols) == 1 and isinstance(cols[0], list | tuple) else cols)
 
 
 def _flat(cols: tuple[Any, ...]) -> list[str]:
-    listed = cols[0] if len(cols) == 1 and isinstance(cols[0], list | tuple) else cols
-    return [column_name(col) for col in listed]
+    return [column_name(col) for col in _listed(cols)]
+
+
+def _checked_count(method: str, count: int) -> int:
+    if not 1 <= count <= MAX_SUBPARTITIONS:
+        raise UsageError(f"{method}() takes from 1 to {MAX_SUBPARTITIONS} partitions, not {count}")
+    return count
 
 
 def _mapped(placed_by: tuple[int, ...] | None, positions: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -1,16 +1,28 @@
 """Where the rows of an exchange go: a `Scheme` on the driver, the `Placement` that it ships to the tasks.
 
-A scheme is what the user asked for; it may ask the plan something when the exchange is built. A placement is
-a small picklable object from which each task makes its own `ChannelSelector`.
+A scheme is what the user asked for; when the exchange is built it may ask the plan something, or run a job. A
+placement is a small picklable object from which each task makes its own `ChannelSelector`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from sortshuffle.partitioner import ChannelSelector, HashSelector, RoundRobinSelector, RowHashSelector
+import pyarrow as pa
+
+from sortshuffle.partitioner import (
+    ChannelSelector,
+    GlobalSelector,
+    HashSelector,
+    IdSelector,
+    RangeSelector,
+    RoundRobinSelector,
+    RowHashSelector,
+    SortKey,
+)
+from sortshuffle.spark.sampling import Sampling
 
 if TYPE_CHECKING:
     from sortshuffle.spark.plan import Chain
@@ -19,7 +31,10 @@ GOLDEN_RATIO = 0.6180339887498949  # turns by it spread any number of points eve
 
 
 class Placement(Protocol):
-    """What a task is told."""
+    """What a task is told. Into a single subpartition all placements send rows by a `GlobalSelector`."""
+
+    def count(self, asked: int) -> int:
+        """How many subpartitions there are where the user asked for so many."""
 
     def selector(self, subpartitions: int, map_index: int) -> ChannelSelector: ...
 
@@ -41,11 +56,33 @@ class HashPlacement:
     def placement(self, upstream: Chain) -> Placement:
         return self
 
+    def count(self, asked: int) -> int:
+        return asked
+
     def selector(self, subpartitions: int, map_index: int) -> ChannelSelector:
-        return HashSelector(self.keys, subpartitions)
+        return GlobalSelector() if subpartitions == 1 else HashSelector(self.keys, subpartitions)
 
     def describe(self, names: Sequence[str]) -> str:
         return f"hash({', '.join(names[key] for key in self.keys)})"
+
+
+@dataclass(frozen=True, slots=True)
+class IdPlacement:
+    """The number in the column at this position. Its own scheme."""
+
+    column: int
+
+    def placement(self, upstream: Chain) -> Placement:
+        return self
+
+    def count(self, asked: int) -> int:
+        return asked
+
+    def selector(self, subpartitions: int, map_index: int) -> ChannelSelector:
+        return GlobalSelector() if subpartitions == 1 else IdSelector(self.column, subpartitions)
+
+    def describe(self, names: Sequence[str]) -> str:
+        return f"id({names[self.column]})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +92,12 @@ class RoundRobinPlacement:
 
     reproducible: bool
 
+    def count(self, asked: int) -> int:
+        return asked
+
     def selector(self, subpartitions: int, map_index: int) -> ChannelSelector:
+        if subpartitions == 1:
+            return GlobalSelector()
         if not self.reproducible:
             return RowHashSelector(subpartitions)
         return RoundRobinSelector(subpartitions, turn(map_index, subpartitions))
@@ -70,6 +112,54 @@ class RoundRobin:
 
     def describe(self, names: Sequence[str]) -> str:
         return "round robin"
+
+
+@dataclass(frozen=True, slots=True)
+class RangePlacement:
+    """Ranges of keys. ``bounds``: the key columns of the rows that end a range, None for a single range."""
+
+    keys: tuple[SortKey, ...]
+    bounds: pa.RecordBatch | None
+
+    def count(self, asked: int) -> int:
+        """As in Spark only the ranges that the sample could tell apart."""
+        return 1 if self.bounds is None else int(self.bounds.num_rows) + 1
+
+    def selector(self, subpartitions: int, map_index: int) -> ChannelSelector:
+        if self.bounds is None or subpartitions == 1:
+            return GlobalSelector(subpartitions)
+        return RangeSelector(self.keys, self.bounds, subpartitions)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The scheme of `RangePlacement`, which runs a job to find the bounds.
+
+    ``keys``: columns of the upstream, each once. ``stage``: number of the stage that samples them.
+    """
+
+    keys: tuple[SortKey, ...]
+    subpartitions: int
+    stage: int
+
+    def placement(self, upstream: Chain) -> Placement:
+        if self.subpartitions == 1:
+            return RangePlacement(self.keys, None)
+        columns = tuple(key.column for key in self.keys)
+        keys = [replace(key, column=position) for position, key in enumerate(self.keys)]
+        sampling = Sampling(upstream, columns, self.stage)
+        return RangePlacement(self.keys, sampling.bounds(keys, self.subpartitions))
+
+    def describe(self, names: Sequence[str]) -> str:
+        return f"range({', '.join(_direction(names[key.column], key) for key in self.keys)})"
+
+
+def _direction(name: str, key: SortKey) -> str:
+    """As in SQL, without what is the rule: ascending, and nulls where the least value is."""
+    words = [name, *(["desc"] if key.descending else [])]
+    if key.nulls_last != key.descending:
+        words.append("nulls last" if key.nulls_last else "nulls first")
+    return " ".join(words)
 
 
 def turn(map_index: int, subpartitions: int) -> int:

@@ -17,10 +17,18 @@ from pyspark.sql import functions as sf
 
 from sortshuffle.errors import ColumnError, UsageError
 from sortshuffle.partitioner import (
+    BroadcastSelector,
     ChannelSelector,
+    FunctionSelector,
+    GlobalSelector,
     HashSelector,
+    IdSelector,
+    KeyGroupSelector,
+    RangeSelector,
+    RescaleSelector,
     RoundRobinSelector,
     RowHashSelector,
+    SortKey,
     hash_columns,
     id_dtype,
 )
@@ -56,6 +64,10 @@ def test_ids_come_in_the_narrowest_dtype(subpartitions: int, dtype: type) -> Non
         HashSelector((0,), subpartitions),
         RoundRobinSelector(subpartitions, subpartitions - 1),
         RowHashSelector(subpartitions),
+        GlobalSelector(subpartitions, subpartitions - 1),
+        RescaleSelector(subpartitions, 1, 2),
+        FunctionSelector(lambda rows: rows["row"].to_numpy() % subpartitions, subpartitions),
+        RangeSelector((SortKey(0),), numbered(min(subpartitions - 1, 300)), subpartitions),
     ]
     for selector in selectors:
         ids = selector.assign(batch)
@@ -68,16 +80,39 @@ def test_ids_come_in_the_narrowest_dtype(subpartitions: int, dtype: type) -> Non
 
 @pytest.mark.parametrize("wrong", [0, -1, 2**31, 2.0, True, "4"])
 def test_an_impossible_number_of_subpartitions_is_refused(wrong: Any) -> None:
-    for build in (lambda n: HashSelector((0,), n), RoundRobinSelector, RowHashSelector, id_dtype):
+    for build in (
+        lambda n: HashSelector((0,), n),
+        lambda n: IdSelector(0, n),
+        lambda n: KeyGroupSelector((0,), n, 128),
+        lambda n: FunctionSelector(len, n),
+        lambda n: RangeSelector((SortKey(0),), numbered(0), n),
+        lambda n: RescaleSelector(n, 0, 1),
+        GlobalSelector,
+        BroadcastSelector,
+        RoundRobinSelector,
+        RowHashSelector,
+        id_dtype,
+    ):
         with pytest.raises(UsageError, match="number of subpartitions"):
             build(wrong)
 
 
 @pytest.mark.parametrize(
-    "selector", [HashSelector((1, 0), 300), RoundRobinSelector(7, 3), RowHashSelector(70_000)]
+    "selector",
+    [
+        HashSelector((1, 0), 300),
+        KeyGroupSelector((1, 0), 9, 128),
+        RoundRobinSelector(7, 3),
+        RowHashSelector(70_000),
+        GlobalSelector(5, 4),
+        RescaleSelector(9, 1, 2),
+        IdSelector(2, 7),
+        RangeSelector((SortKey(1), SortKey(0)), batch_of(b=["2", "3"], a=[5, 0]), 300),
+    ],
 )
 def test_selectors_survive_pickling(selector: ChannelSelector) -> None:
-    batch = batch_of(a=list(range(100)), b=[str(number) for number in range(100)])
+    numbers = range(100)
+    batch = batch_of(a=list(numbers), b=[str(number) for number in numbers], c=pa.array(numbers, pa.int32()))
     copy = pickle.loads(pickle.dumps(selector))
     assert copy == selector
     np.testing.assert_array_equal(copy.assign(batch), selector.assign(batch))

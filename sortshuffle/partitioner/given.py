@@ -1,0 +1,99 @@
+"""Placement that somebody else has decided: a column of ids, or a user's function on a batch.
+
+``IdSelector``         ``ShuffleFrame.repartitionById``: Spark's rule for ids that are null or too large
+``FunctionSelector``   ``ShuffleRDD.partitionBy`` with a function, when that door is there. What a function
+                       returns is a claim, and so it is checked
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from sortshuffle.errors import ColumnError, UsageError
+from sortshuffle.partitioner.arrow_views import fixed_width, validity
+from sortshuffle.partitioner.hash import positive_modulo
+from sortshuffle.partitioner.selector import Ids, check_subpartitions, id_dtype
+
+
+@dataclass(frozen=True)
+class IdSelector:
+    """Places each row by the int32 in its column ``column``, as Spark's ``repartitionById`` does.
+
+    An id counts modulo the number of subpartitions, with a result that is never negative, and a null counts
+    as 0. A column of Arrow's null type is all nulls. Raises UsageError for a position that can't be.
+    """
+
+    is_broadcast: ClassVar[bool] = False
+
+    column: int
+    subpartitions: int
+
+    def __post_init__(self) -> None:
+        check_subpartitions(self.subpartitions)
+        if self.column < 0:
+            raise UsageError(f"the id column is a position from 0 on, not {self.column}")
+
+    def assign(self, batch: pa.RecordBatch) -> Ids:
+        """Return each row's subpartition. Raises ColumnError if the column is not of type int32."""
+        given = batch.column(self.column)
+        if pat.is_null(given.type):
+            return np.zeros(len(given), id_dtype(self.subpartitions))
+        if not pat.is_int32(given.type):
+            raise ColumnError(
+                f"the ids in column #{self.column} are of type {given.type}: cast them to int32"
+            )
+        ids = positive_modulo(fixed_width(given, np.int32), self.subpartitions)
+        valid = validity(given)
+        if valid is not None:
+            ids *= valid
+        return ids
+
+
+@dataclass(frozen=True)
+class FunctionSelector:
+    """Places each row where ``function(batch)`` says, an integer array of NumPy's or Arrow's."""
+
+    is_broadcast: ClassVar[bool] = False
+
+    function: Callable[[pa.RecordBatch], Any]
+    subpartitions: int
+
+    def __post_init__(self) -> None:
+        check_subpartitions(self.subpartitions)
+
+    def assign(self, batch: pa.RecordBatch) -> Ids:
+        """Return the function's ids.
+
+        Raises UsageError, naming the function, for anything but one integer from 0 to ``subpartitions - 1``
+        per row.
+        """
+        ids = self._array(self.function(batch))
+        if ids.dtype.kind not in "iu":
+            raise self._wrong(f"ids must be integers, found {ids.dtype}")
+        if ids.shape != (batch.num_rows,):
+            raise self._wrong(
+                f"{batch.num_rows} rows need ids of shape ({batch.num_rows},), found {ids.shape}"
+            )
+        outside = np.flatnonzero((ids < 0) | (ids >= self.subpartitions))
+        if len(outside):
+            row = int(outside[0])
+            raise self._wrong(
+                f"ids must be from 0 to {self.subpartitions - 1}, found {ids[row]} for row {row} of the batch"
+            )
+        return ids.astype(id_dtype(self.subpartitions))
+
+    def _array(self, given: Any) -> np.ndarray[Any, Any]:
+        if isinstance(given, pa.Array | pa.ChunkedArray) and given.null_count:
+            raise self._wrong(f"found {given.null_count} nulls among the ids")
+        array: np.ndarray[Any, Any] = np.asarray(given)
+        return array
+
+    def _wrong(self, what: str) -> UsageError:
+        name = getattr(self.function, "__qualname__", repr(self.function))
+        return UsageError(f"the partition function {name}: {what}")

@@ -1,0 +1,59 @@
+"""Placement by key group: keys keep their group when the number of subpartitions changes.
+
+A key belongs to one of ``max_parallelism`` groups for ever, and groups are dealt to subpartitions in
+contiguous ranges, as Flink deals them to operators. So going from n to m subpartitions splits or joins
+ranges of groups, where a hash modulo n would move almost every key.
+
+No method asks for it yet: Spark's hash placement has no groups, and frames keep to Spark's. It is for an
+exchange whose number of consumers is decided after it was written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from sortshuffle.errors import UsageError
+from sortshuffle.partitioner.hash import HashSelector
+from sortshuffle.partitioner.selector import Ids, check_subpartitions, id_dtype
+
+MOST_KEY_GROUPS = 1 << 15
+"""Flink's limit as well: group numbers fit in 16 bits."""
+
+
+@dataclass(frozen=True)
+class KeyGroupSelector:
+    """Places each row by the key group of its key columns: Spark's hash modulo ``max_parallelism``.
+
+    ``keys``: the key columns' positions. Raises UsageError unless
+    ``subpartitions <= max_parallelism <= MOST_KEY_GROUPS``.
+    """
+
+    is_broadcast: ClassVar[bool] = False
+
+    keys: tuple[int, ...]
+    subpartitions: int
+    max_parallelism: int
+
+    def __post_init__(self) -> None:
+        check_subpartitions(self.subpartitions)
+        if not self.subpartitions <= self.max_parallelism <= MOST_KEY_GROUPS:
+            raise UsageError(
+                f"max_parallelism must be from {self.subpartitions}, the number of subpartitions, to"
+                f" {MOST_KEY_GROUPS}, not {self.max_parallelism}"
+            )
+
+    def key_groups(self, batch: pa.RecordBatch) -> Ids:
+        """Return each row's key group: shape ``(num_rows,)``, dtype ``id_dtype(max_parallelism)``."""
+        return HashSelector(self.keys, self.max_parallelism).assign(batch)
+
+    def assign(self, batch: pa.RecordBatch) -> Ids:
+        """Return each row's subpartition; see ``ChannelSelector.assign``."""
+        return self._subpartition_of_group()[self.key_groups(batch)]
+
+    def _subpartition_of_group(self) -> Ids:
+        groups = np.arange(self.max_parallelism, dtype=np.int64)
+        return (groups * self.subpartitions // self.max_parallelism).astype(id_dtype(self.subpartitions))

@@ -1,0 +1,110 @@
+"""Placement by where a row was produced, whatever is in it.
+
+======================  ============================================================================
+``GlobalSelector``      every row to one subpartition. Any exchange into one subpartition uses it: there
+                        is nothing to decide, so nothing is computed
+``forward``             producer i to subpartition i
+``RescaleSelector``     each producer to a few subpartitions of its own, in turn. For ``coalesce``
+``BroadcastSelector``   every row to every subpartition. For the small side of a broadcast join
+======================  ============================================================================
+
+The first is used by all methods of ``ShuffleFrame``. The others wait for their methods: ``coalesce``
+(rescale; forward, where the numbers agree) and broadcast joins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from sortshuffle.errors import StateError, UsageError
+from sortshuffle.partitioner.selector import Ids, check_subpartitions, id_dtype
+
+
+@dataclass(frozen=True)
+class GlobalSelector:
+    """Sends every row to subpartition ``target``. Raises UsageError if there is none of that number."""
+
+    is_broadcast: ClassVar[bool] = False
+
+    subpartitions: int = 1
+    target: int = 0
+
+    def __post_init__(self) -> None:
+        check_subpartitions(self.subpartitions)
+        _check_number("target", self.target, self.subpartitions)
+
+    def assign(self, batch: pa.RecordBatch) -> Ids:
+        """Return ``target`` for each row; see ``ChannelSelector.assign``."""
+        return np.full(batch.num_rows, self.target, id_dtype(self.subpartitions))
+
+
+def forward(producer: int, producers: int) -> GlobalSelector:
+    """Sends all rows of producer ``producer`` to the subpartition of the same number; there are as many.
+
+    Raises UsageError unless ``0 <= producer < producers``.
+    """
+    return GlobalSelector(producers, producer)
+
+
+@dataclass
+class RescaleSelector:
+    """Deals rows out in turn among the subpartitions that are this producer's own.
+
+    The subpartitions are shared out among the producers in order and as evenly as can be. If there are
+    fewer than producers, neighbouring producers share one, and each sends all its rows there: nothing
+    depends on the order of rows then. Otherwise ``RoundRobinSelector``'s condition holds here as well: use
+    it only for an input that a retry sees in the same order, one selector per task attempt.
+
+    Raises UsageError unless ``0 <= producer < producers``.
+    """
+
+    is_broadcast: ClassVar[bool] = False
+
+    subpartitions: int
+    producer: int
+    producers: int
+
+    def __post_init__(self) -> None:
+        check_subpartitions(self.subpartitions)
+        _check_number("producer", self.producer, self.producers)
+        self._next = 0
+
+    @property
+    def own(self) -> range:
+        """The subpartitions of this producer."""
+        first = self.producer * self.subpartitions // self.producers
+        stop = (self.producer + 1) * self.subpartitions // self.producers
+        return range(first, max(stop, first + 1))
+
+    def assign(self, batch: pa.RecordBatch) -> Ids:
+        """Return each row's subpartition, going on where the batch before ended."""
+        ids = np.arange(self._next, self._next + batch.num_rows, dtype=np.int64)
+        ids %= len(self.own)
+        ids += self.own.start
+        self._next = (self._next + batch.num_rows) % len(self.own)
+        return ids.astype(id_dtype(self.subpartitions))
+
+
+@dataclass(frozen=True)
+class BroadcastSelector:
+    """Says that every row goes to every subpartition: the writer broadcasts, and asks for no ids."""
+
+    is_broadcast: ClassVar[bool] = True
+
+    subpartitions: int
+
+    def __post_init__(self) -> None:
+        check_subpartitions(self.subpartitions)
+
+    def assign(self, batch: pa.RecordBatch) -> Ids:
+        """Raises StateError: rows are not placed one by one."""
+        raise StateError("a broadcast selector places no single rows: write them with broadcast()")
+
+
+def _check_number(name: str, number: int, count: int) -> None:
+    if not 0 <= number < count:
+        raise UsageError(f"{name} must be from 0 to {count - 1}, not {number}")

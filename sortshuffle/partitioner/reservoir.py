@@ -1,0 +1,66 @@
+"""A uniform sample of the rows that go by, of a fixed size, without knowing how many will come.
+
+Used by ``ShuffleFrame.repartitionByRange``: each producer samples its own keys.
+
+Every row draws a random number, and the rows with the smallest ones are kept. That is the same distribution
+as of Vitter's reservoir (algorithm R, which Spark uses), but decided for a batch at a time: once the
+reservoir is full, a row is only looked at again if its number is below the largest one kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from sortshuffle.errors import UsageError
+
+
+class Reservoir:
+    """Keeps ``size`` of the rows that were added, each with the same probability; all, if there are fewer.
+
+    The same rows in the same order and the same ``seed`` give the same sample, whatever the cuts between
+    batches. Holds up to twice ``size`` rows, and a batch. Raises UsageError if ``size`` is less than 1.
+    """
+
+    def __init__(self, schema: pa.Schema, size: int, seed: Sequence[int]) -> None:
+        if size < 1:
+            raise UsageError(f"a reservoir holds at least 1 row, not {size}")
+        self.rows = 0
+        self._size = size
+        self._random = np.random.default_rng(list(seed))
+        self._kept = [pa.RecordBatch.from_pylist([], schema)]
+        self._numbers = np.empty(0)
+        self._below = np.inf
+
+    @property
+    def nbytes(self) -> int:
+        """What the kept rows hold."""
+        return sum(int(batch.nbytes) for batch in self._kept) + int(self._numbers.nbytes)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Look at these rows. Those that are kept are copied."""
+        numbers = self._random.random(batch.num_rows)
+        self.rows += batch.num_rows
+        chosen = np.flatnonzero(numbers < self._below)
+        if len(chosen) == 0:
+            return
+        self._kept.append(batch.take(pa.array(chosen)))
+        self._numbers = np.concatenate([self._numbers, numbers[chosen]])
+        if len(self._numbers) >= 2 * self._size:
+            self._shrink()
+
+    def sample(self) -> pa.RecordBatch:
+        """The sampled rows, in the order in which they came."""
+        self._shrink()
+        return self._kept[0]
+
+    def _shrink(self) -> None:
+        """Keep the rows with the smallest numbers, as one batch."""
+        kept = pa.concat_batches(self._kept)
+        if len(self._numbers) > self._size:
+            chosen = np.sort(np.argpartition(self._numbers, self._size - 1)[: self._size])
+            kept, self._numbers = kept.take(pa.array(chosen)), self._numbers[chosen]
+            self._below = float(self._numbers.max())
+        self._kept = [kept]

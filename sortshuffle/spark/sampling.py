@@ -1,0 +1,169 @@
+"""The bounds of a range exchange: a job that samples the keys, as Spark's ``RangePartitioner`` does.
+
+It runs when the exchange is built, so at ``toDF()`` or the first action, once for an exchange. Its tasks run
+the stage that will write the exchange, and return a few keys instead of writing: what is chained before a
+range exchange therefore runs twice, as it does in Spark. An exchange further up is not run again.
+
+How many keys (Spark's numbers): ``spark.sql.execution.rangeExchange.sampleSizePerPartition`` for each
+subpartition, at most a million in all; three times as many, to be sure, the same number from each producer.
+A producer with so many rows that this is too little for its share is sampled again, with a size of its own.
+
+The random numbers depend on the producer alone: the same rows give the same bounds, run after run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from sortshuffle.partitioner import Reservoir, SortKey, determine_bounds
+from sortshuffle.spark import planner
+
+if TYPE_CHECKING:
+    from sortshuffle.spark.plan import Chain, Origin
+    from sortshuffle.spark.stages import Opening, Task
+
+SAMPLE_SIZE = "spark.sql.execution.rangeExchange.sampleSizePerPartition"
+MOST_SAMPLES = 1_000_000  # keys wanted in all, and so held by the driver, three times; Spark's limit
+OVERSAMPLING = 3  # keys taken for each one wanted, because producers are not equally large; Spark's factor
+COLUMNS = "producer int, rows long, keys binary"
+SEED = 0x72616E67
+
+
+@dataclass(frozen=True, slots=True)
+class SampleKeys:
+    """Ends a stage with a sample of its keys: one row of `COLUMNS` per task, the keys as an Arrow stream.
+
+    ``columns``: positions of the keys. ``size``: keys per producer, or one number for each producer that is
+    to be sampled; the others read nothing and return nothing.
+    """
+
+    columns: tuple[int, ...]
+    size: int | Mapping[int, int]
+
+    def close(self, batches: Iterator[pa.RecordBatch], task: Task) -> Iterator[pa.RecordBatch]:
+        size = self.size if isinstance(self.size, int) else self.size.get(task.partition, 0)
+        reservoir: Reservoir | None = None
+        held = 0
+        for batch in batches if size else ():
+            with task.metrics.step("sample"):
+                keys = batch.select(list(self.columns))
+                if reservoir is None:
+                    reservoir = Reservoir(keys.schema, size, (SEED, task.partition))
+                reservoir.add(keys)
+                task.writing.release(held)
+                held = reservoir.nbytes
+                task.writing.charge(held)
+        if reservoir is not None:
+            yield _packed(task.partition, reservoir)
+        task.writing.release(held)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The sampled keys of one producer, which has ``rows`` rows, at least one."""
+
+    producer: int
+    rows: int
+    keys: pa.RecordBatch
+
+    @staticmethod
+    def unpacked(row: Any) -> Sample:
+        with pa.ipc.open_stream(bytes(row.keys)) as stream:
+            return Sample(row.producer, row.rows, stream.read_next_batch())
+
+    def weights(self) -> Any:
+        """How many rows each key stands for; Spark keeps that in a Java float."""
+        return np.full(self.keys.num_rows, np.float32(self.rows / self.keys.num_rows), np.float64)
+
+
+@dataclass
+class Sampling:
+    """Samples the rows of ``upstream`` in jobs whose stage has the number ``stage``."""
+
+    upstream: Chain
+    columns: tuple[int, ...]
+    stage: int
+    _rows: DataFrame = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rows = planner.share(self.upstream.origin.rows())  # planned once for both jobs
+
+    def bounds(self, keys: Sequence[SortKey], subpartitions: int) -> pa.RecordBatch | None:
+        """Keys that cut the rows into ranges of about equal size; None if there are no rows.
+
+        ``keys``: the order of `columns`, by their positions among themselves.
+        """
+        wanted = min(self._per_subpartition() * subpartitions, MOST_SAMPLES)
+        samples = self._samples(wanted)
+        if not samples:
+            return None
+        weights = np.concatenate([sample.weights() for sample in samples])
+        return determine_bounds(
+            pa.concat_batches([sample.keys for sample in samples]), weights, keys, subpartitions
+        )
+
+    def _samples(self, wanted: int) -> list[Sample]:
+        """About ``wanted`` keys or more, in the order of the producers."""
+        producers = int(self._rows.rdd.getNumPartitions())
+        size = ceil(OVERSAMPLING * wanted / max(1, producers))
+        samples = self._run(size)
+        share = min(1.0, wanted / max(1, sum(sample.rows for sample in samples.values())))
+        crowded = {each.producer: ceil(share * each.rows) for each in samples.values()}
+        crowded = {producer: needed for producer, needed in crowded.items() if needed > size}
+        if crowded:
+            samples.update(self._run(crowded))
+        return [samples[producer] for producer in sorted(samples)]
+
+    def _run(self, size: int | Mapping[int, int]) -> dict[int, Sample]:
+        """One job; the samples by producer, without those of producers that have no rows."""
+        origin = _Planned(self.upstream.origin, self._rows)
+        chain = replace(self.upstream, origin=origin)
+        closing = SampleKeys(self.columns, size)
+        rows = chain.frame(self.stage, closing, COLUMNS, purpose="samples keys").collect()
+        samples = map(Sample.unpacked, rows)
+        return {sample.producer: sample for sample in samples if sample.rows}
+
+    def _per_subpartition(self) -> int:
+        return int(str(self.upstream.context.spark.conf.get(SAMPLE_SIZE)))
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """An origin whose rows are planned already."""
+
+    origin: Origin
+    planned: DataFrame
+
+    def rows(self) -> DataFrame:
+        return self.planned
+
+    def opening(self) -> Opening:
+        return self.origin.opening()
+
+    def is_reproducible(self) -> bool:
+        return self.origin.is_reproducible()
+
+    def describe(self) -> str:
+        return self.origin.describe()
+
+
+def _packed(producer: int, reservoir: Reservoir) -> pa.RecordBatch:
+    keys = reservoir.sample()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, keys.schema) as stream:
+        stream.write_batch(keys)
+    return pa.record_batch(
+        [
+            pa.array([producer], pa.int32()),
+            pa.array([reservoir.rows], pa.int64()),
+            pa.array([sink.getvalue().to_pybytes()], pa.binary()),
+        ],
+        names=["producer", "rows", "keys"],
+    )
