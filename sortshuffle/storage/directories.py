@@ -2,22 +2,31 @@
 
 A task calls `Homes.of` once. It makes the homes it can (mode 0700), records their owner, and starts the
 janitor. A directory that cannot be used is passed over; only when none is left is that an error.
+
+A home is skipped when it has no room, when it is read-only or gone, and for a while after it failed
+(`storage.home_failures`): the next attempt of a task that ran out of space in the middle of its map output
+goes elsewhere, though the space that the attempt had taken is free again.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sortshuffle.errors import OutOfDiskError, UsageError
-from sortshuffle.options import MIB, Options
-from sortshuffle.storage import janitor
+from sortshuffle.options import MIB, Options, format_size
+from sortshuffle.storage import home_failures, janitor
 from sortshuffle.storage.lifetime import HOME_ROOT, Owner, boot_id, executor_pid, process_start
+
+Made = TypeVar("Made")
 
 LOCAL_DIRS_VARIABLE = "SPARK_LOCAL_DIRS"  # set by Spark in every Python worker: the executor's own
 LEAST_FREE = 64 * MIB  # a directory with less free space is passed over: the first region may not fit
+REMEDY = "mend one, or name others with spark.sortshuffle.dir (spark.local.dir sets the default)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,42 +61,98 @@ class Homes:
             keep=options.keep,
         )
         homes = Homes(_make_homes(roots, owner), owner)
+        home_failures.watch(homes.paths)
         janitor.ensure(homes.paths)
         return homes
 
     def pick(self, turn: int) -> str:
-        """The home for a task: ``turn`` goes around those that have room.
+        """The home for a task: ``turn`` goes around those that have room and did not fail lately.
 
-        Raises `OutOfDiskError` if none has.
+        Raises `OutOfDiskError` if none has room, OSError if none can be used at all; the message, or its
+        cause, says why of each.
         """
+        return self._in_turn(turn)[0]
+
+    def create(self, turn: int, make: Callable[[str], Made]) -> Made:
+        """What ``make`` makes in the home for a task, or where the home fails, in the next one.
+
+        ``make`` is given a home, and raises OSError where it cannot make a file in it. Raises as `pick` does.
+        """
+        for home in self._in_turn(turn):
+            try:
+                return make(home)
+            except OSError as error:
+                if not home_failures.is_homes_fault(error):
+                    raise
+                home_failures.remember(home, error)
+        raise self._unusable()
+
+    def _in_turn(self, turn: int) -> list[str]:
+        """The homes with room, at least one, in the order in which to try them: those that failed lately
+        come last, for they are better than none."""
         roomy = [home for home in self.paths if _free_bytes(home) >= LEAST_FREE]
         if not roomy:
-            roomiest = max(self.paths, key=_free_bytes)
-            raise OutOfDiskError(roomiest, LEAST_FREE, _free_bytes(roomiest))
-        return roomy[turn % len(roomy)]
+            raise self._unusable()
+        failures = {home: at for home in roomy if (at := home_failures.failed_at(home)) is not None}
+        sound = [home for home in roomy if home not in failures]
+        start = turn % len(sound) if sound else 0
+        return [*sound[start:], *sound[:start], *sorted(failures, key=failures.__getitem__)]
+
+    def _unusable(self) -> OSError:
+        """The error when no home is left, caused by what is known of each."""
+        free = {home: _free_bytes(home) for home in self.paths}
+        reasons = OSError("; ".join(f"{home}: {_reason(home, free[home])}" for home in self.paths))
+        roomiest = max(self.paths, key=free.__getitem__)
+        last = home_failures.last_error(roomiest)
+        if _is_short(free[roomiest]) or isinstance(last, OutOfDiskError):
+            error: OSError = OutOfDiskError(roomiest, LEAST_FREE, free[roomiest])
+        else:
+            code = last.errno if last and last.errno else errno.EIO
+            error = OSError(code, f"no local directory can be written to ({reasons}): {REMEDY}")
+        error.__cause__ = reasons
+        return error
 
 
 def _make_homes(roots: Sequence[str], owner: Owner) -> tuple[str, ...]:
-    made: list[str] = []
-    problem: OSError | None = None
-    for root in roots:
-        home = os.path.join(root, HOME_ROOT, owner.application, f"{owner.host}-{owner.pid}")
-        try:
-            os.makedirs(home, mode=0o700, exist_ok=True)
-            if Owner.read(home) != owner:
-                owner.write(home)
-        except OSError as error:
-            problem = error
-            continue
-        made.append(home)
+    """The homes that can be made. One that lately could not be is tried only if no other can."""
+    name = f"{owner.host}-{owner.pid}"
+    homes = [os.path.join(root, HOME_ROOT, owner.application, name) for root in roots]
+    failed = [home for home in homes if home_failures.failed_at(home) and not os.path.isdir(home)]
+    made = [home for home in homes if home not in failed and _is_made(home, owner)]
+    made = made or [home for home in failed if _is_made(home, owner)]
+    problem = home_failures.last_error(homes[-1])
     if not made and problem is not None:
         raise problem
     return tuple(made)
 
 
-def _free_bytes(path: str) -> int:
+def _is_made(home: str, owner: Owner) -> bool:
     try:
-        space = os.statvfs(path)
-    except OSError:
-        return 0
+        os.makedirs(home, mode=0o700, exist_ok=True)
+        if Owner.read(home) != owner:
+            owner.write(home)
+    except OSError as error:
+        home_failures.remember(home, error)
+        return False
+    return True
+
+
+def _free_bytes(home: str) -> int:
+    """Bytes that may be written; -1 where nothing can be, and the reason is remembered."""
+    try:
+        space = os.statvfs(home)
+        if space.f_flag & os.ST_RDONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), home)
+    except OSError as error:
+        home_failures.remember(home, error)
+        return -1
     return space.f_bavail * space.f_frsize
+
+
+def _is_short(free: int) -> bool:
+    return 0 <= free < LEAST_FREE
+
+
+def _reason(home: str, free: int) -> str:
+    error = home_failures.last_error(home)
+    return f"{format_size(free)} free" if error is None or _is_short(free) else str(error)

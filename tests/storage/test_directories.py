@@ -3,6 +3,7 @@ janitor; used in turn while they have room."""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -10,15 +11,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine import eventually, names, small_disk
+from engine import Pair, eventually, names, small_disk, write_pair
 
 from sortshuffle.errors import OutOfDiskError, UsageError
 from sortshuffle.options import Options
-from sortshuffle.storage import janitor
+from sortshuffle.storage import home_failures, janitor
 from sortshuffle.storage.directories import LEAST_FREE, LOCAL_DIRS_VARIABLE, Homes
 from sortshuffle.storage.lifetime import Owner, boot_id, executor_pid, process_start
 
 HOME = f"sortshuffle/app-1/{socket.gethostname()}-{executor_pid()}"
+
+
+@pytest.fixture(autouse=True)
+def no_failures() -> Iterator[None]:
+    home_failures._failures.clear()
+    yield
+    home_failures._failures.clear()
 
 
 @pytest.fixture
@@ -112,6 +120,35 @@ def test_if_no_directory_can_be_used_the_reason_is_raised(local: list[Path]) -> 
     assert janitor._started == []
 
 
+def test_a_directory_that_could_not_be_used_lately_is_not_tried_again(local: list[Path]) -> None:
+    local[0].rmdir()
+    local[0].touch()
+    Homes.of(Options(), "app-1")
+    local[0].unlink()
+    local[0].mkdir()  # mended, which is found out later
+    assert Homes.of(Options(), "app-1").paths == (str(local[1] / HOME),)
+    home_failures._failures.clear()  # as after a while
+    assert Homes.of(Options(), "app-1").paths == tuple(str(each / HOME) for each in local)
+
+
+def test_if_no_other_is_left_it_is_tried_again(local: list[Path]) -> None:
+    for each in local:
+        each.rmdir()
+        each.touch()
+    with pytest.raises(NotADirectoryError):
+        Homes.of(Options(), "app-1")
+    local[1].unlink()
+    local[1].mkdir()
+    assert Homes.of(Options(), "app-1").paths == (str(local[1] / HOME),)
+
+
+def test_a_home_that_is_there_is_used_although_it_failed(local: list[Path]) -> None:
+    """Which of the homes to write to is for `pick`, and it may have no other."""
+    homes = Homes.of(Options(), "app-1")
+    home_failures.remember(homes.paths[0], OSError(errno.EIO, "broken"))
+    assert Homes.of(Options(), "app-1").paths == homes.paths
+
+
 @pytest.mark.parametrize("value", [None, "", ","])
 def test_without_any_directory_the_call_names_the_option(
     monkeypatch: pytest.MonkeyPatch, value: str | None
@@ -168,3 +205,122 @@ def test_if_no_home_has_room_the_roomiest_is_named(tmp_path: Path, small: Path) 
                 homes_at(*paths).pick(5)
             assert (caught.value.path, caught.value.wanted) == (str(small), LEAST_FREE)
             assert caught.value.free == 1 << 20
+
+
+# Passing over those that fail
+
+
+@pytest.fixture
+def homes(tmp_path: Path) -> Homes:
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths:
+        path.mkdir()
+    made = homes_at(*paths)
+    home_failures.watch(made.paths)
+    return made
+
+
+def test_the_next_attempt_goes_elsewhere_when_one_ran_out_of_space(homes: Homes) -> None:
+    """Whatever its number, and in another worker process as well. The space is free again by then."""
+    full = homes.pick(0)
+    home_failures.note_failure(OutOfDiskError(full, 10, 0))
+    for _ in ("in this process", "in another"):
+        picked = [homes.pick(turn) for turn in range(6)]
+        assert picked == [*homes.paths[1:]] * 3
+        home_failures._failures.clear()
+
+
+def test_a_home_is_used_again_after_a_while(homes: Homes, monkeypatch: pytest.MonkeyPatch) -> None:
+    home_failures.note_failure(OutOfDiskError(homes.paths[0], 10, 0))
+    later = home_failures.time.time() + home_failures.PASSED_OVER + 1
+    monkeypatch.setattr(home_failures.time, "time", lambda: later)
+    assert homes.pick(0) == homes.paths[0]
+
+
+def test_if_all_failed_lately_the_one_that_did_so_first_is_better_than_none(
+    homes: Homes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = home_failures.time.time()
+    for seconds, home in zip((20, 10, 30), homes.paths, strict=True):
+        home_failures.remember(home, OSError(errno.EIO, "broken"))
+        os.utime(os.path.join(home, home_failures.MARKER_FILE), (now - seconds, now - seconds))
+    home_failures._failures.clear()
+    assert [homes.pick(turn) for turn in range(3)] == [homes.paths[2]] * 3
+
+
+def test_a_home_that_is_gone_is_passed_over(homes: Homes) -> None:
+    os.rmdir(homes.paths[1])
+    assert [homes.pick(turn) for turn in range(4)] == [homes.paths[0], homes.paths[2]] * 2
+    assert isinstance(home_failures.last_error(homes.paths[1]), FileNotFoundError)
+
+
+def test_a_read_only_home_is_passed_over(tmp_path: Path) -> None:
+    writable = tmp_path / "writable"
+    writable.mkdir()
+    with small_disk(tmp_path / "sealed", f"size={2 * LEAST_FREE},ro") as sealed:
+        assert homes_at(sealed, writable).pick(0) == str(writable)
+        with pytest.raises(OSError, match=r"no local directory can be written to \(.*Read-only") as caught:
+            homes_at(sealed, tmp_path / "lost").pick(0)
+        assert not isinstance(caught.value, OutOfDiskError)
+        assert str(tmp_path / "lost") in str(caught.value)
+
+
+def test_if_none_is_left_there_is_a_reason_for_each(tmp_path: Path, small: Path) -> None:
+    with pytest.raises(OutOfDiskError) as caught:
+        homes_at(tmp_path / "lost", small).pick(0)
+    reasons = str(caught.value.__cause__)
+    assert f"{tmp_path / 'lost'}: [Errno 2] No such file or directory" in reasons
+    assert f"{small}: 1.0 MiB free" in reasons
+
+
+def test_a_disk_without_a_single_byte_is_out_of_space_not_broken(small: Path) -> None:
+    with open(small / "file", "wb", buffering=0) as opened, pytest.raises(OSError, match="No space left"):
+        while True:
+            opened.write(b"x" * 4096)
+    with pytest.raises(OutOfDiskError) as caught:
+        homes_at(small).pick(0)
+    assert caught.value.free == 0
+
+
+# Creating files
+
+
+def test_a_file_is_created_in_the_next_home_when_the_first_fails(homes: Homes) -> None:
+    obstacle = Path(homes.paths[1])
+    obstacle.rmdir()
+    tried: list[str] = []
+
+    def make(home: str) -> str:
+        tried.append(home)
+        if home == homes.paths[0]:
+            raise OSError(errno.EIO, "Input/output error")
+        return home
+
+    assert homes.create(0, make) == homes.paths[2]
+    assert homes.create(0, make) == homes.paths[2]
+    assert tried == [homes.paths[0], homes.paths[2], homes.paths[2]]
+
+
+def test_if_no_home_takes_a_file_there_is_a_reason_for_each(homes: Homes) -> None:
+    def make(home: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", f"{home}/file")
+
+    with pytest.raises(PermissionError) as caught:
+        homes.create(1, make)
+    for home in homes.paths:
+        assert f"{home}: [Errno 13] Permission denied: '{home}/file'" in str(caught.value)
+    assert "spark.sortshuffle.dir" in str(caught.value)
+
+
+def test_if_every_home_runs_out_of_space_that_is_the_error(homes: Homes) -> None:
+    def make(home: str) -> None:
+        raise OutOfDiskError(home, 10, 0)
+
+    with pytest.raises(OutOfDiskError):
+        homes.create(1, make)
+
+
+def test_a_file_that_exists_is_the_callers_error(homes: Homes) -> None:
+    with pytest.raises(FileExistsError):
+        homes.create(0, lambda home: write_pair(home, Pair(1)) and write_pair(home, Pair(1)))
+    assert home_failures.failed_at(homes.paths[0]) is None

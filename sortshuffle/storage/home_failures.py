@@ -1,0 +1,85 @@
+"""Homes that failed lately: full in the middle of a map output, read-only, gone, or on a broken disk.
+
+A home that failed is passed over for `PASSED_OVER` seconds. A disk that ran full is roomy again the moment
+the unfinished file is deleted, so neither its free space nor the number of the attempt says that the next
+attempt should go elsewhere: somebody must remember. Two places do:
+
+* this process, whatever the home's condition;
+* a file in the home, for the executor's other workers, one of which may run the next attempt. A home that
+  takes no file any more is found out by each worker by itself, at the first file that it creates there.
+
+Used by `Homes`, and by the stage of a task that fails (`note_failure`). Single-threaded.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from dataclasses import dataclass
+
+from sortshuffle.errors import OutOfDiskError
+
+# seconds; Spark's next attempts follow within a few, and a disk that others have emptied is used again soon
+PASSED_OVER = 60.0
+MARKER_FILE = "passed-over"
+_OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EEXIST)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """``at``: seconds since the epoch."""
+
+    at: float
+    error: OSError
+
+
+_failures: dict[str, Failure] = {}  # by home, the last of each
+_known: set[str] = set()
+
+
+def watch(homes: tuple[str, ...]) -> None:
+    """Take errors that name something below these homes for theirs."""
+    _known.update(homes)
+
+
+def is_homes_fault(error: OSError) -> bool:
+    """Whether another home may do what this one did not. A file that exists already does not count, nor does
+    what is said of this process."""
+    return error.errno not in _OF_THE_PROCESS
+
+
+def note_failure(error: OSError) -> None:
+    """Remember a failed task's error, if it names a home or a file in one: the next attempt of the task, in
+    whichever worker of the executor, then writes somewhere else if it can."""
+    path = error.path if isinstance(error, OutOfDiskError) else error.filename
+    if not isinstance(path, str) or not is_homes_fault(error):
+        return
+    for home in _known.intersection((path, os.path.dirname(path))):
+        remember(home, error)
+
+
+def remember(home: str, error: OSError) -> None:
+    """Pass over this home for a while."""
+    _failures[home] = Failure(time.time(), error)
+    try:
+        with open(os.path.join(home, MARKER_FILE), "w", encoding="utf-8") as opened:
+            opened.write(f"{error}\n")
+    except OSError:
+        pass  # the others find out by themselves
+
+
+def failed_at(home: str) -> float | None:
+    """When this home failed last, if that was lately."""
+    times = [_failures[home].at] if home in _failures else []
+    try:
+        times.append(os.stat(os.path.join(home, MARKER_FILE)).st_mtime)
+    except OSError:
+        pass  # there is none, or nothing can be said of this home
+    now = time.time()
+    return max((at for at in times if 0 <= now - at < PASSED_OVER), default=None)
+
+
+def last_error(home: str) -> OSError | None:
+    """What this process last knew to be wrong with it."""
+    return _failures[home].error if home in _failures else None
