@@ -12,12 +12,40 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
+Item = TypeVar("Item")
 Seconds: TypeAlias = "defaultdict[str, float]"
-"""Time per step, seconds. Producing: open, scan, user, ids, sort, take, encode, compress, checksum, write.
-Consuming: wait, read, verify, decompress, decode, merge, user; of these all but wait, merge and user run in
-the read-ahead threads, and the task's own thread sees them as wait."""
+"""Time per step, seconds. Producing: open, scan, user, sample, ids, sort, take, gather, encode, compress,
+checksum, write. Consuming: wait, read, verify, decompress, decode, merge, user; of these all but wait, merge
+and user run in the read-ahead threads, and the task's own thread sees them as wait."""
+
+FIGURES = {
+    "rows_in": "rows that the stage's functions were given: by Spark, by a scan, or by an exchange",
+    "batches_in": "the Arrow batches in which they came",
+    "rows_out": "rows that the last function gave",
+    "batches_out": "the Arrow batches in which they left",
+    "rows_read": "rows read from map outputs",
+    "bytes_read": "bytes of them in the data files",
+    "raw_bytes_read": "the same before compression",
+    "buffers_read": "buffers in which they stood",
+    "extents_read": "extents in which they stood: one for each region and map output that has any",
+    "merge_passes": "passes over sorted runs, the one that delivers included: more than one for a task means"
+    " that rows were put aside",
+    "bytes_spilled": "bytes of runs that merges put aside in files of their own",
+    "records_out": "records that record writers sent on",
+    "frames_out": "frames that they became",
+    "bytes_out": "bytes of these frames",
+    "rows_written": "rows in the map outputs",
+    "bytes_written": "sizes of the data files, bytes",
+    "raw_bytes_written": "payloads in them before compression, bytes",
+    "buffers_written": "buffers in them",
+    "regions": "regions in them",
+    "spills": "regions that were written because the memory was full, not because the rows had ended",
+    "files": "files written, two for each map output",
+    "memory_peak": "bytes of rows and buffers that one task held at most; of many tasks, the highest",
+}
+"""What is counted: name and meaning. The table in ``docs/operations.md`` has the same."""
 
 
 def _no_seconds() -> Seconds:
@@ -28,8 +56,8 @@ def _no_seconds() -> Seconds:
 class TaskMetrics:
     """Figures of one task.
 
-    ``seconds``: per step. ``counts``: rows_written, bytes_written, raw_bytes_written, regions, files,
-    rows_read, bytes_read, raw_bytes_read, extents_read, memory_peak (bytes, merged by maximum).
+    ``seconds``: per step. ``counts``: by the names in `FIGURES`; ``memory_peak`` is merged by maximum, all
+    others are summed.
     """
 
     seconds: Seconds = field(default_factory=_no_seconds)
@@ -63,7 +91,7 @@ class TaskMetrics:
         """Steps and their seconds, the longest first."""
         return sorted(self.seconds.items(), key=lambda item: -item[1])
 
-    def timed(self, source: Iterator[object], step: str) -> Iterator[object]:
+    def timed(self, source: Iterator[Item], step: str) -> Iterator[Item]:
         """Pass ``source`` on, adding the time that each of its items takes to a step."""
         while True:
             with self.step(step):
@@ -72,3 +100,9 @@ class TaskMetrics:
                 except StopIteration:
                     return
             yield item
+
+
+def figure_table() -> str:
+    """`FIGURES` as a Markdown table."""
+    rows = [f"| `{name}` | {meaning} |" for name, meaning in FIGURES.items()]
+    return "\n".join(["| figure | meaning |", "|---|---|", *rows])

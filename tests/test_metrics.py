@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sortshuffle.metrics import TaskMetrics
+from sortshuffle.metrics import TaskMetrics, figure_table
 
 records = st.builds(
     lambda counts, peak: _record(counts, peak),
@@ -114,3 +115,8 @@ def test_the_slowest_steps_come_first() -> None:
     metrics = TaskMetrics()
     metrics.seconds |= {"take": 0.5, "write": 2.0, "ids": 0.25}
     assert metrics.slowest() == [("write", 2.0), ("take", 0.5), ("ids", 0.25)]
+
+
+def test_the_operations_page_has_the_table_of_the_figures() -> None:
+    page = Path(__file__).parent.parent / "docs" / "operations.md"
+    assert figure_table() in page.read_text()

@@ -215,31 +215,37 @@ def _show_answer(console: Console, answer: Answer) -> None:
 
 
 def _show_stages(console: Console, totals: Sequence[StageTotals], seconds: float) -> None:
-    names = (
-        "stage",
-        "tasks",
-        "rows in",
-        "rows out",
-        "bytes out",
-        "regions",
-        "files",
-        "task time",
-        "most of it",
-    )
-    table = _table(f"What was shuffled, in {seconds:.1f} s", names)
+    names = ("stage", "tasks", "rows in", "task time", "waiting", "memory", "most of it")
+    table = _table(f"What ran, in {seconds:.1f} s", names)
     for total in totals:
         counts = total.metrics.counts
         table.add_row(
             str(total.stage),
             str(total.tasks),
-            _cell(counts["rows_read"]) if counts["extents_read"] else "scan",
-            _cell(counts["rows_written"]) if counts["files"] else "to Spark",
-            format_size(counts["bytes_written"]) if counts["files"] else "",
-            _cell(counts["regions"]) if counts["files"] else "",
-            _cell(counts["files"]) if counts["files"] else "",
+            f"{counts['rows_in']:,} {'shuffled' if counts['extents_read'] else 'scanned'}",
             f"{total.wall:.1f} s",
+            f"{total.metrics.seconds['wait']:.1f} s",
+            format_size(counts["memory_peak"]),
             ", ".join(step for step, _ in total.metrics.slowest()[:SHOWN_STEPS]),
         )
+    console.print()
+    console.print(table)
+    _show_exchanges(console, totals)
+
+
+def _show_exchanges(console: Console, totals: Sequence[StageTotals]) -> None:
+    names = ("exchange", "written by", "rows", "bytes", "buffers", "regions", "spills", "files")
+    table = _table("What was shuffled", names)
+    for total in totals:
+        for exchange, metrics in sorted(total.outputs.items()):
+            counts = metrics.counts
+            table.add_row(
+                str(exchange),
+                f"stage {total.stage}",
+                _cell(counts["rows_written"]),
+                format_size(counts["bytes_written"]),
+                *(_cell(counts[name]) for name in ("buffers_written", "regions", "spills", "files")),
+            )
     console.print()
     console.print(table)
 

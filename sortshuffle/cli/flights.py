@@ -55,13 +55,11 @@ def delays(flights: ShuffleFrame, partitions: int) -> list[Answer]:
     by_aircraft = (
         flights.select(*NEEDED).mapInArrow(flown, FLOWN).repartition(partitions, "tailnum").groupBy("tailnum")
     )
-    airports = (
-        by_aircraft.applyInArrow(carry_delay, STOP)
-        .groupBy("airport")
-        .applyInArrow(summarise_airport, AIRPORT)
-        .collect()
-    )
-    aircraft = by_aircraft.applyInArrow(summarise_aircraft, AIRCRAFT).collect()
+    # read by two exchanges, and computed once: both are made before the first of them runs
+    stops = by_aircraft.applyInArrow(carry_delay, STOP)
+    by_airport = stops.groupBy("airport").applyInArrow(summarise_airport, AIRPORT)
+    of_aircraft = stops.groupBy("tailnum").applyInArrow(summarise_aircraft, AIRCRAFT)
+    airports, aircraft = by_airport.collect(), of_aircraft.collect()
     worst = sorted(aircraft, key=lambda row: -row.added)[:TOP]
     return [
         Answer(
@@ -150,14 +148,13 @@ def summarise_airport(stops: pa.Table) -> pa.Table:
     )
 
 
-def summarise_aircraft(aircraft: pa.Table) -> pa.Table:
+def summarise_aircraft(stops: pa.Table) -> pa.Table:
     """One aircraft: the average of what its stops carry in and add; nothing if they are too few."""
-    stops = carry_delay(aircraft)
     if stops.num_rows < LEAST_STOPS:
         return pa.table({})
     return pa.table(
         {
-            "tailnum": aircraft["tailnum"][:1],
+            "tailnum": stops["tailnum"][:1],
             "stops": [stops.num_rows],
             "carried": [pc.mean(stops["carried"]).as_py()],
             "added": [pc.mean(stops["added"]).as_py()],

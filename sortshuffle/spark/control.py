@@ -1,8 +1,9 @@
 """Control rows: what a map task tells the reduce tasks, through Spark's own shuffle.
 
-One row for each (map output, non-empty subpartition): ``subpartition int, map_index int, output binary``.
-Spark moves a row to the task whose number is its subpartition, keeps only the winning attempt's rows, and
-drops them with the executor that wrote the files: that is the whole commit protocol.
+One row for each (map output, non-empty subpartition): ``partition int, subpartition int, map_index int,
+output binary``. Spark moves a row to its partition, keeps only the winning attempt's rows, and drops them
+with the executor that wrote the files: that is the whole commit protocol. One shuffle may carry the rows of
+several exchanges, in a range of partitions each: subpartition s of one of them is partition ``first + s``.
 
 ``output`` is little endian: file id (16 bytes), task attempt (8), number of regions (4), length of host (2)
 and of base path (2), host, base path; then one index entry (48 bytes) for each region, or nothing where
@@ -23,8 +24,15 @@ from sortshuffle.read.channel import LocalInputChannel
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import extent_of, extents_of, read_index
 
-COLUMNS = "subpartition int, map_index int, output binary"
-SCHEMA = pa.schema([("subpartition", pa.int32()), ("map_index", pa.int32()), ("output", pa.binary())])
+COLUMNS = "partition int, subpartition int, map_index int, output binary"
+SCHEMA = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("subpartition", pa.int32()),
+        ("map_index", pa.int32()),
+        ("output", pa.binary()),
+    ]
+)
 
 # 64 entries are 3 KiB a row. A task with more regions than that has written some 16 GiB at the default
 # memory, and one more open file per map output is no cost beside reading them.
@@ -45,8 +53,9 @@ class MapOutput:
     host: str
 
 
-def control_batches(output: MapOutput, index: Index) -> Iterator[pa.RecordBatch]:
-    """The control rows of a map output, in batches of `SCHEMA`."""
+def control_batches(output: MapOutput, index: Index, first: int = 0) -> Iterator[pa.RecordBatch]:
+    """The control rows of a map output, in batches of `SCHEMA`. ``first``: the partition of Spark's shuffle
+    that subpartition 0 goes to."""
     head = _pack_head(output, index.regions)
     inline = index.regions <= INLINE_REGIONS
     filled = np.flatnonzero(index.entries["bytes"].any(axis=0)) if index.regions else np.empty(0, np.int64)
@@ -55,6 +64,7 @@ def control_batches(output: MapOutput, index: Index) -> Iterator[pa.RecordBatch]
         rows = [head + index.entries[:, s].tobytes() if inline else head for s in part.tolist()]
         yield pa.record_batch(
             [
+                pa.array((part + first).astype(np.int32)),
                 pa.array(part.astype(np.int32)),
                 pa.array(np.full(len(part), output.map_index, np.int32)),
                 pa.array(rows, pa.binary()),
@@ -68,7 +78,7 @@ def channels(batches: Iterator[pa.RecordBatch]) -> list[LocalInputChannel]:
     return [
         _channel(subpartition, map_index, output)
         for batch in batches
-        for subpartition, map_index, output in zip(*(c.to_pylist() for c in batch.columns), strict=True)
+        for subpartition, map_index, output in zip(*(c.to_pylist() for c in batch.columns[1:]), strict=True)
     ]
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from sortshuffle.options import format_size
 from sortshuffle.spark.plan import Chain, Exchange, ExchangeOrigin
 from sortshuffle.spark.reports import StageTotals
+from sortshuffle.spark.stages import Step
 
 SHOWN_SECONDS = 0.005  # steps that took less would print as 0.00
 
@@ -19,12 +20,8 @@ def text(chain: Chain, totals: Sequence[StageTotals], runs: Sequence[int]) -> st
     done = {total.stage: total for total in totals}
     lines: list[str] = []
     for exchange in _exchanges(chain):
-        lines += _stage(exchange.upstream, f"Stage {exchange.number}, writes an exchange")
-        lines.append(f"    -> {exchange.describe()}")
-        if exchange.number in done:
-            lines.append(f"    {_figures(done[exchange.number])}")
-    lines += _stage(chain, "Result stage")
-    lines.append("    -> rows")
+        lines += _map_stage(exchange, done)
+    lines += ["Result stage", f"    {chain.origin.describe()}", *_steps(chain.steps, "    "), "    -> rows"]
     lines += [f"    run {run}: {_figures(done[run])}" for run in runs if run in done]
     return "\n".join(lines)
 
@@ -36,25 +33,49 @@ def _exchanges(chain: Chain) -> Iterator[Exchange]:
         yield origin.exchange
 
 
-def _stage(chain: Chain, title: str) -> list[str]:
-    steps = [f"    {step.describe()}" for step in chain.steps]
-    return [title, f"    {chain.origin.describe()}", *steps]
+def _map_stage(exchange: Exchange, done: Mapping[int, StageTotals]) -> Iterator[str]:
+    stage = exchange.stage()
+    total = done.get(stage.number)
+    count = len(stage.branches)
+    yield f"Stage {stage.number}, writes {'an exchange' if count == 1 else f'{count} exchanges in one pass'}"
+    yield f"    {exchange.upstream.origin.describe()}"
+    yield from _steps(stage.steps, "    ")
+    for branch in stage.branches:
+        yield from _steps(branch.steps, "        ")
+        yield f"    -> {branch.text}"
+        if total is not None and branch.exchange in total.outputs:
+            yield f"       {_written(total.outputs[branch.exchange].counts)}"
+    if total is not None:
+        yield f"    {_figures(total)}"
+
+
+def _steps(steps: Sequence[Step], indent: str) -> list[str]:
+    return [f"{indent}{step.describe()}" for step in steps]
+
+
+def _written(counts: Mapping[str, int]) -> str:
+    return (
+        f"wrote {counts['rows_written']:,} rows, {format_size(counts['bytes_written'])}"
+        f" in {counts['buffers_written']:,} buffers, {counts['regions']:,} regions"
+        f", {counts['spills']:,} spills, {counts['files']:,} files"
+    )
 
 
 def _figures(total: StageTotals) -> str:
-    counts = total.metrics.counts
-    parts = [f"{total.tasks} tasks, {total.wall:.2f} s of task time"]
-    if counts["files"]:
-        parts.append(
-            f"wrote {counts['rows_written']:,} rows, {format_size(counts['bytes_written'])}"
-            f" in {counts['regions']} regions"
-        )
+    counts, seconds = total.metrics.counts, total.metrics.seconds
+    waiting = f", {seconds['wait']:.2f} s of it waiting" if "wait" in seconds else ""
+    parts = [f"{total.tasks} tasks, {total.wall:.2f} s of task time{waiting}"]
     if counts["extents_read"]:
         parts.append(
             f"read {counts['rows_read']:,} rows, {format_size(counts['bytes_read'])}"
-            f" in {counts['extents_read']} extents"
+            f" in {counts['extents_read']:,} extents"
         )
+    parts.append(f"{_rows(counts, 'in')}, {_rows(counts, 'out')}")
     parts.append(f"at most {format_size(counts['memory_peak'])} held by a task")
-    seconds = total.metrics.slowest()
-    steps = ", ".join(f"{step} {taken:.2f}" for step, taken in seconds if taken >= SHOWN_SECONDS)
+    slowest = total.metrics.slowest()
+    steps = ", ".join(f"{step} {taken:.2f}" for step, taken in slowest if taken >= SHOWN_SECONDS)
     return "; ".join(parts) + (f"; seconds: {steps}" if steps else "")
+
+
+def _rows(counts: Mapping[str, int], where: str) -> str:
+    return f"{counts[f'rows_{where}']:,} rows {where} ({counts[f'batches_{where}']:,} batches)"

@@ -5,10 +5,12 @@
     Exchange = upstream chain + n     the stage that writes, and the control rows it hands to its readers
 
 Chains are immutable values. An `Exchange` is built once, lazily, and then shared by everything derived from
-it: its map stage runs once however many frames and actions read it. Until it is built its extents may still
-be given an order (`Exchange.ordered_by`), because rows in key order serve every reader.
+it: its map stage runs once however many frames and actions read it. It is built together with the others of
+the same rows (`spark.fanout`). Until it is built its extents may still be given an order
+(`Exchange.ordered_by`), because rows in key order serve every reader.
 
-Nothing here runs a job. `Chain.frame` puts a stage into Spark's plan.
+Nothing here runs a job, but for what a placement must know of the rows (`spark.placements`). `Chain.frame`
+puts a stage into Spark's plan.
 """
 
 from __future__ import annotations
@@ -17,14 +19,13 @@ import functools
 import itertools
 import operator
 import re
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
+from weakref import WeakValueDictionary, ref
 
 import pyarrow as pa
-from pyspark.accumulators import Accumulator
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
@@ -33,10 +34,11 @@ from sortshuffle.errors import UnsupportedError
 from sortshuffle.options import Options
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark import planner
-from sortshuffle.spark.control import COLUMNS
+from sortshuffle.spark.fanout import FanOuts, MapStage
 from sortshuffle.spark.functions import FunctionConf
-from sortshuffle.spark.placements import Scheme
-from sortshuffle.spark.reports import Reports, report_accumulator
+from sortshuffle.spark.map_output import WriteExchange
+from sortshuffle.spark.placements import Placement, Scheme
+from sortshuffle.spark.reports import SourceReports, wants_log
 from sortshuffle.spark.scan import Packing, ParquetFiles, ParquetScan, Piece, may_prune
 from sortshuffle.spark.schema import to_arrow
 from sortshuffle.spark.session import check_workers, options_of, require_classic
@@ -48,7 +50,6 @@ from sortshuffle.spark.stages import (
     SparkRows,
     Stage,
     Step,
-    WriteExchange,
 )
 
 _numbers = itertools.count(1)  # of exchanges and stages: unique in the driver, ascending along the data
@@ -56,14 +57,15 @@ _numbers = itertools.count(1)  # of exchanges and stages: unique in the driver, 
 
 @dataclass(frozen=True)
 class FrameContext:
-    """What all frames derived from one source share: the session's settings when it was made, and the
-    accumulator of their tasks' reports."""
+    """What all frames derived from one source share: the session's settings when it was made, their tasks'
+    reports, and which exchanges are of the same rows."""
 
     spark: SparkSession
     options: Options
     conf: FunctionConf
     case_sensitive: bool
-    reports: Accumulator[Reports]
+    reports: SourceReports
+    fan_outs: FanOuts = field(default_factory=FanOuts)
 
     @staticmethod
     def of(spark: Any) -> FrameContext:
@@ -74,7 +76,7 @@ class FrameContext:
             options_of(session),
             FunctionConf.of(session),
             str(session.conf.get("spark.sql.caseSensitive")).lower() == "true",
-            report_accumulator(session.sparkContext),
+            SourceReports(session.sparkContext),
         )
 
     def wire(self, schema: StructType) -> pa.Schema:
@@ -214,28 +216,46 @@ class Chain:
     def is_reproducible(self) -> bool:
         return self.origin.is_reproducible()
 
-    def frame(self, number: int, closing: Closing, schema: StructType | str) -> DataFrame:
+    def frame(
+        self,
+        number: int,
+        closing: Closing,
+        schema: StructType | str,
+        *,
+        steps: tuple[Step, ...] | None = None,
+        purpose: str = "",
+    ) -> DataFrame:
         """This chain as a stage in Spark's plan, ending in ``closing``, whose rows have ``schema``.
 
+        ``steps``: its first ones, None for all. ``purpose``: for Spark's UI, such as "writes exchange 3".
         Raises `WorkerSetupError` if the workers cannot run it.
         """
         context = self.context
-        check_workers(context.spark)
+        check_workers(context.spark.sparkContext)
         stage = Stage(
             number,
             context.options,
             context.spark.sparkContext.applicationId,
             self.origin.opening(),
-            self.steps,
+            self.steps if steps is None else steps,
             closing,
-            context.reports,
+            context.reports.reporter,
+            wants_log(),
         )
 
         def run(batches: Any) -> Any:
             return stage(batches)
 
-        run.__name__ = f"sortshuffle_stage_{number}"
+        run.__name__ = _stage_name(number, self.origin, purpose)
         return self.origin.rows().mapInArrow(run, schema)
+
+
+def _stage_name(number: int, origin: Origin, purpose: str) -> str:
+    """What Spark's plans call a stage."""
+    name = f"sortshuffle stage {number}"
+    if isinstance(origin, ExchangeOrigin):
+        name += f", reads exchange {origin.exchange.number}"
+    return f"{name}, {purpose}" if purpose else name
 
 
 def _are_plain(names: Sequence[str]) -> bool:
@@ -255,50 +275,92 @@ def next_number() -> int:
 @dataclass(eq=False)
 class Exchange:
     """One shuffle. ``scheme``: how rows are placed. ``order``: positions of the upstream columns by which
-    extents are sorted, empty for none."""
+    extents are sorted, empty for none.
+
+    Everything that changes is guarded by the fan-out's lock.
+    """
 
     upstream: Chain
     subpartitions: int
     scheme: Scheme
     order: tuple[int, ...] = ()
     number: int = field(default_factory=next_number)
-    _control: DataFrame | None = None
-    _variants: dict[tuple[int, ...], Exchange] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _stage: MapStage | None = field(default=None, init=False)
+    _control: DataFrame | None = field(default=None, init=False)
+    _placement: Placement | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        # By their orders. Weak, because one that nobody wants any more must not be written; those that are
+        # written are kept, for whoever asks for that order again.
+        self._twins: WeakValueDictionary[tuple[int, ...], Exchange] = WeakValueDictionary()
+        self._built_twins: list[Exchange] = []
+        self._twin_of: ref[Exchange] | None = None
+        self._fan_out = self.upstream.context.fan_outs.of(self.upstream)
+        self._fan_out.add(self)
 
     def ordered_by(self, keys: tuple[int, ...]) -> Exchange:
-        """This exchange with extents sorted by these columns; another one with a map stage of its own only
-        where this one is built already, or sorted by something else."""
-        with self._lock:
+        """This exchange with extents sorted by these columns; another one, of the same rows, where this one
+        is built already, or sorted by something else."""
+        with self._fan_out.lock:
             if self.order[: len(keys)] == keys:
                 return self
             if self._control is None and keys[: len(self.order)] == self.order:
                 self.order = keys
                 return self
-            if keys not in self._variants:
-                self._variants[keys] = Exchange(self.upstream, self.subpartitions, self.scheme, keys)
-            return self._variants[keys]
+            twin = self._twins.get(keys)
+            if twin is None:
+                twin = self._twins[keys] = Exchange(self.upstream, self.subpartitions, self.scheme, keys)
+                twin._twin_of = ref(self)
+            return twin
 
     def control(self) -> DataFrame:
-        """The control rows: partition s holds those of subpartition s. Planned once; runs no job."""
-        with self._lock:
+        """The control rows: partition s holds those of subpartition s. Planned once, with those of all
+        exchanges of the same rows that wait."""
+        with self._fan_out.lock:
             if self._control is None:
-                rows = self.upstream.frame(self.number, self._closing(), COLUMNS)
-                self._control = planner.share(planner.by_id(rows, self.subpartitions, "subpartition"))
+                self._fan_out.build()
+            assert self._control is not None
             return self._control
+
+    def stage(self) -> MapStage:
+        """The stage that writes this exchange, or would if it were built now."""
+        with self._fan_out.lock:
+            return self._stage or self._fan_out.stage()
+
+    def place(self) -> None:
+        """Decide where rows go, and with that how many subpartitions there are: ranges may be fewer than were
+        asked for. Called by the fan-out before `closing`; the scheme may run a job."""
+        if self._placement is None:
+            self._placement = self.scheme.placement(self.upstream)
+            self.subpartitions = self._placement.count(self.subpartitions)
+
+    def closing(self, first: int, steps: tuple[Step, ...]) -> WriteExchange:
+        """What a map stage does for this exchange. ``first``: the partition of the control rows' shuffle
+        that subpartition 0 is; ``steps``: of the upstream ones, those for this exchange alone."""
+        assert self._placement is not None
+        return WriteExchange(
+            self.number,
+            first,
+            self.subpartitions,
+            self._placement,
+            self.upstream.wire,
+            RowOrder(self.order) if self.order else None,
+            self._names(self.order),
+            steps,
+        )
+
+    def built(self, stage: MapStage, control: DataFrame) -> None:
+        """Called by the fan-out, once."""
+        self._stage, self._control = stage, control
+        original = self._twin_of() if self._twin_of is not None else None
+        if original is not None:
+            original._built_twins.append(self)
 
     def describe(self) -> str:
         where = self.scheme.describe(self.upstream.schema.names)
         names = self._names(self.order)
         ordered = f", sorted by {', '.join(names)}" if names else ""
         return f"exchange {self.number}: {where} into {self.subpartitions} subpartitions{ordered}"
-
-    def _closing(self) -> WriteExchange:
-        placement = self.scheme.placement(self.upstream)
-        order = RowOrder(self.order) if self.order else None
-        return WriteExchange(
-            self.number, self.subpartitions, placement, self.upstream.wire, order, self._names(self.order)
-        )
 
     def _names(self, positions: Sequence[int]) -> tuple[str, ...]:
         return tuple(self.upstream.schema.names[position] for position in positions)

@@ -61,12 +61,11 @@ def options_of(spark: SparkSession) -> Options:
     return Options.of(settings)
 
 
-def check_workers(spark: SparkSession) -> None:
+def check_workers(context: SparkContext) -> None:
     """Raise `WorkerSetupError` unless the workers' Python has what the stages import.
 
     Asks one worker, by a job of one task, once for each SparkContext.
     """
-    context = spark.sparkContext
     if context in _checked:
         return
     executable, version, missing = context.parallelize([0], 1).mapPartitions(_probe()).collect()

@@ -16,24 +16,19 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import secrets
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from typing import Any, Protocol
+from functools import cache
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.accumulators import Accumulator
 
-import sortshuffle
 from sortshuffle.compute.groups import group_tables
 from sortshuffle.errors import DataLossError
-from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import Writer
+from sortshuffle.format.header import FileHeader
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.memory.limit import task_memory
 from sortshuffle.metrics import TaskMetrics
@@ -41,37 +36,60 @@ from sortshuffle.options import Options
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.read.gate import InputGate
-from sortshuffle.spark.control import MapOutput, channels, control_batches
+from sortshuffle.spark.control import channels
 from sortshuffle.spark.functions import user_errors
-from sortshuffle.spark.placements import Placement, turn
-from sortshuffle.spark.reports import Reports, TaskReport
+from sortshuffle.spark.reports import Reporter, TaskReport, log_task
 from sortshuffle.spark.scan import ParquetScan
 from sortshuffle.spark.schema import conform
 from sortshuffle.storage.directories import Homes
+from sortshuffle.storage.home_failures import note_failure
 from sortshuffle.storage.lifetime import Owner, control_files
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
-from sortshuffle.write.encoders import PartitionLayout
-from sortshuffle.write.result_partition import SortMergeResultPartition
 
-Batches = Iterator[pa.RecordBatch]
+Batches: TypeAlias = Iterator[pa.RecordBatch]
 READING_SHARE = 4  # a stage that both reads and writes reads ahead within this part of its memory
 
 
 @dataclass(slots=True)
 class Task:
-    """One running task: who it is, what it may hold, what it did."""
+    """One running task: who it is, what it may hold, what it did. ``reading`` and ``writing`` are shares of
+    ``memory``. ``outputs``: what it did for each exchange that it writes, by number."""
 
     options: Options
     application: str
     stage: int
     partition: int
     attempt: int
+    memory: MemoryBudget
     reading: MemoryBudget
     writing: MemoryBudget
     metrics: TaskMetrics = field(default_factory=TaskMetrics)
+    outputs: dict[int, TaskMetrics] = field(default_factory=dict)
     directory: str = ""
+    _merge_files: int = 0
+
+    def home(self) -> str:
+        """A directory that this task may write to; made on first use."""
+        return Homes.of(self.options, self.application).pick(self.attempt)
+
+    def new_map_output(self, exchange: int, header: FileHeader) -> PartitionedFileWriter:
+        """The writer of this attempt's map output of an exchange, in a home that takes it."""
+        return self._created(lambda home: self._named(home, exchange), header)
+
+    def new_merge_file(self, header: FileHeader) -> PartitionedFileWriter:
+        """A file for what a merge of too many runs puts aside. It is gone when it has been read; that of a
+        killed task is left to the janitor, to which its name means a map output of this attempt."""
+        self._merge_files += 1
+        name = f"merge-{self._merge_files}-{self._named('', self.stage).base}"
+        return self._created(lambda home: PartitionedFile(os.path.join(home, name)), header)
+
+    def _named(self, home: str, exchange: int) -> PartitionedFile:
+        return PartitionedFile.named(home, exchange, self.partition, self.attempt)
+
+    def _created(self, file: Callable[[str], PartitionedFile], header: FileHeader) -> PartitionedFileWriter:
+        homes = Homes.of(self.options, self.application)
+        return homes.create(self.attempt, lambda home: PartitionedFileWriter(file(home), header))
 
 
 class Opening(Protocol):
@@ -96,7 +114,8 @@ class Closing(Protocol):
 
 @dataclass(frozen=True)
 class Stage:
-    """The function of one stage. ``number``: of the stage, in the order of the data."""
+    """The function of one stage. ``number``: of the stage, in the order of the data. ``logs``: write a line
+    to the worker's log for each task."""
 
     number: int
     options: Options
@@ -104,7 +123,8 @@ class Stage:
     opening: Opening
     steps: tuple[Step, ...]
     closing: Closing
-    reports: Accumulator[Reports]
+    reporter: Reporter
+    logs: bool = False
 
     def __call__(self, received: Batches) -> Batches:
         """What goes back to Spark. Errors of users' functions come with the users' frames, not ours."""
@@ -113,15 +133,23 @@ class Stage:
 
     def _run(self, received: Batches) -> Batches:
         task = self._task()
+        outcome = "stopped"  # by a consumer that wants no more
         started = time.perf_counter()
         try:
             with ExitStack() as opened:
                 yield from self._chained(received, task, opened)
-        except DataLossError as error:
-            make_spark_rerun(error)
+            outcome = "finished"
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            outcome = type(error).__name__
+            if isinstance(error, DataLossError):
+                make_spark_rerun(error)
+            elif isinstance(error, OSError):
+                note_failure(error)
             raise
         finally:
-            self._report(task, time.perf_counter() - started)
+            self._report(task, time.perf_counter() - started, outcome)
 
     def _chained(self, received: Batches, task: Task, opened: ExitStack) -> Batches:
         """What the closing yields. ``opened`` closes every link, the last one first."""
@@ -132,18 +160,27 @@ class Stage:
 
         rows = link(self.opening.open(received, task))
         rows = link(task.metrics.timed(rows, "input"))
+        rows = link(_counted(rows, task.metrics, "in"))
         for step in self.steps:
             rows = link(step(rows))
         rows = link(task.metrics.timed(rows, "chain"))
+        rows = link(_counted(rows, task.metrics, "out"))
         return link(self.closing.close(rows, task))  # type: ignore[no-any-return]
 
-    def _report(self, task: Task, wall: float) -> None:
-        """Tell the driver what this task did; the users' part is what the chain took beyond its input."""
+    def _report(self, task: Task, wall: float, outcome: str) -> None:
+        """Tell the driver, and the log, what this task did; the users' part is what the chain took beyond its
+        input."""
+        for metrics in task.outputs.values():
+            task.metrics.merge(metrics)
         seconds = task.metrics.seconds
         seconds["user"] = max(0.0, seconds.pop("chain", 0.0) - seconds.pop("input", 0.0))
-        task.metrics.peak(task.reading.peak)
-        report = TaskReport(task.metrics, wall, task.directory)
-        self.reports.add({(self.number, task.partition): report})
+        task.metrics.peak(task.memory.peak)
+        report = TaskReport(task.metrics, wall, task.directory, task.outputs)
+        self.reporter.add(self.number, task.partition, report)
+        if self.logs:
+            log_task(
+                report, stage=self.number, partition=task.partition, attempt=task.attempt, outcome=outcome
+            )
 
     def _task(self) -> Task:
         context: Any = TaskContext.get()
@@ -156,6 +193,7 @@ class Stage:
             self.number,
             context.partitionId(),
             context.taskAttemptId(),
+            budget,
             budget.share(reading, "read"),
             budget.share(memory - reading, "write"),
         )
@@ -198,75 +236,13 @@ class ReadExchange:
 
     def open(self, received: Batches, task: Task) -> Batches:
         payload = ArrowPayload.of(self.schema, task.options)
-        gate = InputGate(channels(received), payload, task.reading, task.options.read_threads, task.metrics)
+        threads = task.options.read_threads
+        gate = InputGate(
+            channels(received), payload, task.reading, threads, task.metrics, task.new_merge_file
+        )
         if self.order is None:
             return gate.batches()
         return gate.sorted_batches(self.order)
-
-
-@dataclass(frozen=True)
-class WriteExchange:
-    """Into the map output of this task; Spark gets its control rows. ``order``: sort extents by key,
-    ``order_names``: those columns."""
-
-    exchange: int
-    subpartitions: int
-    placement: Placement
-    schema: pa.Schema
-    order: RowOrder | None
-    order_names: tuple[str, ...]
-
-    def close(self, batches: Batches, task: Task) -> Batches:
-        output = self._write(batches, task)
-        if output is not None:
-            yield from control_batches(output, read_index(output.file, output.file_id))
-
-    def _write(self, batches: Batches, task: Task) -> MapOutput | None:
-        """The finished map output; None, and no files, if there are no rows."""
-        first = next((batch for batch in batches if batch.num_rows), None)
-        if first is None:
-            return None
-        with self._open(task) as partition:
-            partition.write(first)
-            del first
-            for batch in batches:
-                partition.write(batch)
-            file = partition.finish(self._writer(task))
-        return MapOutput(file, partition.file_id, task.partition, task.attempt, socket.gethostname())
-
-    def _open(self, task: Task) -> SortMergeResultPartition:
-        options = task.options
-        homes = Homes.of(options, task.application)
-        task.directory = homes.pick(task.attempt)
-        file = PartitionedFile.named(task.directory, self.exchange, task.partition, task.attempt)
-        header = FileHeader(
-            file_id=secrets.token_bytes(16),
-            subpartitions=self.subpartitions,
-            first_subpartition=turn(task.partition, self.subpartitions),
-            codec=Codec[options.codec.upper()],
-            payload_kind=PayloadKind.ARROW,
-        )
-        layout = PartitionLayout(
-            ArrowPayload.of(self.schema, options),
-            self.placement.selector(self.subpartitions, task.partition),
-            options.buffer_size,
-            self.order,
-        )
-        writer = PartitionedFileWriter(file, header)
-        return SortMergeResultPartition(writer, layout, task.writing, task.metrics)
-
-    def _writer(self, task: Task) -> Writer:
-        return Writer(
-            application=task.application,
-            exchange=self.exchange,
-            stage=task.stage,
-            map_index=task.partition,
-            attempt=task.attempt,
-            host=socket.gethostname(),
-            time=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            software=f"sortshuffle {sortshuffle.__version__}",
-            ordering=self.order_names,
-        )
 
 
 @dataclass(frozen=True)
@@ -332,6 +308,11 @@ class GroupApply:
         return self.label
 
 
+PER_BATCH = (Select, Filter)
+"""Steps that treat every batch by itself, so that the batches of one pass may go through different ones."""
+
+
+@cache  # whether it has been done the collector could tell, but in 4 ms: it counts what it has frozen
 def settle_worker() -> None:
     """Prepare this worker process, once: take what it has imported out of the garbage collector's sight.
 
@@ -340,11 +321,10 @@ def settle_worker() -> None:
 
     And let it open as many files as the system allows: a merge of many runs holds one each.
     """
-    if gc.get_freeze_count() == 0:
-        gc.collect()
-        gc.freeze()
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    gc.collect()
+    gc.freeze()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def make_spark_rerun(error: DataLossError) -> None:
@@ -361,6 +341,14 @@ def make_spark_rerun(error: DataLossError) -> None:
             os.unlink(path)
         except OSError:
             continue  # whoever removed it meant the same
+
+
+def _counted(batches: Batches, metrics: TaskMetrics, where: str) -> Batches:
+    """Pass batches on, counting them and their rows as those that come ``in`` or go ``out``."""
+    rows, count = f"rows_{where}", f"batches_{where}"
+    for batch in batches:
+        metrics.add(**{rows: batch.num_rows, count: 1})
+        yield batch
 
 
 def _close(iterator: Any) -> None:

@@ -106,15 +106,25 @@ def test_after_a_run_each_stage_tells_what_it_did(numbers: DataFrame, explained:
     frame.collect()
     lines = explained(frame).splitlines()
 
+    assert lines[2] == "    -> exchange 1: hash(k) into 3 subpartitions"
     assert re.fullmatch(
-        r" +4 tasks, \d+\.\d\d s of task time; wrote 1,000 rows, [\d.]+ KiB in 4 regions;"
-        r" at most [\d.]+ [KM]iB held by a task(; seconds: .*)?",
-        lines[3],
+        r"       wrote 1,000 rows, [\d.]+ KiB in 12 buffers, 4 regions, 0 spills, 8 files", lines[3]
+    )
+    held = r"at most [\d.]+ [KM]iB held by a task(; seconds: .*)?"
+    assert re.fullmatch(
+        r"    4 tasks, \d+\.\d\d s of task time; 1,000 rows in \(4 batches\),"
+        rf" 1,000 rows out \(4 batches\); {held}",
+        lines[4],
     )
     runs = [line for line in lines if line.startswith("    run ")]
     assert len(runs) == 2
     for run in runs:
-        assert re.search(r": 3 tasks, .*; read 1,000 rows, [\d.]+ KiB in \d+ extents; at most", run)
+        assert re.search(
+            r": 3 tasks, \d+\.\d\d s of task time, \d+\.\d\d s of it waiting;"
+            r" read 1,000 rows, [\d.]+ KiB in 12 extents;"
+            rf" 1,000 rows in \(3 batches\), 1,000 rows out \(3 batches\); {held}",
+            run,
+        )
 
 
 def test_runs_of_other_frames_from_the_same_source_are_not_told(

@@ -369,4 +369,4 @@ def test_groups_by_different_keys_share_one_ordered_exchange_where_one_order_ser
     assert sorted(row.rows for row in by_two_otherwise.collect()) == sorted(
         row.rows for row in by_two.collect()
     )
-    assert calls.value == 8
+    assert calls.value == 4  # the other order was written in the same pass

@@ -168,7 +168,9 @@ def test_the_active_session_is_again_the_users(spark: SparkSession, placed: Shuf
 
 
 def placement_of(frame: ShuffleFrame) -> object:
-    return exchange_of(frame)._closing().placement
+    exchange = exchange_of(frame)
+    exchange.place()
+    return exchange.closing(0, ()).placement
 
 
 def test_rows_are_counted_out_only_where_a_re_run_task_sees_them_in_the_same_order(

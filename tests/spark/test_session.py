@@ -111,10 +111,10 @@ for action in (frame.toDF, frame.count, lambda: frame.write.parquet({str(tmp_pat
 
 
 def test_workers_are_asked_once(spark: SparkSession) -> None:
-    check_workers(spark)
+    check_workers(spark.sparkContext)
     with jobs(spark) as run:
-        check_workers(spark)
-        check_workers(spark.newSession())
+        check_workers(spark.sparkContext)
+        check_workers(spark.newSession().sparkContext)
 
     assert run.ids == []
 
@@ -153,9 +153,11 @@ print(read is sortshuffle.read, InputGate.__module__)
 """
     assert run(code).splitlines() == [
         "ShuffleFrame type",
+        "ShuffleRDD type",
         "__version__ str",
         "configure function",
         "frame function",
+        "rdd function",
         "read function",
         "True sortshuffle.read.gate",
     ]

@@ -1,0 +1,159 @@
+"""Fan-out: one pass of a stage that feeds several exchanges.
+
+Exchanges that are made of the same rows, selections and filters apart, wait together in a `FanOut`. When
+the first of them is needed, all that are alive and wait are planned as one map stage: what they have in
+common is computed once for each task, then each has its own selections and filters, and its own map
+output. An exchange that is made later has a map stage of its own.
+
+The same rows means: the very same origin and step objects (`RowSource`), which is what frames derived from
+one frame share. Equal ones would not do, because a function called twice may give other rows.
+
+Who owns what: an exchange holds its fan-out, the fan-out knows its exchanges weakly, so one whose frames
+are all gone is not written. The lock of a fan-out is held while its stage is planned, which takes the locks
+of the fan-outs that it reads from: always from a consumer to its producers, so never in a circle.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+from weakref import WeakSet, WeakValueDictionary
+
+from sortshuffle.spark import planner
+from sortshuffle.spark.control import COLUMNS
+from sortshuffle.spark.map_output import WriteExchanges
+from sortshuffle.spark.stages import PER_BATCH, Step
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sortshuffle.spark.plan import Chain, Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """What a map stage does for one exchange: ``steps`` on its batches alone, and then as in ``text``."""
+
+    exchange: int
+    steps: tuple[Step, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MapStage:
+    """One pass over rows that are needed in several places, or in one. ``steps``: what all have in common."""
+
+    number: int
+    steps: tuple[Step, ...]
+    branches: tuple[Branch, ...]
+
+
+class RowSource:
+    """Rows that several chains begin with: an origin and the steps up to the last that is not `PER_BATCH`.
+    Equal to another one only if it is of the very same objects."""
+
+    __slots__ = ("_objects",)
+
+    def __init__(self, chain: Chain) -> None:
+        steps = list(chain.steps)
+        while steps and isinstance(steps[-1], PER_BATCH):
+            steps.pop()
+        self._objects = (chain.origin, *steps)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RowSource) or len(self._objects) != len(other._objects):
+            return False
+        return all(mine is its for mine, its in zip(self._objects, other._objects, strict=True))
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self._objects)))
+
+
+class FanOut:
+    """The exchanges of the same rows that are not built yet. ``lock``: held to change what they will be."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._waiting: WeakSet[Exchange] = WeakSet()
+
+    def add(self, exchange: Exchange) -> None:
+        with self.lock:
+            self._waiting.add(exchange)
+
+    def stage(self) -> MapStage:
+        """What building would do now, for all that wait."""
+        with self.lock:
+            return _stage_for(self._members())
+
+    def build(self) -> None:
+        """Plan one map stage for all that wait, and give each its control rows. Deciding where their rows go
+        may run a job: only exchanges of the same rows wait for it."""
+        with self.lock:
+            exchanges = self._members()
+            for exchange in exchanges:
+                exchange.place()
+            stage = _stage_for(exchanges)
+            for exchange, control in zip(exchanges, _control_rows(exchanges, stage), strict=True):
+                exchange.built(stage, control)
+            self._waiting.difference_update(exchanges)
+
+    def _members(self) -> list[Exchange]:
+        return sorted(self._waiting, key=lambda exchange: exchange.number)
+
+
+class FanOuts:
+    """The fan-outs of all rows of one source; each lives as long as one of its exchanges."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: WeakValueDictionary[RowSource, FanOut] = WeakValueDictionary()
+
+    def of(self, chain: Chain) -> FanOut:
+        """That of the rows that this chain selects and filters last."""
+        source = RowSource(chain)
+        with self._lock:
+            found = self._known.get(source)
+            if found is None:
+                found = self._known[source] = FanOut()
+            return found
+
+
+def _stage_for(exchanges: Sequence[Exchange]) -> MapStage:
+    steps = _common([exchange.upstream.steps for exchange in exchanges])
+    branches = tuple(
+        Branch(exchange.number, exchange.upstream.steps[len(steps) :], exchange.describe())
+        for exchange in exchanges
+    )
+    # the lowest number: above those of the exchanges that are read, below those of all that read these
+    return MapStage(exchanges[0].number, steps, branches)
+
+
+def _control_rows(exchanges: Sequence[Exchange], stage: MapStage) -> list[DataFrame]:
+    """Those of each exchange, which all go through one shuffle: its partitions are the exchanges'
+    subpartitions, laid one after the other."""
+    sizes = [exchange.subpartitions for exchange in exchanges]
+    writes = tuple(
+        exchange.closing(first, branch.steps)
+        for exchange, first, branch in zip(
+            exchanges, accumulate(sizes, initial=0), stage.branches, strict=False
+        )
+    )
+    numbers = ", ".join(str(exchange.number) for exchange in exchanges)
+    rows = exchanges[0].upstream.frame(
+        stage.number, WriteExchanges(writes), COLUMNS, steps=stage.steps, purpose=f"writes exchange {numbers}"
+    )
+    label = "sortshuffle " + "; ".join(branch.text for branch in stage.branches)
+    return planner.share_out(planner.by_id(rows, sum(sizes), "partition"), sizes, label)
+
+
+def _common(chains: Sequence[tuple[Step, ...]]) -> tuple[Step, ...]:
+    """The steps that all begin with: the very same objects."""
+    common: list[Step] = []
+    for steps in zip(*chains, strict=False):
+        if any(step is not steps[0] for step in steps):
+            break
+        common.append(steps[0])
+    return tuple(common)
