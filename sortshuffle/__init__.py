@@ -4,6 +4,7 @@
     frame = sortshuffle.frame(df)                        # from any DataFrame
     frame = sortshuffle.read(spark).parquet("lineitem")  # scanned in Python
     frame.repartition(64, "k").groupBy("k").applyInArrow(score, "k long, s double").toDF()
+    sortshuffle.rdd(pairs).partitionBy(64).mapPartitions(fold).toRDD()  # Python objects
 
 The names below are loaded on first use, so that small processes (the janitor, the command line) do not
 import Spark.
@@ -20,17 +21,20 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from sortshuffle.spark.frame import ShuffleFrame, frame
+    from sortshuffle.spark.rdd import ShuffleRDD, rdd
     from sortshuffle.spark.reader import read
     from sortshuffle.spark.session import configure
 
 _PUBLIC = {
     "ShuffleFrame": "sortshuffle.spark.frame",
+    "ShuffleRDD": "sortshuffle.spark.rdd",
     "frame": "sortshuffle.spark.frame",
+    "rdd": "sortshuffle.spark.rdd",
     "read": "sortshuffle.spark.reader",
     "configure": "sortshuffle.spark.session",
 }
 
-__all__ = ["ShuffleFrame", "__version__", "configure", "frame", "read"]
+__all__ = ["ShuffleFrame", "ShuffleRDD", "__version__", "configure", "frame", "rdd", "read"]
 
 
 def __getattr__(name: str) -> Any:

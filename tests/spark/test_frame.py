@@ -364,7 +364,7 @@ def test_a_frame_of_a_dataframe_is_that_dataframe_again(numbers: DataFrame) -> N
 
 
 def test_building_a_frame_runs_no_job(spark: SparkSession, numbers: DataFrame, flights: Path) -> None:
-    check_workers(spark)  # asks one worker, once in the life of a SparkContext
+    check_workers(spark.sparkContext)  # asks one worker, once in the life of a SparkContext
     with jobs(spark) as run:
         frame = sortshuffle.frame(numbers).mapInArrow(doubled, "id long, k long").repartition(3, "k")
         frame.repartition(2).groupBy("k").applyInArrow(lambda table: table, "id long, k long").toDF()

@@ -1,0 +1,32 @@
+"""Chunks of records that plain pickle cannot take, because what they are made of cannot be imported.
+
+Used by `ShuffleRDD`, whose records may be anything that PySpark's serializer takes: functions, and instances
+of classes that were defined in the user's script or notebook and came to the worker by value. PySpark pickles
+all its records so (cloudpickle), which takes 1.2 us more for each instance of a class. Here only the chunks
+that need it are.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.serializers import CPickleSerializer
+
+from sortshuffle.payload.pickled import pack_chunk
+
+_FAILURES = (pickle.PicklingError, AttributeError, TypeError)  # of pickle, for what cannot be imported
+
+
+def pack_any(objects: Sequence[Any]) -> bytearray:
+    """The frame of these objects. Raises what PySpark's serializer raises for what cannot be pickled."""
+    try:
+        return pack_chunk(objects)
+    except _FAILURES:
+        return pack_chunk(objects, _by_value)
+
+
+def _by_value(objects: Any, protocol: int) -> bytes:
+    pickled: bytes = CPickleSerializer().dumps(objects)
+    return pickled

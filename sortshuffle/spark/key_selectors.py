@@ -1,0 +1,94 @@
+"""Where `ShuffleRDD` sends a pair, decided by the keys of a batch, as PySpark's `partitionBy` decides it.
+
+A key goes to ``partitionFunc(key) % numPartitions``. The function that nearly everybody uses,
+`pyspark.rdd.portable_hash`, looks into the environment for every key and for every element of one, which is
+most of what a shuffle of small pairs costs in PySpark. Here it is asked once for each batch whether the
+environment is right; plain keys are then hashed by Python's own `hash`, which is what it calls for them.
+
+=========================  =========================================================
+``PortableHashSelector``   ``partitionBy(n)``
+``FunctionKeySelector``    ``partitionBy(n, function)``
+=========================  =========================================================
+
+Both are `write.record_writer.KeySelector`s: picklable, without state.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from pyspark.core.rdd import portable_hash
+
+from sortshuffle.partitioner.selector import Ids, id_dtype
+
+
+def selector_of(function: Callable[[Any], int], subpartitions: int) -> KeySelectors:
+    """The selector that places as this partition function does."""
+    if function is portable_hash:
+        return PortableHashSelector(subpartitions)
+    return FunctionKeySelector(function, subpartitions)
+
+
+@dataclass(frozen=True, slots=True)
+class PortableHashSelector:
+    """Places each key by `portable_hash`."""
+
+    is_broadcast: ClassVar[bool] = False
+
+    subpartitions: int
+
+    def assign(self, keys: Sequence[Any]) -> Ids:
+        """One id per key. Raises TypeError for a key that cannot be hashed, and what `portable_hash` raises
+        in a process whose hashes are not those of the others."""
+        portable_hash(None)
+        hashes = np.fromiter(_portable_hashes(keys), np.int64, len(keys))
+        return (hashes % self.subpartitions).astype(id_dtype(self.subpartitions))
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionKeySelector:
+    """Places each key by a function of it, which gives any int."""
+
+    is_broadcast: ClassVar[bool] = False
+
+    function: Callable[[Any], int]
+    subpartitions: int
+
+    def assign(self, keys: Sequence[Any]) -> Ids:
+        """One id per key. Raises what the function raises, and `struct.error`, as PySpark does, where it
+        gives something else than an int."""
+        function, count = self.function, self.subpartitions
+        ids = [function(key) % count for key in keys]
+        packed = struct.pack(f"={len(ids)}q", *ids)
+        # what is no int of Python's may have a remainder of its own kind; the JVM takes another one, too
+        return (np.frombuffer(packed, np.int64) % count).astype(id_dtype(count))
+
+
+KeySelectors = PortableHashSelector | FunctionKeySelector
+
+
+def _portable_hashes(keys: Sequence[Any]) -> Iterable[int]:
+    types = set(map(type, keys))
+    if any(issubclass(each, tuple) for each in types):
+        return map(_portable_hash, keys)
+    if type(None) in types:
+        return (0 if key is None else hash(key) for key in keys)
+    return map(hash, keys)
+
+
+def _portable_hash(key: Any) -> int:
+    """What `portable_hash` gives, without its look at the environment. The hash of a tuple is CPython 2.7's
+    (Objects/tupleobject.c), without its changing multiplier."""
+    if key is None:
+        return 0
+    if not isinstance(key, tuple):
+        return hash(key)
+    mixed = 0x345678
+    for each in key:
+        mixed = ((mixed ^ _portable_hash(each)) * 1000003) & sys.maxsize
+    return mixed ^ len(key)

@@ -1,0 +1,51 @@
+"""What `ShuffleRDD.explain` prints: the stages in the order of the data, and what they did so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from sortshuffle.options import format_size
+from sortshuffle.spark.rdd_plan import RecordChain
+from sortshuffle.spark.reports import StageTotals
+
+SHOWN_SECONDS = 0.005  # steps that took less would print as 0.00
+
+
+def text(chain: RecordChain, run: int, totals: Sequence[StageTotals]) -> str:
+    """The plan of an RDD, a line for each thing that a stage does, sources first.
+
+    ``run``: the number of its own result stage; ``totals``: of all stages that ran.
+    """
+    done = {total.stage: total for total in totals}
+    lines: list[str] = []
+    for exchange in chain.exchanges():
+        lines += [f"Stage {exchange.number}, writes an exchange", *_chained(exchange.upstream)]
+        lines += [f"    -> {exchange.describe()}", *_figures(done, exchange.number)]
+    lines += [f"Result stage {run}", *_chained(chain), "    -> records", *_figures(done, run)]
+    return "\n".join(lines)
+
+
+def _chained(chain: RecordChain) -> Iterator[str]:
+    yield f"    {chain.origin.describe()}"
+    yield from (f"    {step.describe()}" for step in chain.steps)
+
+
+def _figures(done: Mapping[int, StageTotals], stage: int) -> Iterator[str]:
+    total = done.get(stage)
+    if total is None:
+        return
+    counts = total.metrics.counts
+    yield (
+        f"    {total.tasks} tasks, {total.wall:.2f} s of task time; {counts['rows_in']:,} records in,"
+        f" {counts['rows_out']:,} out; at most {format_size(counts['memory_peak'])} held by a task"
+    )
+    if counts["extents_read"]:
+        yield f"    read {format_size(counts['bytes_read'])} in {counts['extents_read']:,} extents"
+    if counts["files"]:
+        yield (
+            f"    wrote {format_size(counts['bytes_written'])} in {counts['buffers_written']:,} buffers,"
+            f" {counts['regions']:,} regions, {counts['spills']:,} spills, {counts['files']:,} files"
+        )
+    steps = [f"{step} {took:.2f}" for step, took in total.metrics.slowest() if took >= SHOWN_SECONDS]
+    if steps:
+        yield f"    seconds: {', '.join(steps)}"

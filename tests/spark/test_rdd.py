@@ -1,0 +1,611 @@
+"""`ShuffleRDD` against PySpark's own RDD: the same records in the same partitions, the same methods, the same
+errors; and what is ours: laziness, sharing, regions, metrics, files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
+from pathlib import Path
+from pickle import PicklingError
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from oracle import confs, jobs
+from pyspark import RDD, SparkContext, cloudpickle
+from pyspark.core.rdd import portable_hash
+from pyspark.errors import PythonException
+from pyspark.sql import SparkSession
+
+import sortshuffle
+from sortshuffle import ShuffleRDD
+from sortshuffle.cli.main import main as cli
+from sortshuffle.errors import OptionError, UsageError
+from sortshuffle.format.header import PayloadKind
+from sortshuffle.options import MIB
+from sortshuffle.storage.lifetime import Owner, control_files
+from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.reader import read_index
+
+# workers know nothing of this module
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+JOBS = Path(__file__).parent / "jobs"
+
+
+@pytest.fixture(scope="module")
+def sc(spark: SparkSession) -> SparkContext:
+    return spark.sparkContext
+
+
+@pytest.fixture
+def directory(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
+    """Map outputs of the test alone; memory is tight and nothing is compressed."""
+    settings = {
+        "spark.sortshuffle.dir": str(tmp_path),
+        "spark.sortshuffle.memory": "1m",
+        "spark.sortshuffle.codec": "none",
+    }
+    with confs(spark, settings):
+        yield tmp_path
+
+
+def partitions(rdd: ShuffleRDD | RDD[Any]) -> list[Counter[str]]:
+    """The records of each partition, by how they print."""
+    return [Counter(map(repr, records)) for records in rdd.glom().collect()]
+
+
+def check_placement(rdd: RDD[Any], count: int, *function: Callable[[Any], int]) -> None:
+    """Both sides have the same pairs in the same partitions."""
+    ours = partitions(sortshuffle.rdd(rdd).partitionBy(count, *function))
+    assert ours == partitions(rdd.partitionBy(count, *function))
+    assert len(ours) == count
+
+
+# ---- placement ----------------------------------------------------------------------------------------
+
+INTS: list[Any] = [*range(-20, 20), 2**31, -(2**31), 2**61 - 1, 2**61, -(2**61), 2**63, 2**100, True, False]
+STRINGS = ["", "a", "é", "日本語", "🛫", "longer than a word of memory", *(f"key {n}" for n in range(50))]
+TUPLES = [(), (1,), (1, 2), (2, 1), (None, 1), ("a", (None, ("b", -1))), (2**100, -(2**70)), ((),)]
+OTHERS = [1.5, -0.0, float("inf"), 2.0, b"", b"bytes", frozenset({1, 2}), 1 + 2j]
+MIXED = [None, *INTS, *STRINGS, *TUPLES, *OTHERS]
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+@pytest.mark.parametrize("keys", [INTS, STRINGS, TUPLES, OTHERS, [None] * 5, MIXED])
+def test_pairs_are_in_pysparks_partitions(sc: SparkContext, keys: list[Any], count: int) -> None:
+    check_placement(sc.parallelize([(key, at) for at, key in enumerate(keys)], 3), count)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda key: key,
+        lambda key: -key * 10**30,
+        lambda key: key > 5,
+        lambda key: np.int64(key),
+        lambda key: np.uint16(key),
+        hash,
+        abs,
+    ],
+)
+def test_a_function_of_the_user_places_as_in_pyspark(
+    sc: SparkContext, function: Callable[[Any], int]
+) -> None:
+    check_placement(sc.parallelize([(key, str(key)) for key in range(40)], 3), 7, function)
+
+
+def test_placement_is_the_same_for_many_records_of_many_partitions(sc: SparkContext) -> None:
+    pairs = [(n * 7919 % 10_007, "x" * (n % 50)) for n in range(30_000)]
+    check_placement(sc.parallelize(pairs, 5), 16)
+
+
+def test_empty_partitions_and_empty_rdds_are_shuffled(sc: SparkContext) -> None:
+    check_placement(sc.parallelize([(1, 1)], 6), 4)
+    check_placement(sc.parallelize([], 3), 4)
+    check_placement(sc.emptyRDD(), 4)
+
+
+def test_whatever_can_be_unpacked_into_two_is_a_pair_and_comes_out_as_a_tuple(sc: SparkContext) -> None:
+    pairs = [[1, 2], "ab", {"k": 1, "l": 2}, (3, 4)]
+    shuffled = sortshuffle.rdd(sc.parallelize(pairs, 1)).partitionBy(1)
+
+    assert shuffled.collect() == [(1, 2), ("a", "b"), ("k", "l"), (3, 4)]
+    assert sc.parallelize(pairs, 1).partitionBy(1).collect() == shuffled.collect()
+    one_shot = sc.parallelize([0], 1).mapPartitions(lambda _: (iter((n, n)) for n in range(3)))
+    assert sortshuffle.rdd(one_shot).partitionBy(1).collect() == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_records_come_by_map_task_and_in_their_order(sc: SparkContext) -> None:
+    source = sc.parallelize([(n % 3, n) for n in range(20_000)], 4)
+
+    for records in sortshuffle.rdd(source).partitionBy(3).values().glom().collect():
+        assert records == sorted(records)
+
+
+# ---- records of every size and kind -------------------------------------------------------------------
+
+
+def noise(size: int, seed: int) -> bytes:
+    return np.random.default_rng(seed).bytes(size)
+
+
+def test_records_above_the_spill_limit_arrive_whole(sc: SparkContext, directory: Path) -> None:
+    sizes = [10, 6 * MIB, 0, 7 * MIB, 100]
+    source = sc.parallelize(list(enumerate(sizes)), 2).map(lambda pair: (pair[0], noise(pair[1], pair[0])))
+    shuffled = sortshuffle.rdd(source).partitionBy(2).mapValues(lambda data: (len(data), hash(data)))
+
+    assert sorted(shuffled.collect()) == sorted(source.mapValues(lambda d: (len(d), hash(d))).collect())
+    assert not list(directory.rglob("*.partial"))
+
+
+def test_more_data_than_memory_goes_into_several_regions(sc: SparkContext, directory: Path) -> None:
+    source = sc.parallelize(range(4000), 2).map(lambda n: (n % 11, noise(1000, n)))
+    shuffled = sortshuffle.rdd(source).partitionBy(4)
+
+    assert partitions(shuffled) == partitions(source.partitionBy(4))
+    written = shuffled.stage_totals()[0].metrics.counts
+    assert written["regions"] > 2 * 2  # beside one of data and one of events for each of the two map tasks
+    assert written["spills"] == written["regions"] - 2 * 2
+    assert written["memory_peak"] <= 2 * MIB
+
+
+def test_records_that_cannot_be_imported_travel_by_value(sc: SparkContext) -> None:
+    class Local:
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Local) and self.value == other.value
+
+        def __hash__(self) -> int:
+            return hash(self.value)
+
+    source = sc.parallelize(range(10), 2).map(lambda n: (Local(n), lambda: n))
+    shuffled = sortshuffle.rdd(source).partitionBy(3).map(lambda pair: (pair[0].value, pair[1]()))
+
+    plain = source.partitionBy(3).map(lambda pair: (pair[0].value, pair[1]()))
+    assert partitions(shuffled) == partitions(plain)
+    assert sorted(shuffled.collect()) == [(n, n) for n in range(10)]
+
+
+# ---- chains -------------------------------------------------------------------------------------------
+
+
+def head(records: Iterable[Any]) -> Iterator[Any]:
+    yield next(iter(records), "nothing")
+
+
+def numbered(split: int, records: Iterable[Any]) -> Iterator[Any]:
+    return ((split, record) for record in records)
+
+
+CHAINS: dict[str, Callable[[Any], Any]] = {
+    "mapPartitions": lambda rdd: rdd.mapPartitions(head),
+    "mapPartitions that gives a list": lambda rdd: rdd.mapPartitions(list),
+    "mapPartitionsWithIndex": lambda rdd: rdd.mapPartitionsWithIndex(numbered),
+    "map": lambda rdd: rdd.map(lambda pair: pair[0] * 2),
+    "flatMap": lambda rdd: rdd.flatMap(lambda pair: range(pair[0] % 3)),
+    "filter": lambda rdd: rdd.filter(lambda pair: pair[0] % 2),
+    "mapValues": lambda rdd: rdd.mapValues(len),
+    "flatMapValues": lambda rdd: rdd.flatMapValues(list),
+    "keys": lambda rdd: rdd.keys(),
+    "values": lambda rdd: rdd.values(),
+    "glom": lambda rdd: rdd.glom().map(sorted),
+    "several": lambda rdd: rdd.mapValues(str.upper).filter(itemgetter(0)).flatMap(list),
+}
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["on a source", "behind a shuffle"])
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_functions_are_pysparks(sc: SparkContext, chain: Callable[[Any], Any], before: bool) -> None:
+    source = sc.parallelize([(n, "ab" * (n % 4)) for n in range(60)], 3)
+    ours: Any = sortshuffle.rdd(source)
+    plain: Any = source
+    if not before:
+        source = source.coalesce(1)  # one map task: then PySpark's order is fixed, too
+        ours, plain = sortshuffle.rdd(source).partitionBy(4), source.partitionBy(4)
+    assert chain(ours).toRDD().glom().collect() == chain(plain).glom().collect()
+
+
+def test_a_chain_is_one_pass_in_one_task(sc: SparkContext, spark: SparkSession) -> None:
+    shuffled = sortshuffle.rdd(sc.parallelize([(n, n) for n in range(10)], 2)).partitionBy(2)
+    shuffled.count()
+    seen = (
+        shuffled.map(lambda pair: (pair, os.getpid()))
+        .filter(lambda seen: seen[1] == os.getpid())
+        .mapPartitions(lambda all: [len([*all])])
+    )
+    with jobs(spark) as run:
+        assert sum(seen.collect()) == 10
+    assert run.stages == [2]  # the exchange's, which is skipped, and this
+
+
+def test_a_shuffle_feeds_the_next_one(sc: SparkContext) -> None:
+    source = sc.parallelize([(n, n % 10) for n in range(500)], 3)
+
+    def twice(rdd: Any) -> Any:
+        return rdd.partitionBy(4).map(lambda pair: pair[::-1]).partitionBy(3)
+
+    assert partitions(twice(sortshuffle.rdd(source))) == partitions(twice(source))
+
+
+def test_a_result_may_be_joined_and_coalesced_by_spark(sc: SparkContext) -> None:
+    source = sc.parallelize([(n, n) for n in range(100)], 3)
+    shuffled = sortshuffle.rdd(source).partitionBy(6).mapPartitionsWithIndex(numbered)
+
+    plain = source.partitionBy(6).mapPartitionsWithIndex(numbered)
+    assert partitions(shuffled.toRDD().coalesce(2)) == partitions(plain.coalesce(2))
+    assert Counter(map(itemgetter(0), shuffled.toRDD().union(sc.parallelize([(9, 9)])).collect()))[9] == 1
+    assert {total.tasks for total in shuffled.stage_totals()} == {3, 6}
+
+
+# ---- partitioners -------------------------------------------------------------------------------------
+
+
+def test_pairs_that_are_placed_so_already_stay_where_they_are(sc: SparkContext) -> None:
+    source = sc.parallelize([(n, n) for n in range(10)], 3)
+    shuffled = sortshuffle.rdd(source).partitionBy(4)
+
+    assert shuffled.partitionBy(4) is shuffled
+    kept = shuffled.mapValues(str).filter(bool).flatMapValues(list).mapPartitions(list, True)
+    assert kept.partitionBy(4) is kept
+    assert shuffled.partitionBy(5) is not shuffled
+    assert shuffled.partitionBy(4, hash) is not shuffled
+    placed_by_spark = sortshuffle.rdd(source.partitionBy(4))
+    assert placed_by_spark.partitionBy(4) is placed_by_spark
+
+
+METHODS: list[Callable[[Any], Any]] = [
+    lambda rdd: rdd.map(lambda pair: pair),
+    lambda rdd: rdd.map(lambda pair: pair, True),
+    lambda rdd: rdd.flatMap(lambda pair: [pair]),
+    lambda rdd: rdd.flatMap(lambda pair: [pair], preservesPartitioning=True),
+    lambda rdd: rdd.filter(bool),
+    lambda rdd: rdd.mapValues(str),
+    lambda rdd: rdd.flatMapValues(str),
+    lambda rdd: rdd.mapPartitions(list),
+    lambda rdd: rdd.mapPartitions(list, preservesPartitioning=True),
+    lambda rdd: rdd.mapPartitionsWithIndex(numbered),
+    lambda rdd: rdd.mapPartitionsWithIndex(numbered, True),
+    lambda rdd: rdd.keys(),
+    lambda rdd: rdd.values(),
+    lambda rdd: rdd.glom(),
+    lambda rdd: rdd.map(str).mapPartitions(list, True),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=range(len(METHODS)))
+def test_the_same_methods_keep_the_partitioner_as_in_pyspark(
+    sc: SparkContext, method: Callable[[Any], Any]
+) -> None:
+    source = sc.parallelize([(n, n) for n in range(10)], 3)
+    ours, plain = method(sortshuffle.rdd(source).partitionBy(4)), method(source.partitionBy(4))
+
+    assert ours.partitioner == plain.partitioner
+    assert ours.toRDD().partitioner == plain.partitioner
+    assert ours.getNumPartitions() == plain.getNumPartitions() == 4
+
+
+def test_spark_knows_that_partitions_of_the_same_function_match(sc: SparkContext) -> None:
+    source = sc.parallelize([(n, n) for n in range(10)], 3)
+
+    def other(key: Any) -> int:
+        return int(key)
+
+    def union(a: Any, b: Any) -> tuple[int, bool]:
+        union = a.union(b)
+        return union.getNumPartitions(), union.partitioner is not None
+
+    for functions in [(portable_hash, portable_hash), (portable_hash, other), (other, other)]:
+        plain = (source.partitionBy(4, function) for function in functions)
+        ours = (sortshuffle.rdd(source).partitionBy(4, function).toRDD() for function in functions)
+        assert union(*ours) == union(*plain)
+    shuffled = sortshuffle.rdd(source).partitionBy(4).toRDD()
+    assert shuffled.partitionBy(4) is shuffled
+    assert sorted(shuffled.join(source.partitionBy(4)).collect()) == [(n, (n, n)) for n in range(10)]
+
+
+def test_no_number_means_sparks_default(sc: SparkContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = sc.parallelize([(1, 1)], 3)
+    assert sc.defaultParallelism == 2
+    assert sortshuffle.rdd(source).partitionBy(None).getNumPartitions() == 2
+    assert source.partitionBy(None).getNumPartitions() == 2
+
+
+# ---- lazy and shared ----------------------------------------------------------------------------------
+
+
+def test_no_job_runs_before_an_action(sc: SparkContext, spark: SparkSession) -> None:
+    sortshuffle.rdd(sc.parallelize([0], 1)).map(str).count()  # workers are asked once for what they have
+    with jobs(spark) as none:
+        shuffled = sortshuffle.rdd(sc.parallelize([(1, 1)], 2)).partitionBy(2).mapValues(str)
+        shuffled.getNumPartitions()
+        repr(shuffled)
+        rdd = shuffled.partitionBy(3).toRDD()
+    assert none.ids == []
+    with jobs(spark) as one:
+        assert rdd.count() == 1
+    assert len(one.ids) == 1
+
+
+def test_what_is_upstream_of_an_exchange_runs_once(sc: SparkContext) -> None:
+    runs = sc.accumulator(0)
+
+    def counted(pair: Any) -> Any:
+        runs.add(1)
+        return pair
+
+    shuffled = sortshuffle.rdd(sc.parallelize([(n, n) for n in range(10)], 2)).map(counted).partitionBy(3)
+    assert shuffled.count() == 10
+    assert len(shuffled.collect()) == 10
+    assert shuffled.keys().count() == 10
+    assert shuffled.mapValues(str).map(lambda pair: pair[::-1]).partitionBy(2).count() == 10
+    assert runs.value == 10
+
+
+def test_take_reads_only_the_partitions_that_it_needs(sc: SparkContext) -> None:
+    shuffled = sortshuffle.rdd(sc.parallelize([(n, n) for n in range(100)], 2)).partitionBy(4)
+
+    assert shuffled.take(3) == [(0, 0), (4, 4), (8, 8)]
+    assert [total.tasks for total in shuffled.stage_totals()] == [2, 1]
+
+
+def test_an_rdd_without_functions_is_the_source_itself(sc: SparkContext) -> None:
+    source = sc.parallelize([1])
+    assert sortshuffle.rdd(source).toRDD() is source
+
+
+# ---- errors -------------------------------------------------------------------------------------------
+
+
+def not_hashable(key: Any) -> Any:
+    return [key]
+
+
+def gives(value: Any) -> Callable[[Any], Any]:
+    return lambda key: value
+
+
+def stops(_: Any) -> Any:
+    raise StopIteration("too early")
+
+
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "no pair": lambda rdd: rdd.keys().partitionBy(2),
+    "three": lambda rdd: rdd.map(lambda pair: (*pair, 1)).partitionBy(2),
+    "one": lambda rdd: rdd.map(lambda pair: (1,)).partitionBy(2),
+    "none": lambda rdd: rdd.map(lambda pair: None).partitionBy(2),
+    "unhashable key": lambda rdd: rdd.map(lambda pair: ([1], 1)).partitionBy(2),
+    "unhashable key within": lambda rdd: rdd.map(lambda pair: ((1, {}), 1)).partitionBy(2),
+    "float": lambda rdd: rdd.partitionBy(2, gives(1.0)),
+    "None": lambda rdd: rdd.partitionBy(2, gives(None)),
+    "text": lambda rdd: rdd.partitionBy(2, gives("text")),
+    "fails": lambda rdd: rdd.partitionBy(2, lambda key: 1 // 0),
+    "map stops": lambda rdd: rdd.map(stops).partitionBy(2),
+    "flatMapValues stops": lambda rdd: rdd.flatMapValues(stops).partitionBy(2),
+    "mapPartitions gives None": lambda rdd: rdd.mapPartitions(gives(None)).partitionBy(2),
+    "not picklable": lambda rdd: rdd.mapValues(lambda _: sys._getframe()).partitionBy(2),
+}
+
+
+def last_line(rdd: Any) -> str:
+    """What the worker's Python said when the job failed."""
+    with pytest.raises(PythonException) as raised:
+        rdd.count()
+    lines = re.findall(r"^[\w.]+(?:Error|Exception|error)\b.*$", str(raised.value), re.MULTILINE)
+    return lines[-1]
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_what_pyspark_refuses_is_refused_with_the_same_words(
+    sc: SparkContext, wrong: Callable[[Any], Any]
+) -> None:
+    source = sc.parallelize([(n, "ab") for n in range(10)], 2)
+    assert last_line(wrong(sortshuffle.rdd(source))) == last_line(wrong(source))
+
+
+def with_hashes_of_its_own(records: Iterable[Any]) -> Iterator[Any]:
+    """As in a worker that was started without Spark's seed; for as long as records are taken."""
+    seed = os.environ.pop("PYTHONHASHSEED")
+    try:
+        yield from records
+    finally:
+        os.environ["PYTHONHASHSEED"] = seed
+
+
+def test_workers_with_hashes_of_their_own_are_refused_as_in_pyspark(sc: SparkContext) -> None:
+    source = sc.parallelize([("a", 1), ("b", 1)], 1).mapPartitions(with_hashes_of_its_own)
+    ours, plain = last_line(sortshuffle.rdd(source).partitionBy(2)), last_line(source.partitionBy(2))
+
+    assert "PYTHON_HASH_SEED_NOT_SET" in plain
+    assert ours == plain
+
+
+def test_wrong_calls_are_refused_on_the_driver(sc: SparkContext, spark: SparkSession) -> None:
+    for wrong in (5, spark.range(1), [1], sortshuffle.rdd(sc.parallelize([1]))):
+        with pytest.raises(UsageError, match="takes an RDD"):
+            sortshuffle.rdd(wrong)  # type: ignore[arg-type]
+    shuffled: Any = sortshuffle.rdd(sc.parallelize([(1, 1)]))
+    for count, what in [(0, "not 0"), (-1, "not -1"), (2**31, "not 2147483648"), ("3", "not str")]:
+        with pytest.raises(UsageError, match=what):
+            shuffled.partitionBy(count)
+    with pytest.raises(UsageError, match="not bool"):
+        shuffled.partitionBy(True)
+    with pytest.raises(UsageError, match="function of a key, not int"):
+        shuffled.partitionBy(2, 3)
+    with confs(spark, {"spark.sortshuffle.codec": "zip"}), pytest.raises(OptionError, match="codec"):
+        sortshuffle.rdd(sc.parallelize([1]))
+
+
+def test_one_that_is_used_inside_a_function_is_refused(sc: SparkContext) -> None:
+    inner = sortshuffle.rdd(sc.parallelize([1]))
+    with pytest.raises(PicklingError, match="lives on the driver"):
+        sortshuffle.rdd(sc.parallelize([1])).map(lambda record: (record, inner.count())).count()
+
+
+def test_an_error_of_the_user_shows_the_users_frames(sc: SparkContext) -> None:
+    def on_purpose(pair: Any) -> Any:
+        raise KeyError("on purpose")
+
+    shuffled = sortshuffle.rdd(sc.parallelize([(1, 1)], 1)).map(on_purpose).partitionBy(2)
+    with pytest.raises(PythonException, match="on_purpose") as raised:
+        shuffled.count()
+    assert "KeyError: 'on purpose'" in str(raised.value)
+
+
+def test_a_lost_file_is_named_and_sparks_control_files_go_with_it(sc: SparkContext, directory: Path) -> None:
+    shuffled = sortshuffle.rdd(sc.parallelize([(n, n) for n in range(10)], 1)).partitionBy(1)
+    assert shuffled.count() == 10
+    lost = next(directory.rglob("*.data"))
+    owner = Owner.read(str(lost.parent))
+    assert owner is not None
+    attempt = PartitionedFile(str(lost).removesuffix(".data")).attempt
+    assert attempt is not None
+    assert list(control_files(owner.local_directories, attempt))
+    lost.unlink()
+
+    with pytest.raises(PythonException, match="MissingDataError") as raised:
+        shuffled.count()
+    assert lost.name in str(raised.value)
+    assert "The task that wrote it must run again" in str(raised.value)
+    assert not list(control_files(owner.local_directories, attempt))
+
+
+def test_a_flipped_bit_is_named(sc: SparkContext, directory: Path) -> None:
+    shuffled = sortshuffle.rdd(sc.parallelize([(n, n) for n in range(10)], 1)).partitionBy(1)
+    assert shuffled.count() == 10
+    damaged = next(directory.rglob("*.data"))
+    content = bytearray(damaged.read_bytes())
+    content[70] ^= 1
+    damaged.write_bytes(content)
+
+    with pytest.raises(PythonException, match="CorruptDataError") as raised:
+        shuffled.count()
+    assert damaged.name in str(raised.value)
+
+
+# ---- what is written, and what is told of it ----------------------------------------------------------
+
+
+def outputs(directory: Path) -> list[PartitionedFile]:
+    return [PartitionedFile(str(path).removesuffix(".index")) for path in directory.rglob("*.index")]
+
+
+def test_a_task_without_records_writes_no_files(sc: SparkContext, directory: Path) -> None:
+    assert sortshuffle.rdd(sc.parallelize([(1, 1)], 4)).partitionBy(3).count() == 1
+    (file,) = outputs(directory)
+    index = read_index(file)
+    assert index.header.payload_kind is PayloadKind.PICKLE
+    assert index.entries["records"].tolist() == [[0, 1, 0], [0, 0, 0]]
+
+
+def test_figures_are_those_of_the_files(sc: SparkContext, directory: Path) -> None:
+    source = sc.parallelize([(n, "x" * 100) for n in range(1000)], 4)
+    shuffled = sortshuffle.rdd(source).filter(lambda pair: pair[0] % 2).partitionBy(5)
+    kept = shuffled.filter(lambda pair: pair[0] < 100)
+    assert kept.count() == 50
+
+    written, read = kept.stage_totals()
+    files = outputs(directory)
+    assert (written.tasks, read.tasks) == (4, 5)
+    assert written.directories == {os.path.dirname(file.base) for file in files}
+    counts = written.metrics.counts
+    assert (counts["rows_in"], counts["rows_out"], counts["rows_written"]) == (1000, 500, 500)
+    assert counts["bytes_written"] == sum(os.path.getsize(file.data_path) for file in files)
+    assert counts["files"] == 2 * len(files) == 8
+    assert counts["regions"] == sum(read_index(file).regions for file in files)
+    counts = read.metrics.counts
+    assert (counts["rows_read"], counts["rows_in"], counts["rows_out"]) == (500, 500, 50)
+    assert set(written.metrics.seconds) >= {"user", "encode", "write"}
+    assert all(seconds >= 0 for seconds in written.metrics.seconds.values())
+
+
+def test_the_plan_names_its_stages_and_what_they_did(
+    sc: SparkContext, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shuffled = sortshuffle.rdd(sc.parallelize([(n, n) for n in range(100)], 2)).filter(bool).partitionBy(3)
+    result = shuffled.mapValues(str)
+    exchange = next(iter(result._chain.exchanges()))
+    result.explain()
+    before = capsys.readouterr().out
+    assert before == (
+        f"Stage {exchange.number}, writes an exchange\n"
+        "    records of RDD\n"
+        "    filter(bool)\n"
+        f"    -> exchange {exchange.number}: portable_hash into 3 subpartitions\n"
+        f"Result stage {result._run}\n"
+        f"    exchange {exchange.number}\n"
+        "    mapValues(str)\n"
+        "    -> records\n"
+    )
+    assert result.count() == 100
+    result.explain()
+    after = capsys.readouterr().out.splitlines()
+    assert after[4].startswith("    2 tasks, ")
+    assert "100 records in, 100 out" in after[4]
+    assert re.fullmatch(r"    wrote [\d.]+ KiB in \d+ buffers, 4 regions, 0 spills, 4 files", after[5])
+    assert set(before.splitlines()) < set(after)
+
+
+def test_sparks_ui_calls_the_map_stage_by_the_exchange(sc: SparkContext) -> None:
+    shuffled = sortshuffle.rdd(sc.parallelize([(1, 1)], 2)).partitionBy(3)
+    assert shuffled.count() == 1
+    stages: Any = (
+        sc._jsc.sc()
+        .statusStore()
+        .stageList(
+            None, False, False, sc._gateway.new_array(sc._jvm.double, 0), sc._jvm.java.util.ArrayList()
+        )
+    )
+    names = [stages.apply(at).name() for at in range(stages.size())]
+    assert f"sortshuffle {next(iter(shuffled._chain.exchanges())).describe()}" in names
+
+
+def test_a_kept_output_is_dumped_and_verified(sc: SparkContext, spark: SparkSession, directory: Path) -> None:
+    with confs(spark, {"spark.sortshuffle.keep": "true"}):
+        assert sortshuffle.rdd(sc.parallelize([(n, n) for n in range(100)], 2)).partitionBy(3).count() == 100
+    for file in outputs(directory):
+        dumped = CliRunner().invoke(cli, ["dump", file.index_path])
+        assert dumped.exit_code == 0, dumped.output
+        assert "PICKLE" in dumped.output.upper()
+        verified = CliRunner().invoke(cli, ["verify", file.data_path])
+        assert (verified.exit_code, "FAULT" in verified.output) == (0, False)
+
+
+def run_job(name: str, *arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(JOBS / f"{name}.py"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_forgotten_exchanges_go_when_the_driver_has_collected_garbage(tmp_path: Path) -> None:
+    found = run_job("forget_rdd", str(tmp_path), "60")
+
+    assert len(found["kept"]) == 2
+    assert len(found["made"]) == 2 + 2 * 20
+    assert found["left"] == found["kept"]
+
+
+def test_a_lost_executor_costs_exactly_its_own_map_tasks(tmp_path: Path) -> None:
+    found = run_job("lose_rdd", str(tmp_path))
+
+    assert found["pairs"] == 6000
+    assert found["total"] == sum(range(6000))
+    assert found["victims"], "the executor that was killed had run no map task"
+    assert found["runs"] == {str(p): 2 if p in found["victims"] else 1 for p in range(6)}
