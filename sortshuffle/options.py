@@ -146,7 +146,8 @@ class Options:
         _size(MIB, 1024 * GIB),
         "1m to 1t",
         "bytes",
-        "What one task may read ahead, out of its memory. A merge that fits is read ahead in threads.",
+        "What one task may read ahead, out of its memory. A merge that fits is read ahead in threads; a"
+        " larger one takes parts of its runs, and intermediate files in several passes if need be.",
     )
     read_threads: int = _knob(
         4,

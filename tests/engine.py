@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 import subprocess
@@ -22,13 +23,19 @@ from sortshuffle.format.buffer import seal
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import Index, RegionKind, Writer
 from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
+from sortshuffle.payload.frames import FramesPayload
 from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.payload.pickled import PickledPayload
+from sortshuffle.read.channel import LocalInputChannel
+from sortshuffle.read.records import RecordGate
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import PartitionedFileReader, extents_of, read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.write.encoders import PartitionLayout
+from sortshuffle.write.frame_encoder import FrameLayout
 from sortshuffle.write.result_partition import SortMergeResultPartition
 
 ID = bytes(range(16))
@@ -259,6 +266,66 @@ def new_output(
     return Output(SortMergeResultPartition(writer, layout, budget, TaskMetrics()), payload, budget, file)
 
 
+# Frames
+
+
+@dataclass
+class FrameOutput:
+    """A result partition to write frames into, with all that it is made of."""
+
+    partition: SortMergeResultPartition
+    payload: FramesPayload
+    segments: NetworkBufferPool
+    budget: MemoryBudget
+    file: PartitionedFile
+
+    def gate(self, subpartition: int, *, memory: int = 1 << 26, threads: int = 2) -> RecordGate:
+        """What the consumer of a subpartition reads it through."""
+        channel = frame_channel(self.file, subpartition)
+        return RecordGate([channel], self.payload, MemoryBudget(memory), threads, TaskMetrics())
+
+    def records(self, **how: int) -> list[list[object]]:
+        """The records of every subpartition, in the order in which a consumer gets them; frames as bytes."""
+        return [
+            [bytes(each) if isinstance(each, memoryview) else each for each in self.gate(s, **how).records()]
+            for s in range(self.partition.subpartitions)
+        ]
+
+    def is_whole(self) -> bool:
+        """Whether every segment is back, and nothing is charged."""
+        return self.segments.available == self.segments.total and self.budget.used == 0
+
+
+def frame_channel(file: PartitionedFile, subpartition: int, map_index: int = 0) -> LocalInputChannel:
+    index = read_index(file)
+    extents = tuple(extents_of(index, subpartition))
+    return LocalInputChannel(file, index.header.file_id, map_index, str(index.writer), extents)
+
+
+def new_frame_output(
+    directory: Path | str,
+    *,
+    kind: PayloadKind = PayloadKind.FRAMES,
+    codec: Codec = Codec.NONE,
+    subpartitions: int = 4,
+    first: int = 0,
+    segments: int = 64,
+    segment_bytes: int = 4096,
+    buffer_size: int | None = None,
+    memory: int = 1 << 30,
+    attempt: int = 204,
+) -> FrameOutput:
+    """``buffer_size``: bytes of a segment that are used, None for all of them."""
+    payload = PickledPayload(codec) if kind is PayloadKind.PICKLE else FramesPayload(codec)
+    pool = NetworkBufferPool(segments, segment_bytes, option="a test's segments")
+    layout = FrameLayout(payload, pool.create_pool(min(2, segments)), buffer_size or segment_bytes)
+    file = PartitionedFile.named(str(directory), 3, 17, attempt)
+    writer = PartitionedFileWriter(file, FileHeader(ID, subpartitions, first, codec, kind))
+    budget = MemoryBudget(memory)
+    partition = SortMergeResultPartition(writer, layout, budget, TaskMetrics())
+    return FrameOutput(partition, payload, pool, budget, file)
+
+
 # The system
 
 
@@ -321,6 +388,14 @@ def printed(program: str, *arguments: str) -> list[str]:
     command = (sys.executable, "-c", program, *arguments)
     done = subprocess.run(command, stdout=subprocess.PIPE, env=ENVIRONMENT, text=True, check=True)
     return done.stdout.split()
+
+
+_MAP_NORESERVE = 0x4000  # of Linux; not in `mmap` before Python 3.13
+
+
+def untouched(size: int) -> memoryview:
+    """So many bytes of which the system gives no page as long as nobody looks at them."""
+    return memoryview(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE))
 
 
 _pools: list[pa.MemoryPool] = []  # a pool must outlive what was allocated from it

@@ -3,6 +3,7 @@ test asks for, and gates that read them."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.read.channel import LocalInputChannel
 from sortshuffle.read.gate import InputGate
+from sortshuffle.read.spill import NewFile
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import PartitionedFileReader, extents_of, read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
@@ -119,8 +121,17 @@ def consumer_of(
     outputs = list(outputs)
     budget, metrics = MemoryBudget(memory), TaskMetrics()
     channels = [output.channel(subpartition) for output in outputs]
-    gate = InputGate(channels, payload or outputs[0].payload, budget, threads, metrics)
+    new_file = files_in(os.path.dirname(outputs[0].file.base))
+    gate = InputGate(channels, payload or outputs[0].payload, budget, threads, metrics, new_file)
     return Consumer(gate, budget, metrics)
+
+
+def files_in(directory: Path | str) -> NewFile:
+    """Makes the files of a merge in several passes."""
+    numbers = itertools.count()
+    return lambda header: PartitionedFileWriter(
+        PartitionedFile(os.path.join(directory, f"merge-{next(numbers)}")), header
+    )
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:

@@ -63,7 +63,13 @@ def records(rows: Rows | None, refusal: str) -> dict[str, Any]:
     if rows is None:
         return {"subpartition": None, "rows": None, "problem": refusal}
     objects = [dict(zip(rows.columns, values, strict=True)) for values in rows.values]
-    return {"subpartition": rows.subpartition, "of": rows.total, "rows": objects, "problem": None}
+    return {
+        "subpartition": rows.subpartition,
+        "of": rows.total,
+        "unit": rows.unit,
+        "rows": objects,
+        "problem": None,
+    }
 
 
 def _file(file: FoundFile | None) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -28,10 +29,22 @@ from sortshuffle.storage.inspection import State
     type=click.IntRange(min=0),
     help="Show only this subpartition. --records without it takes the first that has rows.",
 )
+@click.option(
+    "--unpickle",
+    is_flag=True,
+    help="Show objects, not just how many a chunk has. This runs what the file names: only for files that you"
+    " trust.",
+)
 @click.option("--all", "everything", is_flag=True, help="Show long tables and lists whole.")
 @click.option("--quick", is_flag=True, help="Do not read the data: what is damaged in it is not found.")
 def dump(
-    path: str, as_json: bool, records: int | None, subpartition: int | None, everything: bool, quick: bool
+    path: str,
+    as_json: bool,
+    records: int | None,
+    subpartition: int | None,
+    unpickle: bool,
+    everything: bool,
+    quick: bool,
 ) -> None:
     """Show what map outputs hold.
 
@@ -41,6 +54,8 @@ def dump(
 
     Exit codes: 0 all is well, 1 something is damaged, missing or unfinished, 2 the call is wrong.
     """
+    if unpickle and records is None:
+        raise UsageError("--unpickle needs --records N: how many objects to show")
     if os.path.isdir(path):
         if records is not None or subpartition is not None:
             raise UsageError("--records and --subpartition need a data or index file, not a directory")
@@ -49,7 +64,9 @@ def dump(
         is_well = not found.wrong
     else:
         pair = look(path, quick)
-        _print_pair(pair, as_json, records, subpartition, everything)
+        _check_subpartition(pair, subpartition)
+        wanted = _Wanted(subpartition, records, unpickle, everything)
+        _print_pair(pair, as_json, wanted)
         is_well = pair.state is State.COMPLETE
     if not is_well:
         raise SystemExit(1)
@@ -62,20 +79,27 @@ def _print_directory(path: str, found: Listing, as_json: bool, everything: bool)
         pages.directory(Output(), path, found, everything)
 
 
-def _print_pair(
-    pair: Look, as_json: bool, records: int | None, subpartition: int | None, everything: bool
-) -> None:
-    _check_subpartition(pair, subpartition)
-    rows, refusal = _rows(pair, records, subpartition)
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What to show of a pair. ``records``: how many of the first; None for none."""
+
+    subpartition: int | None
+    records: int | None
+    unpickle: bool
+    everything: bool
+
+
+def _print_pair(pair: Look, as_json: bool, wanted: _Wanted) -> None:
+    rows, refusal = _rows(pair, wanted)
     if as_json:
-        document = documents.pair(pair, subpartition)
-        if records is not None:
+        document = documents.pair(pair, wanted.subpartition)
+        if wanted.records is not None:
             document["records"] = documents.records(rows, refusal)
         _print_json(document)
         return
-    page = pages.PairPage(Output(), pair, subpartition, everything)
+    page = pages.PairPage(Output(), pair, wanted.subpartition, wanted.everything)
     page.print()
-    if records is not None:
+    if wanted.records is not None:
         page.print_records(rows, refusal)
 
 
@@ -88,13 +112,13 @@ def _check_subpartition(pair: Look, subpartition: int | None) -> None:
         )
 
 
-def _rows(pair: Look, records: int | None, subpartition: int | None) -> tuple[Rows | None, str]:
-    """The rows asked for, or why they cannot be had."""
-    if records is None:
+def _rows(pair: Look, wanted: _Wanted) -> tuple[Rows | None, str]:
+    """The records asked for, or why they cannot be had."""
+    if wanted.records is None:
         return None, ""
-    chosen = _first_with_records(pair) if subpartition is None else subpartition
+    chosen = _first_with_records(pair) if wanted.subpartition is None else wanted.subpartition
     try:
-        return first_rows(pair.inspection, chosen, records), ""
+        return first_rows(pair.inspection, chosen, wanted.records, wanted.unpickle), ""
     except (UnsupportedError, OSError) as error:
         return None, str(error)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import click
 
 from sortshuffle.cli.output import Advance, progress
-from sortshuffle.cli.records import row_counter
+from sortshuffle.cli.records import record_counter
 from sortshuffle.errors import UsageError
 from sortshuffle.storage.inspection import (
     DataCheck,
@@ -88,7 +88,7 @@ def warn(error: OSError) -> None:
 
 def _look(path: str, quick: bool, advance: Advance) -> Look:
     inspection = inspect(path)
-    check = None if quick else check_data(inspection, row_counter(inspection), advance)
+    check = None if quick else check_data(inspection, record_counter(inspection), advance)
     table = inspection.table
     if table is None:
         found = Look(inspection, check, None, None)

@@ -87,10 +87,7 @@ class PairPage:
         if rows is None:
             out.line(refusal, "red")
             return
-        total = plural(rows.total, "row")
-        out.line(
-            f"The first {count(len(rows.values))} of {total} of subpartition {rows.subpartition}", "bold"
-        )
+        out.line(_rows_title(rows), "bold")
         out.gap()
         if out.is_terminal and _width_of(rows) > out.width:
             _print_rows_upright(out, rows)
@@ -282,6 +279,14 @@ def _notes(look: Look) -> Iterator[str]:
 
 
 # ---- rows -----------------------------------------------------------------------------------------------
+
+
+def _rows_title(rows: Rows) -> str:
+    total = plural(rows.total, rows.total_unit)
+    if rows.unit == rows.total_unit:
+        return f"The first {count(len(rows.values))} of {total} of subpartition {rows.subpartition}"
+    shown = plural(len(rows.values), rows.unit)
+    return f"The first {shown} of subpartition {rows.subpartition}, which has {total}"
 
 
 def _print_rows_upright(out: Output, rows: Rows) -> None:

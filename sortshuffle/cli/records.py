@@ -1,7 +1,8 @@
-"""The rows in map outputs: how many a buffer holds, and what the first of a subpartition are.
+"""The records in map outputs: how many a buffer holds, and what the first of a subpartition are.
 
 The one module between the inspection of files, which knows no records, and the payload, which knows no files.
-Only Arrow payloads are decoded: unpickling a file would run what is in it.
+Objects are counted and measured as they lie; they are unpickled only for who says so, because that runs what
+the file names.
 """
 
 from __future__ import annotations
@@ -11,31 +12,46 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
 from sortshuffle.errors import UnsupportedError
 from sortshuffle.format.buffer import DataType, StoredBuffer
-from sortshuffle.format.header import PayloadKind
+from sortshuffle.format.header import FileHeader, PayloadKind
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.payload.arrow import ArrowPayload
+from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, unpack_event
+from sortshuffle.payload.frames import FrameDecoding, FramesPayload
+from sortshuffle.payload.pickled import PickledPayload
+from sortshuffle.read.records import RecordSpill
 from sortshuffle.storage.inspection import Inspection, RecordCounter, open_data, walk
 from sortshuffle.storage.reader import Extent
 
 _UNDECODABLE = (pa.ArrowException, ValueError, OSError, EOFError, MemoryError, LookupError, OverflowError)
 
 
+PREVIEW_BYTES = 24  # of an opaque frame
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The first rows of a subpartition: ``values`` has one list per row, ready for JSON."""
+    """The first records of a subpartition: ``values`` has one list per row, ready for JSON.
+
+    ``unit``: what a row is; ``total``: what the whole subpartition has, in ``total_unit``.
+    """
 
     subpartition: int
     columns: tuple[str, ...]
     values: tuple[Sequence[Any], ...]
     total: int
+    unit: str = "row"
+    total_unit: str = "row"
 
 
 def schema_of(inspection: Inspection) -> pa.Schema | None:
@@ -50,50 +66,167 @@ def schema_of(inspection: Inspection) -> pa.Schema | None:
     return schema if described else pa.schema([])
 
 
-def row_counter(inspection: Inspection) -> RecordCounter | None:
-    """Counts the rows of this pair's buffers by decoding them; None if it cannot.
+def record_counter(inspection: Inspection) -> RecordCounter | None:
+    """Counts the records of this pair's buffers by decoding them; None if nothing says what they are.
 
     Without a schema, which an unfinished index does not have yet, a batch still says how many rows it has.
     """
     header = inspection.header
-    if header is None or header.payload_kind is not PayloadKind.ARROW:
+    if header is None:
         return None
-    payload = ArrowPayload(schema_of(inspection) or pa.schema([]), header.codec)
+    if header.payload_kind is PayloadKind.ARROW:
+        return _RowCounter(ArrowPayload(schema_of(inspection) or pa.schema([]), header.codec))
+    return _FrameCounter(_frames_payload(header))
 
-    def count(memory: pa.Buffer, buffer: StoredBuffer) -> int:
+
+class _RowCounter:
+    """Rows: of each buffer on its own."""
+
+    def __init__(self, payload: ArrowPayload) -> None:
+        self._payload = payload
+
+    def of_extent(self) -> _RowCounter:
+        return self
+
+    def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> int:
         is_data = buffer.data_type is DataType.DATA
-        return int(_decoded(payload, memory, buffer).num_rows) if is_data else 0
+        return int(_decoded(self._payload, memory, buffer).num_rows) if is_data else 0
 
-    return count
+    def alone(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
+        return self.count(memory, buffer)
+
+    def finish(self) -> None:
+        pass
 
 
-def first_rows(inspection: Inspection, subpartition: int, count: int) -> Rows:
-    """The first rows that the consumer of a subpartition gets from this pair, those in bad buffers left out.
+class _FrameCounter:
+    """Frames, or objects in chunks, and the events between them."""
 
-    Raises `UnsupportedError` where rows cannot be decoded, and says why; OSError if the file cannot be read.
+    def __init__(self, payload: FramesPayload) -> None:
+        self._payload = payload
+        self._last = _FramesOfExtent(payload)
+
+    def of_extent(self) -> _FramesOfExtent:
+        self._last = _FramesOfExtent(self._payload)
+        return self._last
+
+    def alone(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
+        payload = self._payload.decompressed(memory, buffer)
+        if buffer.data_type is DataType.DATA:
+            return None  # the buffer may begin within a frame
+        unpack_event(buffer.data_type, payload)
+        return 0
+
+    def finish(self) -> None:
+        if self._last.end != [END_OF_DATA, END_OF_PARTITION]:
+            raise Malformed("the streams do not end with END_OF_DATA and END_OF_PARTITION", 0)
+
+
+class _FramesOfExtent:
+    """``end``: the last two items that are no empty part of a longer frame."""
+
+    def __init__(self, payload: FramesPayload) -> None:
+        self._decoder = _decoding(payload).decoder(defaultdict(float))
+        self.end: list[Any] = []
+
+    def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> int:
+        before = self._decoder.records
+        item = self._decoder.decode(memory, buffer)
+        if item != []:
+            self.end = [*self.end[-1:], None if isinstance(item, list) else item]
+        return self._decoder.records - before
+
+    def finish(self) -> None:
+        self._decoder.finish()
+
+
+def first_rows(inspection: Inspection, subpartition: int, count: int, unpickle: bool = False) -> Rows:
+    """The first records that the consumer of a subpartition gets from this pair; what is in bad buffers is
+    left out.
+
+    Of opaque frames their size and beginning; of pickled chunks their size, or with ``unpickle``, which
+    **runs what the file names**, the objects. Raises `UnsupportedError` where records cannot be decoded, and
+    says why; OSError if the file cannot be read.
     """
-    table, schema, header = inspection.table, schema_of(inspection), inspection.header
-    if header is not None and header.payload_kind is not PayloadKind.ARROW:
+    table, header, data = inspection.table, inspection.header, inspection.data
+    if table is None or header is None:
         raise UnsupportedError(
-            f"only Arrow payloads can be shown as rows, and these are {header.payload_kind.name.lower()}"
+            "no rows can be shown: the index, which says where they are and of which schema, is missing,"
+            " damaged or not written yet"
         )
-    if table is None or schema is None or header is None:
+    if data is None or not inspection.is_pair:
+        raise UnsupportedError("no rows can be shown without the data file that the index describes")
+    total = int(table.per_subpartition("records")[subpartition])
+    extents = table.extents(subpartition)
+    if header.payload_kind is not PayloadKind.ARROW:
+        payload = _frames_payload(header)
+        columns, unit, total_unit, rows = _frame_rows(payload, _frames(data.path, extents, payload), unpickle)
+        return Rows(subpartition, columns, tuple(islice(rows, count)), total, unit, total_unit)
+    schema = schema_of(inspection)
+    if schema is None:
         raise UnsupportedError(
             "no rows can be shown: their schema stands at the end of the index, which is missing, damaged or"
             " not written yet"
         )
-    if inspection.data is None or not inspection.is_pair:
-        raise UnsupportedError("no rows can be shown without the data file that the index describes")
-    payload = ArrowPayload(schema, header.codec)
+    batches = _batches(data.path, extents, ArrowPayload(schema, header.codec))
+    return Rows(subpartition, _distinct(schema.names), tuple(_arrow_rows(batches, count)), total)
+
+
+def _arrow_rows(batches: Iterable[pa.RecordBatch], count: int) -> list[Sequence[Any]]:
     values: list[Sequence[Any]] = []
-    for batch in _batches(inspection.data.path, table.extents(subpartition), payload):
+    for batch in batches:
         wanted = batch.slice(0, count - len(values))
         columns = [[_value(scalar) for scalar in column] for column in wanted.columns]
         values.extend([column[row] for column in columns] for row in range(wanted.num_rows))
         if len(values) == count:
             break
-    total = int(table.per_subpartition("records")[subpartition])
-    return Rows(subpartition, _distinct(schema.names), tuple(values), total)
+    return values
+
+
+def _frame_rows(
+    payload: FramesPayload, frames: Iterable[memoryview], unpickle: bool
+) -> tuple[tuple[str, ...], str, str, Iterator[Sequence[Any]]]:
+    """Columns, what a row is, what is counted, and the rows."""
+    if payload.kind is PayloadKind.FRAMES:
+        rows = ([len(frame), printable(bytes(frame[:PREVIEW_BYTES]))] for frame in frames)
+        return ("bytes", "begins with"), "frame", "frame", rows
+    if unpickle:
+        objects = ([printable(each)] for frame in frames for each in _unpickled(payload, frame))
+        return ("object",), "object", "object", objects
+    chunks = ([payload.count(frame), len(frame)] for frame in frames)
+    return ("objects", "bytes"), "chunk", "object", chunks
+
+
+def _unpickled(payload: FramesPayload, frame: memoryview) -> Sequence[Any]:
+    try:
+        return payload.records(frame)
+    except Exception as error:  # whatever the code that the pickle names raises
+        raise UnsupportedError(f"the objects cannot be unpickled here: {error}") from error
+
+
+def _frames_payload(header: FileHeader) -> FramesPayload:
+    kinds: dict[PayloadKind, type[FramesPayload]] = {
+        PayloadKind.FRAMES: FramesPayload,
+        PayloadKind.PICKLE: PickledPayload,
+    }
+    return kinds[header.payload_kind](header.codec)
+
+
+def _decoding(payload: FramesPayload) -> FrameDecoding:
+    return FrameDecoding(payload, partial(RecordSpill, None))
+
+
+def _frames(path: str, extents: Iterable[Extent], payload: FramesPayload) -> Iterator[memoryview]:
+    with open_data(path) as descriptor:
+        for extent in extents:
+            with closing(_decoding(payload).decoder(defaultdict(float))) as decoder:
+                try:
+                    for found in walk(descriptor, extent.offset, extent.offset + extent.bytes):
+                        item = decoder.decode(found.memory, found.stored)
+                        if isinstance(item, list):
+                            yield from item
+                except Malformed:
+                    continue  # the fault is reported by whoever checks the data
 
 
 def _batches(path: str, extents: Iterable[Extent], payload: ArrowPayload) -> Iterator[pa.RecordBatch]:

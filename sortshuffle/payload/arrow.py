@@ -3,7 +3,7 @@
 A message does not carry its schema: the index does, once. A batch decoded from an uncompressed message
 points into the memory that was read, and keeps it alive; a compressed one into memory of its own.
 
-Thread-safe: holds no state but the codec, and pyarrow's codecs keep none.
+Used by `ShuffleFrame`. The payload is thread-safe; its decoder is one thread's.
 """
 
 from __future__ import annotations
@@ -12,24 +12,17 @@ import time
 
 import pyarrow as pa
 
-from sortshuffle.format.buffer import (
-    RAW_SIZE_BYTES,
-    SealedBuffer,
-    StoredBuffer,
-    raw_size,
-    seal,
-    seal_compressed,
-)
+from sortshuffle.format.buffer import SealedBuffer, StoredBuffer, seal, seal_compressed
 from sortshuffle.format.header import Codec
+from sortshuffle.format.malformed import Malformed
 from sortshuffle.metrics import Seconds
-from sortshuffle.options import Options
+from sortshuffle.options import MIB, Options
+from sortshuffle.payload.compression import Compression, fitted
 
-# "lz4_raw" is the block format: a frame's own header and checksum would double what a buffer has
-_ARROW_CODECS = {Codec.LZ4: "lz4_raw", Codec.ZSTD: "zstd"}
-MOST_COMPRESSED = 0x7E000000  # bytes; LZ4_MAX_INPUT_SIZE. Only a single huge row can be larger
-
-# a block that saves less than a twentieth costs its reader more time than the bytes are worth
-WORTH_DECOMPRESSING = 0.95
+# A batch of so many rows or bytes is worth a call of a user's function: twice as many rows as Spark's own
+# Arrow batches have. Writers make messages of this size, readers join smaller ones to it
+BATCH_ROWS = 20_000
+BATCH_BYTES = 4 * MIB
 
 
 class ArrowPayload:
@@ -38,9 +31,7 @@ class ArrowPayload:
     def __init__(self, schema: pa.Schema, codec: Codec, level: int | None = None) -> None:
         self.schema = schema
         self.codec = codec
-        self._codec = None
-        if codec is not Codec.NONE:
-            self._codec = pa.Codec(_ARROW_CODECS[codec], level if codec is Codec.ZSTD else None)
+        self._compression = Compression(codec, level)
 
     @staticmethod
     def of(schema: pa.Schema, options: Options) -> ArrowPayload:
@@ -53,48 +44,60 @@ class ArrowPayload:
         message = batch.serialize()
         serialized = time.perf_counter()
         seconds["encode"] += serialized - started
-        if self._codec is not None and message.size <= MOST_COMPRESSED:
-            block = self._codec.compress(message)
-            compressed = time.perf_counter()
+        block = self._compression.block(message)
+        if block is not None:
+            block = fitted(block)
+        compressed = time.perf_counter()
+        if self.codec is not Codec.NONE:
             seconds["compress"] += compressed - serialized
-            if block.size + RAW_SIZE_BYTES < message.size * WORTH_DECOMPRESSING:
-                sealed = seal_compressed(
-                    _fitted(block), block.size, records=batch.num_rows, raw_bytes=message.size
-                )
-                seconds["checksum"] += time.perf_counter() - compressed
-                return sealed
-            serialized = compressed
-        sealed = seal(message, message.size, records=batch.num_rows)
-        seconds["checksum"] += time.perf_counter() - serialized
+        if block is None:
+            sealed = seal(message, message.size, records=batch.num_rows)
+        else:
+            sealed = seal_compressed(block, block.size, records=batch.num_rows, raw_bytes=message.size)
+        seconds["checksum"] += time.perf_counter() - compressed
         return sealed
 
+    def decoder(self, seconds: Seconds) -> MessageDecoder:
+        """For one extent; adds to the steps decompress and decode."""
+        return MessageDecoder(self, seconds)
+
     def decode(self, extent: pa.Buffer, buffer: StoredBuffer, seconds: Seconds) -> pa.RecordBatch:
-        """The batch in a verified data buffer; adds to the steps decompress and decode."""
+        """The batch in a verified buffer; adds to the steps decompress and decode. Raises `Malformed`."""
         started = time.perf_counter()
-        message = self._message(extent, buffer)
+        message = self._compression.payload(extent, buffer)
         decompressed = time.perf_counter()
-        batch = pa.ipc.read_record_batch(message, self.schema)
+        try:
+            batch = pa.ipc.read_record_batch(message, self.schema)
+        except (ValueError, OSError) as error:
+            raise Malformed(f"a verified buffer cannot be decoded: {error}", 0) from error
         seconds["decompress"] += decompressed - started
         seconds["decode"] += time.perf_counter() - decompressed
         return batch
 
-    @staticmethod
-    def raw_bytes(extent: pa.Buffer, buffer: StoredBuffer) -> int:
-        """Size of a verified buffer's message, decompressed."""
-        return raw_size(memoryview(extent), buffer) if buffer.compressed else buffer.size
-
-    def _message(self, extent: pa.Buffer, buffer: StoredBuffer) -> pa.Buffer:
-        if not buffer.compressed:
-            return extent.slice(buffer.start, buffer.size)
-        if self._codec is None:
-            raise ValueError("a compressed buffer in a file without a codec")
-        size = self.raw_bytes(extent, buffer)
-        block = extent.slice(buffer.start + RAW_SIZE_BYTES, buffer.size - RAW_SIZE_BYTES)
-        return self._codec.decompress(block, size)
+    def copied(self, raw_bytes: int) -> int:
+        """Nothing is copied: a batch points into its message."""
+        return 0
 
 
-def _fitted(block: pa.Buffer) -> pa.Buffer:
-    """A copy in memory of its own size: pyarrow leaves a block in memory of the uncompressed size."""
-    fitted = pa.allocate_buffer(block.size)
-    memoryview(fitted).cast("B")[:] = memoryview(block).cast("B")
-    return fitted
+class MessageDecoder:
+    """Decodes the buffers of one extent in their order, each into a batch.
+
+    ``records``: decoded so far.
+    """
+
+    def __init__(self, payload: ArrowPayload, seconds: Seconds) -> None:
+        self.records = 0
+        self._payload = payload
+        self._seconds = seconds
+
+    def decode(self, memory: pa.Buffer, buffer: StoredBuffer) -> pa.RecordBatch:
+        """The batch in a verified buffer. Raises `Malformed`."""
+        batch = self._payload.decode(memory, buffer, self._seconds)
+        self.records += batch.num_rows
+        return batch
+
+    def finish(self) -> None:
+        """Any buffer may be the last: each is whole."""
+
+    def close(self) -> None:
+        """Nothing is held."""

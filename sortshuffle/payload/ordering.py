@@ -107,9 +107,17 @@ class Ranks:
             changed[1:] |= _differs_from_previous(column)
         return np.flatnonzero(changed)
 
+    def take(self, indices: Int64s) -> Ranks:
+        """The keys of the rows at these positions, in their order."""
+        return Ranks([_at(column, indices) for column in self.columns], len(indices))
+
     def slice(self, start: int, stop: int) -> Ranks:
         """The keys of rows ``start..stop-1``."""
         return Ranks([column[start:stop] for column in self.columns], stop - start)
+
+
+def _at(column: RankColumn, indices: Int64s) -> RankColumn:
+    return column[indices] if isinstance(column, np.ndarray) else column.take(pa.array(indices))
 
 
 def concat_ranks(parts: Sequence[Ranks]) -> Ranks:

@@ -1,22 +1,56 @@
 """`LocalInputChannel`: one consumer's view of one map output whose files this host can open.
 
 "Local" means that the data file opens and carries the promised id, never that a host name matches.
+
+What a buffer holds is the payload's affair: it makes a `Decoder` for each extent, which turns buffers into
+items, one each. Arrow: a record batch. Opaque frames and pickled chunks: the frames that end in the buffer,
+or an event.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from sortshuffle.errors import CorruptDataError, Place
-from sortshuffle.format.buffer import StoredBuffer, sealed_size
+from sortshuffle.format.buffer import StoredBuffer, raw_size, sealed_size
+from sortshuffle.format.malformed import Malformed
 from sortshuffle.memory.budget import MemoryBudget
-from sortshuffle.metrics import TaskMetrics
-from sortshuffle.payload.arrow import ArrowPayload
+from sortshuffle.metrics import Seconds, TaskMetrics
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import Extent, ExtentPart, PartitionedFileReader
+
+
+class Decoder(Protocol):
+    """Decodes the buffers of one extent, in their order. ``records``: in those decoded so far.
+
+    The caller closes it.
+    """
+
+    records: int
+
+    def decode(self, memory: pa.Buffer, buffer: StoredBuffer) -> Any:
+        """The item that a verified buffer holds. Raises `Malformed`."""
+
+    def finish(self) -> None:
+        """The extent ends here. Raises `Malformed` if it must not."""
+
+    def close(self) -> None:
+        """Give back what decoding holds. May be called again."""
+
+
+class Payload(Protocol):
+    """Whatever is in the buffers."""
+
+    def decoder(self, seconds: Seconds) -> Decoder:
+        """For one extent; adds to the steps of ``seconds``."""
+
+    def copied(self, raw_bytes: int) -> int:
+        """Bytes that decoding an extent of so many raw bytes holds at most beside these and the extent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +69,9 @@ class LocalInputChannel:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Decoded batches of some extents, and what fetching them took."""
+    """Decoded items of some extents, for Arrow record batches, and what fetching them took."""
 
-    batches: list[pa.RecordBatch]
+    batches: list[Any]
     metrics: TaskMetrics
 
 
@@ -48,102 +82,123 @@ class Fetch:
     channel: LocalInputChannel
     extents: tuple[Extent, ...]
 
-    @property
-    def memory(self) -> int:
-        """Bytes that the fetch holds at most: extents as stored, and all of their buffers decompressed."""
-        return sum(extent.bytes + extent.raw_bytes for extent in self.extents)
+    def memory(self, payload: Payload) -> int:
+        """Bytes that the fetch holds at most."""
+        return sum(memory_of(extent, payload) for extent in self.extents)
 
-    def run(self, payload: ArrowPayload) -> Fetched:
+    def run(self, payload: Payload) -> Fetched:
         """Open, read, verify, decompress, decode. Raises `DataLossError` with the place."""
         metrics = TaskMetrics()
-        batches: list[pa.RecordBatch] = []
+        batches: list[Any] = []
         with self._open() as reader:
             for extent in self.extents:
                 with metrics.step("read"):
                     memory = reader.read_unverified(extent)
                 with metrics.step("verify"):
                     part = reader.verified(memory, extent)
-                decoder = _ExtentDecoder(self.channel, extent, payload, metrics)
-                batches.extend(decoder.decode(part))
-                decoder.finish()
+                with closing(_ExtentDecoder(self.channel, extent, payload, metrics)) as decoder:
+                    batches.extend(decoder.decode(part))
+                    decoder.finish()
         return Fetched(batches, metrics)
 
     def stream(
-        self, payload: ArrowPayload, part_bytes: int, budget: MemoryBudget, metrics: TaskMetrics
-    ) -> Generator[pa.RecordBatch, None, None]:
-        """The same batch by batch, holding about ``part_bytes`` of an extent and one batch at a time.
+        self, payload: Payload, part_bytes: int, budget: MemoryBudget, metrics: TaskMetrics
+    ) -> Generator[Any, None, None]:
+        """The same item by item, holding about ``part_bytes`` of an extent and one item at a time.
 
         What is held is charged to ``budget``. That rows and bytes are as many as promised is known, and
         raised, only behind the last batch of an extent.
         """
         with self._open() as reader:
             for extent in self.extents:
-                decoder = _ExtentDecoder(self.channel, extent, payload, metrics)
-                for part in metrics.timed(reader.read_parts(extent, part_bytes), "read"):
-                    assert isinstance(part, ExtentPart)
-                    size = part.memory.size
-                    budget.charge(size)
-                    try:
-                        yield from decoder.decode(part)
-                    finally:
-                        budget.release(size)
-                decoder.finish()
+                with closing(_ExtentDecoder(self.channel, extent, payload, metrics)) as decoder:
+                    for part in metrics.timed(reader.read_parts(extent, part_bytes), "read"):
+                        size = part.memory.size
+                        budget.charge(size)
+                        try:
+                            yield from decoder.decode(part)
+                        finally:
+                            budget.release(size)
+                    decoder.finish()
 
     def _open(self) -> PartitionedFileReader:
         return PartitionedFileReader(self.channel.file, self.channel.file_id, self.channel.writer)
 
 
 class _ExtentDecoder:
-    """Decodes the buffers of one extent in their order, and compares their sums with what was promised."""
+    """Decodes one extent, and compares its sums with what was promised: no more is decompressed than that.
+    The caller closes it."""
 
     def __init__(
-        self, channel: LocalInputChannel, extent: Extent, payload: ArrowPayload, metrics: TaskMetrics
+        self, channel: LocalInputChannel, extent: Extent, payload: Payload, metrics: TaskMetrics
     ) -> None:
         self._channel = channel
         self._extent = extent
-        self._payload = payload
+        self._decoder = payload.decoder(metrics.seconds)
         self._metrics = metrics
         self._offset = extent.offset
-        self._records = 0
         self._raw_bytes = 0
 
-    def decode(self, part: ExtentPart) -> Iterator[pa.RecordBatch]:
-        """The batches of a part, each decoded when it is asked for."""
+    def decode(self, part: ExtentPart) -> Iterator[Any]:
+        """The items of a part, each decoded when it is asked for."""
         for buffer in part.buffers:
-            batch = self._decoded(part, buffer)
+            self._raw_bytes += _raw_bytes(part.memory, buffer)
+            if self._raw_bytes > self._extent.raw_bytes:
+                raise self._other_sums(f"at least {self._raw_bytes} bytes")
+            try:
+                item = self._decoder.decode(part.memory, buffer)
+            except Malformed as problem:
+                raise self._corrupt(problem) from problem
             self._offset += sealed_size(buffer.size)
-            self._records += batch.num_rows
-            self._raw_bytes += self._payload.raw_bytes(part.memory, buffer)
-            yield batch
+            yield item
 
     def finish(self) -> None:
-        """Raises `CorruptDataError` if rows or bytes are not as many as the extent's entry says."""
-        extent = self._extent
-        found = (self._records, self._raw_bytes)
-        if found != (extent.records, extent.raw_bytes):
-            raise CorruptDataError(
-                self._place(extent.offset),
-                "the extent holds another number of rows or raw bytes than its entry says",
-                expected=f"{extent.records} rows in {extent.raw_bytes} bytes",
-                found=f"{self._records} rows in {self._raw_bytes} bytes",
-            )
+        """Raises `CorruptDataError` if records or bytes are not as many as the extent's entry says, or if the
+        extent ends within a record."""
+        extent, decoder = self._extent, self._decoder
+        try:
+            decoder.finish()
+        except Malformed as problem:
+            raise self._corrupt(problem) from problem
+        if (decoder.records, self._raw_bytes) != (extent.records, extent.raw_bytes):
+            raise self._other_sums(f"{decoder.records} rows in {self._raw_bytes} bytes")
         self._metrics.add(
             rows_read=extent.records,
             bytes_read=extent.bytes,
             raw_bytes_read=extent.raw_bytes,
+            buffers_read=extent.buffers,
             extents_read=1,
         )
 
-    def _decoded(self, part: ExtentPart, buffer: StoredBuffer) -> pa.RecordBatch:
-        try:
-            return self._payload.decode(part.memory, buffer, self._metrics.seconds)
-        except (ValueError, OSError) as error:  # Arrow's errors for malformed messages and blocks
-            raise CorruptDataError(
-                self._place(self._offset), f"a verified buffer cannot be decoded: {error}"
-            ) from error
+    def close(self) -> None:
+        self._decoder.close()
+
+    def _other_sums(self, found: str) -> CorruptDataError:
+        extent = self._extent
+        return CorruptDataError(
+            self._place(extent.offset),
+            "the extent holds another number of rows or raw bytes than its entry says",
+            expected=f"{extent.records} rows in {extent.raw_bytes} bytes",
+            found=found,
+        )
+
+    def _corrupt(self, problem: Malformed) -> CorruptDataError:
+        place = self._place(self._offset)
+        return CorruptDataError(place, problem.what, expected=problem.expected, found=problem.found)
 
     def _place(self, offset: int) -> Place:
         extent = self._extent
         return Place(
             self._channel.file.data_path, extent.region, extent.subpartition, offset, self._channel.writer
         )
+
+
+def memory_of(extent: Extent, payload: Payload) -> int:
+    """Bytes that an extent takes at most: as stored, all of its buffers decompressed, and what the payload
+    copies."""
+    return extent.bytes + extent.raw_bytes + payload.copied(extent.raw_bytes)
+
+
+def _raw_bytes(memory: pa.Buffer, buffer: StoredBuffer) -> int:
+    """Size of a verified buffer's payload, decompressed; as it says."""
+    return raw_size(memoryview(memory), buffer) if buffer.compressed else buffer.size

@@ -59,6 +59,15 @@ class _Piece:
     def left(self) -> int:
         return self.ranks.rows - self.position
 
+    def copied(self) -> _Piece:
+        """What is left, in memory of its own."""
+        rows = pa.array(np.arange(self.position, self.ranks.rows))
+        columns = [
+            column[self.position :].copy() if isinstance(column, np.ndarray) else column.take(rows)
+            for column in self.ranks.columns
+        ]
+        return _Piece(self.batch.take(rows), Ranks(columns, len(rows)))
+
     def take(self, stop: int) -> tuple[pa.RecordBatch, Ranks]:
         start, self.position = self.position, stop
         return self.batch.slice(start, stop - start), self.ranks.slice(start, stop)
@@ -151,15 +160,12 @@ class _Run:
         with self._metrics.step("merge"):
             if self._pieces:
                 # less than half a window is no reason to keep its whole batch, or the extent behind that
-                tail = self._pieces[-1]
-                rows = pa.array(np.arange(tail.position, tail.ranks.rows))
-                self._let_go(self._pieces.pop())
-                self._hold(tail.batch.take(rows))
-            self._hold(batch)
+                self._let_go(self._pieces[-1])
+                self._hold(self._pieces.pop().copied())
+            self._hold(_Piece(batch, self._order.ranks(batch)))
         return True
 
-    def _hold(self, batch: pa.RecordBatch) -> None:
-        piece = _Piece(batch, self._order.ranks(batch))
+    def _hold(self, piece: _Piece) -> None:
         self._budget.charge(piece.size)
         self._pieces.append(piece)
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -56,11 +57,36 @@ PART_BYTES = 8 * MIB
 _VERSION_OFFSET = 8  # in a file header
 _SIZE_FIELD = slice(4, 8)  # in a buffer header
 
-RecordCounter = Callable[[pa.Buffer, StoredBuffer], int]
-"""How many records a verified data buffer holds; raises `Malformed` if it cannot be decoded."""
 Int64s = npt.NDArray[np.int64]
 
 _DIGITS = re.compile(r"(\d+)")
+
+
+# ---- who knows records ---------------------------------------------------------------------------------
+
+
+class ExtentCounter(Protocol):
+    """Counts the records of one extent, whose verified buffers it is given in order."""
+
+    def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> int:
+        """How many records end in a buffer. Raises `Malformed` if it cannot be decoded."""
+
+    def finish(self) -> None:
+        """The extent ends here. Raises `Malformed` if that is within a record."""
+
+
+class RecordCounter(Protocol):
+    """Knows what the payloads of a pair hold."""
+
+    def of_extent(self) -> ExtentCounter:
+        """For the next extent, in the order of the index."""
+
+    def alone(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
+        """How many records end in a buffer of which nothing else is known; None if that cannot be told.
+        Raises `Malformed` if it cannot be decoded."""
+
+    def finish(self) -> None:
+        """The pair is finished and sound, and has no more extents. Raises `Malformed` if it must have."""
 
 
 # ---- what is found --------------------------------------------------------------------------------------
@@ -584,7 +610,7 @@ def _end(owned: Entries) -> int:
 
 def check_data(
     inspection: Inspection,
-    count_records: RecordCounter | None = None,
+    counter: RecordCounter | None = None,
     advance: Callable[[int], None] = lambda size: None,
 ) -> DataCheck:
     """Read and verify the whole data file of a pair. ``advance`` is told of bytes as they are done.
@@ -596,7 +622,7 @@ def check_data(
         return DataCheck()
     try:
         with open_data(data.path) as descriptor:
-            return _Checker(inspection, data, descriptor, count_records, advance).check()
+            return _Checker(inspection, data, descriptor, counter, advance).check()
     except OSError as error:
         return DataCheck((Fault(Place(data.path), f"the file cannot be read: {error.strerror}"),))
 
@@ -675,13 +701,13 @@ class _Checker:
         inspection: Inspection,
         data: FoundFile,
         descriptor: int,
-        count_records: RecordCounter | None,
+        counter: RecordCounter | None,
         advance: Callable[[int], None],
     ) -> None:
         self._inspection = inspection
         self._data = data
         self._descriptor = descriptor
-        self._count_records = count_records
+        self._counter = counter
         self._advance = advance
         self._faults: list[Fault] = []
         self._loose: list[LooseBuffer] = []
@@ -694,6 +720,7 @@ class _Checker:
                 if extent.bytes:
                     self._check_extent(extent, table.is_broadcast(extent.region))
                     self._advance(extent.bytes)
+            self._check_end()
         self._walk_loose(HEADER_BYTES if table is None else table.end)
         return DataCheck(tuple(self._faults), tuple(self._loose), self._stopped_at)
 
@@ -706,11 +733,18 @@ class _Checker:
             return
         checksums: list[int] = []
         raw_bytes = records = 0
+        counter = self._counter.of_extent() if self._counter is not None else None
+        end = extent.offset + extent.bytes
         try:
-            for found in walk(self._descriptor, extent.offset, extent.offset + extent.bytes):
+            for found in walk(self._descriptor, extent.offset, end):
                 checksums.append(found.checksum)
                 raw_bytes += found.raw_bytes
-                records += self._records_in(found) or 0
+                if counter is not None:
+                    with _at(found.offset):
+                        records += counter.count(found.memory, found.stored)
+            if counter is not None:
+                with _at(end):
+                    counter.finish()
         except Malformed as problem:
             place = replace(place, offset=problem.offset)
             self._faults.append(Fault(place, problem.what, problem.expected, problem.found))
@@ -719,12 +753,22 @@ class _Checker:
             ("buffers", extent.buffers, len(checksums)),
             ("checksum", f"{extent.checksum:#018x}", f"{checksum_of_checksums(checksums):#018x}"),
             ("raw bytes", extent.raw_bytes, raw_bytes),
-            ("records", extent.records, records if self._count_records else extent.records),
+            ("records", extent.records, extent.records if counter is None else records),
         )
         for what, expected, got in comparisons:
             if expected != got:
                 self._faults.append(Fault(place, f"the extent has other {what}", expected, got))
                 return
+
+    def _check_end(self) -> None:
+        is_whole = not (self._faults or self._inspection.faults or self._inspection.unfinished)
+        if self._counter is None or not is_whole:
+            return
+        try:
+            self._counter.finish()
+        except Malformed as problem:
+            place = Place(self._data.path, offset=self._data.bytes)
+            self._faults.append(Fault(place, problem.what, problem.expected, problem.found))
 
     def _walk_loose(self, start: int) -> None:
         """List the buffers that no entry covers.
@@ -748,7 +792,7 @@ class _Checker:
         """Add the buffers from ``start`` on; gives what ended that before the end of the file."""
         try:
             for found in walk(self._descriptor, start, self._data.bytes):
-                kind, records = found.stored.data_type.name, self._records_in(found)
+                kind, records = found.stored.data_type.name, self._records_alone(found)
                 self._loose.append(LooseBuffer(found.offset, found.bytes, found.raw_bytes, kind, records))
                 self._advance(found.bytes)
         except Malformed as problem:
@@ -765,10 +809,17 @@ class _Checker:
         size = os.pread(self._descriptor, _SIZE_FIELD.stop, offset)[_SIZE_FIELD]
         return offset + sealed_size(int.from_bytes(size, "little"))
 
-    def _records_in(self, found: FoundBuffer) -> int | None:
-        if self._count_records is None:
+    def _records_alone(self, found: FoundBuffer) -> int | None:
+        if self._counter is None:
             return None
-        try:
-            return self._count_records(found.memory, found.stored)
-        except Malformed as problem:
-            raise Malformed(problem.what, found.offset, problem.expected, problem.found) from None
+        with _at(found.offset):
+            return self._counter.alone(found.memory, found.stored)
+
+
+@contextmanager
+def _at(offset: int) -> Iterator[None]:
+    """What a counter finds wrong is wrong there in the file."""
+    try:
+        yield
+    except Malformed as problem:
+        raise Malformed(problem.what, offset, problem.expected, problem.found) from None

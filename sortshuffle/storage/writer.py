@@ -6,7 +6,8 @@
 
 Rules
 * `finish()` or `abandon()`, nothing between; used as a context manager, an exception abandons.
-* A subpartition's buffers in a region come together: coming back to one is a `StateError`.
+* A subpartition's buffers in a region come together, in one part or several: coming back to one is a
+  `StateError`.
 * Subpartitions come in the file's order (`write_order`), so that empty ones can be given the offset where
   they would have been.
 * Until `finish()` the names end in ``.partial`` and the writer holds an exclusive lock on the data file:
@@ -24,6 +25,7 @@ import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
 
@@ -31,8 +33,8 @@ import numpy as np
 import xxhash
 
 from sortshuffle.errors import OutOfDiskError, StateError
-from sortshuffle.format.buffer import SealedBuffer, extent_checksum
-from sortshuffle.format.checksum import BytesLike
+from sortshuffle.format.buffer import SealedBuffer
+from sortshuffle.format.checksum import BytesLike, checksum_of_checksums
 from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, INDEX_MAGIC, FileHeader
 from sortshuffle.format.index import ENTRY, Entries, RegionKind, Writer, pack_tail
 from sortshuffle.storage.lifetime import delete_unfinished
@@ -51,6 +53,28 @@ class _State(Enum):
     ABANDONED = "abandoned"
 
 
+@dataclass(slots=True)
+class _OpenExtent:
+    """What an index entry says of an extent, while buffers are appended to it. ``offset``: of its begin."""
+
+    offset: int
+    bytes: int = 0
+    raw_bytes: int = 0
+    records: int = 0
+    checksums: list[int] = field(default_factory=list)
+
+    def add(self, buffer: SealedBuffer) -> None:
+        self.bytes += buffer.bytes
+        self.raw_bytes += buffer.raw_bytes
+        self.records += buffer.records
+        self.checksums.append(buffer.checksum)
+
+    def entry(self) -> tuple[int, ...]:
+        """The fields of `ENTRY`."""
+        digest = checksum_of_checksums(self.checksums)
+        return (self.offset, self.bytes, self.raw_bytes, self.records, digest, len(self.checksums), 0)
+
+
 class PartitionedFileWriter:
     """Writes one result partition. Raises `OutOfDiskError` when the disk is full, `StateError` when
     called out of order, FileExistsError when this attempt's file is there already."""
@@ -65,6 +89,7 @@ class PartitionedFileWriter:
         self._kinds: list[RegionKind] = []
         self._entries: Entries = np.empty(0, ENTRY)
         self._written = -1  # position in the write order of the last subpartition of this region
+        self._extent = _OpenExtent(0)  # its extent, which may go on
         self._index_digest = xxhash.xxh3_64()
         self._index_bytes = 0
         self._state = _State.BETWEEN_REGIONS
@@ -91,7 +116,7 @@ class PartitionedFileWriter:
         self._state = _State.IN_REGION
 
     def write_extents(self, extents: Sequence[tuple[int, list[SealedBuffer]]]) -> None:
-        """Append the extents of these subpartitions, in the write order, each whole."""
+        """Append extents of these subpartitions, or parts of them, in the write order."""
         self._expect(_State.IN_REGION)
         with self._or_failed():
             pieces: list[BytesLike] = []
@@ -114,6 +139,7 @@ class PartitionedFileWriter:
         if self._written < 0:
             self._kinds.pop()
             return
+        self._end_extent()
         if self._kinds[-1] is RegionKind.BROADCAST:
             self._entries[:] = self._entries[0]
         else:
@@ -150,36 +176,38 @@ class PartitionedFileWriter:
         self.abandon()
 
     def _place(self, subpartition: int, buffers: list[SealedBuffer]) -> None:
-        """Fill in the entry of an extent that is about to be appended."""
+        """Count buffers that are about to be appended in the entry of their extent."""
         first, count = self.header.first_subpartition, self.header.subpartitions
         position = (subpartition - first) % count
+        if not 0 <= subpartition < count or position != self._written:
+            self._begin_extent(subpartition, position)
+        for buffer in buffers:
+            self._extent.add(buffer)
+            self.data_bytes += buffer.bytes
+
+    def _begin_extent(self, subpartition: int, position: int) -> None:
         if self._kinds[-1] is RegionKind.BROADCAST and subpartition != 0:
             raise StateError(
                 f"subpartition {subpartition} in broadcast region {len(self._kinds) - 1}: its one extent is"
                 " written as subpartition 0's"
             )
-        if not 0 <= subpartition < count or position <= self._written:
+        if not 0 <= subpartition < self.header.subpartitions or position < self._written:
             raise StateError(
                 f"subpartition {subpartition} comes out of order in region {len(self._kinds) - 1}: its data"
                 " must come together, in the write order"
             )
+        self._end_extent()
         self._place_empty(self._written + 1, position)
-        size = sum(buffer.bytes for buffer in buffers)
-        records = sum(buffer.records for buffer in buffers)
-        raw_bytes = sum(buffer.raw_bytes for buffer in buffers)
-        self._entries[subpartition] = (
-            self.data_bytes,
-            size,
-            raw_bytes,
-            records,
-            extent_checksum(buffers),
-            len(buffers),
-            0,
-        )
         self._written = position
-        self.data_bytes += size
-        self.records += records
-        self.buffers += len(buffers)
+        self._extent = _OpenExtent(self.data_bytes)
+
+    def _end_extent(self) -> None:
+        """Fill in the entry of the extent that was begun last."""
+        if self._written >= 0:
+            subpartition = (self._written + self.header.first_subpartition) % self.header.subpartitions
+            self._entries[subpartition] = self._extent.entry()
+            self.records += self._extent.records
+            self.buffers += len(self._extent.checksums)
 
     def _place_empty(self, start: int, end: int) -> None:
         """Give the empty subpartitions at write positions ``start..end-1`` the offset reached so far."""
@@ -269,6 +297,7 @@ def _write_all(descriptor: int, pieces: Sequence[BytesLike], path: str) -> None:
 
 def _translated(error: OSError, path: str, wanted: int) -> OSError:
     if error.errno not in _NO_SPACE:
+        error.filename = path  # a write's own error names none
         return error
     directory = os.path.dirname(path)
     space = os.statvfs(directory)

@@ -1,7 +1,9 @@
-"""The producing side: rows in, one result partition out.
+"""The producing side: rows or records in, one result partition out.
 
-    batches -> ChannelSelector (one id per row) -> encoder (cluster or sort, encode, compress, checksum)
-            -> region (one gathered append when the task's memory is full) -> finish
+    batches -> ChannelSelector (one id per row) -> RowEncoder (cluster or sort, encode, compress, checksum)
+    records -> RecordWriter (one id per key, objects pickled together) -> FrameEncoder (into segments)
+            -> region (gathered appends when the task's memory is full) -> finish
 
-Used by the map stage of a `ShuffleFrame`. Knows nothing of Spark or of any network.
+Used by the map stages of `ShuffleFrame` and `ShuffleRDD`, and by the shuffle manager's door. Knows nothing of
+Spark or of any network.
 """

@@ -1,65 +1,83 @@
 """`SortMergeResultPartition`: the output of one producer task.
 
-    open --write, broadcast--> open --finish--> finished
-      \\--a call that fails--> failed; rows may be lost, so nothing but abandon is left
+    open --write, broadcast, emit, broadcast_frame, broadcast_event, ..--> open --finish--> finished
+      \\--a call that fails--> failed; records may be lost, so nothing but abandon is left
       \\----------------------------abandon---> abandoned (no files)
 
-Rows go to an encoder until the task's memory is full; then everything held becomes one region. A row never
-spans regions. Broadcast rows go to a broadcast region of their own, stored once for all subpartitions; they
-are collected beside the unicast rows, so that alternating the two makes no tiny regions. Unicast and
-broadcast rows keep their order among themselves, not with each other.
+Used by every door: `ShuffleFrame` writes Arrow batches (`write`, `broadcast`), `ShuffleRDD` and the shuffle
+manager write frames (`emit`, `broadcast_frame`, `broadcast_event`). Its layout says which; the other calls
+are a `UsageError`.
 
-Single-threaded. Owns the file writer: `finish()` or `abandon()`, nothing between; as a context manager,
-leaving without `finish()` abandons.
+Records are held until the task's memory is full; then everything held becomes a region. A record never spans
+regions. What is broadcast has a region of its own, stored once for all subpartitions; it is collected
+beside the unicast records, so that alternating the two makes no tiny regions. Unicast and broadcast records
+keep their order among themselves, not with each other.
+
+An event keeps its order with everything: what was written before it is before it, for every consumer. So it
+ends the regions that are open, and has one of its own. `finish()` broadcasts `END_OF_DATA` and
+`END_OF_PARTITION` as the last region of frames, by which a consumer knows that its stream is complete. Arrow
+partitions have no events: their index and their control rows say it.
+
+Single-threaded. Owns the file writer and the layout's buffer pool: `finish()` or `abandon()`, nothing
+between; as a context manager, leaving without `finish()` abandons.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from sortshuffle.errors import StateError, UnsupportedError
+from sortshuffle.errors import StateError, UnsupportedError, UsageError
+from sortshuffle.format.header import PayloadKind
 from sortshuffle.format.index import RegionKind, Writer
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
+from sortshuffle.payload.events import Event, seal_event
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
-from sortshuffle.write.data_buffer import DataBuffer, Extent, bytes_of
-from sortshuffle.write.encoders import (
-    ClusterEncoder,
-    Encoder,
-    PartitionLayout,
-    SortEncoder,
-    sliced,
-    write_batch,
-)
+from sortshuffle.write.data_buffer import Extent, bytes_of
+from sortshuffle.write.encoders import PartitionLayout, write_batch
+from sortshuffle.write.frame_encoder import BytesLike, Frame, FrameEncoder, FrameLayout, frame_intakes
+from sortshuffle.write.intake import Intake, Intakes, row_intakes
 
-BROADCAST_SHARE = 4  # part of the budget that broadcast rows may hold before they become a region
+Counts = npt.NDArray[np.int64]
 
 
 class SortMergeResultPartition:
-    """Writes rows into one partitioned file, in regions of about ``budget.limit`` bytes.
+    """Writes records into one partitioned file, in regions of about ``budget.limit`` bytes.
 
-    ``budget``: this partition's own, or its own share of one. Calls after `finish()`, `abandon()` or a call
-    that failed are a `StateError`.
+    ``layout``: of rows or of frames. ``budget``: this partition's own, or its own share of one. Calls after
+    `finish()`, `abandon()` or a call that failed are a `StateError`; one that is refused as it stands
+    (`UsageError`) changes nothing.
     """
 
     def __init__(
         self,
         writer: PartitionedFileWriter,
-        layout: PartitionLayout,
+        layout: PartitionLayout | FrameLayout,
         budget: MemoryBudget,
         metrics: TaskMetrics,
     ) -> None:
         self.metrics = metrics
         self._writer = writer
-        self._layout = layout
         self._budget = budget
-        self._encoder = self._new_encoder()
-        self._broadcasts = DataBuffer([0], budget)
+        try:
+            _check_header(writer, layout)
+            self._intakes = _intakes(layout, writer.write_order, budget, metrics)
+        except BaseException:
+            if isinstance(layout, FrameLayout):
+                layout.pool.close()
+            writer.abandon()
+            raise
+        self._unicast = self._intakes.unicast
+        self._broadcast = self._intakes.broadcast
+        self._subpartition_bytes = np.zeros(writer.header.subpartitions, np.int64)
+        self._subpartition_records = np.zeros(writer.header.subpartitions, np.int64)
         self._state = "open"
 
     @property
@@ -67,40 +85,74 @@ class SortMergeResultPartition:
         """The id that both files carry."""
         return self._writer.header.file_id
 
+    @property
+    def subpartitions(self) -> int:
+        return self._writer.header.subpartitions
+
+    @property
+    def subpartition_bytes(self) -> Counts:
+        """Bytes that the consumer of each subpartition reads from the data file; what is broadcast counts for
+        each. Complete after `finish()`: the index's entries add up to the same. Shape (subpartitions,)."""
+        return np.array(self._subpartition_bytes)
+
+    @property
+    def subpartition_records(self) -> Counts:
+        """Records that the consumer of each subpartition gets, likewise."""
+        return np.array(self._subpartition_records)
+
     def write(self, batch: pa.RecordBatch) -> None:
         """Send each row to the subpartition that the selector gives it. The batch is of the payload's
         schema; it is not kept beyond the region it goes into."""
-        with self._whole_or_failed():
-            for piece in sliced(batch, self._encoder.unit_bytes):
-                self._make_room(piece)
-                self._encoder.add(piece)
+        self._put(self._unicast, batch)
 
     def broadcast(self, batch: pa.RecordBatch) -> None:
         """Send every row to every subpartition. Not where extents are ordered by key: `UnsupportedError`."""
-        if self._layout.order is not None:
-            raise UnsupportedError(
-                "rows cannot be broadcast into extents that are ordered by key: write them to every"
-                " subpartition"
-            )
+        self._put(self._broadcast, batch)
+
+    def emit(self, frame: BytesLike, subpartition: int) -> None:
+        """Send a frame to a subpartition. Its memory may be used again when the call returns. The payload
+        says how many records it is."""
+        self._put(self._unicast, Frame.of(frame, subpartition))
+
+    def broadcast_frame(self, frame: BytesLike) -> None:
+        """Send a frame to every subpartition, storing it once."""
+        self._put(self._broadcast, Frame.of(frame, 0))
+
+    def broadcast_event(self, event: Event) -> None:
+        """Send an event to every subpartition, behind all that was written before and ahead of all that is
+        written later. That ends the open regions: not for something that comes with every record."""
+        self._expect_open()
+        broadcast = self._event_intake()
+        if event in self._intakes.last:
+            raise UsageError(f"{event} is what finish() broadcasts")
+        sealed = seal_event(event)
         with self._whole_or_failed():
-            for piece in sliced(batch, self._encoder.unit_bytes):
-                self._make_room(piece)
-                self._broadcasts.append(0, self._layout.payload.encode(piece, self.metrics.seconds))
-                if self._broadcasts.bytes > self._budget.limit // BROADCAST_SHARE:
-                    self._write_region(RegionKind.BROADCAST, self._broadcasts.drain())
+            self._write_region(self._unicast)
+            broadcast.add_event(sealed)
+            self._write_region(broadcast)
 
     def flush(self) -> None:
-        """Make a region of everything held. Does nothing if nothing is."""
+        """Nothing, by design: a consumer reads this partition when it is finished, and never before. A region
+        that was cut short for it would only cost everyone a smaller read. (`end_region` cuts one.)"""
+        self._expect_open()
+
+    def end_region(self) -> None:
+        """Make a region of everything unicast that is held. Does nothing if nothing is."""
+        self._expect_open()
         with self._whole_or_failed():
-            self._write_region(RegionKind.UNICAST, self._encoder.drain())
+            self._write_region(self._unicast)
 
     def finish(self, writer: Writer) -> PartitionedFile:
         """Write what is held, and complete the file; only then can it be read."""
+        self._expect_open()
         with self._whole_or_failed():
-            self._write_region(RegionKind.UNICAST, self._encoder.drain())
-            self._write_region(RegionKind.BROADCAST, self._broadcasts.drain())
+            self._write_region(self._unicast)
+            for event in self._intakes.last:
+                self._event_intake().add_event(seal_event(event))
+            self._write_region(self._broadcast)
+            self._intakes.close()
             with self.metrics.step("write"):
-                file = self._writer.finish(writer, self._layout.payload.schema.serialize().to_pybytes())
+                file = self._writer.finish(writer, self._intakes.schema)
         self._state = "finished"
         self.metrics.add(
             rows_written=self._writer.records,
@@ -117,10 +169,12 @@ class SortMergeResultPartition:
         if self._state in ("finished", "abandoned"):
             return
         self._state = "abandoned"
-        self._encoder = self._new_encoder()
-        self._broadcasts = DataBuffer([0], self._budget)
-        self._budget.release_all()
-        self._writer.abandon()
+        with ExitStack() as stack:  # one failure does not keep the others from their turn, the last first
+            stack.callback(self._writer.abandon)
+            stack.callback(self._budget.release_all)
+            stack.callback(self._intakes.close)
+            stack.callback(self._broadcast.discard)
+            stack.callback(self._unicast.discard)
 
     def __enter__(self) -> SortMergeResultPartition:
         return self
@@ -130,35 +184,84 @@ class SortMergeResultPartition:
     ) -> None:
         self.abandon()
 
-    def _new_encoder(self) -> Encoder:
-        layout, write_order = self._layout, self._writer.write_order
-        if layout.order is None:
-            return ClusterEncoder(layout, write_order, self._budget, self.metrics)
-        return SortEncoder(layout, layout.order, write_order, self._budget, self.metrics)
+    def _expect_open(self) -> None:
+        if self._state != "open":
+            raise StateError(f"{self._writer.file.base} is {self._state}, which does not allow this call")
 
     @contextmanager
     def _whole_or_failed(self) -> Iterator[None]:
-        if self._state != "open":
-            raise StateError(f"{self._writer.file.base} is {self._state}, which does not allow this call")
         try:
             yield
         except BaseException:
             self._state = "failed"
             raise
 
-    def _make_room(self, piece: pa.RecordBatch) -> None:
-        if not self._encoder.room_for(piece):
-            self._write_region(RegionKind.UNICAST, self._encoder.drain())
+    def _event_intake(self) -> FrameEncoder:
+        if isinstance(self._broadcast, FrameEncoder):
+            return self._broadcast
+        raise UnsupportedError("a partition of Arrow batches has no events: its index says what is complete")
 
-    def _write_region(self, kind: RegionKind, extents: Iterator[Extent]) -> None:
-        self._writer.start_region(kind)
-        for batch in _batched(extents, write_batch(self._budget.limit)):
-            self.metrics.add(raw_bytes_written=sum(b.raw_bytes for _, extent in batch for b in extent))
+    def _put(self, intake: Intake, item: object) -> None:
+        self._expect_open()
+        pieces = intake.pieces(item)
+        with self._whole_or_failed():
+            for piece in pieces:
+                self._make_room(intake, piece)
+                intake.add(piece)
+                if intake.is_due:
+                    self._spill(intake)
+
+    def _make_room(self, intake: Intake, piece: object) -> None:
+        """Write regions until the piece fits or nothing is held. The intake that holds more goes first: no
+        region is tiny because the other takes the memory."""
+        if intake.room_for(piece):
+            return
+        for fuller in sorted((self._unicast, self._broadcast), key=lambda each: -each.bytes):
+            self._spill(fuller)
+            if intake.room_for(piece):
+                return
+
+    def _spill(self, intake: Intake) -> None:
+        """Write a region because the memory is full."""
+        before = self._writer.regions
+        self._write_region(intake)
+        self.metrics.add(spills=self._writer.regions - before)
+
+    def _write_region(self, intake: Intake) -> None:
+        self._writer.start_region(intake.kind)
+        for batch in _batched(intake.drain(), write_batch(self._budget.limit)):
+            self._count(intake.kind, batch)
             with self.metrics.step("write"):
                 self._writer.write_extents(batch)
             self._budget.release(sum(bytes_of(extent) for _, extent in batch))
             del batch  # before the next ones are made
         self._writer.finish_region()
+        intake.written()
+
+    def _count(self, kind: RegionKind, batch: list[Extent]) -> None:
+        for subpartition, extent in batch:
+            readers = slice(None) if kind is RegionKind.BROADCAST else subpartition
+            self._subpartition_bytes[readers] += bytes_of(extent)
+            self._subpartition_records[readers] += sum(buffer.records for buffer in extent)
+        self.metrics.add(raw_bytes_written=sum(b.raw_bytes for _, extent in batch for b in extent))
+
+
+def _check_header(writer: PartitionedFileWriter, layout: PartitionLayout | FrameLayout) -> None:
+    said = (writer.header.payload_kind, writer.header.codec)
+    kind = layout.payload.kind if isinstance(layout, FrameLayout) else PayloadKind.ARROW
+    if said != (kind, layout.payload.codec):
+        raise UsageError(
+            f"the file's header says {said[0].name} with codec {said[1].name}, its layout {kind.name} with"
+            f" {layout.payload.codec.name}"
+        )
+
+
+def _intakes(
+    layout: PartitionLayout | FrameLayout, write_order: list[int], budget: MemoryBudget, metrics: TaskMetrics
+) -> Intakes:
+    if isinstance(layout, FrameLayout):
+        return frame_intakes(layout, write_order, budget, metrics)
+    return row_intakes(layout, write_order, budget, metrics)
 
 
 def _batched(extents: Iterator[Extent], most: int) -> Iterator[list[Extent]]:

@@ -92,11 +92,11 @@ def start(
 
 
 def fill(output: SortMergeResultPartition, unicast_regions: int = 2, count: int = ROWS) -> None:
-    """Unicast regions of ``count`` rows each, all of them flushed."""
+    """Unicast regions of ``count`` rows each."""
     subpartitions = output._writer.header.subpartitions
     for region in range(unicast_regions):
         output.write(rows(region * count, count, subpartitions))
-        output.flush()
+        output.end_region()
 
 
 def signature(exchange: int, map_index: int, attempt: int, application: str) -> Writer:

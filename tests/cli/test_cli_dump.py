@@ -437,18 +437,6 @@ def test_rows_that_do_not_decode_are_a_fault(tmp_path: Path) -> None:
     assert document["records"]["rows"] == []
 
 
-def test_payloads_that_are_not_arrow_are_not_decoded(tmp_path: Path) -> None:
-    header = FileHeader(FILE_ID, 1, 0, Codec.NONE, PayloadKind.PICKLE)
-    with PartitionedFileWriter(PartitionedFile.named(str(tmp_path), 1, 0, 1), header) as writer:
-        writer.start_region()
-        writer.write_extents([(0, [seal(b"pickled", 7, records=1)])])
-        writer.finish_region()
-        file = writer.finish(Writer())
-    code, document = run_json("dump", file.data_path, "--records", 1)
-    assert code == 0
-    assert document["records"]["problem"] == "only Arrow payloads can be shown as rows, and these are pickle"
-
-
 # ---- unfinished -----------------------------------------------------------------------------------------
 
 

@@ -109,6 +109,7 @@ def test_what_was_read_is_counted(output: MapOutput) -> None:
         "rows_read": 2588,
         "bytes_read": sum(extent.bytes for extent in fetch.extents),
         "raw_bytes_read": sum(message.serialize().size for message in MESSAGES),
+        "buffers_read": 5,
         "extents_read": 3,
     }
     assert fetch.run(output.payload).metrics.counts == streaming.counts == expected
@@ -175,7 +176,7 @@ def test_a_stream_charges_the_part_it_holds(output: MapOutput) -> None:
 def test_a_fetch_says_what_it_holds_at_most(output: MapOutput) -> None:
     fetch = fetch_of(output)
     raw = sum(message.serialize().size for message in MESSAGES)
-    assert fetch.memory == raw + sum(extent.bytes for extent in fetch.extents)
+    assert fetch.memory(output.payload) == raw + sum(extent.bytes for extent in fetch.extents)
 
 
 def test_a_stream_that_is_closed_in_the_middle_leaves_nothing_open(output: MapOutput, tmp_path: Path) -> None:
@@ -248,7 +249,7 @@ def test_a_file_cut_short_is_damage(output: MapOutput, read: Callable[[Fetch, Ma
 
 
 @BOTH_WAYS
-@pytest.mark.parametrize("wrong", [{"records": 501}, {"raw_bytes": 7}])
+@pytest.mark.parametrize("wrong", [{"records": 501}, {"raw_bytes": 10**9}])
 def test_rows_and_raw_bytes_are_held_against_the_entry(
     output: MapOutput, read: Callable[[Fetch, MapOutput], object], wrong: dict[str, int]
 ) -> None:
@@ -259,6 +260,23 @@ def test_rows_and_raw_bytes_are_held_against_the_entry(
     assert (caught.value.place.region, caught.value.place.offset) == (1, extent.offset)
     assert caught.value.expected == f"{extent.records} rows in {extent.raw_bytes} bytes"
     assert caught.value.found == f"500 rows in {MESSAGES[3].serialize().size} bytes"
+
+
+@BOTH_WAYS
+def test_no_more_is_decompressed_than_the_entry_says(
+    output: MapOutput, read: Callable[[Fetch, MapOutput], object]
+) -> None:
+    """What a fetch may hold is known from the entries: a buffer that says more is not believed."""
+    first, second = (message.serialize().size for message in MESSAGES[:2])
+    fetch = fetch_of(
+        output, lambda each: each if each.region else replace(each, raw_bytes=first + second - 1)
+    )
+    payload = CountingPayload(output.payload.schema, output.payload.codec)
+    with pytest.raises(CorruptDataError, match="another number of rows or raw bytes") as caught:
+        read(fetch, replace(output, payload=payload))
+    assert caught.value.found == f"at least {first + second} bytes"
+    assert (caught.value.place.region, caught.value.place.offset) == (0, fetch.extents[0].offset)
+    assert payload.decoded == 1
 
 
 @BOTH_WAYS

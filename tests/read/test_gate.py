@@ -5,9 +5,11 @@ behind. With the writing side at the other end: rows of every type go through wh
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from engine import AllTo, Modulo, changed, new_output, open_files
+from engine import AllTo, Modulo, changed, names, new_output, open_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from key_cases import KEY_CASES, KeyCase
@@ -25,6 +27,7 @@ from map_outputs import (
     Consumer,
     MapOutput,
     consumer_of,
+    files_in,
     reading_threads,
     rows_of,
     write_map,
@@ -40,8 +43,8 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.read.channel import LocalInputChannel
-from sortshuffle.read.gate import BATCH_BYTES, BATCH_ROWS, InputGate, joined, planned
-from sortshuffle.storage.reader import Extent, extents_of, read_index
+from sortshuffle.read.gate import BATCH_BYTES, BATCH_ROWS, InputGate, joined
+from sortshuffle.storage.reader import extents_of, read_index
 
 PATIENCE = 30.0  # seconds until a test that would wait for ever fails instead
 BY_NUMBER = RowOrder((0,))
@@ -98,6 +101,7 @@ def assert_nothing_is_left(consumer: Consumer, directory: Path) -> None:
     assert consumer.budget.used == 0
     assert reading_threads() == []
     assert open_files(directory) == []
+    assert [name for name in names(directory) if name.startswith("merge-")] == []
 
 
 # --- the order ---------------------------------------------------------------------------------------------
@@ -224,21 +228,6 @@ def test_small_batches_are_joined_and_large_ones_pass(sizes: list[int], width: i
         assert here or behind  # what is smaller stands before one that passed as it was
     large = [each for each in pieces if each.num_rows >= BATCH_ROWS or each.nbytes >= BATCH_BYTES]
     assert [each for each in found if any(each is one for one in large)] == large
-
-
-@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=30), st.integers(1, 150))
-def test_extents_are_fetched_together_up_to_a_size(sizes: list[tuple[int, int]], most: int) -> None:
-    extents = tuple(Extent(region, 0, 0, *size, 0, 0, 0) for region, size in enumerate(sizes))
-    channels = [
-        LocalInputChannel(None, b"", number, "", part)  # type: ignore[arg-type]
-        for number, part in enumerate((extents[:7], (), extents[7:]))
-    ]
-    fetches = list(planned(channels, most))
-    assert [extent for fetch in fetches for extent in fetch.extents] == list(extents)
-    assert all(fetch.memory <= most or len(fetch.extents) == 1 for fetch in fetches)
-    for fetch, behind in itertools.pairwise(fetches):
-        if behind.channel is fetch.channel:
-            assert fetch.memory + sum(sizes[behind.extents[0].region]) > most
 
 
 def test_batches_of_a_gate_are_worth_a_call(tmp_path: Path) -> None:
@@ -373,6 +362,61 @@ def test_a_consumer_that_stops_in_the_middle_leaves_nothing_behind(
 
 
 @BOTH_WAYS
+@MEMORIES
+@pytest.mark.parametrize("taken", [0, 1, 2, 3, 100])
+def test_it_may_be_closed_at_any_point(tmp_path: Path, deliver: Deliver, memory: int, taken: int) -> None:
+    """Before the first batch, behind any of four, and behind the last."""
+    consumer = consumer_of(maps(tmp_path, 8, messages=40, rows=100, wide=100), memory=memory)
+    found = deliver(consumer.gate)
+    rows = sum(each.num_rows for each in itertools.islice(found, taken))
+    assert (rows == 64_000) == (taken == 100)
+    found.close()  # type: ignore[attr-defined]
+    found.close()  # type: ignore[attr-defined]
+    assert_nothing_is_left(consumer, tmp_path)
+
+
+class Stop(BaseException):
+    """Not an error that anybody could handle."""
+
+
+class FailingPayload(ArrowPayload):
+    """Fails at one of the buffers that it decodes, in whichever thread, and at those behind it."""
+
+    def __init__(self, fail_at: int) -> None:
+        super().__init__(SCHEMA, Codec.LZ4)
+        self._calls = itertools.count(1)
+        self._fail_at = fail_at
+
+    def decode(self, extent: pa.Buffer, buffer: StoredBuffer, seconds: Counter[str]) -> pa.RecordBatch:
+        if next(self._calls) >= self._fail_at:
+            raise Stop("here")
+        return super().decode(extent, buffer, seconds)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("memory", [MIB // 64, 64 * MIB])
+def test_a_failure_at_any_buffer_reaches_the_consumer_and_leaves_nothing_behind(
+    tmp_path: Path, deliver: Deliver, memory: int
+) -> None:
+    outputs = maps(tmp_path, 3, regions=2, messages=4, wide=100)
+    for fail_at in range(1, 25):
+        consumer = consumer_of(outputs, memory=memory, payload=FailingPayload(fail_at), threads=3)
+        with pytest.raises(Stop, match="here"):
+            list(deliver(consumer.gate))
+        assert_nothing_is_left(consumer, tmp_path)
+
+
+@BOTH_WAYS
+@MEMORIES
+def test_a_consumer_that_fails_leaves_nothing_behind(tmp_path: Path, deliver: Deliver, memory: int) -> None:
+    consumer = consumer_of(maps(tmp_path, 8, messages=40, rows=100, wide=100), memory=memory)
+    with pytest.raises(ZeroDivisionError), closing(deliver(consumer.gate)) as found:  # type: ignore[type-var]
+        for number, _ in enumerate(found):
+            1 // (1 - number)
+    assert_nothing_is_left(consumer, tmp_path)
+
+
+@BOTH_WAYS
 def test_nothing_is_read_before_the_first_batch_is_asked_for(tmp_path: Path, deliver: Deliver) -> None:
     """The task must be inside its error handling when a file turns out to be lost."""
     outputs = maps(tmp_path, 2)
@@ -459,7 +503,8 @@ def consumers(outputs: Sequence[Any], payload: ArrowPayload, memory: int) -> Ite
             )
             for number, (output, index) in enumerate(zip(outputs, indexes, strict=True))
         ]
-        yield InputGate(channels, payload, MemoryBudget(memory), 2, TaskMetrics())
+        new_file = files_in(os.path.dirname(outputs[0].file.base))
+        yield InputGate(channels, payload, MemoryBudget(memory), 2, TaskMetrics(), new_file)
 
 
 @settings(max_examples=40)

@@ -377,14 +377,30 @@ def test_a_tail_that_only_a_broken_writer_makes_is_a_fault(file: PartitionedFile
     assert "JSON" in found.faults[0].what
 
 
-def test_records_are_counted_by_whoever_knows_them(file: PartitionedFile) -> None:
-    def count(memory: pa.Buffer, buffer: StoredBuffer) -> int:
+class Counter:
+    """Counts a payload's bytes as its records, and does it wrongly for some sizes."""
+
+    def __init__(self) -> None:
+        self.is_finished = False
+
+    def of_extent(self) -> Counter:
+        return self
+
+    def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> int:
         assert buffer.data_type is DataType.DATA
         if buffer.size == 300:
             raise Malformed("not a frame", 0)
         return buffer.size + (buffer.size == 1000)
 
-    check = check_data(inspect(file.data_path), count)
+    def alone(self, memory: pa.Buffer, buffer: StoredBuffer) -> int:
+        return self.count(memory, buffer)
+
+    def finish(self) -> None:
+        self.is_finished = True
+
+
+def test_records_are_counted_by_whoever_knows_them(file: PartitionedFile) -> None:
+    check = check_data(inspect(file.data_path), Counter())
     assert [(f.place.region, f.place.subpartition, f.what) for f in check.faults] == [
         (0, 3, "the extent has other records"),
         (1, 2, "not a frame"),

@@ -32,6 +32,7 @@ from hypothesis import strategies as st
 from sortshuffle.errors import OutOfDiskError, StateError
 from sortshuffle.format.buffer import SealedBuffer, seal
 from sortshuffle.format.index import RegionKind, Writer
+from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, seal_event
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import read_index
 from sortshuffle.storage.writer import IOV_MAX, PartitionedFileWriter, _write_all
@@ -121,7 +122,10 @@ def test_the_worked_example_of_the_format_description_is_what_is_written(tmp_pat
         assert len(documented[name]) == int(size)
     example_writer = Writer("app-1", 3, 5, 17, 204, "h", "2026-01-02T03:04:05Z", "sortshuffle 0.1.0")
     with new_writer(tmp_path, subpartitions=2, first=1) as writer:
-        write_region(writer, Region({1: [b"hello"]}), [1, 0])
+        write_region(writer, Region({1: [b"\5\0\0\0hello"]}), [1, 0])
+        writer.start_region(RegionKind.BROADCAST)
+        writer.write_extents([(0, [seal_event(END_OF_DATA), seal_event(END_OF_PARTITION)])])
+        writer.finish_region()
         file = writer.finish(example_writer)
     data, index = contents(file)
     assert documented["Data"].hex(" ") == data.hex(" ")
@@ -211,6 +215,23 @@ def test_extents_of_a_region_may_be_handed_over_in_several_calls(tmp_path: Path)
         writer.finish_region()
         file = writer.finish(WRITER)
     assert contents(file) == pair_by_hand(Pair(3, 1, [Region({1: [b"x"], 2: [b"y"], 0: [b"z"]})]))
+
+
+@pytest.mark.parametrize("cuts", [[1], [1, 1], [2], [0, 3]])
+def test_an_extent_may_be_handed_over_in_parts(tmp_path: Path, cuts: list[int]) -> None:
+    payloads = [b"a", b"bc" * 50, b"d"]
+    pair = Pair(3, regions=[Region({1: payloads, 2: [b"e"]})])
+    with new_writer(tmp_path) as writer:
+        writer.start_region()
+        rest = buffers(*payloads)
+        for cut in cuts:
+            writer.write_extents([(1, rest[:cut])])
+            rest = rest[cut:]
+        writer.write_extents([(1, rest), (2, buffers(b"e"))])
+        writer.finish_region()
+        assert (writer.records, writer.buffers) == (4, 4)
+        file = writer.finish(WRITER)
+    assert contents(file) == pair_by_hand(pair)
 
 
 def test_counts_are_those_of_the_file(tmp_path: Path) -> None:
@@ -359,7 +380,6 @@ def test_a_call_out_of_order_is_a_state_error(tmp_path: Path, state: Call, call:
 @pytest.mark.parametrize(
     ("first", "sequence"),
     [
-        (0, [0, 0]),
         (0, [0, 1, 0]),
         (0, [1, 0]),
         (2, [0, 2]),
@@ -459,6 +479,17 @@ def test_a_full_disk_at_finish_is_an_out_of_disk_error_and_leaves_nothing(disk: 
         with pytest.raises(StateError, match="failed"):
             writer.finish(WRITER)
     assert (names(disk), open_files(disk)) == ([ballast.name], [])
+
+
+def test_any_other_error_of_a_write_names_the_file() -> None:
+    source, out = os.pipe()
+    os.close(source)
+    try:
+        with pytest.raises(BrokenPipeError) as caught:
+            _write_all(out, [b"x"], "/some/file")
+    finally:
+        os.close(out)
+    assert caught.value.filename == "/some/file"
 
 
 def test_short_and_interrupted_writes_are_finished() -> None:

@@ -1,5 +1,5 @@
-"""Encoders: rows clustered in the order of arrival or sorted into runs, messages of bounded size, and memory
-that stays within the budget, counted and as Arrow allocates it, whatever the rows and wherever they go."""
+"""`RowEncoder`: rows in the order of arrival or sorted into runs, messages of bounded size, and memory that
+stays within the budget, counted and as Arrow allocates it, whatever the rows and wherever they go."""
 
 from __future__ import annotations
 
@@ -22,23 +22,15 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import GIB, KIB, MIB
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.write.clustering import MOST_SINGLE
 from sortshuffle.write.data_buffer import bytes_of
-from sortshuffle.write.encoders import (
-    ROW_BYTES,
-    ClusterEncoder,
-    Encoder,
-    PartitionLayout,
-    SortEncoder,
-    cluster,
-    size_of,
-    sliced,
-    unit_bytes,
-    write_batch,
-)
+from sortshuffle.write.encoders import PartitionLayout, RowEncoder, write_batch
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 BY_KEY = RowOrder((0,))
 BOTH = pytest.mark.parametrize("order", [None, BY_KEY], ids=["clustered", "sorted"])
+MANY = 3 * MOST_SINGLE  # so many that they are put into groups
+FEW_OR_MANY = pytest.mark.parametrize("subpartitions", [4, MANY])
 
 
 def rows(keys: list[int], values: list[str | None] | None = None) -> pa.RecordBatch:
@@ -56,19 +48,16 @@ def new_encoder(
     buffer_size: int = 256 * KIB,
     codec: Codec = Codec.NONE,
     selector: Any = None,
-) -> tuple[Encoder, MemoryBudget]:
+) -> tuple[RowEncoder, MemoryBudget]:
     budget = MemoryBudget(memory)
     layout = PartitionLayout(
         ArrowPayload(schema, codec), selector or Modulo(subpartitions), buffer_size, order
     )
     write_order = [*range(first, subpartitions), *range(first)]
-    metrics = TaskMetrics()
-    if order is None:
-        return ClusterEncoder(layout, write_order, budget, metrics), budget
-    return SortEncoder(layout, order, write_order, budget, metrics), budget
+    return RowEncoder(layout, write_order, budget, TaskMetrics()), budget
 
 
-def release(encoder: Encoder, budget: MemoryBudget) -> None:
+def release(encoder: RowEncoder, budget: MemoryBudget) -> None:
     """What whoever writes a region does with its charges, and with its memory."""
     for _, extent in encoder.drain():
         budget.release(bytes_of(extent))
@@ -79,86 +68,24 @@ def decoded(extent: list[SealedBuffer], schema: pa.Schema = SCHEMA) -> list[pa.R
     return [pa.ipc.read_record_batch(pa.py_buffer(buffer.payload), schema) for buffer in extent]
 
 
-def drained(encoder: Encoder, schema: pa.Schema = SCHEMA) -> dict[int, list[dict[str, Any]]]:
+def extents_of(encoder: RowEncoder) -> dict[int, list[SealedBuffer]]:
+    """The buffers of each subpartition that has any, in the order in which the extents come."""
+    extents: dict[int, list[SealedBuffer]] = {}
+    last = None
+    for subpartition, part in encoder.drain():
+        assert subpartition == last or subpartition not in extents, "parts of an extent come together"
+        assert part
+        extents.setdefault(subpartition, []).extend(part)
+        last = subpartition
+    return extents
+
+
+def drained(encoder: RowEncoder, schema: pa.Schema = SCHEMA) -> dict[int, list[dict[str, Any]]]:
     """The rows of each subpartition that has any, in the order in which the extents come."""
     return {
         subpartition: [row for batch in decoded(extent, schema) for row in batch.to_pylist()]
-        for subpartition, extent in encoder.drain()
+        for subpartition, extent in extents_of(encoder).items()
     }
-
-
-# Clustering
-
-
-def test_rows_are_clustered_by_subpartition_and_keep_their_order_in_it() -> None:
-    batch = rows([5, 2, 1, 6, 9, 0, 2])
-    clustered = cluster([batch], Modulo(4), TaskMetrics())
-    assert clustered.bounds.tolist() == [0, 1, 4, 7, 7]
-    assert clustered.batch.column(0).to_pylist() == [0, 5, 1, 9, 2, 6, 2]
-    assert [clustered.slice(s).column(1).to_pylist() for s in range(4)] == [
-        ["5"],
-        ["0", "2", "4"],
-        ["1", "3", "6"],
-        [],
-    ]
-
-
-def test_several_batches_are_clustered_as_one_and_let_go() -> None:
-    batches = [rows([3, 0], ["a", "b"]), rows([0, 3], ["c", "d"])]
-    clustered = cluster(batches, Modulo(4), TaskMetrics())
-    assert clustered.batch.column(1).to_pylist() == ["b", "c", "a", "d"]
-    assert batches == []
-
-
-def test_rows_without_columns_are_clustered() -> None:
-    batch = rows([1, 2, 3]).select([])
-    clustered = cluster([batch, batch], AllTo(4, 2), TaskMetrics())
-    assert clustered.bounds.tolist() == [0, 0, 0, 6, 6]
-    assert [clustered.slice(s).num_rows for s in range(4)] == [0, 0, 6, 0]
-
-
-@pytest.mark.parametrize(
-    "column",
-    [
-        pa.array(range(100)),
-        pa.array([n % 3 == 0 for n in range(100)]),
-        pa.array([None if n % 3 else n for n in range(100)], pa.int32()),
-        pa.array(["x" * n for n in range(100)]),
-        pa.array([None if n % 3 else b"x" * n for n in range(100)], pa.large_binary()),
-        pa.array([list(range(n)) for n in range(100)]),
-        pa.array([{"a": n, "b": "x" * n} for n in range(100)]),
-        pa.array([b"abcd"] * 100, pa.binary(4)),
-        pa.array([None] * 100),
-    ],
-    ids=lambda column: str(column.type),
-)
-def test_sizes_are_those_of_each_subpartitions_rows(column: pa.Array) -> None:
-    batch = pa.record_batch([pa.array(np.arange(100) ** 2), column], names=["k", "v"])
-    clustered = cluster([batch], Modulo(7), TaskMetrics())
-    found = clustered.sizes().tolist()
-    expected = [clustered.slice(s).nbytes for s in range(7)]
-    # bits of bit-packed columns that share a byte are shared out
-    assert found == pytest.approx(expected, abs=4)
-    assert sum(found) == pytest.approx(batch.nbytes, abs=4 * 7)
-    assert found[3] == 0, "no square leaves remainder 3"
-
-
-@pytest.mark.parametrize(
-    ("subpartitions", "memory", "size"),
-    [
-        (1, GIB, 8 * MIB),
-        (64, GIB, 8 * MIB),
-        (65, GIB, 65 * 128 * KIB),
-        (1000, GIB, 1000 * 128 * KIB),
-        (10_000, GIB, 256 * MIB),
-        (1, 16 * MIB, 4 * MIB),
-        (1, 1, 1),
-    ],
-)
-def test_a_unit_grows_with_the_subpartitions_up_to_a_quarter_of_the_memory(
-    subpartitions: int, memory: int, size: int
-) -> None:
-    assert unit_bytes(subpartitions, memory) == size
 
 
 @pytest.mark.parametrize(("memory", "size"), [(GIB, 8 * MIB), (32 * MIB, 4 * MIB), (1, 1)])
@@ -166,31 +93,7 @@ def test_a_gathered_write_is_at_most_an_eighth_of_the_memory(memory: int, size: 
     assert write_batch(memory) == size
 
 
-def test_narrow_rows_are_counted_with_what_clustering_them_takes() -> None:
-    flags = pa.record_batch([pa.array([True] * 8000)], names=["f"])
-    assert flags.nbytes == 1000
-    assert size_of(flags) == 8000 * ROW_BYTES
-    assert size_of(flags.select([])) == 8000 * ROW_BYTES
-    wide = rows([1, 2], ["x" * 1000, "y" * 1000])
-    assert size_of(wide) == wide.nbytes
-
-
-@given(st.lists(st.integers(0, 3000), max_size=60), st.integers(1, 4000))
-def test_slices_hold_every_row_in_order_and_are_as_small_as_wanted(lengths: list[int], most: int) -> None:
-    batch = rows(list(range(len(lengths))), ["x" * length for length in lengths])
-    pieces = list(sliced(batch, most))
-    assert [row for piece in pieces for row in piece.to_pylist()] == batch.to_pylist()
-    assert all(piece.num_rows == 1 or size_of(piece) <= most for piece in pieces)
-
-
-def test_a_batch_that_is_small_enough_is_not_sliced() -> None:
-    batch = rows([1, 2, 3])
-    (piece,) = sliced(batch, size_of(batch))
-    assert piece is batch
-    assert list(sliced(batch.slice(0, 0), 1)) == []
-
-
-# Both encoders
+# In either order
 
 
 @BOTH
@@ -254,7 +157,8 @@ def test_there_is_no_room_for_what_would_go_over_the_budget(order: RowOrder | No
 
 
 class Refusing:
-    subpartitions = 4
+    def __init__(self, subpartitions: int = 4) -> None:
+        self.subpartitions = subpartitions
 
     def assign(self, batch: pa.RecordBatch) -> np.ndarray:
         raise ZeroDivisionError("of the user's partitioner")
@@ -295,37 +199,70 @@ def test_clustered_rows_stay_in_the_order_of_arrival_across_units() -> None:
     assert drained(encoder) == {s: [row for row in everything if row["k"] % 4 == s] for s in range(4)}
 
 
-def test_clustering_works_in_units_that_are_full_from_a_half_on() -> None:
-    encoder, _ = new_encoder(None, memory=8 * 64 * KIB)
-    assert encoder.unit_bytes == 128 * KIB
-    batch = rows([0, 1, 2, 3], ["x" * 6 * KIB] * 4)  # 24 KiB and a little: three are more than a half
-    for _ in range(9):
-        encoder.add(batch)
-    extents = dict(encoder.drain())
-    assert {s: [buffer.records for buffer in extent] for s, extent in extents.items()} == {
-        s: [3, 3, 3] for s in range(4)
-    }
+def test_small_parts_of_units_become_messages_worth_a_call() -> None:
+    encoder, _ = new_encoder(None, memory=256 * MIB)
+    whole = rows(list(range(100_000)))
+    for start in range(0, 100_000, 2_500):
+        encoder.add(whole.slice(start, 2_500))
+        encoder._cluster_open()
+    extents = extents_of(encoder)
+    # 625 rows of a unit go to each
+    assert [[buffer.records for buffer in extent] for extent in extents.values()] == [[20_000, 5_000]] * 4
 
 
-def test_rows_that_fill_a_unit_are_encoded_at_once() -> None:
-    encoder, budget = new_encoder(None, memory=8 * 64 * KIB)
-    batch = rows([0, 1], ["x" * 32 * KIB] * 2)
+def test_messages_are_no_larger_than_the_memory_allows() -> None:
+    encoder, _ = new_encoder(None, memory=MIB)
+    for start in range(0, 300, 10):
+        encoder.add(rows(list(range(start, start + 10)), ["x" * 1000] * 10))
+    extents = extents_of(encoder)
+    assert sum(buffer.records for extent in extents.values() for buffer in extent) == 300
+    assert max(buffer.raw_bytes for extent in extents.values() for buffer in extent) <= MIB // 16 + 600
+
+
+@FEW_OR_MANY
+@pytest.mark.parametrize("first", [0, 3])
+@given(st.data())
+def test_any_rows_are_delivered_where_they_belong_in_the_order_of_arrival(
+    subpartitions: int, first: int, data: st.DataObject
+) -> None:
+    keys = data.draw(st.lists(st.integers(0, 2 * MANY) | st.integers(0, 5), max_size=80))
+    lengths = data.draw(st.lists(st.integers(0, 400), min_size=len(keys), max_size=len(keys)))
+    batch = rows(keys, [f"{n}" + "x" * length for n, length in enumerate(lengths)])
+    encoder, _ = new_encoder(None, memory=64 * KIB, subpartitions=subpartitions, first=first)
+    step = data.draw(st.integers(1, 20))
+    for start in range(0, len(keys), step):
+        encoder.add(batch.slice(start, step))
+    found = drained(encoder)
+    expected = {s: [row for row in batch.to_pylist() if row["k"] % subpartitions == s] for s in found}
+    assert found == expected
+    assert sum(map(len, found.values())) == len(keys)
+    order = [*range(first, subpartitions), *range(first)]
+    assert list(found) == sorted(found, key=order.index)
+
+
+def test_more_subpartitions_than_groups_are_written_in_their_order() -> None:
+    encoder, _ = new_encoder(None, memory=32 * MIB, subpartitions=MANY, first=1000)
+    batch = rows(np.random.default_rng(7).permutation(100_000).tolist())
     encoder.add(batch)
-    messages = [bytes_of(extent) for _, extent in encoder.drain()]
-    assert budget.used == sum(messages), "nothing but messages was held"
-    assert budget.peak == 2 * batch.nbytes + sum(messages)
+    assert encoder._groups.size == MANY // 32
+    found = extents_of(encoder)
+    assert list(found) == [*range(1000, MANY), *range(1000)]
+    assert all(buffer.records in (65, 66) for extent in found.values() for buffer in extent)
 
 
 # Sorted
 
 
-def sorted_rows(batches: list[pa.RecordBatch], order: RowOrder, **options: Any) -> list[list[dict[str, Any]]]:
+def sorted_rows(
+    batches: list[pa.RecordBatch], order: RowOrder, subpartitions: int = 4, **options: Any
+) -> list[list[dict[str, Any]]]:
     """The rows of each buffer of the one extent, all rows going to one subpartition."""
     schema = batches[0].schema
-    encoder, _ = new_encoder(order, schema=schema, selector=AllTo(4, 1), **options)
+    selector = AllTo(subpartitions, 1)
+    encoder, _ = new_encoder(order, schema=schema, selector=selector, subpartitions=subpartitions, **options)
     for batch in batches:
         encoder.add(batch)
-    ((_, extent),) = encoder.drain()
+    ((_, extent),) = extents_of(encoder).items()
     return [batch.to_pylist() for batch in decoded(extent, schema)]
 
 
@@ -345,10 +282,11 @@ KEYS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
 }
 
 
+@FEW_OR_MANY
 @pytest.mark.parametrize("key", KEYS)
 @given(st.data())
 def test_an_extent_is_sorted_by_key_and_equal_keys_stay_in_the_order_of_arrival(
-    key: str, data: st.DataObject
+    key: str, subpartitions: int, data: st.DataObject
 ) -> None:
     kind, values = KEYS[key]
     keys = data.draw(st.lists(st.none() | values, min_size=1, max_size=60))
@@ -356,7 +294,8 @@ def test_an_extent_is_sorted_by_key_and_equal_keys_stay_in_the_order_of_arrival(
     whole = pa.record_batch([pa.array(keys, kind), pa.array(range(len(keys)))], schema=schema)
     cut = data.draw(st.integers(0, len(keys)))
     batches = [part for part in (whole.slice(0, cut), whole.slice(cut)) if part.num_rows]
-    found = [row["n"] for buffer in sorted_rows(batches, BY_KEY) for row in buffer]
+    runs = sorted_rows(batches, BY_KEY, subpartitions=subpartitions)
+    found = [row["n"] for buffer in runs for row in buffer]
     by_hand = (lambda n: nulls_first(keys[n])) if key != "string" else (lambda n: _utf8(keys[n]))
     assert found == sorted(range(len(keys)), key=by_hand)
 
@@ -387,7 +326,7 @@ def test_payloads_of_a_run_are_about_the_buffer_size(buffer_size: int) -> None:
     encoder, _ = new_encoder(BY_KEY, buffer_size=buffer_size, subpartitions=1)
     batch = rows(list(range(20_000)), ["x" * 20] * 20_000)
     encoder.add(batch)
-    ((_, extent),) = encoder.drain()
+    ((_, extent),) = extents_of(encoder).items()
     message_overhead = 600
     assert max(buffer.raw_bytes for buffer in extent) <= buffer_size + message_overhead
     assert batch.nbytes / buffer_size <= len(extent) <= 1.1 * batch.nbytes / buffer_size + 1
@@ -398,7 +337,7 @@ def test_payloads_are_bounded_where_rows_differ_in_size() -> None:
     values = ["x" * 2000 if 900 <= key < 1000 else "" for key in keys]  # neighbours, once they are sorted
     encoder, _ = new_encoder(BY_KEY, buffer_size=16 * KIB, subpartitions=1)
     encoder.add(rows(keys[::-1], values[::-1]))
-    ((_, extent),) = encoder.drain()
+    ((_, extent),) = extents_of(encoder).items()
     assert max(buffer.raw_bytes for buffer in extent) <= 16 * KIB + 600
     assert [row["v"] for batch in decoded(extent) for row in batch.to_pylist()] == values
 
@@ -419,7 +358,9 @@ def uniform(random: np.random.Generator) -> pa.RecordBatch:
 
 
 def narrow(random: np.random.Generator) -> pa.RecordBatch:
-    return pa.record_batch([pa.array(random.integers(0, 100, 5000, np.int8)), pa.array([True] * 5000)], NAMES)
+    return pa.record_batch(
+        [pa.array(random.integers(0, 100, 5000, np.int16)), pa.array([True] * 5000)], NAMES
+    )
 
 
 def strings(random: np.random.Generator) -> pa.RecordBatch:
@@ -436,25 +377,47 @@ def few_huge_rows_to_one(random: np.random.Generator) -> pa.RecordBatch:
     return pa.record_batch([pa.array(keys), pa.array(values)], NAMES)
 
 
+def hardly_compressible(random: np.random.Generator) -> pa.RecordBatch:
+    """So that messages and their blocks are both large."""
+    keys = pa.array(random.integers(0, 1 << 40, 1000))
+    return pa.record_batch([keys, pa.array([random.bytes(88) + bytes(12) for _ in range(1000)])], NAMES)
+
+
 NAMES = ["k", "v"]
-SHAPES = [uniform, narrow, strings, few_huge_rows_to_one]
+SHAPES = [uniform, narrow, strings, few_huge_rows_to_one, hardly_compressible]
 
 
 @BOTH
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
+@pytest.mark.parametrize("subpartitions", [16, MANY])
 @pytest.mark.parametrize("skewed", [False, True], ids=["spread", "all to one"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
 def test_memory_stays_within_the_budget_counted_and_allocated(
-    order: RowOrder | None, skewed: bool, shape: Callable[[np.random.Generator], pa.RecordBatch]
+    order: RowOrder | None,
+    codec: Codec,
+    subpartitions: int,
+    skewed: bool,
+    shape: Callable[[np.random.Generator], pa.RecordBatch],
 ) -> None:
     random = np.random.default_rng(5)
-    memory = 4 * MIB
+    memory = 16 * MIB if subpartitions == MANY else 4 * MIB  # the former in four groups
     batch = shape(random)
-    selector = AllTo(16, 5) if skewed else Modulo(16)
-    # to sort all rows at once takes a multiple of them
-    full = 0.7 if order is None else 0.09 if skewed else 0.3
+    selector = AllTo(subpartitions, 5) if skewed else Modulo(subpartitions)
+    # to put all rows in order at once takes a multiple of them
+    if skewed:
+        full = 0.15 if subpartitions == MANY and order is None else 0.6 if order is None else 0.08
+    elif subpartitions == MANY:  # some shapes go to few of the groups
+        full = 0.45 if order is None else 0.2
+    else:
+        full = 0.6 if order is None else 0.3
     with arrow_memory() as pool:
         encoder, budget = new_encoder(
-            order, memory=memory, subpartitions=16, schema=batch.schema, selector=selector
+            order,
+            memory=memory,
+            subpartitions=subpartitions,
+            schema=batch.schema,
+            selector=selector,
+            codec=codec,
         )
         regions = 0
         pieces = [batch.slice(start, 500) for start in range(0, batch.num_rows, 500)]
@@ -467,7 +430,57 @@ def test_memory_stays_within_the_budget_counted_and_allocated(
                     break
             encoder.add(piece)
         assert budget.peak <= memory
+        assert type(budget.peak) is int, "figures travel as plain numbers"
         assert pool.max_memory() <= memory
+
+
+@pytest.mark.parametrize("longest", [12, 1200])
+@pytest.mark.parametrize("subpartitions", [16, MANY])
+@pytest.mark.parametrize("skewed", [False, True], ids=["spread", "all to one"])
+def test_memory_stays_within_the_budget_where_keys_are_text(
+    longest: int, subpartitions: int, skewed: bool
+) -> None:
+    random = np.random.default_rng(8)
+    memory = 32 * MIB
+    ids = random.integers(0, subpartitions, 2000)
+    keys = [None if n % 5 == 0 else "k" * n for n in random.integers(longest // 2, longest, 2000).tolist()]
+    batch = pa.record_batch([pa.array(ids), pa.array(keys)], NAMES)
+    selector = AllTo(subpartitions, 5) if skewed else Modulo(subpartitions)
+    with arrow_memory() as pool:
+        encoder, budget = new_encoder(
+            RowOrder((1,)), memory=memory, subpartitions=subpartitions, schema=batch.schema, selector=selector
+        )
+        while encoder.room_for(batch):
+            encoder.add(batch)
+        assert budget.used > (0.08 if skewed else 0.15) * memory
+        release(encoder, budget)
+        assert budget.peak <= memory
+        assert pool.max_memory() <= memory
+
+
+@pytest.mark.parametrize("subpartitions", [1, 2])
+@pytest.mark.parametrize("part", [1_000, 52_000], ids=["small", "about half"])
+def test_slices_keep_no_more_memory_alive_than_they_are_counted_with(subpartitions: int, part: int) -> None:
+    memory = 16 * MIB
+    with arrow_memory() as pool:
+        encoder, budget = new_encoder(None, memory=memory, subpartitions=subpartitions)
+        values = pa.array(["v"] * 100_000)
+        while True:
+            large = pa.record_batch([pa.array(np.arange(100_000)), values], schema=SCHEMA)
+            if not encoder.room_for(large.slice(0, part)) or budget.used > memory // 2:
+                break
+            encoder.add(large.slice(0, part))
+            del large
+        assert pool.bytes_allocated() <= 1.1 * budget.used + 4 * MIB
+
+
+def test_many_small_batches_cost_no_more_each_than_a_few() -> None:
+    """Asking for room looks at no batch but the one that is asked for."""
+    encoder, _ = new_encoder(BY_KEY)
+    for _ in range(1000):
+        encoder.add(rows([1], ["x"]))
+    encoder._open = [object()] * 1000  # type: ignore[list-item]
+    assert encoder.room_for(rows([1], ["x"]))
 
 
 @pytest.mark.parametrize("codec", [Codec.LZ4, Codec.ZSTD])

@@ -285,9 +285,9 @@ def test_broadcast_rows_make_room_when_unicast_rows_fill_the_memory(tmp_path: Pa
     memory = 2 * MIB
     output = new_output(tmp_path, SCHEMA, memory=memory)
     with output.partition as partition:
-        for seed in range(268):
-            partition.write(noise(seed, 50, length=100))
-        assert output.budget.used > 0.7 * memory
+        seeds = iter(range(10_000))
+        while output.budget.used < memory // 2:
+            partition.write(noise(next(seeds), 50, length=100))
         for seed in range(6):
             partition.broadcast(noise(seed, 2000, length=100))
         partition.finish(WRITER)
@@ -484,7 +484,7 @@ CALLS: dict[str, Callable[[Output], object]] = {
     "write": lambda output: output.partition.write(rows([1], ["lost"])),
     "write nothing": lambda output: output.partition.write(rows([], [])),
     "broadcast": lambda output: output.partition.broadcast(rows([1], ["lost"])),
-    "flush": lambda output: output.partition.flush(),
+    "end a region": lambda output: output.partition.end_region(),
     "finish": lambda output: output.partition.finish(WRITER),
 }
 
@@ -533,16 +533,16 @@ def test_an_interrupt_abandons(tmp_path: Path) -> None:
 
 
 @BOTH
-def test_flushing_makes_a_region_of_what_is_held_and_none_of_nothing(
+def test_ending_a_region_makes_one_of_what_is_held_and_none_of_nothing(
     tmp_path: Path, order: RowOrder | None
 ) -> None:
     output = new_output(tmp_path, SCHEMA, memory=MIB, order=order)
     with output.partition as partition:
-        partition.flush()
+        partition.end_region()
         partition.write(rows([2, 1], ["a", "b"]))
-        partition.flush()
+        partition.end_region()
         assert output.budget.used == 0
-        partition.flush()
+        partition.end_region()
         partition.write(rows([5], ["c"]))
         partition.finish(WRITER)
     assert read_index(output.file).entries["records"].tolist() == [[0, 1, 1, 0], [0, 1, 0, 0]]

@@ -1,0 +1,167 @@
+"""Events: control records that stand in a stream between its data, alone in a buffer each.
+
+Used by the partitions of the record doors (`ShuffleRDD`, the shuffle manager). What kind of event a buffer
+holds is its header's data type; the payload has the event's fields and nothing else (`docs/format.md`,
+"Events"). They carry no version of their own: the file's version, or the protocol's, is theirs.
+
+Rules: an event is never compressed, counts as no record, and keeps its place among the data. Bytes that are
+too few, too many, or of a kind that is not known are `Malformed`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from sortshuffle.errors import UsageError
+from sortshuffle.format.buffer import DataType, SealedBuffer, seal
+from sortshuffle.format.malformed import CutShort, Malformed
+
+MAX_NUMBER = 2**64 - 1
+MAX_NAME_BYTES = 2**16 - 1
+# Of the options of a barrier, the data of a user event. What a buffer holds is the limit, and rounded down so
+# that the other fields fit too
+MAX_DATA_BYTES = 2**32 - 2**17
+
+_BARRIER = struct.Struct("<QQI")  # id, time, bytes of options
+_USER_EVENT = struct.Struct("<HI")  # bytes of name, bytes of data
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfData:
+    """The producer has no more records: those before it are all that there are."""
+
+    data_type: ClassVar[DataType] = DataType.END_OF_DATA
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfPartition:
+    """The subpartition ends here; nothing follows."""
+
+    data_type: ClassVar[DataType] = DataType.END_OF_PARTITION
+
+
+@dataclass(frozen=True, slots=True)
+class Superstep:
+    """A round of an iterative job ends here."""
+
+    data_type: ClassVar[DataType] = DataType.SUPERSTEP
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """A cut through all streams of a job. ``time``: microseconds since 1970, UTC. ``options``: whatever its
+    sender and its receivers agreed on."""
+
+    data_type: ClassVar[DataType] = DataType.BARRIER
+
+    id: int
+    time: int
+    options: bytes = b""
+
+    def __post_init__(self) -> None:
+        for name, value in (("id", self.id), ("time", self.time)):
+            if not 0 <= value <= MAX_NUMBER:
+                raise UsageError(f"a barrier's {name} must be from 0 to {MAX_NUMBER}, not {value}")
+        _check_data("options of a barrier have", self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class UserEvent:
+    """What a job tells its consumers. ``name`` says how to read ``data``."""
+
+    data_type: ClassVar[DataType] = DataType.USER_EVENT
+
+    name: str
+    data: bytes = b""
+
+    def __post_init__(self) -> None:
+        size = len(self.name.encode())
+        if size > MAX_NAME_BYTES:
+            raise UsageError(f"the name of an event has at most {MAX_NAME_BYTES} bytes of UTF-8, not {size}")
+        _check_data("data of a user event have", self.data)
+
+
+Event: TypeAlias = "EndOfData | EndOfPartition | Superstep | Barrier | UserEvent"
+
+END_OF_DATA = EndOfData()
+END_OF_PARTITION = EndOfPartition()
+SUPERSTEP = Superstep()
+
+
+def pack_event(event: Event) -> bytes:
+    """The payload of an event's buffer."""
+    if isinstance(event, Barrier):
+        return _BARRIER.pack(event.id, event.time, len(event.options)) + event.options
+    if isinstance(event, UserEvent):
+        name = event.name.encode()
+        return _USER_EVENT.pack(len(name), len(event.data)) + name + event.data
+    return b""
+
+
+def unpack_event(data_type: int, payload: bytes | memoryview) -> Event:
+    """The event of this kind with these fields. Raises `Malformed`."""
+    unpack = _UNPACK.get(data_type)
+    if unpack is None:
+        raise Malformed("an event is of a kind that is not known", 0, "a known one", data_type)
+    return unpack(bytes(payload))
+
+
+def seal_event(event: Event) -> SealedBuffer:
+    """The buffer of an event: never compressed, no record in it."""
+    payload = pack_event(event)
+    return seal(payload, len(payload), records=0, data_type=event.data_type)
+
+
+def _check_data(what: str, data: bytes) -> None:
+    if len(data) > MAX_DATA_BYTES:
+        raise UsageError(f"the {what} at most {MAX_DATA_BYTES} bytes, not {len(data)}")
+
+
+def _without_fields(event: Event) -> Callable[[bytes], Event]:
+    def unpack(payload: bytes) -> Event:
+        _check_size(event.data_type, payload, 0)
+        return event
+
+    return unpack
+
+
+def _barrier(payload: bytes) -> Event:
+    number, time, options = _fields(_BARRIER, DataType.BARRIER, payload)
+    _check_size(DataType.BARRIER, payload, _BARRIER.size + options)
+    return Barrier(number, time, payload[_BARRIER.size :])
+
+
+def _user_event(payload: bytes) -> Event:
+    name_bytes, data_bytes = _fields(_USER_EVENT, DataType.USER_EVENT, payload)
+    end = _USER_EVENT.size + name_bytes
+    _check_size(DataType.USER_EVENT, payload, end + data_bytes)
+    try:
+        name = payload[_USER_EVENT.size : end].decode()
+    except UnicodeDecodeError as error:
+        raise Malformed("the name of a user event is not UTF-8", _USER_EVENT.size, found=str(error)) from None
+    return UserEvent(name, payload[end:])
+
+
+def _fields(layout: struct.Struct, data_type: DataType, payload: bytes) -> tuple[int, ...]:
+    if len(payload) < layout.size:
+        raise CutShort(f"a {data_type.name} event is cut short", 0, layout.size, len(payload))
+    return layout.unpack_from(payload)
+
+
+def _check_size(data_type: DataType, payload: bytes, expected: int) -> None:
+    if len(payload) < expected:
+        raise CutShort(f"a {data_type.name} event is cut short", 0, expected, len(payload))
+    if len(payload) > expected:
+        raise Malformed(f"a {data_type.name} event has bytes too many", 0, expected, len(payload))
+
+
+_UNPACK: dict[int, Callable[[bytes], Event]] = {
+    DataType.END_OF_DATA: _without_fields(END_OF_DATA),
+    DataType.END_OF_PARTITION: _without_fields(END_OF_PARTITION),
+    DataType.SUPERSTEP: _without_fields(SUPERSTEP),
+    DataType.BARRIER: _barrier,
+    DataType.USER_EVENT: _user_event,
+}

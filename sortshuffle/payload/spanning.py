@@ -1,0 +1,203 @@
+"""Records as a stream of bytes that is cut over buffers: length (u32, little-endian), then the record.
+
+Used by the record doors (`ShuffleRDD`, the shuffle manager) on both sides. Records are cut anywhere, inside a
+length as well; a stream starts and ends on a record (`docs/format.md`, "Records").
+
+Rules
+* Writing copies a record once, into the buffers. Reading copies only what is cut: a record that lies whole in
+  one buffer is handed out as a view of it, and keeps that memory alive.
+* A cut record is put together in memory of its own, above `SPILL_BYTES` in a `Spill`, a temporary file that
+  the caller makes: this module does no I/O. Whoever gives up on a deserializer closes it, and so the file.
+* What a length says is believed up to `SPILL_BYTES`; beyond, only what has come takes room. So a damaged one
+  costs no gigabytes before the stream is found to be too short for it.
+* Single-threaded; one deserializer for each stream.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from sortshuffle.errors import UsageError
+from sortshuffle.format.malformed import CutShort
+from sortshuffle.options import MIB
+
+LENGTH_BYTES = 4
+MAX_RECORD_BYTES = 2**32 - 1
+# A cut record above this size is put together in a file. The ancestor's figure; below it a task with some
+# channels in work holds a few MiB beside its budget, and a file costs more than the copy it saves.
+SPILL_BYTES = 5 * MIB
+
+_LENGTH = struct.Struct("<I")
+
+
+class Target(Protocol):
+    """What a record is written into: `memory.BufferBuilder`."""
+
+    def append(self, data: memoryview) -> int:
+        """Take as much of ``data`` as fits; how many bytes that is."""
+
+
+class Spill(Protocol):
+    """A temporary file that takes a large record."""
+
+    def write(self, data: memoryview) -> object:
+        """Append ``data``, all of it."""
+
+    def view(self) -> memoryview:
+        """Everything written, read-only. Lives as long as the view or a slice of it does, also when the spill
+        is closed."""
+
+    def close(self) -> None:
+        """Delete the file. May be called again."""
+
+
+def pack_length(size: int) -> bytes:
+    """What stands before a record of ``size`` bytes. Raises `UsageError` above `MAX_RECORD_BYTES`."""
+    if size > MAX_RECORD_BYTES:
+        raise UsageError(f"a record has at most {MAX_RECORD_BYTES} bytes, not {size}: cut it")
+    return _LENGTH.pack(size)
+
+
+def serialize(record: memoryview, target: Target, next_target: Callable[[], Target]) -> Target:
+    """Append a record and its length to ``target``, and go on in what ``next_target`` gives each time that
+    one is full. Returns the target that took the last byte. The record is of bytes (format ``B``)."""
+    for piece in (memoryview(pack_length(len(record))), record):
+        taken = target.append(piece)
+        while taken < len(piece):
+            target = next_target()
+            taken += target.append(piece[taken:])
+    return target
+
+
+class SpanningDeserializer:
+    """Finds the records in the buffers of one stream, given in their order.
+
+    ``new_spill``: makes the file of a cut record of more than ``spill_bytes``.
+    """
+
+    def __init__(self, new_spill: Callable[[], Spill], spill_bytes: int = SPILL_BYTES) -> None:
+        self._new_spill = new_spill
+        self._spill_bytes = spill_bytes
+        self._length = b""  # of a cut record, as far as it is known
+        self._record: _InMemory | _InSpill | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether what was given so far ends within a record."""
+        return self._record is not None or bool(self._length)
+
+    def records(self, data: memoryview) -> list[memoryview]:
+        """The records that end in ``data``, which is read-only and of bytes."""
+        found: list[memoryview] = []
+        position, size = 0, len(data)
+        if self.is_cut:
+            position = self._continue(data, found)
+        last_length = size - LENGTH_BYTES
+        unpack_from = _LENGTH.unpack_from
+        while position <= last_length:
+            start = position + LENGTH_BYTES
+            end = start + unpack_from(data, position)[0]
+            if end > size:
+                break
+            found.append(data[start:end])
+            position = end
+        if position < size:
+            self._begin(data[position:])
+        return found
+
+    def finish(self) -> None:
+        """The stream ends here. Raises `Malformed` if it ends within a record."""
+        if self._record is not None:
+            problem = CutShort("the last record is cut short", 0, self._record.size, self._record.filled)
+        elif self._length:
+            problem = CutShort(
+                "the length of the last record is cut short", 0, LENGTH_BYTES, len(self._length)
+            )
+        else:
+            return
+        self.close()
+        raise problem
+
+    def close(self) -> None:
+        """Forget what was not put together. May be called again."""
+        record, self._record = self._record, None
+        self._length = b""
+        if record is not None:
+            record.close()
+
+    def _begin(self, rest: memoryview) -> None:
+        """The first bytes of a record that is cut."""
+        self._length = bytes(rest[:LENGTH_BYTES])
+        if len(self._length) == LENGTH_BYTES:
+            self._record = self._new_record()
+            self._record.append(rest[LENGTH_BYTES:])
+
+    def _continue(self, data: memoryview, found: list[memoryview]) -> int:
+        """Go on with the cut record; where in ``data`` the next begins."""
+        position = 0
+        if self._record is None:
+            position = LENGTH_BYTES - len(self._length)
+            self._length += data[:position]
+            if len(self._length) < LENGTH_BYTES:
+                return len(data)
+            self._record = self._new_record()
+        record = self._record
+        end = min(len(data), position + record.size - record.filled)
+        record.append(data[position:end])
+        if record.filled == record.size:
+            self._record, self._length = None, b""
+            try:
+                found.append(record.view())
+            finally:
+                record.close()
+        return end
+
+    def _new_record(self) -> _InMemory | _InSpill:
+        size = int(_LENGTH.unpack(self._length)[0])
+        if size <= self._spill_bytes:
+            return _InMemory(size)
+        return _InSpill(size, self._new_spill())
+
+
+class _InMemory:
+    """A record that is put together in memory."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.filled = 0
+        # unlike a bytearray's, these bytes are not cleared first
+        self._memory = np.empty(size, np.uint8).data
+
+    def append(self, data: memoryview) -> None:
+        end = self.filled + len(data)
+        self._memory[self.filled : end] = data
+        self.filled = end
+
+    def view(self) -> memoryview:
+        return self._memory.toreadonly()
+
+    def close(self) -> None:
+        pass
+
+
+class _InSpill:
+    """A record that is put together in a file."""
+
+    def __init__(self, size: int, spill: Spill) -> None:
+        self.size = size
+        self.filled = 0
+        self._spill = spill
+
+    def append(self, data: memoryview) -> None:
+        self._spill.write(data)
+        self.filled += len(data)
+
+    def view(self) -> memoryview:
+        return self._spill.view()
+
+    def close(self) -> None:
+        self._spill.close()

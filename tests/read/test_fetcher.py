@@ -1,0 +1,118 @@
+"""How a consumer task fetches: in order, charged while it is fetched, and counted by the task itself."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from engine import open_files
+from hypothesis import given
+from hypothesis import strategies as st
+from map_outputs import MIB, MapOutput, reading_threads, write_map
+
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.metrics import Seconds, TaskMetrics
+from sortshuffle.read.channel import Decoder, Fetch, LocalInputChannel
+from sortshuffle.read.fetcher import Fetcher, planned
+from sortshuffle.storage.reader import Extent
+
+SCHEMA = pa.schema([("number", pa.int64())])
+
+
+def fetches_of(output: MapOutput) -> list[Fetch]:
+    channel = output.channel()
+    return [Fetch(channel, (extent,)) for extent in channel.extents]
+
+
+def output_of(directory: Path, extents: int) -> MapOutput:
+    regions = [{0: [pa.record_batch([[n]], schema=SCHEMA)] * 2} for n in range(extents)]
+    return write_map(directory, SCHEMA, regions)
+
+
+@pytest.mark.parametrize("extents", [0, 1, 30])
+def test_fetches_come_in_order_and_are_the_callers(tmp_path: Path, extents: int) -> None:
+    output = output_of(tmp_path, extents)
+    fetcher = Fetcher(output.payload, MemoryBudget(MIB), 3, TaskMetrics())
+    found = list(fetcher.fetched(fetches_of(output)))
+    assert [[row for batch in each for row in batch.column(0).to_pylist()] for each in found] == [
+        [n, n] for n in range(extents)
+    ]
+    assert fetcher.budget.used == 0
+    assert fetcher.metrics.counts["extents_read"] == extents
+    assert (fetcher.budget.peak > 0) == (extents > 0)
+
+
+def test_a_single_fetch_needs_no_thread(tmp_path: Path) -> None:
+    output = output_of(tmp_path, 1)
+    fetcher = Fetcher(output.payload, MemoryBudget(MIB), 3, TaskMetrics())
+    fetched = fetcher.fetched(fetches_of(output))
+    next(fetched)
+    assert reading_threads() == []
+    fetched.close()
+
+
+def test_a_stream_gives_the_same_and_holds_a_part(tmp_path: Path) -> None:
+    output = output_of(tmp_path, 1)
+    (fetch,) = fetches_of(output)
+    fetcher = Fetcher(output.payload, MemoryBudget(MIB), 3, TaskMetrics())
+    stream = fetcher.streamed(fetch, 64)
+    assert next(stream).to_pylist() == [{"number": 0}]
+    assert 0 < fetcher.budget.used < fetch.memory(output.payload)
+    stream.close()
+    assert fetcher.budget.used == 0
+    assert open_files(tmp_path) == []
+
+
+class Copying:
+    """A payload that copies half of what it decodes."""
+
+    def decoder(self, seconds: Seconds) -> Decoder:
+        raise AssertionError("nothing is decoded")
+
+    def copied(self, raw_bytes: int) -> int:
+        return raw_bytes // 2
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=30), st.integers(1, 150))
+def test_extents_are_fetched_together_up_to_a_size(sizes: list[tuple[int, int]], most: int) -> None:
+    extents = tuple(Extent(region, 0, 0, *size, 0, 0, 0) for region, size in enumerate(sizes))
+    channels = [
+        LocalInputChannel(None, b"", number, "", part)  # type: ignore[arg-type]
+        for number, part in enumerate((extents[:7], (), extents[7:]))
+    ]
+    memory = [stored + raw + raw // 2 for stored, raw in sizes]
+    fetches = list(planned(channels, Copying(), most))
+    assert [extent for fetch in fetches for extent in fetch.extents] == list(extents)
+    for fetch in fetches:
+        held = sum(memory[extent.region] for extent in fetch.extents)
+        assert fetch.memory(Copying()) == held
+        assert held <= most or len(fetch.extents) == 1
+    for fetch, behind in itertools.pairwise(fetches):
+        if behind.channel is fetch.channel:
+            assert fetch.memory(Copying()) + memory[behind.extents[0].region] > most
+
+
+@pytest.mark.parametrize("memory", [200, 3000, MIB], ids=["streamed", "some", "read ahead"])
+def test_items_come_in_the_order_of_the_channels_and_say_which_it_was(tmp_path: Path, memory: int) -> None:
+    channels = []
+    for number in range(3):
+        (directory := tmp_path / str(number)).mkdir()
+        output = output_of(directory, 5)
+        channels.append(replace(output.channel(), map_index=number))
+    fetcher = Fetcher(output.payload, MemoryBudget(memory), 2, TaskMetrics())
+    found = [(channel, batch.column(0).to_pylist()) for channel, batch in fetcher.items(channels)]
+    assert found == [(channel, [n]) for channel in channels for n in range(5) for _ in range(2)]
+    assert fetcher.budget.used == 0
+
+
+@pytest.mark.parametrize("memory", [200, MIB], ids=["streamed", "read ahead"])
+def test_whoever_closes_the_items_lets_go_of_everything(tmp_path: Path, memory: int) -> None:
+    output = output_of(tmp_path, 30)
+    fetcher = Fetcher(output.payload, MemoryBudget(memory), 3, TaskMetrics())
+    items = fetcher.items([output.channel()])
+    next(items)
+    items.close()
+    assert (fetcher.budget.used, open_files(tmp_path), reading_threads()) == (0, [], [])
