@@ -1,8 +1,13 @@
 """`engine`: the write and read path alone, on one core, against the bare minimum.
 
 The bare minimum for the same bytes: order the rows by subpartition (argsort, take), `os.write` them,
-`os.pread` them; no format, no checksums, nothing decoded. Ours: `SortMergeResultPartition`, then every
-subpartition through an `InputGate` into record batches.
+`os.pread` them; no format, no checksums, nothing decoded. With a codec each column of a batch is compressed
+before and decompressed after. Ours: `SortMergeResultPartition`, then every subpartition through an
+`InputGate` into record batches.
+
+Before every run of either side a file of the same size is written and removed, so that both write into page
+cache that was in use a moment ago: on a virtual machine whose host takes free memory back, writing into fresh
+pages takes three to ten times as long, and whoever runs first would pay for it.
 """
 
 from __future__ import annotations
@@ -11,8 +16,9 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +43,8 @@ from sortshuffle.write.result_partition import SortMergeResultPartition
 
 MEMORY = 256 * MIB
 READ_MEMORY = 64 * MIB
+CASES = ((64, Codec.NONE), (1000, Codec.NONE), (64, Codec.LZ4), (1000, Codec.LZ4))
+ROUNDS = 5
 DISTINCT_BATCHES = 16  # 71 MB: more than the caches hold, so every batch comes from memory
 
 
@@ -62,9 +70,14 @@ def scratch() -> Iterator[Path]:
 
 def stream(size: int) -> Iterator[pa.RecordBatch]:
     """About ``size`` bytes of rows."""
-    distinct = [batch(BATCH_ROWS, seed) for seed in range(DISTINCT_BATCHES)]
+    distinct = distinct_batches()
     for number in range(max(1, size // distinct[0].nbytes)):
         yield distinct[number % DISTINCT_BATCHES]
+
+
+@cache
+def distinct_batches() -> list[pa.RecordBatch]:
+    return [batch(BATCH_ROWS, seed) for seed in range(DISTINCT_BATCHES)]
 
 
 def engine_side(name: str, batches: list[pa.RecordBatch], subpartitions: int, codec: Codec) -> Side:
@@ -76,7 +89,11 @@ def engine_side(name: str, batches: list[pa.RecordBatch], subpartitions: int, co
 
 
 def engine_run(
-    directory: Path, batches: list[pa.RecordBatch], subpartitions: int, codec: Codec, metrics: TaskMetrics
+    directory: Path,
+    batches: Iterable[pa.RecordBatch],
+    subpartitions: int,
+    codec: Codec,
+    metrics: TaskMetrics,
 ) -> tuple[int, int]:
     """Write all batches and read them back; bytes and rows read."""
     file = PartitionedFile.named(str(directory), 0, 0, 0)
@@ -100,47 +117,79 @@ def engine_run(
     return size, rows_read
 
 
-def bare_side(name: str, batches: list[pa.RecordBatch], subpartitions: int) -> Side:
+def bare_side(name: str, batches: list[pa.RecordBatch], subpartitions: int, codec: Codec) -> Side:
     def run() -> tuple[int, int]:
         with scratch() as directory:
-            return bare_run(directory / "bare", batches, subpartitions)
+            return bare_run(directory / "bare", batches, subpartitions, codec)
 
     return Side(name, run)
 
 
-def bare_run(path: Path, batches: list[pa.RecordBatch], subpartitions: int) -> tuple[int, int]:
-    selector = KeyModulo(subpartitions)
+def bare_run(
+    path: Path, batches: list[pa.RecordBatch], subpartitions: int, codec: Codec = Codec.NONE
+) -> tuple[int, int]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    size = rows = 0
+    try:
+        if codec is Codec.LZ4:
+            return bare_compressed(descriptor, batches, KeyModulo(subpartitions))
+        return bare_plain(descriptor, batches, KeyModulo(subpartitions))
+    finally:
+        os.close(descriptor)
+
+
+def clustered_pieces(batches: list[pa.RecordBatch], selector: KeyModulo) -> Iterator[pa.Buffer]:
     for each in batches:
         order = np.argsort(selector.assign(each), kind="stable")
         for column in each.take(pa.array(order)).columns:
-            for piece in column.buffers():
-                if piece is not None:
-                    size += os.write(descriptor, piece)
-        rows += each.num_rows
+            yield from (piece for piece in column.buffers() if piece is not None)
+
+
+def bare_plain(descriptor: int, batches: list[pa.RecordBatch], selector: KeyModulo) -> tuple[int, int]:
+    size = sum(os.write(descriptor, piece) for piece in clustered_pieces(batches, selector))
     step = batches[0].nbytes
     for offset in range(0, size, step):
         os.pread(descriptor, step, offset)
-    os.close(descriptor)
-    return size, rows
+    return size, sum(each.num_rows for each in batches)
+
+
+def bare_compressed(descriptor: int, batches: list[pa.RecordBatch], selector: KeyModulo) -> tuple[int, int]:
+    codec = pa.Codec("lz4_raw")
+    blocks: list[tuple[int, int]] = []
+    for piece in clustered_pieces(batches, selector):
+        blocks.append((os.write(descriptor, codec.compress(piece)), piece.size))
+    offset = size = 0
+    for stored, raw in blocks:
+        codec.decompress(os.pread(descriptor, stored, offset), raw)
+        offset += stored
+        size += raw
+    return size, sum(each.num_rows for each in batches)
+
+
+def recycle_page_cache(size: int) -> None:
+    piece = bytes(8 * MIB)
+    with scratch() as directory:
+        descriptor = os.open(directory / "recycled", os.O_WRONLY | os.O_CREAT, 0o600)
+        for _ in range(0, size, len(piece)):
+            os.write(descriptor, piece)
+        os.close(descriptor)
 
 
 def main(quick: bool) -> None:
-    size = 50_000_000 if quick else 2_000_000_000
+    size = 50_000_000 if quick else 1_000_000_000
     with on_one_core():
         batches = list(stream(size))
-        for subpartitions, codec in ((64, Codec.NONE), (1000, Codec.NONE), (64, Codec.LZ4)):
+        for subpartitions, codec in CASES:
             compare(
                 "engine",
                 f"{size / 1e9:g} GB, {subpartitions} subpartitions, codec {codec.name.lower()}, one core,"
-                " page cache warm, against argsort + take + write + pread",
+                " page cache recycled, against argsort + take + write + pread",
                 engine_side("sortshuffle", batches, subpartitions, codec),
-                bare_side("bare loop", batches, subpartitions),
-                rounds=1 if quick else 3,
+                bare_side("bare loop", batches, subpartitions, codec),
+                rounds=1 if quick else ROUNDS,
+                before=lambda: recycle_page_cache(size),
                 subpartitions=subpartitions,
                 codec=codec.name,
-                page_cache="warm",
+                page_cache="recycled",
             )
         steps(batches)
 
@@ -149,6 +198,7 @@ def steps(batches: list[pa.RecordBatch]) -> None:
     """Where the time goes, for 64 subpartitions."""
     for codec in (Codec.NONE, Codec.LZ4):
         metrics = TaskMetrics()
+        recycle_page_cache(sum(each.nbytes for each in batches))
         with scratch() as directory:
             size, _ = engine_run(directory, batches, 64, codec, metrics)
         shown = {step: round(seconds / size * 1e9, 3) for step, seconds in metrics.slowest()}

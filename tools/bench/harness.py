@@ -91,11 +91,22 @@ def _resident(process: psutil.Process) -> int:
         return 0
 
 
-def compare(case: str, about: str, ours: Side, other: Side, *, rounds: int = 2, **facts: Any) -> None:
-    """Run A B A B, print the ratio, append the result. ``facts``: what else the reader must know."""
+def compare(
+    case: str,
+    about: str,
+    ours: Side,
+    other: Side,
+    *,
+    rounds: int = 2,
+    before: Callable[[], None] = lambda: None,
+    **facts: Any,
+) -> None:
+    """Run A B A B, print the ratio, append the result. ``before``: prepares the machine for either side's
+    run, and is not timed. ``facts``: what else the reader must know."""
     for _ in range(rounds):
-        ours.once()
-        other.once()
+        for side in (ours, other):
+            before()
+            side.once()
     ratio = other.best / ours.best
     print(f"\n{case}: {about}")
     for side in (ours, other):

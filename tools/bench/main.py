@@ -13,10 +13,24 @@ warnings.filterwarnings("ignore", category=FutureWarning)
 import click  # noqa: E402
 import engine  # noqa: E402
 import exchange  # noqa: E402
+import frames  # noqa: E402
 import growth  # noqa: E402
 import harness  # noqa: E402
+import partitioners  # noqa: E402
+import rdd  # noqa: E402
+import readers  # noqa: E402
+import scale  # noqa: E402
 
-CASES = {"engine": engine.main, "growth": growth.main, "exchange": exchange.main}
+CASES = {
+    "engine": engine.main,
+    "frames": frames.main,
+    "partitioners": partitioners.main,
+    "readers": readers.main,
+    "scale": scale.main,
+    "growth": growth.main,
+    "exchange": exchange.main,
+    "rdd": rdd.main,
+}
 
 
 @click.command()
