@@ -72,10 +72,6 @@ Records: TypeAlias = Iterator[Any]
 # batches of about BATCH_BYTES, pickled.
 MOST_RECORDS = 4096
 BATCH_BYTES = MIB
-# Of objects that wait for their chunks: more leave the processor's caches before they are pickled. Pairs of
-# an int and a short string into 64 subpartitions, us of a task's time each: 0.57 with 16 MiB, 0.54 with 8,
-# 0.40 with 4, 0.38 with 2; into 1000, where chunks get small: 0.83, 0.87, 0.73, 0.82.
-COLLECTED_BYTES = 4 * MIB
 
 _WITHIN_ENCODE = ("compress", "checksum", "write")  # steps that have their own time while records are added
 _HEAD = struct.Struct("<II")
@@ -247,7 +243,7 @@ class _Output:
         self._batch = 1
         with ExitStack() as opened:
             partition = opened.enter_context(_partition(exchange, task, metrics, opened))
-            collector = ObjectCollector(partition, COLLECTED_BYTES, pack_any)
+            collector = ObjectCollector(partition, pack=pack_any)
             records = ChannelSelectorRecordWriter(exchange.selector, partition, collector, metrics)
             opened.enter_context(records)
             self._opened = opened.pop_all()

@@ -187,6 +187,7 @@ def main(quick: bool) -> None:
                 bare_side("bare loop", batches, subpartitions, codec),
                 rounds=1 if quick else ROUNDS,
                 before=lambda: recycle_page_cache(size),
+                watched=False,
                 subpartitions=subpartitions,
                 codec=codec.name,
                 page_cache="recycled",

@@ -123,6 +123,7 @@ def main(quick: bool) -> None:
             bare,
             rounds=rounds,
             before=lambda: recycle_page_cache(size),
+            watched=False,
             **facts,
         )
         with scratch() as directory:
@@ -130,7 +131,9 @@ def main(quick: bool) -> None:
             bare_write(directory / "bare", pushes, count)
             ours = Side("sortshuffle", lambda: read(file, metrics))
             bare = Side("bare loop", lambda: bare_read(directory / "bare", count))
-            compare("frames read", f"{about}, against pread", ours, bare, rounds=rounds, **facts)
+            compare(
+                "frames read", f"{about}, against pread", ours, bare, rounds=rounds, watched=False, **facts
+            )
     steps(metrics, rounds * count * PUSH)
 
 

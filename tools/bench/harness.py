@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -40,8 +40,8 @@ class Side:
     peaks: list[int] = field(default_factory=list)
     moved: tuple[int, int] = (0, 0)
 
-    def once(self) -> None:
-        with peak_memory() as peak:
+    def once(self, watched: bool) -> None:
+        with peak_memory() if watched else nullcontext([0]) as peak:
             started = time.perf_counter()
             self.moved = self.run()
             self.seconds.append(time.perf_counter() - started)
@@ -99,14 +99,16 @@ def compare(
     *,
     rounds: int = 2,
     before: Callable[[], None] = lambda: None,
+    watched: bool = True,
     **facts: Any,
 ) -> None:
     """Run A B A B, print the ratio, append the result. ``before``: prepares the machine for either side's
-    run, and is not timed. ``facts``: what else the reader must know."""
+    run, and is not timed. ``watched``: sample memory meanwhile, which takes some percent of one core.
+    ``facts``: what else the reader must know."""
     for _ in range(rounds):
         for side in (ours, other):
             before()
-            side.once()
+            side.once(watched)
     ratio = other.best / ours.best
     print(f"\n{case}: {about}")
     for side in (ours, other):
@@ -114,7 +116,8 @@ def compare(
         shown = ", ".join(f"{seconds:.2f}" for seconds in side.seconds)
         print(
             f"  {side.name:<22} {side.best:7.2f} s  ({shown})  {rows / side.best / MEGA:7.2f} Mrows/s"
-            f"  {size / side.best / MEGA:8.0f} MB/s  peak {side.peaks[0] / MEGA:5.0f} MB"
+            f"  {size / side.best / MEGA:8.0f} MB/s"
+            + (f"  peak {side.peaks[0] / MEGA:5.0f} MB" if watched else "")
         )
     print(f"  {ours.name} is {ratio:.2f} times as fast as {other.name}")
     record(case, about=about, ratio=round(ratio, 3), sides=[_result(ours), _result(other)], **facts)
