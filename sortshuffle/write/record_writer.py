@@ -48,9 +48,9 @@ from sortshuffle.write.flusher import NEVER, FlushPolicy, OutputFlusher
 CHUNK_BYTES = 64 * KIB
 LEAST_CHUNK_BYTES = KIB
 MOST_OBJECTS = 4096  # in a chunk, however small they are
-# Of objects that wait for their chunks: more leave the processor's caches before they are pickled. Pairs of an
-# int and a short string into 64 subpartitions, us of a task's time each: 0.57 with 16 MiB, 0.54 with 8, 0.40
-# with 4, 0.38 with 2; into 1000, where chunks get small: 0.83, 0.87, 0.73, 0.82
+# Of objects that wait for their chunks: more leave the processor's caches before they are pickled. Pairs of
+# an int and a short string into 64 subpartitions, us of a task's time each: 0.57 with 16 MiB, 0.54 with 8,
+# 0.40 with 4, 0.38 with 2; into 1000, where chunks get small: 0.83, 0.87, 0.73, 0.82
 COLLECTED_BYTES = 4 * MIB
 # What an object takes in the heap for each byte of its pickle: a pair of an int and a string of ten letters
 # takes 143 bytes, and 18 pickled; larger ones less
