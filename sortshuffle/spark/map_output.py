@@ -14,20 +14,18 @@ import secrets
 import socket
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from types import TracebackType
 
 import pyarrow as pa
 
-import sortshuffle
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import Writer
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.control import MapOutput, control_batches
 from sortshuffle.spark.placements import Placement, turn
-from sortshuffle.spark.stages import Batches, Step, Task
+from sortshuffle.spark.stages import Batches, Step
+from sortshuffle.spark.task import Task
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import read_index
 from sortshuffle.write.encoders import PartitionLayout
@@ -98,7 +96,9 @@ class _Output:
         if self._partition is None:
             return None
         task, file_id = self._task, self._partition.file_id
-        self._finished = self._partition.finish(self._writer())
+        self._finished = self._partition.finish(
+            task.writer(self.exchange.exchange, self.exchange.order_names)
+        )
         return MapOutput(self._finished, file_id, task.partition, task.attempt, socket.gethostname())
 
     def __enter__(self) -> _Output:
@@ -139,17 +139,3 @@ class _Output:
         writer = task.new_map_output(exchange.exchange, header)
         task.directory = os.path.dirname(writer.file.base)
         return SortMergeResultPartition(writer, layout, budget, self._metrics)
-
-    def _writer(self) -> Writer:
-        task = self._task
-        return Writer(
-            application=task.application,
-            exchange=self.exchange.exchange,
-            stage=task.stage,
-            map_index=task.partition,
-            attempt=task.attempt,
-            host=socket.gethostname(),
-            time=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            software=f"sortshuffle {sortshuffle.__version__}",
-            ordering=self.exchange.order_names,
-        )

@@ -22,13 +22,10 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import struct
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from itertools import count, islice
 from operator import itemgetter
 from types import TracebackType
@@ -36,14 +33,8 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from pyspark import TaskContext
 
-import sortshuffle
-from sortshuffle.errors import DataLossError
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import Writer
-from sortshuffle.memory.budget import MemoryBudget
-from sortshuffle.memory.limit import task_memory
 from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB, PREFIX, Options
@@ -58,9 +49,8 @@ from sortshuffle.spark.key_selectors import KeySelectors
 from sortshuffle.spark.placements import turn
 from sortshuffle.spark.rdd_planner import ControlRow
 from sortshuffle.spark.rdd_steps import RecordStep
-from sortshuffle.spark.reports import Reporter, TaskReport, log_task
-from sortshuffle.spark.stages import READING_SHARE, Task, make_spark_rerun, settle_worker
-from sortshuffle.storage.home_failures import note_failure
+from sortshuffle.spark.reports import Reporter
+from sortshuffle.spark.task import Task, running, settle_worker
 from sortshuffle.storage.reader import read_index
 from sortshuffle.write.frame_encoder import FrameLayout, segment_bytes
 from sortshuffle.write.record_writer import ChannelSelectorRecordWriter, ObjectCollector
@@ -109,24 +99,10 @@ class RecordStage:
         return user_errors(self._run(split, iter(received)))
 
     def _run(self, split: int, received: Records) -> Iterator[Any]:
-        task = self._task(split)
-        outcome = "stopped"  # by a consumer that wants no more
-        started = time.perf_counter()
-        try:
-            with ExitStack() as opened:
-                yield from self._chained(received, task, opened)
-            outcome = "finished"
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            outcome = type(error).__name__
-            if isinstance(error, DataLossError):
-                make_spark_rerun(error)
-            elif isinstance(error, OSError):
-                note_failure(error)
-            raise
-        finally:
-            self._report(task, time.perf_counter() - started, outcome)
+        # not TaskContext's partition: a union or coalesce behind this RDD numbers its tasks otherwise
+        task = Task.starting(self.options, self.application, self.number, split)
+        with running(task, self.reporter, self.logs, _user_seconds) as opened:
+            yield from self._chained(received, task, opened)
 
     def _chained(self, received: Records, task: Task, opened: ExitStack) -> Iterator[Any]:
         records: Iterable[Any] = self.opening.open(received, task, opened)
@@ -134,39 +110,14 @@ class RecordStage:
             records = step(task.partition, records)
         return self.closing.close(iter(records), task, opened)
 
-    def _report(self, task: Task, wall: float, outcome: str) -> None:
-        """Tell the driver, and the log, what this task did."""
-        metrics = task.metrics
-        for output in task.outputs.values():
-            metrics.merge(output)
-        chain = metrics.seconds.pop("chain", None)
-        if chain is not None:
-            reading = metrics.seconds.get("wait", 0.0) + metrics.seconds.get("decode", 0.0)
-            metrics.seconds["user"] = max(0.0, chain - reading)
-        metrics.peak(task.memory.peak)
-        report = TaskReport(metrics, wall, task.directory, task.outputs)
-        self.reporter.add(self.number, task.partition, report)
-        if self.logs:
-            log_task(
-                report, stage=self.number, partition=task.partition, attempt=task.attempt, outcome=outcome
-            )
 
-    def _task(self, split: int) -> Task:
-        # not TaskContext's partition: a union or coalesce behind this RDD numbers its tasks otherwise
-        context: Any = TaskContext.get()
-        memory = task_memory(self.options)
-        budget = MemoryBudget(memory)
-        reading = min(self.options.read_memory, memory // READING_SHARE)
-        return Task(
-            self.options,
-            self.application,
-            self.number,
-            split,
-            context.taskAttemptId(),
-            budget,
-            budget.share(reading, "read"),
-            budget.share(memory - reading, "write"),
-        )
+def _user_seconds(metrics: TaskMetrics) -> None:
+    """Of a stage that writes, what pulling records out of the chain took beyond reading them."""
+    seconds = metrics.seconds
+    chain = seconds.pop("chain", None)
+    if chain is not None:
+        reading = seconds.get("wait", 0.0) + seconds.get("decode", 0.0)
+        seconds["user"] = max(0.0, chain - reading)
 
 
 @dataclass(frozen=True)
@@ -274,7 +225,7 @@ class _Output:
             self._records.finish()
         seconds = self._metrics.seconds
         seconds["encode"] -= sum(seconds.get(step, 0.0) for step in _WITHIN_ENCODE)
-        writer = _writer(self._exchange, self._task)
+        writer = self._task.writer(self._exchange)
         file = self._partition.finish(writer)
         return MapOutput(file, self._partition.file_id, writer.map_index, writer.attempt, writer.host)
 
@@ -308,20 +259,6 @@ def _partition(
     task.directory = os.path.dirname(writer.file.base)
     budget = task.writing.share(memory, f"exchange {exchange.exchange}")
     return SortMergeResultPartition(writer, layout, budget, metrics)
-
-
-def _writer(exchange: int, task: Task) -> Writer:
-    """What a map output of this task says of its writer."""
-    return Writer(
-        application=task.application,
-        exchange=exchange,
-        stage=task.stage,
-        map_index=task.partition,
-        attempt=task.attempt,
-        host=socket.gethostname(),
-        time=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-        software=f"sortshuffle {sortshuffle.__version__}",
-    )
 
 
 # ---- control rows -------------------------------------------------------------------------------------

@@ -27,7 +27,8 @@ from sortshuffle.spark import planner
 
 if TYPE_CHECKING:
     from sortshuffle.spark.plan import Chain, Origin
-    from sortshuffle.spark.stages import Opening, Task
+    from sortshuffle.spark.stages import Opening
+    from sortshuffle.spark.task import Task
 
 SAMPLE_SIZE = "spark.sql.execution.rangeExchange.sampleSizePerPartition"
 MOST_SAMPLES = 1_000_000  # keys wanted in all, and so held by the driver, three times; Spark's limit

@@ -27,7 +27,8 @@ from pyspark.sql.types import ArrayType, DataType, DayTimeIntervalType, MapType,
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.options import MIB
 from sortshuffle.spark.plan import Chain
-from sortshuffle.spark.stages import Batches, Task
+from sortshuffle.spark.stages import Batches
+from sortshuffle.spark.task import Task
 
 MODES = ("error", "errorifexists", "default", "append", "overwrite", "ignore")
 # Spark's names and pyarrow's

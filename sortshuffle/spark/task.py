@@ -1,0 +1,183 @@
+"""One running task in a Python worker: who it is, what it may hold, where it writes, and what it tells.
+
+Used by the stages of both doors, `spark.stages` (rows) and `spark.rdd_stages` (records), which say what is
+done; here is what surrounds it: the worker is prepared, errors are acted on, and a report goes to the driver
+and the log however the task ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import cache
+from typing import Any
+
+from pyspark import TaskContext
+
+import sortshuffle
+from sortshuffle.errors import DataLossError
+from sortshuffle.format.header import FileHeader
+from sortshuffle.format.index import Writer
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.memory.limit import task_memory
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.options import Options
+from sortshuffle.spark.reports import Reporter, TaskReport, log_task
+from sortshuffle.storage.directories import Homes
+from sortshuffle.storage.home_failures import note_failure
+from sortshuffle.storage.lifetime import Owner, control_files
+from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.writer import PartitionedFileWriter
+
+READING_SHARE = 4  # a stage that both reads and writes reads ahead within this part of its memory
+
+
+@dataclass(slots=True)
+class Task:
+    """One running task: who it is, what it may hold, what it did. ``reading`` and ``writing`` are shares of
+    ``memory``. ``outputs``: what it did for each exchange that it writes, by number."""
+
+    options: Options
+    application: str
+    stage: int
+    partition: int
+    attempt: int
+    memory: MemoryBudget
+    reading: MemoryBudget
+    writing: MemoryBudget
+    metrics: TaskMetrics = field(default_factory=TaskMetrics)
+    outputs: dict[int, TaskMetrics] = field(default_factory=dict)
+    directory: str = ""
+    _merge_files: int = 0
+
+    @staticmethod
+    def starting(options: Options, application: str, stage: int, partition: int) -> Task:
+        """The task that this worker runs now. ``partition``: as the stage counts its inputs."""
+        context: Any = TaskContext.get()
+        memory = task_memory(options)
+        budget = MemoryBudget(memory)
+        reading = min(options.read_memory, memory // READING_SHARE)
+        return Task(
+            options,
+            application,
+            stage,
+            partition,
+            context.taskAttemptId(),
+            budget,
+            budget.share(reading, "read"),
+            budget.share(memory - reading, "write"),
+        )
+
+    def home(self) -> str:
+        """A directory that this task may write to; made on first use."""
+        return Homes.of(self.options, self.application).pick(self.attempt)
+
+    def new_map_output(self, exchange: int, header: FileHeader) -> PartitionedFileWriter:
+        """The writer of this attempt's map output of an exchange, in a home that takes it."""
+        return self._created(lambda home: self._named(home, exchange), header)
+
+    def new_merge_file(self, header: FileHeader) -> PartitionedFileWriter:
+        """A file for what a merge of too many runs puts aside. It is gone when it has been read; that of a
+        killed task is left to the janitor, to which its name means a map output of this attempt."""
+        self._merge_files += 1
+        name = f"merge-{self._merge_files}-{self._named('', self.stage).base}"
+        return self._created(lambda home: PartitionedFile(os.path.join(home, name)), header)
+
+    def _named(self, home: str, exchange: int) -> PartitionedFile:
+        return PartitionedFile.named(home, exchange, self.partition, self.attempt)
+
+    def _created(self, file: Callable[[str], PartitionedFile], header: FileHeader) -> PartitionedFileWriter:
+        homes = Homes.of(self.options, self.application)
+        return homes.create(self.attempt, lambda home: PartitionedFileWriter(file(home), header))
+
+    def writer(self, exchange: int, ordering: tuple[str, ...] = ()) -> Writer:
+        """What a map output of this task says of who wrote it."""
+        return Writer(
+            application=self.application,
+            exchange=exchange,
+            stage=self.stage,
+            map_index=self.partition,
+            attempt=self.attempt,
+            host=socket.gethostname(),
+            time=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            software=f"sortshuffle {sortshuffle.__version__}",
+            ordering=ordering,
+        )
+
+
+@contextmanager
+def running(
+    task: Task, reporter: Reporter, logs: bool, user_seconds: Callable[[TaskMetrics], None]
+) -> Iterator[ExitStack]:
+    """What surrounds a task's work, which closes what it puts on the stack, the last one first.
+
+    ``user_seconds``: turns what the stage has timed into the step user.
+    """
+    outcome = "stopped"  # by a consumer that wants no more
+    started = time.perf_counter()
+    try:
+        with ExitStack() as opened:
+            yield opened
+        outcome = "finished"
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        outcome = type(error).__name__
+        if isinstance(error, DataLossError):
+            make_spark_rerun(error)
+        elif isinstance(error, OSError):
+            note_failure(error)
+        raise
+    finally:
+        report = _report(task, time.perf_counter() - started, user_seconds)
+        reporter.add(task.stage, task.partition, report)
+        if logs:
+            log_task(
+                report, stage=task.stage, partition=task.partition, attempt=task.attempt, outcome=outcome
+            )
+
+
+def _report(task: Task, wall: float, user_seconds: Callable[[TaskMetrics], None]) -> TaskReport:
+    for metrics in task.outputs.values():
+        task.metrics.merge(metrics)
+    user_seconds(task.metrics)
+    task.metrics.peak(task.memory.peak)
+    return TaskReport(task.metrics, wall, task.directory, task.outputs)
+
+
+@cache  # whether it has been done the collector could tell, but in 4 ms: it counts what it has frozen
+def settle_worker() -> None:
+    """Prepare this worker process, once: take what it has imported out of the garbage collector's sight.
+
+    PySpark's worker collects garbage after every task, and walks some 200,000 objects of pyarrow, pandas and
+    PySpark each time: 64 empty tasks on two cores took 2.2 s, and 0.4 s when those are frozen.
+
+    And let it open as many files as the system allows: a merge of many runs holds one each.
+    """
+    gc.collect()
+    gc.freeze()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def make_spark_rerun(error: DataLossError) -> None:
+    """Remove Spark's own control files of the lost map output, where this host can reach them: the next
+    attempt of this task then fails to fetch them, and Spark runs the producer again."""
+    file = PartitionedFile.of(error.place.file)
+    if file is None or file.attempt is None:
+        return
+    owner = Owner.read(os.path.dirname(file.base))
+    if owner is None:
+        return
+    for path in control_files(owner.local_directories, file.attempt):
+        try:
+            os.unlink(path)
+        except OSError:
+            continue  # whoever removed it meant the same
