@@ -116,11 +116,6 @@ def _sealed(header: bytes, payload: BytesLike, size: int, raw_bytes: int, record
     return SealedBuffer(header, payload, tail, digest, sealed_size(size), raw_bytes, records)
 
 
-def extent_checksum(buffers: list[SealedBuffer]) -> int:
-    """The index entry's checksum for an extent of these buffers."""
-    return checksum_of_checksums([buffer.checksum for buffer in buffers])
-
-
 @dataclass(frozen=True, slots=True)
 class BufferScan:
     """One buffer met while walking bytes: where it ends and what its checksum is."""

@@ -17,7 +17,6 @@ from sortshuffle.format.buffer import (
     DataType,
     SealedBuffer,
     StoredBuffer,
-    extent_checksum,
     raw_size,
     scan_buffer,
     scan_extent,
@@ -25,8 +24,14 @@ from sortshuffle.format.buffer import (
     seal_compressed,
     sealed_size,
 )
+from sortshuffle.format.checksum import checksum_of_checksums
 from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.format.malformed import CutShort, Malformed
+
+
+def extent_checksum(buffers: list[SealedBuffer]) -> int:
+    """What the index entry of an extent of these buffers says."""
+    return checksum_of_checksums([buffer.checksum for buffer in buffers])
 
 
 def bytes_of(*buffers: SealedBuffer) -> bytes:
