@@ -1,6 +1,6 @@
 """Key columns for tests of the order: for every type that rows can be ordered by, values that are worth
 trying, and a key function in plain Python that says how Spark orders them. The key functions know nothing of
-`sortshuffle.payload.ordering`; nulls are the empty tuple, which is less than any other."""
+how `sortshuffle.payload.ordering` does it; nulls are the empty tuple, which is less than any other."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cmp_to_key
 from typing import Any
 
 import pyarrow as pa
 from hypothesis import strategies as st
+
+from sortshuffle.payload.ordering import SortKey
 
 Key = tuple[Any, ...]
 
@@ -77,6 +80,28 @@ def _decimals(precision: int, scale: int) -> st.SearchStrategy[Decimal]:
     most = 10**precision - 1
     unscaled = st.integers(-most, most) | st.sampled_from([-most, -(2**29), -1, 0, 1, 2**29, most])
     return unscaled.map(lambda value: Decimal(f"{value}E-{scale}"))  # exact, unlike arithmetic
+
+
+def directed(keys: Sequence[SortKey], cases: Sequence[KeyCase]) -> Callable[[Sequence[Any]], Any]:
+    """A sort key for rows, which have one value for each case: Spark's rules in plain Python."""
+
+    def compare(one: Sequence[Any], other: Sequence[Any]) -> int:
+        for key, case, left, right in zip(keys, cases, one, other, strict=True):
+            a, b = case.key(left), case.key(right)
+            if a == b:
+                continue
+            if not a or not b:  # a null
+                return 1 if (not a) == key.nulls_last else -1
+            return 1 if (a < b) == key.descending else -1
+        return 0
+
+    return cmp_to_key(compare)
+
+
+def sort_keys(count: int) -> st.SearchStrategy[tuple[SortKey, ...]]:
+    """One key for each of the first columns, in any directions."""
+    ways = [st.builds(SortKey, st.just(at), st.booleans(), st.booleans()) for at in range(count)]
+    return st.tuples(*ways)
 
 
 _CHARACTERS = st.sampled_from(["", "\0", "a", "b", "ab", "\x7f", "é", "\uffff", "\U0001f600"])

@@ -51,7 +51,8 @@ class Writer:
     """Who wrote a map output, and how its extents are ordered. Plain JSON in the file.
 
     ``attempt``: Spark's ``taskAttemptId``, which is unique in the application. ``time``: UTC, ISO 8601.
-    ``ordering``: names of the key columns by which each extent is sorted; empty if it is not.
+    ``ordering``: the key columns by which each extent is sorted, as in SQL (``k``, ``k desc``); empty if it
+    is not.
     """
 
     application: str = ""

@@ -9,15 +9,14 @@ selector                 used for
 ``RoundRobinSelector``   ``repartition(n)`` of an input whose order is reproducible
 ``RowHashSelector``      ``repartition(n)`` of any other input
 ``GlobalSelector``       every exchange into one subpartition
-``RescaleSelector``,     ``coalesce``, to come
-``forward``
-``BroadcastSelector``    broadcast joins, to come
-``FunctionSelector``     ``ShuffleRDD.partitionBy`` with a function on batches, to come
-``KeyGroupSelector``     exchanges whose number of consumers is decided after they were written, to come
+``RescaleSelector``,     exchanges that leave most rows where they are; a frame makes none, not even for
+``forward``              ``coalesce``, which reads several partitions in a task
+``BroadcastSelector``    joins with a side marked ``broadcast``
+``FunctionSelector``     functions on batches; no method takes one
+``KeyGroupSelector``     exchanges whose number of consumers is decided after they were written; none is
 =======================  =================================================================================
 
-All but the last two lines are ``ShuffleFrame``'s methods. With the shuffle manager Spark itself decides and
-sends the id with each frame.
+The methods are ``ShuffleFrame``'s; ``ShuffleRDD`` places by Python keys, with selectors of its own.
 
 Beside the selectors: ``hash_columns``, Spark's ``F.hash`` of Arrow columns, and ``check_hashable``, which
 refuses on the driver what it can't hash; ``Reservoir`` and ``determine_bounds``, from which ranges come. The

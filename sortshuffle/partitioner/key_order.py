@@ -1,16 +1,10 @@
-"""An order of rows by several columns, each with a direction of its own, as Spark's ``SortOrder`` has them.
+"""The keys of an order as int64 columns, made one by one when they are asked for: for placing rows, where
+mostly the first one or two decide.
 
-The order within one column is that of `payload.ordering` (numbers, text as bytes, NaN above all numbers, a
-struct by its fields). Here it may be turned round, and nulls moved to the other end. Spark turns a struct
-round as a whole, the nulls inside it included, and moves only the nulls of the column itself; so does this.
+The order is that of `payload.ordering`, whose rank columns these are made of: numbers as they are, text word
+by word. What is sorted as a whole, such as the samples of a range exchange, uses those directly.
 
-Two forms of the same keys:
-
-``ordered_ranks``   everything at once, for sorting: the samples of a range exchange
-``KeyColumns``      int64 columns made one by one when they are asked for, for placing rows: mostly the first
-                    one or two decide
-
-Used by the range selector and by what finds its bounds: ``ShuffleFrame.repartitionByRange``.
+Used by the range selector: ``ShuffleFrame.repartitionByRange`` and ``sort``.
 """
 
 from __future__ import annotations
@@ -23,7 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sortshuffle.partitioner.arrow_views import Bytes, Positions, byte_extents
-from sortshuffle.payload.ordering import Int64s, RankColumn, Ranks, RowOrder
+from sortshuffle.payload.ordering import Int64s, RowOrder, SortKey, TextRanks
+
+__all__ = ["KeyColumns", "Part", "SortKey"]
 
 WORD_BYTES = 8
 LENGTH = -1  # the "word" after the last: how many bytes there are
@@ -35,31 +31,12 @@ _BITS_OF_BYTES = np.uint64(3)
 
 
 @dataclass(frozen=True, slots=True)
-class SortKey:
-    """One column of an order. ``column``: its position in the batch."""
-
-    column: int
-    descending: bool = False
-    nulls_last: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
     """One int64 column of the keys: rank column ``rank`` of key ``key``, of text only word ``word``."""
 
     key: int
     rank: int
     word: int | None = None
-
-
-def ordered_ranks(batch: pa.RecordBatch, keys: Sequence[SortKey]) -> Ranks:
-    """The keys of a batch, ready to be sorted and compared in this order."""
-    columns = [
-        _reversed(column) if key.descending else column
-        for key in keys
-        for column in _rank_columns(batch, key)
-    ]
-    return Ranks(columns, batch.num_rows)
 
 
 class KeyColumns:
@@ -89,50 +66,21 @@ class KeyColumns:
         """The values of a part, of these rows or (None) of all."""
         column = self._columns(part.key)[part.rank]
         if isinstance(column, np.ndarray):
-            values = column if rows is None else column[rows]
-        elif part.word == LENGTH:
+            return column if rows is None else column[rows]
+        if part.word == LENGTH:
             values = column.lengths if rows is None else column.lengths[rows]
         else:
             assert part.word is not None
             values = column.words(part.word, rows)
-        return ~values if self._keys[part.key].descending else values
+        return ~values if column.descending else values
 
     def _columns(self, key: int) -> list[Int64s | _Text]:
         if key not in self._ranks:
+            ranks = RowOrder((self._keys[key],)).ranks(self._batch)
             self._ranks[key] = [
-                column if isinstance(column, np.ndarray) else _Text.of(column)
-                for column in _rank_columns(self._batch, self._keys[key])
+                column if isinstance(column, np.ndarray) else _Text.of(column) for column in ranks.columns
             ]
         return self._ranks[key]
-
-
-def _rank_columns(batch: pa.RecordBatch, key: SortKey) -> list[RankColumn]:
-    """The rank columns of a key before they are reversed, if they are to be.
-
-    Nulls rank first. Reversed they come last, so only where they shall not go with the rest is a column
-    needed that puts them at the other end. How many columns there are depends on types alone.
-    """
-    ranks = list(RowOrder((key.column,)).ranks(batch).columns)
-    if key.nulls_last == key.descending:
-        return ranks
-    return [np.asarray(batch.column(key.column).is_null()).astype(np.int64), *ranks]
-
-
-def _reversed(column: RankColumn) -> Int64s:
-    if isinstance(column, np.ndarray):
-        return ~column
-    return ~_dense_ranks(column)
-
-
-def _dense_ranks(texts: pa.Array) -> Int64s:
-    """A number for each text in the order of the texts: 0 for the least, equal for equal ones."""
-    order = Ranks([texts], len(texts)).sort_indices()
-    starts = Ranks([texts.take(pa.array(order))], len(texts)).group_starts()
-    begins = np.zeros(len(texts), np.int64)
-    begins[starts[1:]] = 1
-    ranks = np.empty(len(texts), np.int64)
-    ranks[order] = np.cumsum(begins)
-    return ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +90,14 @@ class _Text:
     data: Bytes
     starts: Positions
     lengths: Positions
+    descending: bool
 
     @staticmethod
-    def of(column: pa.Array) -> _Text:
-        data, starts, lengths = byte_extents(column)
+    def of(column: TextRanks) -> _Text:
+        data, starts, lengths = byte_extents(column.values)
         if len(data) < WORD_BYTES:
             data = np.concatenate([data, np.zeros(WORD_BYTES, np.uint8)])
-        return _Text(data, starts, lengths)
+        return _Text(data, starts, lengths, column.descending)
 
     @property
     def most_words(self) -> int:

@@ -4,12 +4,11 @@
 ``GlobalSelector``      every row to one subpartition. Any exchange into one subpartition uses it: there
                         is nothing to decide, so nothing is computed
 ``forward``             producer i to subpartition i
-``RescaleSelector``     each producer to a few subpartitions of its own, in turn. For ``coalesce``
+``RescaleSelector``     each producer to a few subpartitions of its own, in turn
 ``BroadcastSelector``   every row to every subpartition. For the small side of a broadcast join
 ======================  ============================================================================
 
-The first is used by all methods of ``ShuffleFrame``. The others wait for their methods: ``coalesce``
-(rescale; forward, where the numbers agree) and broadcast joins.
+The first is used by all methods of ``ShuffleFrame``, the last by joins with a side marked ``broadcast``.
 """
 
 from __future__ import annotations

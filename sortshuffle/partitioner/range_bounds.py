@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sortshuffle.errors import UsageError
-from sortshuffle.partitioner.key_order import SortKey, ordered_ranks
+from sortshuffle.payload.ordering import RowOrder, SortKey
 
 Weights = npt.NDArray[np.float64]
 
@@ -29,12 +29,11 @@ def determine_bounds(
     """
     if len(weights) != samples.num_rows:
         raise UsageError(f"there are {samples.num_rows} samples and {len(weights)} weights")
-    ranks = ordered_ranks(samples, keys)
+    ranks = RowOrder(keys).ranks(samples)
     order = ranks.sort_indices()
-    sorted_samples = samples.take(pa.array(order))
-    next_key = np.append(ordered_ranks(sorted_samples, keys).group_starts(), samples.num_rows)
+    next_key = np.append(ranks.take(order).group_starts(), samples.num_rows)
     rows = _bound_rows(np.cumsum(weights[order]), next_key, min(subpartitions, samples.num_rows))
-    return sorted_samples.take(pa.array(rows, pa.int64()))
+    return samples.take(pa.array(order[rows], pa.int64()))
 
 
 def _bound_rows(weight_up_to: Weights, next_key: npt.NDArray[np.int64], ranges: int) -> list[int]:

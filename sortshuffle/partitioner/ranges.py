@@ -1,6 +1,6 @@
 """Range placement: a row goes where Spark's ``RangePartitioner`` would put it, given the same bounds.
 
-Used by ``ShuffleFrame.repartitionByRange``; a ``ShuffleRDD.sortByKey`` will place by its own Python keys.
+Used by ``ShuffleFrame.repartitionByRange`` and ``sort``.
 
 Bounds are keys, strictly ascending in the order of the selector. Subpartition i takes the rows above bound
 i - 1 and up to, and with, bound i; the last one takes what is above every bound. So subpartitions are
@@ -25,9 +25,9 @@ import pyarrow as pa
 
 from sortshuffle.errors import UsageError
 from sortshuffle.partitioner.arrow_views import Bools, Positions
-from sortshuffle.partitioner.key_order import KeyColumns, Part, SortKey, ordered_ranks
+from sortshuffle.partitioner.key_order import KeyColumns, Part
 from sortshuffle.partitioner.selector import Ids, check_subpartitions, id_dtype
-from sortshuffle.payload.ordering import Int64s
+from sortshuffle.payload.ordering import Int64s, RowOrder, SortKey
 
 CHUNK_ROWS = 1 << 14
 """Rows placed at a time. Measured in ns per row on one core with 1 MiB of L2 cache and 200 bounds, for 8, 16,
@@ -178,7 +178,7 @@ def _check_bounds(keys: tuple[SortKey, ...], bounds: pa.RecordBatch, subpartitio
         raise UsageError(f"bounds need one column for each key: {bounds.num_columns} for {len(keys)} keys")
     if bounds.num_rows >= subpartitions:
         raise UsageError(f"{bounds.num_rows} bounds make more ranges than {subpartitions} subpartitions")
-    ranks = ordered_ranks(bounds, _over_key_columns(keys))
+    ranks = RowOrder(_over_key_columns(keys)).ranks(bounds)
     ascending = np.array_equal(ranks.sort_indices(), np.arange(bounds.num_rows))
     if not ascending or len(ranks.group_starts()) != bounds.num_rows:
         raise UsageError("bounds must be strictly ascending in the order of the keys")

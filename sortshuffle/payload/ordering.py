@@ -1,11 +1,17 @@
 """The order of rows by key: how key-ordered extents are sorted, merged and cut into groups.
 
-The order is Spark's ascending order with nulls first; NaN is greater than any number and equal to itself,
--0.0 equals 0.0. Ties keep the order in which the rows came.
+The order is that of Spark's ``SortOrder``: each key ascends or descends, with its nulls at either end; NaN is
+greater than any number and equal to itself, -0.0 equals 0.0. Ties keep the order in which the rows came. A
+struct is turned round as a whole, the nulls inside it included; only the nulls of the column itself go to the
+end that is asked for.
 
 A key column becomes *rank columns*: int64 NumPy arrays whose order is the key's order (integers, dates,
-times, booleans, floats, decimals, validity), or an Arrow array of bytes without nulls (strings, binary). A
-struct gives those of its fields. Lists and maps have none and are refused on the driver (`RowOrder.check`).
+times, booleans, floats, decimals, validity), or `TextRanks`, bytes without nulls (strings, binary). A struct
+gives those of its fields. Lists and maps have none and are refused on the driver (`RowOrder.check`).
+
+Directions are in the rank columns, so what compares them knows of none. Numbers are turned round by ``~``,
+which cannot overflow. That does not do for bytes, of which a prefix would still be less than the whole: so
+`TextRanks` knows which way it goes. Nulls are ranked below or above all values before a column is turned.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ import pyarrow.compute as pc
 from sortshuffle.errors import ColumnError
 
 Int64s = npt.NDArray[np.int64]
-RankColumn: TypeAlias = Union[Int64s, pa.Array]  # noqa: UP007 - evaluated at run time on Python 3.10
+RankColumn: TypeAlias = Union[Int64s, "TextRanks"]
 KeyRow: TypeAlias = tuple[Any, ...]
 
 _INT64_MAX = np.iinfo(np.int64).max
@@ -39,10 +45,40 @@ _SIGN = np.uint64(1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
-class RowOrder:
-    """Orders rows by the columns at these indices."""
+class SortKey:
+    """One column of an order. ``column``: its position in the batch."""
 
-    keys: tuple[int, ...]
+    column: int
+    descending: bool = False
+    nulls_last: bool = False
+
+    def describe(self, name: str) -> str:
+        """This key of the column ``name`` as in SQL, without what is the rule there: ascending, and nulls
+        where the least value is."""
+        words = [name, *(["desc"] if self.descending else [])]
+        if self.nulls_last != self.descending:
+            words.append("nulls last" if self.nulls_last else "nulls first")
+        return " ".join(words)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class RowOrder:
+    """Orders rows by these keys. A plain position is the key of that column, ascending with nulls first."""
+
+    keys: tuple[SortKey, ...]
+
+    def __init__(self, keys: Iterable[SortKey | int]) -> None:
+        plain = tuple(key if isinstance(key, SortKey) else SortKey(key) for key in keys)
+        object.__setattr__(self, "keys", plain)
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The keys' positions in the batch."""
+        return tuple(key.column for key in self.keys)
+
+    def describe(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Each key as in SQL, such as ``k desc``. ``names``: of all columns of the batch."""
+        return tuple(key.describe(names[key.column]) for key in self.keys)
 
     @staticmethod
     def check(name: str, kind: pa.DataType) -> None:
@@ -60,8 +96,15 @@ class RowOrder:
         """The rank columns of a batch, most significant first."""
         columns: list[RankColumn] = []
         for key in self.keys:
-            columns.extend(_rank_columns(batch.column(key)))
+            nulls_above = key.nulls_last != key.descending
+            ranks = _rank_columns(batch.column(key.column), nulls_above)
+            columns.extend(map(_reversed, ranks) if key.descending else ranks)
         return Ranks(columns, batch.num_rows)
+
+    def ranks_of_no_rows(self, schema: pa.Schema) -> Sequence[RankColumn]:
+        """The rank columns of an empty batch of this schema: how many there are, and of which kind."""
+        no_rows = pa.record_batch([pa.nulls(0, kind) for kind in schema.types], schema=schema)
+        return self.ranks(no_rows).columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +118,7 @@ class Ranks:
     def nbytes(self) -> int:
         """What the rank columns hold beside the batch, with which they share strings and some numbers."""
         return sum(
-            column.nbytes * column.flags.owndata if isinstance(column, np.ndarray) else 8 * len(column)
+            column.nbytes * column.flags.owndata if isinstance(column, np.ndarray) else 8 * self.rows
             for column in self.columns
         )
 
@@ -116,53 +159,103 @@ class Ranks:
         return Ranks([column[start:stop] for column in self.columns], stop - start)
 
 
+@dataclass(frozen=True, slots=True)
+class TextRanks:
+    """A rank column of bytes. ``values``: large binary, without nulls. ``descending``: the greatest first."""
+
+    values: pa.Array
+    descending: bool = False
+
+    def __getitem__(self, rows: slice) -> TextRanks:
+        return TextRanks(self.values[rows], self.descending)
+
+    def take(self, indices: Int64s) -> TextRanks:
+        return TextRanks(self.values.take(pa.array(indices)), self.descending)
+
+    def reversed(self) -> TextRanks:
+        return TextRanks(self.values, not self.descending)
+
+    def comparable(self, row: int) -> Any:
+        """The value of one row, which compares with others of the same direction."""
+        value = self.values[row].as_py()
+        return _Reversed(value) if self.descending else value
+
+    def numbers(self) -> Iterator[Int64s]:
+        """int64 columns that order these rows as this one does. How many depends on the values."""
+        for column in _text_numbers(self.values):
+            yield ~column if self.descending else column
+
+
+@dataclass(frozen=True, slots=True)
+class _Reversed:
+    """A value that is less than what is less than it."""
+
+    value: bytes
+
+    def __lt__(self, other: _Reversed) -> bool:
+        return other.value < self.value
+
+
 def _at(column: RankColumn, indices: Int64s) -> RankColumn:
-    return column[indices] if isinstance(column, np.ndarray) else column.take(pa.array(indices))
+    return column[indices] if isinstance(column, np.ndarray) else column.take(indices)
+
+
+def _reversed(column: RankColumn) -> RankColumn:
+    return ~column if isinstance(column, np.ndarray) else column.reversed()
 
 
 def concat_ranks(parts: Sequence[Ranks]) -> Ranks:
     """The keys of all parts, one after the other. There is at least one part."""
     columns: list[RankColumn] = []
-    for position in range(len(parts[0].columns)):
-        column = [part.columns[position] for part in parts]
-        if isinstance(column[0], np.ndarray):
-            columns.append(np.concatenate(column))
+    for position, column in enumerate(parts[0].columns):
+        every: list[Any] = [part.columns[position] for part in parts]
+        if isinstance(column, np.ndarray):
+            columns.append(np.concatenate(every))
         else:
-            columns.append(pa.concat_arrays(column))
+            values = pa.concat_arrays([each.values for each in every])
+            columns.append(TextRanks(values, column.descending))
     return Ranks(columns, sum(part.rows for part in parts))
 
 
 # --- from key columns to rank columns --------------------------------------------------------------------
-# How many there are depends on the type alone, never on the values, so that any two batches compare.
+# Ascending. How many there are depends on the type alone, never on the values, so that any two batches
+# compare.
 
 
-def _rank_columns(column: pa.Array) -> Iterator[RankColumn]:
+def _rank_columns(column: pa.Array, nulls_above: bool = False) -> Iterator[RankColumn]:
+    """``nulls_above``: the column's own nulls rank above all values rather than below them."""
     kind = column.type
     if pa.types.is_struct(kind):
-        yield _validity(column)
+        yield _validity(column, nulls_above)
         for child in column.flatten():
             yield from _rank_columns(child)
     elif pa.types.is_null(kind):
         yield np.zeros(len(column), np.int64)
     elif pa.types.is_decimal128(kind) and kind.precision > _LONGEST_INT64_DECIMAL:
-        yield _validity(column)
+        yield _validity(column, nulls_above)
         low, high = _decimal_words(column.fill_null(0))
         yield high
         yield low ^ _INT64_MIN  # unsigned, where the high word is signed
-    elif numbers := _as_int64(column):
-        yield from numbers
+    elif (numbers := _as_int64(column)) is not None:
+        if _may_use_every_int64(kind):
+            yield _validity(column, nulls_above)
+        elif column.null_count:
+            null = _INT64_MAX if nulls_above else _INT64_MIN
+            numbers = np.where(np.asarray(column.is_valid()), numbers, null)
+        yield numbers
     else:
-        yield _validity(column)
+        yield _validity(column, nulls_above)
         # as bytes, because Spark's strings need not be UTF-8; with 64-bit offsets, so that concatenating
         # cannot overflow them
         values = column.cast(pa.large_binary())
-        yield values.fill_null(b"") if values.null_count else values
+        yield TextRanks(values.fill_null(b"") if values.null_count else values)
 
 
-def _as_int64(column: pa.Array) -> Sequence[Int64s]:
-    """Numbers that say by themselves which rows are null, or numbers behind their validity. Empty if the
-    type has none."""
+def _as_int64(column: pa.Array) -> Int64s | None:
+    """Numbers in the order of the values, anything in place of nulls that come with a column of their own.
+    None if the type has none."""
     kind = column.type
+    numbers: Int64s
     if pa.types.is_floating(kind):
         numbers = _float_ranks(np.asarray(column.cast(pa.float64()).fill_null(0.0)))
     elif pa.types.is_boolean(kind) or pa.types.is_integer(kind):
@@ -173,22 +266,20 @@ def _as_int64(column: pa.Array) -> Sequence[Int64s]:
     elif pa.types.is_decimal128(kind):
         numbers, _ = _decimal_words(column)
     else:
-        return ()
-    if _may_use_every_int64(kind):
-        return _validity(column), numbers
-    if column.null_count:
-        numbers = np.where(_validity(column) == 1, numbers, _INT64_MIN)
-    return (numbers,)
+        return None
+    return numbers
 
 
 def _may_use_every_int64(kind: pa.DataType) -> bool:
     return bool((pa.types.is_integer(kind) or pa.types.is_temporal(kind)) and kind.bit_width == 64)
 
 
-def _validity(column: pa.Array) -> Int64s:
+def _validity(column: pa.Array, nulls_above: bool) -> Int64s:
+    """Ones, and for nulls what is below or above that."""
     if column.null_count == 0:
         return np.ones(len(column), np.int64)
-    return np.asarray(column.is_valid()).astype(np.int64)
+    valid = np.asarray(column.is_valid()).astype(np.int64)
+    return 2 - valid if nulls_above else valid
 
 
 def _float_ranks(values: npt.NDArray[np.float64]) -> Int64s:
@@ -211,10 +302,15 @@ def _decimal_words(column: pa.Array) -> tuple[Int64s, Int64s]:
 
 
 def _as_numbers(column: RankColumn) -> Iterator[Int64s]:
-    """int64 columns that order these rows as the rank column does; for bytes they depend on the values."""
+    """int64 columns that order these rows as the rank column does."""
     if isinstance(column, np.ndarray):
         yield column
-        return
+    else:
+        yield from column.numbers()
+
+
+def _text_numbers(column: pa.Array) -> Iterator[Int64s]:
+    """The same for bytes, ascending; here they depend on the values."""
     skipped = column.offset * np.dtype(np.int64).itemsize
     offsets = np.frombuffer(column.buffers()[1], np.int64, count=len(column) + 1, offset=skipped)
     lengths = np.diff(offsets)
@@ -247,7 +343,7 @@ def _words(column: pa.Array, offsets: Int64s, lengths: Int64s, longest: int) -> 
 
 def _ranks_by_arrow(column: pa.Array) -> Int64s:
     order = np.asarray(pc.sort_indices(column))
-    changed = np.asarray(_differs_from_previous(column.take(pa.array(order))))
+    changed = _differs_from_previous(TextRanks(column.take(pa.array(order))))
     ranks = np.zeros(len(column), np.int64)
     ranks[order[1:]] = np.cumsum(changed)
     return ranks
@@ -324,7 +420,7 @@ def _equal_range(column: RankColumn, value: Any, start: int, stop: int) -> tuple
 
 
 def _comparable(column: RankColumn, row: int) -> Any:
-    return int(column[row]) if isinstance(column, np.ndarray) else column[row].as_py()
+    return int(column[row]) if isinstance(column, np.ndarray) else column.comparable(row)
 
 
 def _differs_from_previous(column: RankColumn) -> npt.NDArray[np.bool_]:
@@ -332,5 +428,5 @@ def _differs_from_previous(column: RankColumn) -> npt.NDArray[np.bool_]:
     if isinstance(column, np.ndarray):
         differs = column[1:] != column[:-1]
     else:
-        differs = np.asarray(pc.not_equal(column[1:], column[:-1]))
+        differs = np.asarray(pc.not_equal(column.values[1:], column.values[:-1]))
     return differs

@@ -61,12 +61,8 @@ class _Piece:
 
     def copied(self) -> _Piece:
         """What is left, in memory of its own."""
-        rows = pa.array(np.arange(self.position, self.ranks.rows))
-        columns = [
-            column[self.position :].copy() if isinstance(column, np.ndarray) else column.take(rows)
-            for column in self.ranks.columns
-        ]
-        return _Piece(self.batch.take(rows), Ranks(columns, len(rows)))
+        rows = np.arange(self.position, self.ranks.rows)
+        return _Piece(self.batch.take(pa.array(rows)), self.ranks.take(rows))
 
     def take(self, stop: int) -> tuple[pa.RecordBatch, Ranks]:
         start, self.position = self.position, stop

@@ -1,6 +1,7 @@
 """Merging any number of sorted runs within the read budget: in one pass if they fit it, else in several.
 
-Used by `InputGate.sorted_batches`, and so by every group, sort and merge of a `ShuffleFrame`.
+Used by `InputGate.sorted_batches`, and so by every group, sort and merge of a `ShuffleFrame`; and by the sort
+of a task's own rows, which are runs put aside from the start (`compute.external_sort`).
 
 A run is *held* (read whole, ahead, in threads; its file is closed before the merge begins) or *streamed*
 (its file is open, and a part of it in memory), whichever takes less. While the runs take more memory or more
@@ -15,7 +16,6 @@ by two, so rows are written about log(runs) / log(that many) times.
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
@@ -24,27 +24,19 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sortshuffle.errors import InsufficientBuffersError
-from sortshuffle.format.header import FileHeader, PayloadKind
 from sortshuffle.memory.budget import MemoryBudget
-from sortshuffle.options import KIB, MIB, format_size
+from sortshuffle.options import MIB, format_size
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.read.channel import Fetch
 from sortshuffle.read.fetcher import Batches, Fetcher
 from sortshuffle.read.merge import SortedRun, merge_runs
 from sortshuffle.read.run_memory import LEAST_PART, MOST_OPEN_FILES, Demands, Load, RunSize
-from sortshuffle.read.spill import HELD_REGIONS, NewFile, SpilledRun, SpillSize, SpillWriter
+from sortshuffle.read.spill import HELD_REGIONS, NewFile, SpilledRun, SpillSize, SpillWriter, spill_header
 from sortshuffle.storage.writer import PartitionedFileWriter
 
 LEAST_FAN_IN = 2  # runs that a pass merges at least, whatever they take: or else it would not come to an end
 MOST_PART = 4 * MIB  # from there on a larger read is not faster
-# Messages of a spilled run that fit the budget. Smaller ones let more runs be merged at a time, and cost more
-# per row. 2,000 runs of 2,000 rows in 16 MiB, runs at a time and ns a row in all: 64: 15, 600; 256: 25, 650;
-# 512: 46, 1080; 1024: 85, 1120, a pass less. 1,000 of 1,000 in 2 MiB: 64: 6, 1850, but two passes more than
-# 256: 19, 2680
-SPILL_BUFFERS = 256
-LEAST_SPILL_BUFFER, MOST_SPILL_BUFFER = 4 * KIB, 256 * KIB  # below, Arrow's metadata of a message shows
-SPILL_REGIONS = 16  # regions of a spilled run that fit the budget: `HELD_REGIONS` of these are for writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +81,17 @@ class MultiPassMerge:
         self._budget: MemoryBudget = fetcher.budget
         self._metrics = fetcher.metrics
         self._demands = Demands.of(order, payload.schema)
-        limit = self._budget.limit
-        buffer = min(MOST_SPILL_BUFFER, max(LEAST_SPILL_BUFFER, limit // SPILL_BUFFERS))
-        self._spill_size = SpillSize(buffer, max(1, limit // SPILL_REGIONS))
+        self._spill_size = SpillSize.within(self._budget.limit)
 
-    def merged(self, fetches: Sequence[Fetch]) -> Batches:
-        """All rows of these runs. Raises `OutOfDiskError` where a pass finds no room."""
+    def merged(self, sources: Sequence[Fetch | SpilledRun]) -> Batches:
+        """All rows of these runs. Spilled ones are closed. Raises `OutOfDiskError` where a pass finds no
+        room."""
         with ExitStack() as stack:
             stack.callback(lambda: self._metrics.peak(self._budget.peak))
-            runs = [self._run(fetch, RunSize.of(fetch.extents)) for fetch in fetches]
+            for source in sources:
+                if isinstance(source, SpilledRun):
+                    stack.callback(source.close)
+            runs = [self._run(source, RunSize.of(source.extents)) for source in sources]
             while not self._fit(runs):
                 runs = self._after_a_pass(runs, stack)
             self._metrics.add(merge_passes=1)
@@ -182,14 +176,7 @@ class MultiPassMerge:
                 " reader was given no directory to put rows aside in: give it one, or more memory with"
                 " spark.sortshuffle.read.memory"
             )
-        header = FileHeader(
-            file_id=secrets.token_bytes(16),
-            subpartitions=1,
-            first_subpartition=0,
-            codec=self._payload.codec,
-            payload_kind=PayloadKind.ARROW,
-        )
-        return self._new_file(header)
+        return self._new_file(spill_header(self._payload))
 
     # --- merging what fits ---------------------------------------------------------------------------------
 

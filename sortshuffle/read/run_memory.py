@@ -65,8 +65,8 @@ class Demands:
 
     @staticmethod
     def of(order: RowOrder, schema: pa.Schema) -> Demands:
-        no_rows = pa.record_batch([pa.nulls(0, kind) for kind in schema.types], schema=schema)
-        return Demands(8 * len(order.ranks(no_rows).columns), RUN_BYTES + COLUMN_BYTES * len(schema))
+        key_bytes = 8 * len(order.ranks_of_no_rows(schema))
+        return Demands(key_bytes, RUN_BYTES + COLUMN_BYTES * len(schema))
 
     def held(self, size: RunSize) -> int:
         """A run that is read whole."""

@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,13 +36,13 @@ from sortshuffle.options import GIB, MIB
 from sortshuffle.partitioner.selector import ChannelSelector, Ids
 from sortshuffle.payload.arrow import BATCH_BYTES, BATCH_ROWS, ArrowPayload
 from sortshuffle.payload.ordering import Ranks, RowOrder
+from sortshuffle.payload.sort_memory import Number, SortMemory
 from sortshuffle.write.clustering import (
     ROW_BYTES,
     ClusteredUnit,
     Groups,
     bounds_of,
     cluster,
-    is_fixed_width,
     joined,
     owned,
     size_of,
@@ -61,7 +60,6 @@ WRITE_BATCH = 8 * MIB
 WRITE_BATCH_SHARE = 8  # part of the budget that a gathered write is at most
 MESSAGE_SHARE = 16  # part of the budget that a message is at most
 COPIES_OF_A_MESSAGE = 4  # rows joined, serialized, compressed, and the block fitted into memory of its size
-SORT_BYTES_PER_ROW = 96  # NumPy arrays while a run is sorted: 41 to 93 measured, by type and number of keys
 # A group whose rows must lie in one batch: 32-bit offsets of strings end at 2 GiB
 MOST_GATHERED = GIB
 # A place with more than this part of a group's rows is sorted with all others: keys of the place alone would
@@ -69,7 +67,6 @@ MOST_GATHERED = GIB
 DOMINANT_SHARE = 4
 
 Int64s = npt.NDArray[np.int64]
-Number = TypeVar("Number", int, float, Int64s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +110,7 @@ class RowEncoder:
         self._group_sizes = np.zeros(self._groups.count, np.int64)
         self._group_rows = np.zeros(self._groups.count, np.int64)
         self._largest = (0, 0)  # size and rows of the group that takes most to be put in order
-        self._copies_of_keys = 1 if layout.order is not None and _has_text(layout) else 0
+        self._sort_memory = SortMemory.of(layout.order or RowOrder(()), layout.payload.schema)
 
     def room_for(self, batch: pa.RecordBatch) -> bool:
         """Whether these rows still fit the budget, with what the next drain will take."""
@@ -175,7 +172,7 @@ class RowEncoder:
         message: Number = np.minimum(self._message_bytes, size)
         if self._order is not None:
             # twice, because rows that are large may be neighbours in key order, and so come into one message
-            return (2 + self._copies_of_keys) * size + SORT_BYTES_PER_ROW * rows + message
+            return 2 * size + self._sort_memory.sorting(size, rows) + message
         if self._groups.size > 1:
             return 2 * size + ROW_BYTES * rows + COPIES_OF_A_MESSAGE * message
         return COPIES_OF_A_MESSAGE * message
@@ -320,10 +317,3 @@ class RowEncoder:
         buffer = self._payload.encode(message, self._metrics.seconds)
         self._budget.charge(buffer.bytes)
         return buffer
-
-
-def _has_text(layout: PartitionLayout) -> bool:
-    """Whether a key is of variable width, so that its rank column may be a copy of it."""
-    assert layout.order is not None
-    types = (layout.payload.schema.field(key).type for key in layout.order.keys)
-    return any(not is_fixed_width(kind) for kind in types)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from bisect import bisect_left
-from functools import cmp_to_key
 from itertools import pairwise
 from typing import Any
 
@@ -13,32 +12,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from key_cases import INT64, KEY_CASES, STRING, KeyCase
+from key_cases import INT64, KEY_CASES, STRING, KeyCase, directed, sort_keys
 
 from sortshuffle.errors import UsageError
 from sortshuffle.partitioner import RangeSelector, SortKey
-from sortshuffle.partitioner.key_order import ordered_ranks
 from sortshuffle.partitioner.ranges import CHUNK_ROWS, FEW_BOUNDS
 
 each_type = pytest.mark.parametrize("case", KEY_CASES, ids=str)
 few_each = settings(max_examples=25)  # of some twenty types
-directions = st.builds(SortKey, st.just(0), st.booleans(), st.booleans())
-
-
-def compared(keys: tuple[SortKey, ...], cases: list[KeyCase]) -> Any:
-    """A sort key for rows, one value for each case: Spark's rules in plain Python."""
-
-    def compare(one: tuple[Any, ...], other: tuple[Any, ...]) -> int:
-        for key, case, left, right in zip(keys, cases, one, other, strict=True):
-            a, b = case.key(left), case.key(right)
-            if a == b:
-                continue
-            if not a or not b:  # a null
-                return 1 if (not a) == key.nulls_last else -1
-            return 1 if (a < b) == key.descending else -1
-        return 0
-
-    return cmp_to_key(compare)
 
 
 def batch_of(cases: list[KeyCase], rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
@@ -53,7 +34,7 @@ def distinct(rows: list[tuple[Any, ...]], order: Any) -> list[tuple[Any, ...]]:
 
 
 def check(cases: list[KeyCase], keys: tuple[SortKey, ...], rows: list[Any], bounds: list[Any]) -> None:
-    order = compared(keys, cases)
+    order = directed(keys, cases)
     bounds = distinct(bounds, order)
     selector = RangeSelector(keys, batch_of(cases, bounds), len(bounds) + 1)
     ids = selector.assign(batch_of(cases, rows))
@@ -69,31 +50,19 @@ def test_rows_of_every_type_are_placed_by_the_first_bound_that_is_not_below(
 ) -> None:
     values = [(value,) for value in data.draw(case.lists(min_size=1, max_size=40))]
     others = [(value,) for value in data.draw(st.lists(st.none() | case.values, max_size=20))]
-    check([case], (data.draw(directions),), values + others, values)
+    check([case], data.draw(sort_keys(1)), values + others, values)
 
 
 @settings(max_examples=150)
 @given(data=st.data())
 def test_rows_are_placed_by_several_keys_each_with_its_direction(data: st.DataObject) -> None:
     cases = data.draw(st.lists(st.sampled_from(KEY_CASES), min_size=2, max_size=3))
-    keys = tuple(SortKey(at, data.draw(st.booleans()), data.draw(st.booleans())) for at in range(len(cases)))
+    keys = data.draw(sort_keys(len(cases)))
     row = st.tuples(*(st.none() | case.values for case in cases))
     few = data.draw(st.lists(row, min_size=1, max_size=4))
     # values mixed anew, so that rows share their first columns with bounds and differ in the next
     mixed = st.tuples(*(st.sampled_from([each[at] for each in few]) for at in range(len(cases))))
     check(cases, keys, data.draw(st.lists(mixed | row, max_size=30)), data.draw(st.lists(mixed, min_size=1)))
-
-
-@each_type
-@few_each
-@given(data=st.data())
-def test_ranks_sort_rows_in_the_order_of_a_direction(case: KeyCase, data: st.DataObject) -> None:
-    key = data.draw(directions)
-    values = data.draw(case.lists(max_size=40))
-    order = compared((key,), [case])
-    ranks = ordered_ranks(batch_of([case], [(value,) for value in values]), (key,))
-    expected = sorted(range(len(values)), key=lambda row: order((values[row],)))
-    assert ranks.sort_indices().tolist() == expected
 
 
 @pytest.mark.parametrize("bounds", [1, FEW_BOUNDS, FEW_BOUNDS + 1, 200, 3000])

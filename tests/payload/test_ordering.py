@@ -1,10 +1,11 @@
-"""The order of rows by key, against plain Python: every type, alone and as one of several keys, as a whole
-and in slices, for sorting, for bounds and for groups."""
+"""The order of rows by key, against plain Python: every type, alone and as one of several keys, in every
+direction, as a whole and in slices, for sorting, for bounds and for groups."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import pickle
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from decimal import Decimal
@@ -15,14 +16,17 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from key_cases import DOUBLE, INT64, KEY_CASES, STRING, Key, KeyCase
+from key_cases import DOUBLE, INT64, KEY_CASES, STRING, Key, KeyCase, directed, sort_keys
 
 from sortshuffle.errors import ColumnError
-from sortshuffle.payload.ordering import Ranks, RowOrder, concat_ranks
+from sortshuffle.payload.ordering import Ranks, RowOrder, SortKey, concat_ranks
 
 pytestmark = pytest.mark.filterwarnings("error")  # Arrow announces what it will take away as warnings
 
 few_each = settings(max_examples=25)  # of some twenty types
+few_each_way = settings(max_examples=8)
+WAYS = [SortKey(0, *way) for way in itertools.product([False, True], repeat=2)]
+each_way = pytest.mark.parametrize("key", WAYS, ids=lambda key: key.describe("k"))
 each_type = pytest.mark.parametrize("case", KEY_CASES, ids=str)
 
 
@@ -252,6 +256,121 @@ def test_ranks_put_together_are_those_of_the_batch_put_together(case: KeyCase, d
 def test_the_number_of_rank_columns_depends_on_the_type_alone(case: KeyCase, data: st.DataObject) -> None:
     values = data.draw(case.lists(max_size=5))
     assert len(ranks_of(case.array(values)).columns) == len(ranks_of(case.array([])).columns)
+
+
+def test_the_schema_tells_how_many_rank_columns_there_are() -> None:
+    inner = pa.struct([("number", pa.int64()), ("text", pa.string())])
+    schema = pa.schema([("a", pa.int32()), ("b", pa.int64()), ("c", inner)])
+    counts = [len(RowOrder(keys).ranks_of_no_rows(schema)) for keys in [(), (0,), (1,), (2,), (0, 2)]]
+    assert counts == [0, 1, 2, 5, 6]
+
+
+# --- directions --------------------------------------------------------------------------------------------
+
+
+def directed_ranks(keys: Sequence[SortKey], *columns: pa.Array) -> Ranks:
+    batch = pa.RecordBatch.from_arrays(list(columns), [str(number) for number in range(len(columns))])
+    return RowOrder(keys).ranks(batch)
+
+
+@each_way
+@each_type
+@few_each_way
+@given(data=st.data())
+def test_rows_are_sorted_and_compared_in_the_direction_of_their_key(
+    case: KeyCase, key: SortKey, data: st.DataObject
+) -> None:
+    values = data.draw(case.lists(min_size=1, max_size=30))
+    order = directed((key,), [case])
+    places = [order((value,)) for value in values]
+    ranks = directed_ranks((key,), case.sliced_array(values))
+    assert ranks.sort_indices().tolist() == expected_order(places)
+    ordered = ranks.take(ranks.sort_indices())
+    places.sort()
+    assert ordered.group_starts().tolist() == expected_starts(places)
+    # a batch with other nulls than this one, or none
+    others = data.draw(case.lists(min_size=1, max_size=5))
+    bounds = directed_ranks((key,), case.array(others))
+    for row, other in enumerate(others):
+        bound, place = bounds.key(row), order((other,))
+        assert ordered.count_up_to(bound) == bisect_right(places, place)
+        assert ordered.count_up_to(bound, inclusive=False) == bisect_left(places, place)
+        assert (ordered.key(0) < bound) == (places[0] < place)
+        assert (bound < ordered.key(0)) == (place < places[0])
+        assert (ordered.key(0) == bound) == (places[0] == place)
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_several_keys_have_directions_of_their_own_across_batches(data: st.DataObject) -> None:
+    cases = data.draw(st.lists(st.sampled_from(KEY_CASES), min_size=2, max_size=3))
+    keys = data.draw(sort_keys(len(cases)))
+    rows = data.draw(st.integers(1, 30))
+    table = list(zip(*(data.draw(case.lists(min_size=rows, max_size=rows)) for case in cases), strict=True))
+    cut = data.draw(st.integers(0, rows))
+    parts = [
+        directed_ranks(keys, *(case.array([row[at] for row in part]) for at, case in enumerate(cases)))
+        for part in (table[:cut], table[cut:])
+    ]
+    assert len(parts[0].columns) == len(parts[1].columns)
+    together = concat_ranks(parts)
+    order = directed(keys, cases)
+    places = [order(row) for row in table]
+    assert together.sort_indices().tolist() == expected_order(places)
+    ordered = together.take(together.sort_indices())
+    for row, place in enumerate(places):
+        bound = parts[row >= cut].key(row - cut * (row >= cut))
+        assert ordered.count_up_to(bound) == bisect_right(sorted(places), place)
+    assert ordered.group_starts().tolist() == expected_starts(sorted(places))
+
+
+@pytest.mark.parametrize("name", ASCENDING)
+def test_nulls_and_nan_are_where_spark_has_them(name: str) -> None:
+    ascending = ASCENDING[name]
+    values = list(range(1, len(ascending)))
+    shuffled = np.random.default_rng(3).permutation(len(ascending))
+    for key, expected in [
+        (SortKey(0), [0, *values]),
+        (SortKey(0, nulls_last=True), [*values, 0]),
+        (SortKey(0, True), [0, *values[::-1]]),
+        (SortKey(0, True, True), [*values[::-1], 0]),
+    ]:
+        found = directed_ranks((key,), ascending.take(pa.array(shuffled))).sort_indices()
+        assert shuffled[found].tolist() == expected
+
+
+def test_nulls_inside_a_struct_stay_with_the_direction_of_the_struct() -> None:
+    values = [None, {"a": None}, {"a": 1}, {"a": 2}]
+    for key, expected in [
+        (SortKey(0, nulls_last=True), [1, 2, 3, 0]),
+        (SortKey(0, True), [0, 3, 2, 1]),
+        (SortKey(0, True, True), [3, 2, 1, 0]),
+    ]:
+        assert directed_ranks((key,), pa.array(values)).sort_indices().tolist() == expected
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 64, 65, 1000])
+def test_of_descending_strings_a_prefix_comes_behind_what_it_begins(length: int) -> None:
+    stem = "s" * length
+    texts = [stem, stem + "\0", stem + "a", stem[:-1], stem + "\0\0", None]
+    found = directed_ranks((SortKey(0, True, True),), pa.array(texts)).sort_indices()
+    assert found.tolist() == [2, 4, 1, 0, 3, 5]
+
+
+def test_plain_positions_are_keys_that_ascend_with_nulls_first() -> None:
+    order = RowOrder((0, 2))
+    assert order.keys == (SortKey(0, False, False), SortKey(2, False, False))
+    assert order.columns == (0, 2)
+    assert order == RowOrder([SortKey(0), 2])
+    assert hash(order) == hash(RowOrder((0, 2)))
+    assert pickle.loads(pickle.dumps(order)) == order
+    assert order != RowOrder((0, SortKey(2, True)))
+
+
+def test_an_order_is_told_as_in_sql() -> None:
+    ways = [SortKey(1), SortKey(0, True, True), SortKey(1, nulls_last=True), SortKey(1, True)]
+    told = RowOrder(ways).describe(["a", "b"])
+    assert told == ("b", "a desc", "b nulls last", "b desc nulls first")
 
 
 # --- groups ------------------------------------------------------------------------------------------------

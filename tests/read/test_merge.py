@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from key_cases import DOUBLE, INT64, KEY_CASES, STRING, KeyCase
+from key_cases import DOUBLE, INT64, KEY_CASES, STRING, KeyCase, directed, sort_keys
 
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
@@ -88,16 +88,21 @@ def pieces(data: st.DataObject, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 @given(data=st.data())
 def test_the_result_is_that_of_a_stable_sort_of_all_runs(data: st.DataObject) -> None:
     case = data.draw(st.sampled_from(KEY_CASES))
+    keys = data.draw(sort_keys(1))
+    place = directed(keys, [case])
     values = data.draw(case.lists(max_size=60))
     ends = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=6)))
-    runs = [sorted(values[a:b], key=case.key) for a, b in zip([0, *ends], [*ends, len(values)], strict=True)]
+    runs = [
+        sorted(values[a:b], key=lambda value: place((value,)))
+        for a, b in zip([0, *ends], [*ends, len(values)], strict=True)
+    ]
     batches = [keyed(case.array(run), number) for number, run in enumerate(runs)]
     sources = [RunSource(pieces(data, batch)) for batch in batches]
-    found = list(merge_runs(sources, BY_KEY, MemoryBudget(ENOUGH), TaskMetrics()))
+    found = list(merge_runs(sources, RowOrder(keys), MemoryBudget(ENOUGH), TaskMetrics()))
     expected = sorted(
-        ((case.key(value), number, at) for number, run in enumerate(runs) for at, value in enumerate(run))
+        ((place((value,)), number, at) for number, run in enumerate(runs) for at, value in enumerate(run))
     )
-    assert [place for batch in found for place in origins(pa.Table.from_batches([batch]))] == [
+    assert [each for batch in found for each in origins(pa.Table.from_batches([batch]))] == [
         (number, at) for _, number, at in expected
     ]
 

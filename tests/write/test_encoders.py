@@ -3,7 +3,6 @@ stays within the budget, counted and as Arrow allocates it, whatever the rows an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import cycle
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from engine import AllTo, Modulo, arrow_memory
 from hypothesis import given
 from hypothesis import strategies as st
+from key_cases import KEY_CASES, KeyCase, directed, sort_keys
 
 from sortshuffle.format.buffer import SealedBuffer
 from sortshuffle.format.header import Codec
@@ -266,42 +266,25 @@ def sorted_rows(
     return [batch.to_pylist() for batch in decoded(extent, schema)]
 
 
-def nulls_first(*values: Any) -> tuple[Any, ...]:
-    """What Python sorts like Spark's ascending order: nulls first, then numbers, then NaN."""
-    return tuple(
-        (0,) if v is None else (2,) if isinstance(v, float) and math.isnan(v) else (1, v) for v in values
-    )
-
-
-KEYS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
-    "int64": (pa.int64(), st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3)),
-    "int32": (pa.int32(), st.integers(-3, 3)),
-    "double": (pa.float64(), st.floats() | st.sampled_from([0.0, -0.0, math.inf])),
-    "string": (pa.string(), st.text(alphabet="aäz", max_size=2)),
-    "bool": (pa.bool_(), st.booleans()),
-}
+KEYS = [case for case in KEY_CASES if case.name in ("int64", "int32", "double", "string", "boolean")]
 
 
 @FEW_OR_MANY
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("case", KEYS, ids=str)
 @given(st.data())
 def test_an_extent_is_sorted_by_key_and_equal_keys_stay_in_the_order_of_arrival(
-    key: str, subpartitions: int, data: st.DataObject
+    case: KeyCase, subpartitions: int, data: st.DataObject
 ) -> None:
-    kind, values = KEYS[key]
-    keys = data.draw(st.lists(st.none() | values, min_size=1, max_size=60))
-    schema = pa.schema([("k", kind), ("n", pa.int64())])
-    whole = pa.record_batch([pa.array(keys, kind), pa.array(range(len(keys)))], schema=schema)
+    keys = data.draw(case.lists(min_size=1, max_size=60))
+    order = data.draw(sort_keys(1))
+    schema = pa.schema([("k", case.type), ("n", pa.int64())])
+    whole = pa.record_batch([case.array(keys), pa.array(range(len(keys)))], schema=schema)
     cut = data.draw(st.integers(0, len(keys)))
     batches = [part for part in (whole.slice(0, cut), whole.slice(cut)) if part.num_rows]
-    runs = sorted_rows(batches, BY_KEY, subpartitions=subpartitions)
+    runs = sorted_rows(batches, RowOrder(order), subpartitions=subpartitions)
     found = [row["n"] for buffer in runs for row in buffer]
-    by_hand = (lambda n: nulls_first(keys[n])) if key != "string" else (lambda n: _utf8(keys[n]))
-    assert found == sorted(range(len(keys)), key=by_hand)
-
-
-def _utf8(text: str | None) -> tuple[Any, ...]:
-    return (0,) if text is None else (1, text.encode())
+    place = directed(order, [case])
+    assert found == sorted(range(len(keys)), key=lambda n: place((keys[n],)))
 
 
 def test_several_keys_sort_one_after_the_other() -> None:
@@ -452,7 +435,7 @@ def test_memory_stays_within_the_budget_where_keys_are_text(
         )
         while encoder.room_for(batch):
             encoder.add(batch)
-        assert budget.used > (0.08 if skewed else 0.15) * memory
+        assert budget.used > (0.07 if skewed else 0.15) * memory
         release(encoder, budget)
         assert budget.peak <= memory
         assert pool.max_memory() <= memory

@@ -1,0 +1,73 @@
+"""What sorting is reckoned to take, against what it takes."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sortshuffle.payload.ordering import RowOrder, SortKey
+from sortshuffle.payload.sort_memory import SortMemory
+
+ROWS = 50_000
+RANDOM = np.random.default_rng(12)
+COLUMNS = {
+    "int": pa.array(RANDOM.integers(0, 1 << 30, ROWS).astype(np.int32)),
+    "long": pa.array(RANDOM.integers(0, 1 << 60, ROWS)),
+    "few": pa.array(RANDOM.integers(0, 9, ROWS)),
+    "double": pa.array(RANDOM.random(ROWS)),
+    "decimal": pa.array(RANDOM.integers(0, 99, ROWS)).cast(pa.decimal128(38, 2)),
+    "short": pa.array([f"{number:04d}" for number in RANDOM.integers(0, 9999, ROWS)]),
+    "text": pa.array([f"{number:016d}" for number in RANDOM.integers(0, 10**9, ROWS)]),
+    "long text": pa.array([f"{number:0200d}" for number in RANDOM.integers(0, 9999, ROWS)]),
+}
+COLUMNS["struct"] = pa.StructArray.from_arrays([COLUMNS["few"], COLUMNS["short"]], ["a", "b"])
+
+
+@contextmanager
+def peak_bytes() -> Iterator[list[int]]:
+    """What NumPy and Arrow hold at most while the block runs, together."""
+    usual = pa.default_memory_pool()
+    counting = pa.proxy_memory_pool(usual)
+    peak: list[int] = []
+    pa.set_memory_pool(counting)
+    tracemalloc.start()
+    try:
+        yield peak
+        peak.append(tracemalloc.get_traced_memory()[1] + (counting.max_memory() or 0))
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(usual)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize(
+    "names",
+    [*((name,) for name in COLUMNS), ("few", "text"), ("few",) * 6 + ("long",), ("short",) * 3],
+    ids=", ".join,
+)
+def test_sorting_takes_no_more_than_is_reckoned(names: tuple[str, ...], descending: bool) -> None:
+    batch = pa.RecordBatch.from_arrays(
+        [COLUMNS[name] for name in names], [str(at) for at in range(len(names))]
+    )
+    order = RowOrder(SortKey(at, descending, descending) for at in range(len(names)))
+    reckoned = SortMemory.of(order, batch.schema).sorting(int(batch.nbytes), ROWS)
+    with peak_bytes() as peak:
+        indices = order.ranks(batch).sort_indices()
+    assert len(indices) == ROWS
+    assert peak[0] <= 1.02 * reckoned
+    assert peak[0] >= 0.4 * reckoned  # and what is not needed is not kept free
+
+
+def test_it_is_reckoned_for_many_sizes_at_once() -> None:
+    schema = pa.schema([("n", pa.int64()), ("t", pa.string())])
+    sizes, rows = np.array([0, 1000, 5000]), np.array([0, 10, 20])
+    by_text = SortMemory.of(RowOrder((1,)), schema)
+    found = by_text.sorting(sizes, rows)
+    assert found.tolist() == [by_text.sorting(int(s), int(r)) for s, r in zip(sizes, rows, strict=True)]
+    assert found[1] == 1000 + 10 * by_text.per_row
+    assert SortMemory.of(RowOrder((0,)), schema).copies_of_rows == 0
