@@ -9,6 +9,7 @@ UsageError             fix the call                                   ValueError
   SchemaMismatchError  make function and declared schema agree        ValueError, TypeError
   UnsupportedError     use the alternative the message names          ValueError, NotImplementedError
 StateError             call methods in their order (finish, abandon)  RuntimeError
+ResultOverflowError    compute with a wider type                      ArithmeticError
 DataLossError          run the producer task again
   CorruptDataError     run the producer task again; look at the disk  ValueError
   MissingDataError     run the producer task again                    FileNotFoundError
@@ -55,6 +56,10 @@ class UnsupportedError(UsageError, NotImplementedError):
 
 class StateError(SortShuffleError, RuntimeError):
     """A method was called out of its order, such as writing after ``finish()``."""
+
+
+class ResultOverflowError(SortShuffleError, OverflowError):
+    """What was computed does not fit its type, and wrapping around was not asked for."""
 
 
 class WorkerSetupError(SortShuffleError, ImportError):
