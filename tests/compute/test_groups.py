@@ -1,10 +1,12 @@
-"""From sorted batches to one table per key: the same groups as `itertools.groupby` finds, wherever the
-batches are cut, and no more of the stream read than the group needs."""
+"""From sorted batches to one table per key, or one iterator of batches: the same groups as
+`itertools.groupby` finds, wherever the batches are cut, and no more of the stream read, or held, than the
+group needs."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from key_cases import DOUBLE, INT64, KEY_CASES, STRING, KeyCase
 
-from sortshuffle.compute.groups import group_tables
+from sortshuffle.compute.groups import Groups, group_batches, group_tables
 from sortshuffle.payload.ordering import RowOrder
 
 BY_KEY = RowOrder((0,))
@@ -32,8 +34,14 @@ def cut(batch: pa.RecordBatch, borders: Sequence[int]) -> list[pa.RecordBatch]:
 
 
 def groups_of(batches: Sequence[pa.RecordBatch], order: RowOrder = BY_KEY) -> list[list[int]]:
-    """The row numbers of each group."""
-    return [table["row"].to_pylist() for table in group_tables(iter(batches), order)]
+    """The row numbers of each group, which are the same as a table and as an iterator."""
+    as_tables = [table["row"].to_pylist() for table in group_tables(iter(batches), order)]
+    as_batches = [
+        [row for part in group for row in part["row"].to_pylist()]
+        for group in group_batches(iter(batches), order)
+    ]
+    assert as_batches == as_tables
+    return as_tables
 
 
 def expected_groups(keys: Sequence[Any]) -> list[list[int]]:
@@ -83,6 +91,7 @@ def test_every_row_a_group_of_its_own() -> None:
 @pytest.mark.parametrize("order", [BY_KEY, RowOrder(())])
 def test_without_rows_there_are_no_groups(batches: list[pa.RecordBatch], order: RowOrder) -> None:
     assert list(group_tables(iter(batches), order)) == []
+    assert list(group_batches(iter(batches), order)) == []
 
 
 def test_empty_batches_neither_end_nor_begin_a_group() -> None:
@@ -162,3 +171,109 @@ def test_an_error_of_the_stream_comes_behind_the_groups_that_were_complete() -> 
     assert next(tables)["row"].to_pylist() == [0]
     with pytest.raises(OSError, match="lost"):
         next(tables)
+
+
+# --- iterators of a group's batches -------------------------------------------------------------------
+
+
+@given(data=st.data())
+def test_what_is_not_taken_of_a_group_is_skipped(data: st.DataObject) -> None:
+    keys = sorted(data.draw(st.lists(st.sampled_from([None, 1, 2, 3]), max_size=30)), key=INT64.key)
+    batches = cut(
+        keyed(pa.array(keys, pa.int64())), data.draw(st.lists(st.integers(0, len(keys)), max_size=8))
+    )
+    whole = expected_groups(keys)
+    groups = group_batches(iter(batches), BY_KEY)
+    for expected in whole:
+        group = next(groups)
+        taken = [part["row"].to_pylist() for part in itertools.islice(group, data.draw(st.integers(0, 3)))]
+        assert expected[: sum(map(len, taken))] == [row for part in taken for row in part]
+    assert next(groups, None) is None
+
+
+def test_batches_of_a_group_are_those_of_the_stream() -> None:
+    batches = cut(keyed([1, 1, 1, 2, 2, 3]), [1, 2, 4, 5])
+    found = [[part["row"].to_pylist() for part in group] for group in group_batches(iter(batches), BY_KEY)]
+    assert found == [[[0], [1], [2]], [[3], [4]], [[5]]]
+
+
+def test_an_iterator_is_at_its_end_when_the_next_group_is_asked_for() -> None:
+    groups = group_batches(iter(cut(keyed([1, 1, 2, 2]), [1, 3])), BY_KEY)
+    first = next(groups)
+    assert next(first)["row"].to_pylist() == [0]
+    second = next(groups)
+    assert list(first) == []
+    assert [part["row"].to_pylist() for part in second] == [[2], [3]]
+    last = next(groups, None)
+    assert last is None
+    assert list(second) == []
+
+
+def test_an_untouched_last_group_is_at_its_end_when_the_stream_is() -> None:
+    groups = group_batches(iter([keyed([1])]), BY_KEY)
+    only = next(groups)
+    assert next(groups, None) is None
+    assert list(only) == []
+
+
+def test_no_more_of_a_group_is_read_than_was_asked_for() -> None:
+    read: list[int] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(cut(keyed([1, 1, 1, 2]), [1, 2])):
+            read.append(number)
+            yield batch
+
+    group = next(group_batches(batches(), BY_KEY))
+    assert read == [0]
+    next(group)
+    assert read == [0]
+    next(group)
+    assert read == [0, 1]
+
+
+def test_a_group_of_any_length_is_held_by_the_batch() -> None:
+    alive: list[weakref.ref[pa.Buffer]] = []
+    most = 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for _ in range(20):
+            keys = np.zeros(100, np.int64)
+            alive.append(weakref.ref(keys))
+            yield pa.record_batch([pa.array(keys)], ["key"])
+
+    for group in group_batches(batches(), BY_KEY):
+        rows = 0
+        for part in group:
+            rows += part.num_rows
+            del part
+            most = max(most, sum(each() is not None for each in alive))
+    assert (rows, len(alive)) == (2000, 20)
+    assert most <= 2
+
+
+def test_the_parts_of_a_table_are_let_go_with_it() -> None:
+    alive: list[weakref.ref[Any]] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for key in (1, 1, 1, 2, 2):
+            keys = np.full(100, key)
+            alive.append(weakref.ref(keys))
+            yield pa.record_batch([pa.array(keys)], ["key"])
+
+    held = []
+    for table in group_tables(batches(), BY_KEY):
+        del table
+        held.append(sum(each() is not None for each in alive))
+    assert held[0] <= 1  # the batch in which the next group begins
+    assert held[1] == 0
+
+
+def test_keys_and_rows_of_one_group_after_the_other() -> None:
+    groups = Groups(iter(cut(keyed(pa.array([None, None, 5, 6], pa.int64())), [1])), BY_KEY)
+    found = []
+    while groups.next():
+        found.append((groups.key(), sum(part.num_rows for part in groups.rows())))
+    assert [rows for _, rows in found] == [2, 1, 1]
+    assert sorted(key for key, _ in found) == [key for key, _ in found]
+    assert not groups.next()

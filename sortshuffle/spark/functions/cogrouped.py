@@ -1,0 +1,113 @@
+"""``cogroup().applyInArrow`` and ``applyInPandas``: a function of the groups of one key in two frames."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import pyarrow as pa
+from pyspark.sql import types as st
+
+from sortshuffle.compute.gathering import gathered
+from sortshuffle.spark.functions.conf import FunctionConf
+from sortshuffle.spark.functions.conversion import given_arrow, pandas_series
+from sortshuffle.spark.functions.declared import Batches, Declared
+from sortshuffle.spark.functions.grouped import arrow_key, joined, pandas_key
+from sortshuffle.spark.functions.results import from_arrow, from_group_frame
+from sortshuffle.spark.functions.running import Closed, in_user_code, user_errors
+from sortshuffle.spark.functions.signatures import Function, takes_key
+
+Tables: TypeAlias = tuple[pa.Table, pa.Table]
+
+
+@dataclass(frozen=True, slots=True)
+class CoGroupFunction(ABC):
+    """A function of two groups of one key, of which one may be empty. ``method``: its name in errors.
+
+    ``left_keys``, ``right_keys``: positions of the key columns, in the order of ``groupBy``; the key is that
+    of the left group, of the right one where the left is empty.
+    """
+
+    method: ClassVar[str]
+
+    function: Function
+    left_keys: tuple[int, ...]
+    right_keys: tuple[int, ...]
+    takes_key: bool
+    declared: Declared
+    conf: FunctionConf
+
+    @classmethod
+    def of(
+        cls,
+        function: Function,
+        schema: st.StructType | str,
+        conf: FunctionConf,
+        left_keys: Iterable[int],
+        right_keys: Iterable[int],
+    ) -> CoGroupFunction:
+        """Raises `UsageError`, or `UnsupportedError` for a type."""
+        declared = Declared.of(cls.method, function, schema, conf)
+        keyed = takes_key(cls.method, function, "left", "right")
+        return cls(function, tuple(left_keys), tuple(right_keys), keyed, declared, conf)
+
+    def __call__(self, groups: Iterator[Tables]) -> Batches:
+        """The results of all pairs of groups, each the tables of both sides with all their columns.
+
+        Raises `SchemaMismatchError`, and what the user's function does.
+        """
+        return user_errors(gathered(self._run(groups)))
+
+    def _run(self, groups: Iterator[Tables]) -> Generator[pa.RecordBatch, None, None]:
+        with Closed(groups):
+            for arguments in map(self._arguments, groups):
+                result = in_user_code(self.function, *arguments)
+                del arguments  # not to be held while the result is on its way
+                yield from self._delivered(result)
+                del result
+
+    @abstractmethod
+    def _arguments(self, groups: Tables) -> tuple[Any, ...]: ...
+
+    @abstractmethod
+    def _delivered(self, result: Any) -> Batches: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CoGroupInArrow(CoGroupFunction):
+    """``PandasCogroupedOps.applyInArrow``: two tables in, a table out. The key: a tuple of Arrow scalars."""
+
+    method = "cogroup().applyInArrow"
+
+    def _arguments(self, groups: Tables) -> tuple[Any, ...]:
+        left, right = given_arrow(iter(groups), self.conf)
+        if not self.takes_key:
+            return left, right
+        key = arrow_key(left, self.left_keys) if left.num_rows else arrow_key(right, self.right_keys)
+        return key, left, right
+
+    def _delivered(self, result: Any) -> Batches:
+        if not isinstance(result, pa.Table):
+            raise self.declared.mismatch("a pyarrow.Table", type(result).__name__)
+        return from_arrow(result, self.declared, self.conf)
+
+
+@dataclass(frozen=True, slots=True)
+class CoGroupInPandas(CoGroupFunction):
+    """``PandasCogroupedOps.applyInPandas``: two data frames in, a data frame out. The key is a tuple of NumPy
+    or Python values."""
+
+    method = "cogroup().applyInPandas"
+
+    def _arguments(self, groups: Tables) -> tuple[Any, ...]:
+        left, right = (pandas_series(group, self.conf) for group in groups)
+        frames = joined(left), joined(right)
+        if not self.takes_key:
+            return frames
+        key = pandas_key(left, self.left_keys) if groups[0].num_rows else pandas_key(right, self.right_keys)
+        return key, *frames
+
+    def _delivered(self, result: Any) -> Batches:
+        return from_group_frame(result, self.declared, self.conf)

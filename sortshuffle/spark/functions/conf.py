@@ -1,0 +1,64 @@
+"""The settings of the session that decide what users' functions see and may return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkException
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionConf:
+    """The settings of the session that decide what functions see and what they may return.
+
+    ========================  ===========================================================================
+    field                     Spark setting
+    ========================  ===========================================================================
+    ``timezone``              ``spark.sql.session.timeZone``
+    ``assign_by_name``        ``spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName``
+    ``safe_cast``             ``spark.sql.execution.pandas.convertToArrowArraySafely``
+    ``int_to_decimal``        ``spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled``
+    ``extension_integers``    ``spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype``
+    ``large_types``           ``spark.sql.execution.arrow.useLargeVarTypes``
+    ``any_iterable``          ``spark.sql.execution.pythonUDF.mapInBatch.legacy.acceptAnyIterable.enabled``
+    ``exact_schema``          ``spark.sql.execution.arrow.pyspark.validateSchema.enabled``
+    ========================  ===========================================================================
+
+    ``spark.sql.execution.pandas.structHandlingMode`` is not among them: it is about ``toPandas()``, and
+    PySpark gives structs to functions as dicts whatever it says.
+    """
+
+    timezone: str
+    assign_by_name: bool = True
+    safe_cast: bool = True
+    int_to_decimal: bool = False
+    extension_integers: bool = False
+    large_types: bool = False
+    any_iterable: bool = True
+    exact_schema: bool = False
+
+    @staticmethod
+    def of(spark: SparkSession) -> FunctionConf:
+        """The settings of ``spark`` at this moment."""
+
+        def flag(name: str, default: bool) -> bool:
+            try:
+                return str(spark.conf.get(name)).lower() == "true"
+            except PySparkException:  # this version of Spark has no such setting
+                return default
+
+        execution = "spark.sql.execution"
+        return FunctionConf(
+            timezone=str(spark.conf.get("spark.sql.session.timeZone")),
+            assign_by_name=flag("spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName", True),
+            safe_cast=flag(f"{execution}.pandas.convertToArrowArraySafely", False),
+            int_to_decimal=flag(f"{execution}.pythonUDF.pandas.intToDecimalCoercionEnabled", False),
+            extension_integers=flag(f"{execution}.pythonUDF.pandas.preferIntExtensionDtype", False),
+            large_types=flag(f"{execution}.arrow.useLargeVarTypes", False),
+            any_iterable=flag(f"{execution}.pythonUDF.mapInBatch.legacy.acceptAnyIterable.enabled", True),
+            exact_schema=flag(f"{execution}.arrow.pyspark.validateSchema.enabled", False),
+        )

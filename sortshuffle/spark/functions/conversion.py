@@ -1,0 +1,110 @@
+"""Rows between Arrow and pandas, by PySpark's own code: functions see what PySpark would show them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+from pyspark.sql import types as st
+
+from sortshuffle.spark.functions.conf import FunctionConf
+from sortshuffle.spark.schema import to_arrow, with_large_types
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+T = TypeVar("T")
+
+
+def given_arrow(items: Iterator[T], conf: FunctionConf) -> Iterator[T]:
+    """Batches or tables as functions see them: with 64-bit offsets if the session says so."""
+    return map(_with_large_types, items) if conf.large_types else items
+
+
+def _with_large_types(rows: Any) -> Any:
+    return rows.cast(with_large_types(rows.schema))
+
+
+def pandas_frame(batch: pa.RecordBatch, conf: FunctionConf) -> pd.DataFrame:
+    """The data frame that ``mapInPandas`` gives for ``batch``.
+
+    All columns are converted at once, as fields of a struct: the dtype that PySpark 4.2+ gives to a column
+    of integers with nulls depends on which types the other columns have.
+    """
+    import pandas as pd
+
+    if batch.num_columns == 0:
+        return pd.DataFrame(index=pd.RangeIndex(batch.num_rows))
+    struct = pa.RecordBatch.from_arrays([batch.to_struct_array()], ["_0"])
+    frame: pd.DataFrame = _to_pandas(struct, conf, structs_as_frames=True)[0]
+    return frame
+
+
+def pandas_series(rows: pa.RecordBatch | pa.Table, conf: FunctionConf) -> list[pd.Series]:
+    """The columns of a group's rows, as the frame that ``applyInPandas`` gives has them."""
+    whole = rows.combine_chunks() if isinstance(rows, pa.Table) else rows
+    return _to_pandas(whole, conf, structs_as_frames=False)
+
+
+def _to_pandas(rows: pa.RecordBatch | pa.Table, conf: FunctionConf, *, structs_as_frames: bool) -> list[Any]:
+    try:
+        from pyspark.sql.conversion import ArrowBatchTransformer
+    except ImportError:  # PySpark 4.0 and 4.1
+        serializer = _serializer(conf, structs_as_frames)
+        # 4.1 caches converters by the position of the column
+        takes_position = "idx" in inspect.signature(serializer.arrow_to_pandas).parameters
+        converted = [
+            serializer.arrow_to_pandas(column, *([position] if takes_position else []))
+            for position, column in enumerate(rows.columns)
+        ]
+        if structs_as_frames:
+            return converted
+        return [each.rename(name) for each, name in zip(converted, rows.schema.names, strict=True)]
+    series: list[Any] = ArrowBatchTransformer.to_pandas(
+        rows,
+        timezone=conf.timezone,
+        prefer_int_ext_dtype=conf.extension_integers,
+        df_for_struct=structs_as_frames,
+    )
+    return series
+
+
+def arrow_batch(frame: pd.DataFrame, schema: st.StructType, conf: FunctionConf) -> pa.RecordBatch:
+    """``frame`` as a batch of ``schema``. Raises what PySpark's conversion does."""
+    try:
+        from pyspark.sql.conversion import PandasToArrowConversion
+    except ImportError:  # PySpark 4.0 and 4.1
+        wire = to_arrow(schema, conf.timezone)
+        struct = pa.struct(list(with_large_types(wire) if conf.large_types else wire))
+        batch = _serializer(conf, False)._create_batch((frame, struct))
+        return pa.RecordBatch.from_struct_array(batch.column(0))
+    return PandasToArrowConversion.convert(
+        frame,
+        schema,
+        timezone=conf.timezone,
+        safecheck=conf.safe_cast,
+        arrow_cast=True,
+        prefers_large_types=conf.large_types,
+        assign_cols_by_name=conf.assign_by_name,
+        int_to_decimal_coercion_enabled=conf.int_to_decimal,
+    )
+
+
+@functools.cache
+def _serializer(conf: FunctionConf, structs_as_frames: bool) -> Any:
+    """PySpark 4.0 and 4.1 convert in methods of their serializers; 4.0 knows no coercion to decimals."""
+    from pyspark.sql.pandas.serializers import ArrowStreamPandasUDFSerializer
+
+    known = inspect.signature(ArrowStreamPandasUDFSerializer).parameters
+    coercion = {"int_to_decimal_coercion_enabled": conf.int_to_decimal}
+    return ArrowStreamPandasUDFSerializer(
+        conf.timezone,
+        conf.safe_cast,
+        conf.assign_by_name,
+        df_for_struct=structs_as_frames,
+        arrow_cast=True,
+        **{name: value for name, value in coercion.items() if name in known},
+    )

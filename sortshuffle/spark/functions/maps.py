@@ -1,0 +1,105 @@
+"""``mapInArrow`` and ``mapInPandas``: a function of an iterator, over all the rows of a partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import types as st
+
+from sortshuffle.spark.functions.conf import FunctionConf
+from sortshuffle.spark.functions.conversion import given_arrow, pandas_frame
+from sortshuffle.spark.functions.declared import Batches, Declared
+from sortshuffle.spark.functions.results import from_frame
+from sortshuffle.spark.functions.running import Closed, mapped, user_errors
+from sortshuffle.spark.functions.signatures import Function
+
+
+@dataclass(frozen=True, slots=True)
+class MapInArrow:
+    """``DataFrame.mapInArrow``: an iterator of record batches in, an iterator of record batches out.
+
+    Returned columns are matched by position and further ones are left out, as in Spark; with
+    ``conf.exact_schema`` names and number must agree.
+    """
+
+    function: Function
+    declared: Declared
+    conf: FunctionConf
+
+    @staticmethod
+    def of(function: Function, schema: st.StructType | str, conf: FunctionConf) -> MapInArrow:
+        """Raises `UsageError` or `UnsupportedError`."""
+        return MapInArrow(function, Declared.of("mapInArrow", function, schema, conf), conf)
+
+    def describe(self) -> str:
+        return self.declared.place
+
+    def __call__(self, batches: Batches) -> Batches:
+        """The results, as batches of ``declared.wire``.
+
+        Raises `SchemaMismatchError`, and what the user's function does.
+        """
+        return user_errors(self._run(batches))
+
+    def _run(self, batches: Batches) -> Batches:
+        given = given_arrow(batches, self.conf)
+        results = mapped(
+            self.function, (), given, pa.RecordBatch, self.declared, any_iterable=self.conf.any_iterable
+        )
+        with Closed(batches), Closed(results):
+            for batch in results:
+                yield from self._delivered(batch)
+                del batch  # not to be held while the function makes the next one
+
+    def _delivered(self, batch: pa.RecordBatch) -> Batches:
+        columns = len(self.declared.wire)
+        if self.conf.exact_schema:
+            self.declared.check_names(batch.schema.names, by_name=False)
+            self.declared.check_names(batch.schema.names, by_name=True)
+        elif batch.num_columns < columns:
+            self.declared.check_names(batch.schema.names, by_name=False)
+        elif batch.num_columns > columns:
+            batch = batch.select(range(columns))
+        return self.declared.deliver(batch, exact=self.conf.exact_schema)
+
+
+@dataclass(frozen=True, slots=True)
+class MapInPandas:
+    """``DataFrame.mapInPandas``: an iterator of data frames in, an iterator of data frames out.
+
+    The first columns of a returned frame, as many as are declared, must have the declared names in any
+    order; frames whose column labels have no string among them are matched by position.
+    """
+
+    function: Function
+    declared: Declared
+    conf: FunctionConf
+
+    @staticmethod
+    def of(function: Function, schema: st.StructType | str, conf: FunctionConf) -> MapInPandas:
+        """Raises `UsageError` or `UnsupportedError`."""
+        return MapInPandas(function, Declared.of("mapInPandas", function, schema, conf), conf)
+
+    def describe(self) -> str:
+        return self.declared.place
+
+    def __call__(self, batches: Batches) -> Batches:
+        """The results, as batches of ``declared.wire``.
+
+        Raises `SchemaMismatchError`, and what the user's function does.
+        """
+        return user_errors(self._run(batches))
+
+    def _run(self, batches: Batches) -> Batches:
+        import pandas as pd
+
+        given = (pandas_frame(batch, self.conf) for batch in batches)
+        results = mapped(
+            self.function, (), given, pd.DataFrame, self.declared, any_iterable=self.conf.any_iterable
+        )
+        with Closed(batches), Closed(results):
+            for frame in results:
+                columns = list(frame.columns[: len(self.declared.wire)])
+                yield from from_frame(frame, columns, True, self.declared, self.conf)
+                del frame  # not to be held while the function makes the next one

@@ -1,0 +1,69 @@
+"""What users' functions on groups give back, on its way to the declared wire schema."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sortshuffle.errors import SchemaMismatchError
+from sortshuffle.spark.functions.conf import FunctionConf
+from sortshuffle.spark.functions.conversion import arrow_batch
+from sortshuffle.spark.functions.declared import Batches, Declared
+from sortshuffle.spark.schema import check_types
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def from_arrow(result: pa.Table | pa.RecordBatch, declared: Declared, conf: FunctionConf) -> Batches:
+    """A returned table or batch as batches of ``declared.wire``; nothing if it has neither rows nor columns.
+
+    Columns are matched by name or, unless ``conf.assign_by_name``, by position. They must be of the declared
+    types, not of types that merely fit. Raises `SchemaMismatchError`.
+    """
+    if result.num_columns == 0 and result.num_rows == 0:
+        return
+    wire = declared.wire
+    if result.schema != wire:
+        declared.check_names(result.schema.names, by_name=conf.assign_by_name)
+        if conf.assign_by_name:
+            result = _in_declared_order(result, declared)
+        check_types(result.schema, wire, declared.place, exact=True)
+    for batch in result.to_batches() if isinstance(result, pa.Table) else (result,):
+        yield from declared.deliver(batch, exact=True)
+
+
+def _in_declared_order(result: pa.Table | pa.RecordBatch, declared: Declared) -> pa.Table | pa.RecordBatch:
+    names = declared.wire.names
+    twins = sorted({name for name in names if result.schema.names.count(name) > 1})
+    if twins:
+        raise declared.mismatch("every column once", f"several columns named {', '.join(twins)}")
+    return result.select(names)
+
+
+def from_group_frame(result: Any, declared: Declared, conf: FunctionConf) -> Batches:
+    """What a function on groups' frames returned, as batches; it must be a frame of the declared columns."""
+    import pandas as pd
+
+    if not isinstance(result, pd.DataFrame):
+        raise declared.mismatch("a pandas.DataFrame", type(result).__name__)
+    return from_frame(result, list(result.columns), conf.assign_by_name, declared, conf)
+
+
+def from_frame(
+    frame: pd.DataFrame, columns: list[Any], by_name: bool, declared: Declared, conf: FunctionConf
+) -> Batches:
+    """``frame`` as batches, once ``columns`` of it are the declared ones."""
+    if columns:
+        labelled = any(isinstance(name, str) for name in frame.columns)
+        declared.check_names(columns, by_name=by_name and labelled)
+    try:
+        batch = arrow_batch(frame, declared.schema, conf)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise SchemaMismatchError(
+            f"{declared.place}: a returned frame cannot be converted to the declared schema: {error}"
+        ) from error
+    yield from declared.deliver(batch)
