@@ -1,0 +1,290 @@
+"""Map outputs as a DataFrame: `spark.read.format("sortshuffle").load(path)`.
+
+For people who want to look at what a shuffle wrote with SQL: files that were kept (`spark.sortshuffle.keep`),
+or those of a job that runs. The path is a data or index file, or a directory of map outputs of one exchange,
+at any depth. The frame has, in front of the rows' own columns, where each row lies:
+
+    subpartition int   the one that it is for; null in a broadcast region, which is for all
+    region       int   the flush that wrote it
+    map_index    int   the map task that wrote it
+
+A row's own column of such a name makes ours get an underscore in front.
+
+Rules
+* Everything is verified: an index as a whole, every buffer and extent, the numbers of rows. What is damaged
+  is a `CorruptDataError` with its place; what is unfinished, or there twice, is refused and named.
+* One input partition per map output, or several of neighbouring subpartitions where it is large. Memory: one
+  part of an extent and one batch.
+* No filters are pushed: Spark keeps what was pushed for one query with the cached relation, and a later query
+  without the filter would miss rows (tried on 4.3). Spark offers a Python source no column pruning.
+
+The source is planned in a process that Spark starts for it and read in workers: both import this module.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from sortshuffle.errors import CorruptDataError, Place, UnsupportedError, UsageError
+from sortshuffle.format.header import PayloadKind
+from sortshuffle.format.index import Index
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.options import MIB
+from sortshuffle.payload.arrow import ArrowPayload
+from sortshuffle.read.channel import Fetch, LocalInputChannel
+from sortshuffle.spark.schema import conform, from_arrow, to_arrow
+from sortshuffle.storage.inspection import RegionTable, find_pairs
+from sortshuffle.storage.partitioned_file import PARTIAL_SUFFIX, PartitionedFile
+from sortshuffle.storage.reader import Extent, read_index
+
+NAME = "sortshuffle"
+PARTITION_BYTES = 128 * MIB
+"""Decoded bytes of one input partition, as `spark.sql.files.maxPartitionBytes` is by default."""
+PART_BYTES = 8 * MIB
+"""Of an extent read at a time; a buffer is some MiB."""
+_PLACES = ("subpartition", "region", "map_index")
+
+
+def register(spark: Any) -> None:
+    """Make ``spark.read.format("sortshuffle")`` known to a session.
+
+    Not needed where Spark finds the source by itself: it looks for packages named ``pyspark_*`` among those
+    that the workers' Python has installed, but for editable ones. May be called again.
+    """
+    try:
+        spark.dataSource.register(MapOutputSource)
+    except AnalysisException as error:
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
+
+
+class MapOutputSource(DataSource):  # type: ignore[misc]
+    """The source; Spark makes it with the options of a read. ``exchange``: the number of the one to read,
+    where a directory has several; ``application``: the same for applications."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What comes into ``format()``."""
+        return NAME
+
+    def schema(self) -> StructType:
+        """The places and the rows' columns. Raises `UsageError`, `DataLossError`."""
+        return self._output().schema
+
+    def reader(self, schema: StructType) -> MapOutputReader:
+        """For the schema of `schema`, or for the same one as the user gave it."""
+        return MapOutputReader(self._output(), schema)
+
+    def _output(self) -> Outputs:
+        path = self.options.get("path")
+        if not path:
+            raise UsageError(
+                f'format("{NAME}") reads one path: load("/path/of/map/outputs"), a directory or a data file'
+            )
+        return Outputs.find(
+            str(path).removeprefix("file://"), self.options.get("application"), self.options.get("exchange")
+        )
+
+
+class MapOutputReader(DataSourceReader):  # type: ignore[misc]
+    """Reads ranges of subpartitions of map outputs."""
+
+    def __init__(self, outputs: Outputs, schema: StructType) -> None:
+        self._outputs = outputs
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        """Every map output, the large ones in ranges of subpartitions."""
+        return [part for output in self._outputs.files for part in _parts(output)]
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition, in the order of the file."""
+        if not isinstance(partition, MapOutputPart):
+            return  # Spark's placeholder where there is no partition
+        target = to_arrow(self._schema, "UTC")  # the label that Spark expects of timestamps here
+        index = read_index(partition.file, partition.file_id)
+        payload = ArrowPayload(_rows_schema(partition.file, index), index.header.codec)
+        table = RegionTable(index.entries, index.kinds)
+        for extent in table.extents():
+            if not extent.bytes or not partition.first <= extent.subpartition < partition.end:
+                continue
+            subpartition = None if table.is_broadcast(extent.region) else extent.subpartition
+            place = (subpartition, extent.region, index.writer.map_index)
+            for batch in _batches(partition.file, index, extent, payload):
+                if batch.num_rows:
+                    yield from conform(_placed(batch, place, target), target, partition.file.data_path)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Complete map outputs of one exchange. ``schema``: Spark's, of the DataFrame."""
+
+    files: tuple[PartitionedFile, ...]
+    schema: StructType
+
+    @staticmethod
+    def find(path: str, application: str | None = None, exchange: str | None = None) -> Outputs:
+        """The map outputs at or below a path.
+
+        Raises `UsageError` if there are none, unfinished ones, those of several exchanges, or two of one map
+        task; `UnsupportedError` for objects; `DataLossError` for an index that is damaged.
+        """
+        found = [_Candidate.of(file) for file in _files_at(path)]
+        chosen = [each for each in found if each.is_of(application, exchange)]
+        if not chosen:
+            raise UsageError(f"there is no map output at {path}{_among(found)}")
+        several = sorted({each.exchange for each in chosen})
+        if len(several) > 1:
+            raise UsageError(
+                f"{path} has the map outputs of several exchanges: {_listed(several)}. Choose one with the"
+                " options application and exchange"
+            )
+        _refuse_twins(chosen)
+        schemas = [_rows_schema(each.file, each.index) for each in chosen]
+        for each, schema in zip(chosen, schemas, strict=True):
+            if schema != schemas[0]:
+                raise UsageError(
+                    f"{each.file.base} has rows of another schema than {chosen[0].file.base}: load them apart"
+                )
+        return Outputs(tuple(each.file for each in chosen), _with_places(from_arrow(schemas[0])))
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    file: PartitionedFile
+    index: Index
+
+    @staticmethod
+    def of(file: PartitionedFile) -> _Candidate:
+        return _Candidate(file, read_index(file))
+
+    @property
+    def exchange(self) -> tuple[str, int]:
+        """The application and the number of the exchange."""
+        return self.index.writer.application, self.index.writer.exchange
+
+    def is_of(self, application: str | None, exchange: str | None) -> bool:
+        own_application, own_exchange = self.exchange
+        return application in (None, own_application) and exchange in (None, str(own_exchange))
+
+
+@dataclass(frozen=True)
+class MapOutputPart(InputPartition):  # type: ignore[misc]
+    """The subpartitions ``[first, end)`` of a map output; broadcast regions are subpartition 0's."""
+
+    file: PartitionedFile
+    file_id: bytes
+    first: int
+    end: int
+
+
+def _files_at(path: str) -> list[PartitionedFile]:
+    if os.path.isdir(path):
+        return [_finished(each) for each in find_pairs(path, on_error=_raise)]
+    if not os.path.isfile(path):
+        raise UsageError(f"there is nothing at {path}: load() takes a directory, or a data or index file")
+    return [_finished(path)]
+
+
+def _raise(error: OSError) -> None:
+    raise UsageError(f"{error.filename} cannot be listed: {error.strerror}")
+
+
+def _finished(path: str) -> PartitionedFile:
+    file = PartitionedFile.of(os.path.abspath(path))
+    if file is None:
+        raise UsageError(f"{path} is no map output: its name ends neither in .data nor in .index")
+    if path.endswith(PARTIAL_SUFFIX):
+        raise UsageError(
+            f"{path} is not finished: its task is still writing it, or was stopped. Load finished files by"
+            f" name; `sortshuffle dump {path}` shows as much of this one as there is"
+        )
+    return file
+
+
+def _among(found: Sequence[_Candidate]) -> str:
+    if not found:
+        return ": load() takes a directory of them, or one's data or index file"
+    return (
+        f" of that application and exchange: there are {_listed(sorted({each.exchange for each in found}))}"
+    )
+
+
+def _listed(exchanges: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{number} of {application}" for application, number in exchanges)
+
+
+def _refuse_twins(chosen: Sequence[_Candidate]) -> None:
+    by_map: dict[int, _Candidate] = {}
+    for each in chosen:
+        twin = by_map.setdefault(each.index.writer.map_index, each)
+        if twin is not each:
+            raise UsageError(
+                f"map {each.index.writer.map_index} was written twice, {twin.file.data_path} and"
+                f" {each.file.data_path}, and its rows would be there twice: load the files apart, by name"
+            )
+
+
+def _rows_schema(file: PartitionedFile, index: Index) -> pa.Schema:
+    if index.header.payload_kind is not PayloadKind.ARROW:
+        kind = "pickled objects" if index.header.payload_kind is PayloadKind.PICKLE else "opaque frames"
+        raise UnsupportedError(
+            f"{file.data_path} holds {kind}, which have no columns: `sortshuffle dump --records N"
+            f" {file.data_path}` shows them"
+        )
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(index.schema))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        place = Place(file.index_path)
+        raise CorruptDataError(place, f"the schema in the index cannot be read: {error}") from error
+
+
+def _with_places(rows: StructType) -> StructType:
+    taken = {name.lower() for name in rows.names}
+    schema = StructType()
+    for name in _PLACES:
+        while name in taken:
+            name = f"_{name}"
+        schema = schema.add(name, "integer")
+    return StructType([*schema.fields, *rows.fields])
+
+
+def _parts(file: PartitionedFile) -> Iterator[MapOutputPart]:
+    """Ranges of subpartitions of about `PARTITION_BYTES` when decoded, at least one."""
+    index = read_index(file)
+    sizes = [0] * index.header.subpartitions
+    for extent in RegionTable(index.entries, index.kinds).extents():
+        sizes[extent.subpartition] += extent.raw_bytes
+    first = filled = 0
+    for subpartition, size in enumerate(sizes):
+        if filled and filled + size > PARTITION_BYTES:
+            yield MapOutputPart(file, index.header.file_id, first, subpartition)
+            first, filled = subpartition, 0
+        filled += size
+    yield MapOutputPart(file, index.header.file_id, first, len(sizes))
+
+
+def _batches(
+    file: PartitionedFile, index: Index, extent: Extent, payload: ArrowPayload
+) -> Iterator[pa.RecordBatch]:
+    """The verified batches of an extent. Raises `DataLossError` with the place."""
+    writer = index.writer
+    channel = LocalInputChannel(file, index.header.file_id, writer.map_index, str(writer), (extent,))
+    memory = MemoryBudget(PART_BYTES)  # one part at a time is held, so nothing waits for it
+    return Fetch(channel, channel.extents).stream(payload, PART_BYTES, memory, TaskMetrics())
+
+
+def _placed(batch: pa.RecordBatch, place: tuple[int | None, int, int], target: pa.Schema) -> pa.RecordBatch:
+    places = [pa.repeat(pa.scalar(value, pa.int32()), batch.num_rows) for value in place]
+    return pa.RecordBatch.from_arrays(
+        [*places, *batch.columns], names=[*target.names[:3], *batch.schema.names]
+    )

@@ -1,0 +1,176 @@
+"""What the driver knows of a scan: which files there are, their schema, and where their row groups are.
+
+At the call of ``parquet()`` directories are listed and one footer is read, or all of them to merge schemas.
+Which row groups there are is asked when the scan is put into a plan, of the files that conditions on
+partition columns leave, in threads: 1,000 local files of 20 columns take 0.6 s. Footers are let go again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import types as st
+
+from sortshuffle.errors import UsageError
+from sortshuffle.spark.parquet.file_schema import file_fields, spark_schema
+from sortshuffle.spark.parquet.file_systems import FileSystem, shown
+from sortshuffle.spark.parquet.finding import FoundFile, FoundFiles, find, parent_of, schema_files
+from sortshuffle.spark.parquet.footers import Pruning
+from sortshuffle.spark.parquet.merging import check_names, merged, with_partitions, without
+from sortshuffle.spark.parquet.packing import Packing, Piece, pack
+from sortshuffle.spark.parquet.partitions import Partitioning, partitioning
+from sortshuffle.spark.parquet.scanning import ParquetScan, ScanSource, open_parquet
+from sortshuffle.spark.parquet.settings import ReadSettings
+
+FOOTER_THREADS = 8
+"""Local footers are a matter of Python. One of an object store is 20 to 100 ms of waiting: so many at a time
+make 1,000 of them some seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPlan:
+    """What each task scans. ``column_bytes``: of everything that is scanned, compressed, by the names of the
+    files' columns as they are compared (`merging.folded`)."""
+
+    splits: list[tuple[Piece, ...]]
+    column_bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetFiles:
+    """The files of one scan. ``files``: in the order of their rows. ``constants``: of each directory, the
+    values of the partition columns. ``label``: for people."""
+
+    source: ScanSource
+    files: tuple[FoundFile, ...]
+    constants: Mapping[str, tuple[Any, ...]]
+    label: str
+
+    @staticmethod
+    def find(
+        paths: Sequence[str],
+        settings: ReadSettings | None = None,
+        declared: st.StructType | None = None,
+    ) -> ParquetFiles:
+        """What these paths mean. ``declared``: the user's schema, None for that of the files.
+
+        Raises `UsageError` if there is nothing at a path, if no file says what the schema is, or if files or
+        directories contradict each other; `UnsupportedError` for what is not read as Spark would.
+        """
+        settings = settings or ReadSettings()
+        if not paths:
+            raise UsageError("parquet() needs at least one path")
+        told = [*paths, *([settings.base_path] if settings.base_path is not None else [])]
+        filesystem = FileSystem.of(told, settings.storage)
+        label = ", ".join(map(shown, paths))
+        found = find(filesystem, paths, settings.name_glob)
+        partitions = None if settings.recursive else _partitions(filesystem, found, settings, declared)
+        if partitions is not None:
+            listed = [file for file in found.files.values() if file.directory in partitions.values]
+        else:
+            listed = list(found.files.values()) if settings.recursive else found.in_roots()
+        source = ScanSource(filesystem, st.StructType(), (), settings.rules)
+        files = tuple(file for file in listed if file.is_data and file.size)
+        columns = _columns(source, listed, partitions, settings, declared, label)
+        check_names(columns, settings.rules.case_sensitive, label)
+        if partitions is None:
+            return ParquetFiles(replace(source, columns=columns), files, {}, label)
+        own = tuple(partitions.columns.names)
+        return ParquetFiles(
+            replace(source, columns=columns, partition_columns=own), files, partitions.values, label
+        )
+
+    @property
+    def schema(self) -> st.StructType:
+        """The columns, in Spark's types."""
+        return self.source.columns
+
+    def plan(self, prune_by: Any, packing: Packing, wire: pa.Schema | None = None) -> ScanPlan:
+        """The row groups that ``prune_by`` does not exclude, dealt to tasks. ``wire``: the columns that the
+        condition is about. Raises `UsageError` for a file that cannot be read."""
+        filesystem = self.source.filesystem.arrow()
+        pruning = Pruning.of(self.source, self.constants, prune_by, wire)
+        files = [file for file in self.files if pruning.keeps(file.directory)]
+        groups: list[tuple[str, int, int]] = []
+        column_bytes: Counter[str] = Counter()
+        with ThreadPoolExecutor(FOOTER_THREADS) as pool:
+            for sizes in pool.map(lambda file: pruning.row_groups(file, filesystem), files):
+                groups += sizes.groups
+                column_bytes.update(sizes.column_bytes)
+        splits = pack(groups, packing)
+        if self.constants:
+            splits = [tuple(self._with_constants(piece) for piece in split) for split in splits]
+        return ScanPlan(splits, column_bytes)
+
+    def scan(
+        self, splits: Sequence[tuple[Piece, ...]], columns: tuple[str, ...], wire: pa.Schema, filter_by: Any
+    ) -> ParquetScan:
+        """What the workers do: see `ParquetScan`."""
+        return ParquetScan(self.source, tuple(splits), columns, wire, filter_by)
+
+    def _with_constants(self, piece: Piece) -> Piece:
+        return replace(piece, constants=self.constants[parent_of(piece.path)])
+
+
+# --- which files, and their schema ----------------------------------------------------------------------
+
+
+def _partitions(
+    filesystem: FileSystem, found: FoundFiles, settings: ReadSettings, declared: st.StructType | None
+) -> Partitioning | None:
+    if settings.base_path is None:
+        bases = {found.files[root].directory if root in found.files else root for root in found.roots}
+    else:
+        bases = {_checked_base(filesystem, settings.base_path, found.roots)}
+    return partitioning(found.data_directories(), bases, settings, declared)
+
+
+def _checked_base(filesystem: FileSystem, given: str, roots: Sequence[str]) -> str:
+    base = filesystem.path(given)
+    if not filesystem.fsspec.isdir(base):
+        raise UsageError(f"the option basePath must name a directory, and {shown(given)} is none")
+    outside = [root for root in roots if not f"{root}/".startswith(f"{base.rstrip('/')}/")]
+    if outside:
+        raise UsageError(f"the option basePath is {shown(given)}, but {shown(outside[0])} is not below it")
+    return base
+
+
+def _columns(
+    source: ScanSource,
+    listed: Sequence[FoundFile],
+    partitions: Partitioning | None,
+    settings: ReadSettings,
+    declared: st.StructType | None,
+    label: str,
+) -> st.StructType:
+    case_sensitive = settings.rules.case_sensitive
+    own = st.StructType() if partitions is None else partitions.columns
+    if declared is not None:
+        check_names(declared, case_sensitive, "the schema")
+        return with_partitions(without(declared, own, case_sensitive), own, case_sensitive)
+    telling = schema_files(listed, settings.merge_schema)
+    if not telling:
+        raise UsageError(
+            f"there is no Parquet file at {label}, so there is no schema: name other paths, or a schema() for"
+            " what may be empty"
+        )
+    filesystem = source.filesystem.arrow()
+    if len(telling) == 1:
+        data = _file_schema(telling[0], filesystem, settings)
+    else:
+        with ThreadPoolExecutor(FOOTER_THREADS) as pool:
+            schemas = pool.map(lambda file: _file_schema(file, filesystem, settings), telling)
+            data = merged(zip((shown(file.path) for file in telling), schemas, strict=True), case_sensitive)
+    check_names(data, case_sensitive, label)
+    return with_partitions(data, own, case_sensitive)
+
+
+def _file_schema(file: FoundFile, filesystem: Any, settings: ReadSettings) -> st.StructType:
+    with open_parquet(file.path, filesystem) as opened:
+        metadata = opened.metadata.metadata
+        return spark_schema(file_fields(opened.schema), metadata, settings.rules.leaves, shown(file.path))

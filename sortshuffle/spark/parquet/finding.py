@@ -1,0 +1,125 @@
+"""The files that paths mean to Spark.
+
+* A path is a file, a directory or a pattern; everything that a pattern matches is a root like a path.
+* Below a directory everything is listed but what is hidden: names that begin with ``_`` or ``.``, unless a
+  ``_`` is that of a partition directory (``_a=1``), and names that end in ``._COPYING_``. Parquet's summary
+  files are listed too: they hold no rows, but say what the schema is.
+* Without partition directories only the files directly in a root are read (see `FoundFiles.in_roots`), unless
+  the lookup is recursive.
+* A file without a byte is no Parquet file, and passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sortshuffle.errors import UsageError
+from sortshuffle.spark.parquet.file_systems import FileSystem, shown
+from sortshuffle.spark.parquet.globs import is_pattern, matching, name_matches
+
+_SUMMARIES = ("_common_metadata", "_metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """``directory``: its parent. ``size``: in bytes."""
+
+    path: str
+    size: int
+
+    @property
+    def directory(self) -> str:
+        return parent_of(self.path)
+
+    @property
+    def name(self) -> str:
+        return self.path.rsplit("/", 1)[-1]
+
+    @property
+    def is_data(self) -> bool:
+        """Whether its rows are read, if it has any."""
+        name = self.name
+        return not ((name.startswith("_") and "=" not in name) or name.startswith("."))
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFiles:
+    """Everything below some roots, each file once, by path. ``roots``: as they were given."""
+
+    roots: tuple[str, ...]
+    files: dict[str, FoundFile]
+
+    def data_directories(self) -> list[str]:
+        """The directories that hold data files, empty ones too, sorted."""
+        return sorted({file.directory for file in self.files.values() if file.is_data})
+
+    def in_roots(self) -> list[FoundFile]:
+        """Files that are roots or directly in one: once for each root."""
+        by_directory: dict[str, list[FoundFile]] = {}
+        for file in self.files.values():
+            by_directory.setdefault(file.directory, []).append(file)
+        found: list[FoundFile] = []
+        for root in self.roots:
+            found += [self.files[root]] if root in self.files else by_directory.get(root, [])
+        return found
+
+
+def find(filesystem: FileSystem, paths: Sequence[str], name_glob: str | None = None) -> FoundFiles:
+    """List what is there. ``name_glob``: only files whose names it matches.
+
+    Raises `UsageError` for a path, or a pattern, of which there is nothing.
+    """
+    roots = tuple(root for given in paths for root in _roots(filesystem, given))
+    listed = {file.path: file for root in dict.fromkeys(roots) for file in _below(filesystem.fsspec, root)}
+    kept = {
+        path: file
+        for path, file in sorted(listed.items())
+        if name_glob is None or name_matches(name_glob, file.name)
+    }
+    return FoundFiles(roots, kept)
+
+
+def schema_files(files: Sequence[FoundFile], merge: bool) -> list[FoundFile]:
+    """Those whose footers say what the schema is: all, the summaries last, if schemas are ``merge``d; else a
+    summary, or the first file by its path."""
+    sound = sorted((file for file in files if file.size), key=lambda file: file.path)
+    by_kind = [[file for file in sound if file.name == name] for name in _SUMMARIES]
+    data = [file for file in sound if file.name not in _SUMMARIES]
+    if merge:
+        common, full = by_kind
+        return [*data, *full, *common]
+    return next(([kind[0]] for kind in (*by_kind, data) if kind), [])
+
+
+def parent_of(path: str) -> str:
+    return path.rsplit("/", 1)[0] or "/"
+
+
+def _roots(filesystem: FileSystem, given: str) -> list[str]:
+    path = filesystem.path(given)
+    if is_pattern(path):
+        found = matching(filesystem.fsspec, path)
+    else:
+        found = [path] if filesystem.fsspec.exists(path) else []
+    if not found:
+        raise UsageError(f"there is nothing at {shown(given)}")
+    return found
+
+
+def _below(filesystem: Any, root: str) -> Iterator[FoundFile]:
+    if not filesystem.isdir(root):
+        file = FoundFile(root, int(filesystem.info(root)["size"] or 0))
+        if not _is_hidden(file.name):
+            yield file
+        return
+    for path, info in filesystem.find(root, detail=True).items():
+        parts = str(path).removeprefix(root).strip("/").split("/")
+        if not any(map(_is_hidden, parts)):
+            yield FoundFile(str(path), int(info["size"] or 0))
+
+
+def _is_hidden(name: str) -> bool:
+    hidden = (name.startswith("_") and "=" not in name) or name.startswith(".") or name.endswith("._COPYING_")
+    return hidden and not name.startswith(_SUMMARIES)

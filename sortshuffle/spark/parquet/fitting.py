@@ -1,0 +1,252 @@
+"""A file's columns as the types that are wanted: what Spark's reader converts, and nothing else.
+
+Files of one table differ, and a user may want another type than a file has. Spark's reader widens numbers
+and decimals, narrows integers by dropping bits, takes timestamps with and without a zone for each other, text
+for bytes and bytes for text; struct fields are matched by name, and those that are missing are null.
+Reinterpreting what is stored (a decimal as its unscaled number, a date as days) is refused.
+
+`fit` decides once for a file; the `Fit` then converts array after array. What comes out has the values that
+are wanted, and a type that `spark.schema.conform` takes the last step from.
+
+Dates and timestamps of the old calendar: Spark before 3.0 wrote dates before 1582-10-15, and timestamps
+before 1900, by another calendar. Files say so in their footers. Where one does, or where it says nothing and
+the mode is not CORRECTED, such values are refused; all others are the same in both calendars.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as at
+from pyspark.sql import types as st
+
+from sortshuffle.errors import SchemaMismatchError, UnsupportedError
+from sortshuffle.spark.parquet.conversions import target_of
+from sortshuffle.spark.parquet.file_schema import FileField, Leaf, leaf_type
+from sortshuffle.spark.parquet.merging import folded
+from sortshuffle.spark.parquet.settings import FileRules
+
+Conversion: TypeAlias = Callable[[pa.Array], pa.Array]
+
+_FIRST_GREGORIAN_DAY = -141_427  # 1582-10-15, in days since 1970
+_FIRST_SURE_MICROS = -2_208_988_800_000_000  # 1900-01-01 UTC: from there on no zone's two calendars differ
+
+
+@dataclass(frozen=True, slots=True)
+class Calendars:
+    """Whether a file's dates and timestamps may be in the old calendar. The INT96 ones are told apart."""
+
+    datetime: bool
+    int96: bool
+
+    @staticmethod
+    def of(metadata: Mapping[bytes, bytes] | None, rules: FileRules) -> Calendars:
+        """What a file's footer says, or the rules where it says nothing."""
+        notes = metadata or {}
+        version = notes.get(b"org.apache.spark.version")
+        if version is None:
+            return Calendars(rules.datetime_rebase != "CORRECTED", rules.int96_rebase != "CORRECTED")
+        return Calendars(
+            _before(version, 3, 0) or b"org.apache.spark.legacyDateTime" in notes,
+            _before(version, 3, 1) or b"org.apache.spark.legacyINT96" in notes,
+        )
+
+    def may_be_old(self, leaf: Leaf) -> bool:
+        return self.int96 if leaf.physical == "INT96" else self.datetime
+
+
+def _before(version: bytes, major: int, minor: int) -> bool:
+    found = re.match(rb"(\d+)\.(\d+)", version)
+    return found is not None and (int(found[1]), int(found[2])) < (major, minor)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a column becomes what is wanted. ``paths``: the leaves to read for it. ``convert``: None if its
+    arrays are left to `conform`. ``is_missing``: the file has nothing of what is wanted, only where it is."""
+
+    paths: tuple[str, ...]
+    convert: Conversion | None = None
+    is_missing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """What fitting any column of one file needs to know."""
+
+    rules: FileRules
+    calendars: Calendars
+    place: str
+
+    def column(
+        self, name: str, fields: Sequence[FileField], wanted: st.DataType, wire: pa.DataType
+    ) -> tuple[str, Fit] | None:
+        """The file's column of that name and its fit; None if it has none. Raises `SchemaMismatchError` if it
+        has several, or one that cannot become what is wanted."""
+        field = self._named(name, fields, name)
+        return None if field is None else (field.name, self._fit(field, wanted, wire, name))
+
+    def _named(self, name: str, fields: Sequence[FileField], path: str) -> FileField | None:
+        case_sensitive = self.rules.case_sensitive
+        found = [each for each in fields if folded(each.name, case_sensitive) == folded(name, case_sensitive)]
+        if len(found) > 1:
+            raise SchemaMismatchError(
+                f"{self.place}: there are several columns that '{path}' could be,"
+                f" {', '.join(each.name for each in found)}. Tell letters' case apart with"
+                " spark.sql.caseSensitive=true, or leave the column out"
+            )
+        return found[0] if found else None
+
+    def _fit(self, field: FileField, wanted: st.DataType, wire: pa.DataType, path: str) -> Fit:
+        if field.leaf is not None:
+            if isinstance(wanted, (st.StructType, st.ArrayType, st.MapType)):
+                raise self._mismatch(field, wanted, path)
+            return Fit((field.leaf.path,), self._leaf(field, field.leaf, wanted, wire, path))
+        if at.is_struct(field.arrow) and isinstance(wanted, st.StructType):
+            return self._struct(field, wanted, wire, path)
+        if field.is_list and isinstance(wanted, st.ArrayType):
+            element = self._fit(field.children[0], wanted.elementType, wire.value_type, f"{path}.element")
+            if element.is_missing and self.rules.null_structs:
+                return Fit(element.paths, functools.partial(_nulls, wire), is_missing=True)
+            convert = element.convert and functools.partial(_converted_list, element.convert)
+            return Fit(element.paths, convert, element.is_missing)
+        if at.is_map(field.arrow) and isinstance(wanted, st.MapType):
+            key = self._fit(field.children[0], wanted.keyType, wire.key_type, f"{path}.key")
+            value = self._fit(field.children[1], wanted.valueType, wire.item_type, f"{path}.value")
+            changed = key.convert or value.convert
+            convert = functools.partial(_converted_map, key.convert, value.convert) if changed else None
+            return Fit(key.paths + value.paths, convert)
+        raise self._mismatch(field, wanted, path)
+
+    def _struct(self, field: FileField, wanted: st.StructType, wire: pa.DataType, path: str) -> Fit:
+        sources: list[tuple[str, Conversion | None] | pa.DataType] = []
+        paths: tuple[str, ...] = ()
+        is_missing = True
+        for child, target in zip(wanted.fields, wire, strict=True):
+            found = self._named(child.name, field.children, f"{path}.{child.name}")
+            if found is None:
+                sources.append(target.type)
+                continue
+            fit = self._fit(found, child.dataType, target.type, f"{path}.{child.name}")
+            sources.append((found.name, fit.convert))
+            paths += fit.paths
+            is_missing = is_missing and fit.is_missing
+        as_stored = [(child.name, None) for child in field.children]
+        if sources == as_stored:
+            return Fit(paths)
+        # which structs are null is known from any of their fields
+        paths = paths or (next(field.leaves()).path,)
+        if is_missing and self.rules.null_structs:
+            return Fit(paths, functools.partial(_nulls, wire), is_missing)
+        convert = functools.partial(_converted_struct, tuple(sources), tuple(wanted.names))
+        return Fit(paths, convert, is_missing)
+
+    def _leaf(
+        self, field: FileField, leaf: Leaf, wanted: st.DataType, wire: pa.DataType, path: str
+    ) -> Conversion | None:
+        target = target_of(leaf, field.arrow, wanted, wire)
+        if target is None:
+            raise self._mismatch(field, wanted, path)
+        convert = None
+        if target != field.arrow:
+            convert = functools.partial(_cast, target)
+        # a clock's reading has no calendar but today's, unless it is made of a date
+        has_calendar = isinstance(wanted, (st.DateType, st.TimestampType)) or leaf.logical == "DATE"
+        if has_calendar and self.calendars.may_be_old(leaf):
+            return functools.partial(_refuse_old, convert, self.place, path)
+        return convert
+
+    def _mismatch(self, field: FileField, wanted: st.DataType, path: str) -> SchemaMismatchError:
+        natural = None if field.leaf is None else leaf_type(field.leaf, self.rules.leaves)
+        found = f"{field}" if natural is None else f"{natural.simpleString()}, stored as {field}"
+        return SchemaMismatchError(
+            f"{self.place}: column '{path}' cannot be read as it should be (expected"
+            f" {wanted.simpleString()}, found {found}). Name the type that the files have in schema(), or"
+            " read these files apart and cast the column"
+        )
+
+
+# --- arrays ---------------------------------------------------------------------------------------------
+
+
+def _cast(target: pa.DataType, array: pa.Array) -> pa.Array:
+    if isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
+    if at.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if at.is_duration(array.type):
+        array = array.cast(pa.int64())  # the unit is Arrow's note: to Spark the column is a number
+    # not safe: integers lose the bits that do not fit, as in Spark, and text is not looked into
+    return array.cast(target, safe=False)
+
+
+def _refuse_old(convert: Conversion | None, place: str, path: str, array: pa.Array) -> pa.Array:
+    if len(array):
+        first = pc.min(array.dictionary_decode() if at.is_dictionary(array.type) else array)
+        if first.is_valid and _is_old(first):
+            raise UnsupportedError(
+                f"{place}: column '{path}' has dates before 1582-10-15 or timestamps before 1900, which this"
+                " file may hold by the calendar of Spark before 3.0. If they are by today's calendar and the"
+                " file does not say otherwise, set the options datetimeRebaseMode and int96RebaseMode to"
+                " CORRECTED; else read it with spark.read.parquet and pass the DataFrame to sortshuffle.frame"
+            )
+    return array if convert is None else convert(array)
+
+
+def _is_old(value: pa.Scalar) -> bool:
+    if at.is_date(value.type):
+        return bool(value.cast(pa.date32()).value < _FIRST_GREGORIAN_DAY)
+    return bool(value.cast(pa.timestamp("us", value.type.tz), safe=False).value < _FIRST_SURE_MICROS)
+
+
+def _nulls(kind: pa.DataType, array: pa.Array) -> pa.Array:
+    return pa.nulls(len(array), kind)
+
+
+def _converted_struct(
+    sources: Sequence[tuple[str, Conversion | None] | pa.DataType], names: Sequence[str], array: pa.Array
+) -> pa.Array:
+    arrays = []
+    for source in sources:
+        if isinstance(source, pa.DataType):
+            arrays.append(pa.nulls(len(array), source))
+            continue
+        name, convert = source
+        child = array.field(array.type.get_field_index(name))
+        arrays.append(child if convert is None else convert(child))
+    mask = array.is_null() if array.null_count else None
+    fields = [pa.field(name, each.type) for name, each in zip(names, arrays, strict=True)]
+    return pa.StructArray.from_arrays(arrays, fields=fields, mask=mask)
+
+
+def _converted_list(convert: Conversion, array: pa.Array) -> pa.Array:
+    if at.is_fixed_size_list(array.type):
+        array = array.cast(pa.list_(array.type.value_field))
+    start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+    values = convert(array.values.slice(start, end - start))
+    of = pa.LargeListArray if at.is_large_list(array.type) else pa.ListArray
+    return of.from_arrays(_own_offsets(array), values, mask=_mask(array))
+
+
+def _converted_map(
+    convert_keys: Conversion | None, convert_values: Conversion | None, array: pa.Array
+) -> pa.Array:
+    start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+    keys, values = array.keys.slice(start, end - start), array.items.slice(start, end - start)
+    keys = keys if convert_keys is None else convert_keys(keys)
+    values = values if convert_values is None else convert_values(values)
+    return pa.MapArray.from_arrays(_own_offsets(array), keys, values, mask=_mask(array))
+
+
+def _own_offsets(array: pa.Array) -> pa.Array:
+    return pc.subtract(array.offsets, array.offsets[0])
+
+
+def _mask(array: pa.Array) -> Any:
+    return array.is_null() if array.null_count else None

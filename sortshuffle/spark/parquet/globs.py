@@ -1,0 +1,148 @@
+"""Patterns in paths, as Hadoop's file systems understand them.
+
+``?``, ``*`` (not across a ``/``; ``**`` is no more than that), ``[ab]``, ``[!ab]`` or ``[^ab]``, ``{a,b}``,
+nested and across ``/``, and a backslash in front of what is meant literally. A name is matched whole, hidden
+ones too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from sortshuffle.errors import UsageError
+
+_SIGNS = frozenset("{}[]*?\\")
+
+
+def is_pattern(path: str) -> bool:
+    """Whether Spark takes a path for a pattern, even if something of that name exists."""
+    return not _SIGNS.isdisjoint(path)
+
+
+def matching(filesystem: Any, pattern: str) -> list[str]:
+    """The paths that are there and match, each once, sorted."""
+    found: set[str] = set()
+    for alternative in alternatives(pattern):
+        found.update(_matching(filesystem, alternative))
+    return sorted(found)
+
+
+def name_matches(pattern: str, name: str) -> bool:
+    """Whether the pattern matches a name as a whole."""
+    return any(_expression(each, pattern).fullmatch(name) for each in alternatives(pattern))
+
+
+def alternatives(pattern: str) -> list[str]:
+    """The pattern without braces: one for each way to choose. Raises `UsageError` if one is not closed."""
+    start = _unescaped(pattern, "{")
+    if start is None:
+        return [pattern]
+    depth, begin, choices = 0, start + 1, []
+    position = start
+    while position < len(pattern):
+        sign = pattern[position]
+        if sign == "\\":
+            position += 1
+        elif sign == "{":
+            depth += 1
+        elif sign == "," and depth == 1:
+            choices.append(pattern[begin:position])
+            begin = position + 1
+        elif sign == "}":
+            depth -= 1
+            if depth == 0:
+                choices.append(pattern[begin:position])
+                head, tail = pattern[:start], pattern[position + 1 :]
+                return [whole for choice in choices for whole in alternatives(head + choice + tail)]
+        position += 1
+    raise UsageError(
+        f"the brace in the pattern {pattern} is not closed: put a backslash before a literal one"
+    )
+
+
+def _unescaped(pattern: str, wanted: str) -> int | None:
+    position = 0
+    while position < len(pattern):
+        if pattern[position] == "\\":
+            position += 1
+        elif pattern[position] == wanted:
+            return position
+        position += 1
+    return None
+
+
+def _matching(filesystem: Any, pattern: str) -> Iterator[str]:
+    """What a pattern without braces means, directory by directory."""
+    parts = pattern.split("/")
+    plain = 0
+    while plain < len(parts) and not is_pattern(parts[plain]):
+        plain += 1
+    parents = ["/".join(parts[:plain])]
+    for at in range(plain, len(parts)):
+        matches = _expression(parts[at], pattern).fullmatch
+        is_last = at == len(parts) - 1
+        parents = [
+            entry["name"].rstrip("/")
+            for parent in parents
+            for entry in _entries(filesystem, parent or "/")
+            if (is_last or entry["type"] == "directory") and matches(_name(entry["name"]))
+        ]
+    # a part behind the last pattern was matched like one, so everything found here exists
+    yield from (path for path in parents if plain < len(parts) or filesystem.exists(path))
+
+
+def _entries(filesystem: Any, directory: str) -> list[dict[str, Any]]:
+    try:
+        found: list[dict[str, Any]] = filesystem.ls(directory, detail=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return found
+
+
+def _name(path: str) -> str:
+    return path.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _expression(part: str, whole: str) -> re.Pattern[str]:
+    pieces = []
+    position = 0
+    while position < len(part):
+        sign = part[position]
+        if sign == "\\" and position + 1 < len(part):
+            position += 1
+            pieces.append(re.escape(part[position]))
+        elif sign == "*":
+            pieces.append(".*")
+        elif sign == "?":
+            pieces.append(".")
+        elif sign == "[":
+            characters, position = _character_class(part, position, whole)
+            pieces.append(characters)
+        else:
+            pieces.append(re.escape(sign))
+        position += 1
+    return re.compile("".join(pieces), re.DOTALL)
+
+
+def _character_class(part: str, start: int, whole: str) -> tuple[str, int]:
+    """The regular expression of a class that begins at ``start``, and where it ends."""
+    position = start + 1
+    negated = part[position : position + 1] in ("!", "^")
+    position += negated
+    body = ""
+    while position < len(part) and part[position] != "]":
+        if part[position] == "\\" and position + 1 < len(part):
+            position += 1
+            body += re.escape(part[position])
+        else:
+            body += part[position] if part[position] == "-" else re.escape(part[position])
+        position += 1
+    if position == len(part) or not body:
+        raise UsageError(f"the bracket in the pattern {whole} is not closed or empty")
+    try:
+        re.compile(f"[{body}]")
+    except re.error as error:
+        raise UsageError(f"the brackets in the pattern {whole} mean nothing: {error}") from error
+    return f"[{'^' if negated else ''}{body}]", position

@@ -1,0 +1,150 @@
+"""What a worker does with its part of a scan.
+
+A split's row groups are read in order, only the columns asked for, in batches of one unit. Read through
+`ParquetFile` without pre-buffering: 170 MB in 3 row groups took 0.14 s and 75 MiB of memory, through a
+dataset scanner 0.13 s and 260 MiB.
+
+Every file is fitted by itself, when it is opened: files of one table may have their columns in another order,
+of another type, or not at all. The order of rows is fixed by the files, so a scan is reproducible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import types as st
+
+from sortshuffle.errors import UsageError
+from sortshuffle.options import MIB
+from sortshuffle.spark.parquet.file_schema import file_fields
+from sortshuffle.spark.parquet.file_systems import FileSystem, shown
+from sortshuffle.spark.parquet.fitting import Calendars, Fit, Fitting
+from sortshuffle.spark.parquet.packing import Piece
+from sortshuffle.spark.parquet.settings import FileRules
+from sortshuffle.spark.schema import conform
+
+BATCH_ROWS = 65_536
+READ_BUFFER = MIB  # bytes read from a file at a time; local files and object stores both do well with it
+
+
+@dataclass(frozen=True, slots=True)
+class ScanSource:
+    """What all tasks of a scan know of the files. ``columns``: all that can be scanned; of these the
+    ``partition_columns`` come with each piece, in this order."""
+
+    filesystem: FileSystem
+    columns: st.StructType
+    partition_columns: tuple[str, ...] = ()
+    rules: FileRules = field(default_factory=FileRules)
+
+    def fitting(self, metadata: Any, path: str) -> Fitting:
+        """How columns of the file with this footer are fitted."""
+        calendars = Calendars.of(metadata.metadata, self.rules)
+        return Fitting(self.rules, calendars, f"the scan of {shown(path)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetScan:
+    """Reads splits in a worker. ``columns``: names of the source's columns, in the order of ``schema``;
+    ``filter_by``: an Arrow expression over these columns, or None."""
+
+    source: ScanSource
+    splits: tuple[tuple[Piece, ...], ...]
+    columns: tuple[str, ...]
+    schema: pa.Schema
+    filter_by: Any
+
+    def read(self, split: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a split, in file order. Raises `SchemaMismatchError` for a file whose columns cannot be
+        read as the types that are wanted, `UsageError` for one that cannot be read."""
+        filesystem = self.source.filesystem.arrow()
+        for piece in self.splits[split]:
+            with open_parquet(piece.path, filesystem) as file:
+                columns = self._columns(file, piece)
+                paths = list(dict.fromkeys(path for column in columns for path in column.paths))
+                batches = file.iter_batches(BATCH_ROWS, list(piece.row_groups), paths, use_threads=False)
+                for batch in _batches(batches, piece.path):
+                    yield from self._shaped(batch, columns, piece.path)
+
+    def _columns(self, file: pq.ParquetFile, piece: Piece) -> list[_Column]:
+        fitting, fields = self.source.fitting(file.metadata, piece.path), file_fields(file.schema)
+        constants = dict(zip(self.source.partition_columns, piece.constants, strict=True))
+        columns: list[_Column] = []
+        for name, wire in zip(self.columns, self.schema, strict=True):
+            if name in constants:
+                columns.append(_Column(constant=pa.scalar(constants[name], wire.type)))
+                continue
+            found = fitting.column(name, fields, self.source.columns[name].dataType, wire.type)
+            if found is None:
+                columns.append(_Column(constant=pa.scalar(None, wire.type)))
+            else:
+                columns.append(_Column(*found))
+        return columns
+
+    def _shaped(
+        self, batch: pa.RecordBatch, columns: Sequence[_Column], path: str
+    ) -> Iterator[pa.RecordBatch]:
+        if batch.num_rows == 0:
+            return
+        if columns:
+            arrays = [column.of(batch) for column in columns]
+            batch = pa.RecordBatch.from_arrays(arrays, names=self.schema.names)
+        for conformed in conform(batch, self.schema, f"the scan of {shown(path)}"):
+            yield conformed if self.filter_by is None else conformed.filter(self.filter_by)
+
+
+_NOTHING = Fit(())
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of the result: the file's of this ``name``, or a ``constant``."""
+
+    name: str = ""
+    fit: Fit = _NOTHING
+    constant: pa.Scalar | None = None
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return self.fit.paths
+
+    def of(self, batch: pa.RecordBatch) -> pa.Array:
+        if self.constant is not None:
+            return pa.repeat(self.constant, batch.num_rows)
+        array = batch.column(batch.schema.get_field_index(self.name))
+        return array if self.fit.convert is None else self.fit.convert(array)
+
+
+def open_parquet(path: str, filesystem: Any) -> pq.ParquetFile:
+    """A file as all of the scan reads it; the caller closes it. Raises `UsageError` if it is none."""
+    with readable(path):
+        return pq.ParquetFile(
+            path,
+            filesystem=filesystem,
+            pre_buffer=False,
+            buffer_size=READ_BUFFER,
+            coerce_int96_timestamp_unit="us",  # by default ns, in which the year 9999 becomes 1816
+        )
+
+
+def _batches(batches: Iterator[pa.RecordBatch], path: str) -> Iterator[pa.RecordBatch]:
+    while True:
+        with readable(path):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
+@contextmanager
+def readable(path: str) -> Iterator[None]:
+    """What pyarrow or the file system say of a file becomes an error that names it."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise UsageError(f"{shown(path)} cannot be read as a Parquet file: {error}") from error

@@ -1,0 +1,196 @@
+"""The files that paths mean, with Spark's own listing as the oracle; it runs no job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from parquet_cases import files_of_spark, found, ours, plain, write
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+from sortshuffle.errors import UsageError
+from sortshuffle.spark.parquet.files import ParquetFiles
+from sortshuffle.spark.parquet.finding import FoundFile, schema_files
+from sortshuffle.spark.parquet.globs import alternatives, name_matches
+
+NAMES = [
+    "one/a.parquet",
+    "one/b.pq",
+    "one/c{1}.parquet",
+    "one/[e].parquet",
+    "one/deep/x.parquet",
+    "one/deep/er/y.parquet",
+    "two/a.parquet",
+    "two/k.txt",
+    "two/_hidden.parquet",
+    "two/.dot.parquet",
+    "two/x._COPYING_",
+    "two/_metadata",
+    "two/_metadata_like",
+    "two/_underscored/z.parquet",
+    "two/.dotted/z.parquet",
+]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tree")
+    for name in NAMES:
+        write(root / name, {"a": [name]})
+    (root / "two" / "empty.parquet").touch()
+    (root / "nothing").mkdir()
+    return root
+
+
+PATTERNS = [
+    "*",
+    "*/*",
+    "*/*.parquet",
+    "**/*.parquet",
+    "one/{a,b}*",
+    "one/[ab].p*",
+    "one/[!a].p*",
+    "one/[^a].p*",
+    "one/[a-b].p*",
+    "one/?.pq",
+    "{one/a.parquet,two}",
+    "one/{a,{b,c}}*",
+    "one/c\\{1\\}.parquet",
+    "one/\\[e\\].parquet",
+    "one/a.parquet{,x}",
+    "one/d*",
+    "t?o",
+    "*/_*",
+    "*/.*",
+    "one/*/",
+]
+
+
+def test_patterns_mean_the_files_that_they_mean_to_spark(spark: SparkSession, tree: Path) -> None:
+    for pattern in PATTERNS:
+        by_us = {file.path for file in found(spark, f"{tree}/{pattern}", schema="a string").files}
+        assert by_us == files_of_spark(spark, f"{tree}/{pattern}"), pattern
+
+
+@pytest.mark.parametrize(
+    ("paths", "options"),
+    [
+        (["one"], {}),
+        (["two"], {}),
+        (["two/"], {}),
+        (["one", "two"], {}),
+        (["two/_underscored"], {}),
+        (["two/_hidden.parquet"], {}),
+        (["two/_hidden.parquet", "one/a.parquet"], {}),
+        (["one"], {"recursiveFileLookup": "true"}),
+        (["."], {"recursiveFileLookup": True}),
+        (["one"], {"pathGlobFilter": "*.pq"}),
+        (["one"], {"pathGlobFilter": "{a,b}.p*"}),
+        (["one/a.parquet"], {"pathGlobFilter": "*.pq"}),
+        (["two"], {"pathGlobFilter": "[!k]*"}),
+        (["nothing"], {}),
+    ],
+    ids=str,
+)
+def test_directories_mean_the_files_that_they_mean_to_spark(
+    spark: SparkSession, tree: Path, paths: list[str], options: dict[str, object]
+) -> None:
+    given = [tree / path for path in paths]
+    by_us = {file.path for file in found(spark, *given, schema="a string", **options).files}
+    assert by_us == files_of_spark(spark, *given, **options)
+
+
+def test_a_file_is_read_as_often_as_it_is_named(spark: SparkSession, tree: Path) -> None:
+    paths = [tree / "one", tree / "one", tree / "one" / "a.parquet"]
+    assert ours(spark, *paths).rows == plain(spark, *paths).rows
+    assert len(ours(spark, *paths).rows) == 9
+
+
+def test_the_order_of_rows_is_fixed_by_the_paths(spark: SparkSession, tree: Path) -> None:
+    names = [file.name for file in found(spark, tree / "two", tree / "one", schema="a string").files]
+    assert names == ["a.parquet", "k.txt", "[e].parquet", "a.parquet", "b.pq", "c{1}.parquet"]
+
+
+@pytest.mark.parametrize("name", ["nowhere", "nox*", "one/c{1}.parquet", "one/[e].parquet"])
+def test_nothing_at_a_path_is_an_error_even_with_a_schema(spark: SparkSession, tree: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="there is nothing at"):
+        found(spark, tree / "two", tree / name, schema="a string")
+    with pytest.raises(AnalysisException, match="PATH_NOT_FOUND"):
+        spark.read.schema("a string").parquet(str(tree / "two"), str(tree / name))
+
+
+@pytest.mark.parametrize("name", ["nothing", "two/_hidden.parquet", "two/empty.parquet"])
+def test_without_a_file_there_is_no_schema(spark: SparkSession, tree: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"there is no Parquet file at .*schema\(\)"):
+        found(spark, tree / name)
+    with pytest.raises(AnalysisException, match="UNABLE_TO_INFER_SCHEMA"):
+        spark.read.parquet(str(tree / name))
+
+
+def test_no_path_is_an_error(spark: SparkSession) -> None:
+    with pytest.raises(UsageError, match="needs at least one path"):
+        found(spark)
+
+
+@pytest.mark.parametrize("pattern", ["{a", "a{b,{c}", "[a", "[]", "[", "[b-a]"])
+def test_patterns_that_mean_nothing_are_refused(spark: SparkSession, tree: Path, pattern: str) -> None:
+    with pytest.raises(UsageError, match="the pattern"):
+        found(spark, f"{tree}/one/{pattern}", schema="a string")
+
+
+def test_braces_are_choices() -> None:
+    assert alternatives("a{b,{c,d}e,}f") == ["abf", "acef", "adef", "af"]
+    assert alternatives(r"a\{b,c\}") == [r"a\{b,c\}"]
+    assert alternatives("plain") == ["plain"]
+
+
+def test_signs_of_regular_expressions_are_plain() -> None:
+    assert name_matches("a.b+(c)|$", "a.b+(c)|$")
+    assert not name_matches("a.b", "axb")
+    assert name_matches("[.+^]", "^")
+    assert name_matches(r"[\]]", "]")
+    assert not name_matches("a", "ab")
+
+
+@pytest.mark.parametrize(
+    ("merge", "names"),
+    [(False, ["_common_metadata"]), (True, ["a", "b", "_metadata", "_common_metadata"])],
+)
+def test_summaries_say_what_the_schema_is(merge: bool, names: list[str]) -> None:
+    files = [FoundFile(f"/t/{name}", 1) for name in ("_metadata", "b", "_common_metadata", "a")]
+    files.append(FoundFile("/t/0", 0))
+    assert [file.name for file in schema_files(files, merge)] == names
+
+
+def test_the_first_file_by_its_path_says_what_the_schema_is_where_there_is_no_summary() -> None:
+    files = [FoundFile("/t/b/1", 1), FoundFile("/t/a/2", 1), FoundFile("/t/a/0", 0)]
+    assert [file.path for file in schema_files(files, False)] == ["/t/a/2"]
+    assert schema_files(files[2:], False) == schema_files([], True) == []
+
+
+def test_a_summary_is_no_data(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "_metadata", {"a": [1], "b": ["x"]})
+    write(tmp_path / "f.parquet", {"a": [2]})
+    read = ours(spark, tmp_path)
+    assert read == plain(spark, tmp_path)
+    assert read.rows == ["(2, None)"]
+
+
+def test_files_in_memory_are_found_like_others() -> None:
+    memory = fsspec.filesystem("memory")
+    for name in ("/scan/a.parquet", "/scan/_SUCCESS", "/scan/day=1/b.parquet", "/scan/day=2/c.parquet"):
+        with memory.open(name, "wb") as file:
+            pq.write_table(pa.table({"name": [name]}), file)
+    try:
+        whole = ParquetFiles.find(["memory://scan"])
+        assert whole.schema.names == ["name", "day"]
+        assert [file.path for file in whole.files] == ["/scan/day=1/b.parquet", "/scan/day=2/c.parquet"]
+        assert [file.path for file in ParquetFiles.find(["memory://scan/*.parquet"]).files] == [
+            "/scan/a.parquet"
+        ]
+    finally:
+        memory.rm("/scan", recursive=True)

@@ -1,0 +1,139 @@
+"""What a reader is told, without Spark, and the file systems that its options are for."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from parquet_cases import ONE_SPLIT, write
+
+from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.spark.parquet.file_systems import FileSystem, shown
+from sortshuffle.spark.parquet.files import ParquetFiles
+from sortshuffle.spark.parquet.settings import LeafRules, ReadSettings
+from sortshuffle.spark.schema import to_arrow
+
+CONF = {
+    "spark.sql.parquet.binaryAsString": "false",
+    "spark.sql.parquet.inferTimestampNTZ.enabled": "true",
+    "spark.sql.legacy.parquet.nanosAsLong": "false",
+    "spark.sql.parquet.int96AsTimestamp": "true",
+    "spark.sql.parquet.int96TimestampConversion": "false",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInRead": "EXCEPTION",
+    "spark.sql.parquet.mergeSchema": "false",
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "true",
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    "spark.sql.legacy.parquet.returnNullStructIfAllFieldsMissing": "false",
+}
+
+
+def told(conf: dict[str, str] | None = None, **options: Any) -> ReadSettings:
+    return ReadSettings.of((CONF | (conf or {})).__getitem__, options, case_sensitive=False, timezone="UTC")
+
+
+def test_options_go_before_the_session() -> None:
+    assert told().merge_schema is False
+    assert told(mergeSchema=True).merge_schema is True
+    assert told(MERGEschema="TRUE").merge_schema is True
+    assert told({"spark.sql.parquet.mergeSchema": "true"}).merge_schema is True
+    assert told({"spark.sql.parquet.mergeSchema": "true"}, mergeSchema="false").merge_schema is False
+    assert (told().rules.datetime_rebase, told().rules.int96_rebase) == ("CORRECTED", "EXCEPTION")
+    assert told(datetimeRebaseMode="legacy", int96rebasemode="corrected").rules.int96_rebase == "CORRECTED"
+    assert told(basePath="/t", pathGlobFilter="*.pq", recursiveFileLookup="true").base_path == "/t"
+    assert told({"spark.sql.timestampType": "TIMESTAMP_NTZ"}).timestamps_are_ntz
+
+
+def test_a_setting_that_older_sparks_have_not_is_what_they_do() -> None:
+    name = "spark.sql.legacy.parquet.returnNullStructIfAllFieldsMissing"
+    without = {key: value for key, value in CONF.items() if key != name}
+    older = ReadSettings.of(without.__getitem__, {}, case_sensitive=False, timezone="UTC")
+    assert (told().rules.null_structs, older.rules.null_structs) == (False, True)
+
+
+def test_the_session_says_what_stored_types_are() -> None:
+    assert told().rules.leaves == LeafRules()
+    assert told({"spark.sql.parquet.binaryAsString": "true"}).rules.leaves == LeafRules(binary_as_string=True)
+    assert told({"spark.sql.parquet.int96TimestampConversion": "true"}).rules.leaves == LeafRules(int96=False)
+
+
+@pytest.mark.parametrize("name", ["modifiedBefore", "modifiedAfter", "mergeSchemas", "header", "timeZone"])
+def test_options_that_are_not_there_are_refused_by_name(name: str) -> None:
+    with pytest.raises(
+        UnsupportedError, match=rf"no option {name}: it has mergeSchema, .*spark\.read\.parquet"
+    ):
+        told(**{name: "x"})
+
+
+@pytest.mark.parametrize("name", ["ignoreCorruptFiles", "ignoreMissingFiles"])
+def test_losing_rows_is_refused(name: str) -> None:
+    assert told(**{name: "false"}) == told()
+    with pytest.raises(UnsupportedError, match=f"{name} would leave out rows"):
+        told(**{name: True})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"mergeSchema": "maybe"}, "mergeSchema is true or false, not 'maybe'"),
+        ({"datetimeRebaseMode": "old"}, "datetimeRebaseMode is one of EXCEPTION, CORRECTED, LEGACY"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(options: dict[str, str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        told(**options)
+
+
+# --- file systems ---------------------------------------------------------------------------------------
+
+
+class LockedFileSystem(LocalFileSystem):
+    """The local files, for who has the key."""
+
+    protocol = "locked"
+
+    def __init__(self, *, key: str, **others: Any) -> None:
+        super().__init__(**others)
+        if key != "s3cr3t":
+            raise ValueError(f"{key} is wrong")
+
+
+@pytest.fixture(autouse=True)
+def _locked() -> None:
+    fsspec.register_implementation("locked", LockedFileSystem, clobber=True)
+
+
+def test_options_reach_the_file_system_also_after_pickling(tmp_path: Path) -> None:
+    write(tmp_path / "k=1" / "f.parquet", {"a": [1]})
+    files = ParquetFiles.find([f"locked://{tmp_path}"], told(**{"fsspec.key": "s3cr3t"}))
+    wire = to_arrow(files.schema, "UTC")
+    scan = files.scan(files.plan(None, ONE_SPLIT, wire).splits, ("a", "k"), wire, None)
+    assert isinstance(files.source.filesystem.fsspec, LockedFileSystem)
+    (batch,) = pickle.loads(pickle.dumps(scan)).read(0)
+    assert batch.to_pylist() == [{"a": 1, "k": 1}]
+    for instance in (files, scan, told(**{"fsspec.key": "s3cr3t"})):
+        assert "s3cr3t" not in repr(instance)
+
+
+def test_a_file_system_that_refuses_its_options_does_not_tell_them(tmp_path: Path) -> None:
+    for options in ({"fsspec.key": "guess"}, {"fsspec.token": "guess"}):
+        with pytest.raises(UsageError, match=r"no file system for .* with fsspec\.(key|token) \(") as caught:
+            ParquetFiles.find([f"locked://{tmp_path}"], told(**options))
+        assert "guess" not in str(caught.value)
+    with pytest.raises(UsageError, match="no file system for nosuch://x could be made with no options"):
+        ParquetFiles.find(["nosuch://x"])
+
+
+def test_paths_on_several_file_systems_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"several file systems.*union\(\)"):
+        FileSystem.of([f"file://{tmp_path}", "memory://x"], {})
+    assert FileSystem.of([str(tmp_path), f"file://{tmp_path}"], {}).is_local
+
+
+def test_users_and_passwords_of_urls_are_not_shown() -> None:
+    assert shown("ftp://me:word@host/dir/a@b") == "ftp://host/dir/a@b"
+    assert shown("/a@b/c") == "/a@b/c"
