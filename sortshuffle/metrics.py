@@ -16,9 +16,9 @@ from typing import TypeAlias, TypeVar
 
 Item = TypeVar("Item")
 Seconds: TypeAlias = "defaultdict[str, float]"
-"""Time per step, seconds. Producing: open, scan, user, sample, ids, sort, take, gather, encode, compress,
-checksum, write. Consuming: wait, read, verify, decompress, decode, merge, user; of these all but wait, merge
-and user run in the read-ahead threads, and the task's own thread sees them as wait."""
+"""Time per step, seconds. Producing: open, scan, user, sample, ids, sort, take, gather, combine, encode,
+compress, checksum, write. Consuming: wait, read, verify, decompress, decode, merge, spill, user; of these all
+but wait, merge, spill and user run in the read-ahead threads, and the task's own thread sees them as wait."""
 
 FIGURES = {
     "rows_in": "rows that the stage's functions were given: by Spark, by a scan, or by an exchange",
@@ -33,6 +33,7 @@ FIGURES = {
     "merge_passes": "passes over sorted runs, the one that delivers included: more than one for a task means"
     " that rows were put aside",
     "bytes_spilled": "bytes of runs that merges put aside in files of their own",
+    "rows_combined": "records that were combined with others of their key before an exchange",
     "records_out": "records that record writers sent on",
     "frames_out": "frames that they became",
     "bytes_out": "bytes of these frames",

@@ -199,7 +199,7 @@ def _frame_rows(
 
 def _unpickled(payload: FramesPayload, frame: memoryview) -> Sequence[Any]:
     try:
-        return payload.records(frame)
+        return list(payload.records(frame))
     except Exception as error:  # whatever the code that the pickle names raises
         raise UnsupportedError(f"the objects cannot be unpickled here: {error}") from error
 

@@ -7,7 +7,7 @@ that this package reads itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -44,7 +44,7 @@ class FramesPayload:
         """How many records a frame is: one. Raises `Malformed` for what cannot be a frame of this kind."""
         return 1
 
-    def records(self, frame: memoryview) -> Sequence[Any]:
+    def records(self, frame: memoryview) -> Any:
         """The records of one frame: itself. Raises `Malformed`."""
         return (frame,)
 

@@ -86,18 +86,25 @@ class RecordGate:
     def records(self) -> Generator[Any, None, None]:
         """Every record: of opaque frames the frames, of pickled chunks the objects, which **runs what the
         pickles name**. Events are passed over. Raises as `buffers` does, and what unpickling raises."""
+        with closing(self.chunks()) as chunks:
+            for chunk in chunks:
+                yield from chunk
+
+    def chunks(self) -> Generator[Any, None, None]:
+        """The same, as they were put together: lists of frames or objects, or `payload.pickled.Pairs`. What
+        is done for each record is the caller's."""
         opaque = self._payload.kind is PayloadKind.FRAMES
         with closing(self._items()) as items:
             for channel, item in items:
                 if not isinstance(item, list):
                     continue
                 if opaque:  # they are records, and may be many more than chunks
-                    yield from item
+                    yield item
                     continue
                 for frame in item:
-                    yield from self._objects(frame, channel)
+                    yield self._records(frame, channel)
 
-    def _objects(self, chunk: memoryview, channel: LocalInputChannel) -> Sequence[Any]:
+    def _records(self, chunk: memoryview, channel: LocalInputChannel) -> Any:
         try:
             with self._metrics.step("decode"):
                 return self._payload.records(chunk)

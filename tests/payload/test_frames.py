@@ -20,7 +20,15 @@ from sortshuffle.format.header import Codec, PayloadKind
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.payload.events import END_OF_DATA, Barrier, seal_event
 from sortshuffle.payload.frames import FrameDecoder, FrameDecoding, FramesPayload
-from sortshuffle.payload.pickled import PickledPayload, count_objects, pack_chunk, unpack_chunk
+from sortshuffle.payload.pickled import (
+    Pairs,
+    PickledPayload,
+    count_objects,
+    pack_chunk,
+    pack_content,
+    pack_pairs,
+    unpack_chunk,
+)
 from sortshuffle.payload.spanning import pack_length
 
 CODECS = [Codec.LZ4, Codec.ZSTD]
@@ -271,3 +279,43 @@ def test_a_chunk_that_holds_something_else_than_it_says_is_malformed(chunk: byte
     with pytest.raises(Malformed, match="another number of objects") as caught:
         unpack_chunk(memoryview(chunk))
     assert caught.value.found == found
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        Pairs([], []),
+        Pairs([1, None, "k"], [b"a", (1, 2), [3]]),
+        Pairs([1, 2], [{1}, {2}], combined=True),
+        Pairs(["a", "b", "c"], [1, 2, 3, 4], counts=[1, 0, 3]),
+    ],
+)
+def test_pairs_come_back_as_they_are(pairs: Pairs) -> None:
+    chunk = memoryview(bytes(pack_pairs(pairs)))
+    assert count_objects(chunk) == len(pairs)
+    assert unpack_chunk(chunk) == pairs
+    assert PickledPayload(Codec.NONE).records(chunk) == pairs
+
+
+def test_pairs_are_iterated_over_with_what_each_key_has() -> None:
+    assert list(Pairs([1, 2], "ab")) == [(1, "a"), (2, "b")]
+    assert list(Pairs([1, 2, 3], [4, 5, 6], counts=[2, 0, 1])) == [(1, [4, 5]), (2, []), (3, [6])]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        ([1, 2], [1]),
+        ([1], [1, 2], None),
+        ([1, 2], [1, 2], [1]),
+        ([1, 2], [1, 2], [1, 2]),
+        ([1, 2],),
+        ([1, 2], (1, 2)),
+        ([1], [1]),
+        "ab",
+        [1],
+    ],
+)
+def test_pairs_that_do_not_fit_together_are_malformed(content: object) -> None:
+    with pytest.raises(Malformed):
+        unpack_chunk(memoryview(bytes(pack_content(2, content, pickle.dumps))))

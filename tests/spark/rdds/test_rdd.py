@@ -38,7 +38,7 @@ from sortshuffle.storage.reader import read_index
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-JOBS = Path(__file__).parent / "jobs"
+JOBS = Path(__file__).parents[1] / "jobs"
 
 
 @pytest.fixture(scope="module")

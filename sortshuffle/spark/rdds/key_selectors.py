@@ -6,11 +6,13 @@ most of what a shuffle of small pairs costs in PySpark. Here it is asked once fo
 environment is right; plain keys are then hashed by Python's own `hash`, which is what it calls for them.
 
 =========================  =========================================================
-``PortableHashSelector``   ``partitionBy(n)``
+``PortableHashSelector``   ``partitionBy(n)``, and all that groups by key
 ``FunctionKeySelector``    ``partitionBy(n, function)``
+``RangeKeySelector``       ``sortByKey``, ``sortBy`` (`ranges`)
+``DealSelector``           ``repartition(n)``: any records, evenly
 =========================  =========================================================
 
-Both are `write.record_writer.KeySelector`s: picklable, without state.
+All are `write.record_writer.KeySelector`s: picklable; but the last, without state.
 """
 
 from __future__ import annotations
@@ -25,12 +27,17 @@ import numpy as np
 from pyspark.core.rdd import portable_hash
 
 from sortshuffle.partitioner.selector import Ids, id_dtype
+from sortshuffle.spark.rdds.ranges import RangeKeySelector, Ranges
 
 
 def selector_of(function: Callable[[Any], int], subpartitions: int) -> KeySelectors:
-    """The selector that places as this partition function does."""
+    """The selector that places as this partition function does. For ranges that runs a job."""
     if function is portable_hash:
         return PortableHashSelector(subpartitions)
+    if isinstance(function, Deal):
+        return DealSelector(subpartitions)
+    if isinstance(function, Ranges):
+        return function.selector()
     return FunctionKeySelector(function, subpartitions)
 
 
@@ -69,7 +76,34 @@ class FunctionKeySelector:
         return (np.frombuffer(packed, np.int64) % count).astype(id_dtype(count))
 
 
-KeySelectors = PortableHashSelector | FunctionKeySelector
+def to_first(key: Any) -> int:
+    """A partition function for one partition: keys need no hash."""
+    return 0
+
+
+class Deal:
+    """Stands for dealing records out, where others have a function."""
+
+    __qualname__ = "round robin"
+
+
+@dataclass(slots=True)
+class DealSelector:
+    """Places records in turn, whatever they are. Of the same records in the same order the same ones go to
+    the same places. ``first``: where the first one goes; the task sets it, so that not all begin alike."""
+
+    is_broadcast: ClassVar[bool] = False
+
+    subpartitions: int
+    first: int = 0
+
+    def assign(self, keys: Sequence[Any]) -> Ids:
+        ids = (np.arange(len(keys)) + self.first) % self.subpartitions
+        self.first = (self.first + len(keys)) % self.subpartitions
+        return ids.astype(id_dtype(self.subpartitions))
+
+
+KeySelectors = PortableHashSelector | FunctionKeySelector | RangeKeySelector | DealSelector
 
 
 def _portable_hashes(keys: Sequence[Any]) -> Iterable[int]:

@@ -10,13 +10,14 @@ partitions match, as it does of two `partitionBy`, and a union of them stays par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from pyspark import RDD
 from pyspark.core.rdd import Partitioner
 from pyspark.serializers import NoOpSerializer, pack_long
 
+from sortshuffle.errors import StateError
 from sortshuffle.spark.naming import call_site
 
 ControlRow: TypeAlias = "tuple[int, bytes]"
@@ -48,3 +49,45 @@ def shuffled(
     moved: RDD[bytes] = RDD(rows_by_partition, context, NoOpSerializer())
     moved.partitioner = partitioner
     return moved
+
+
+def passed(source: RDD[Any], rows: Callable[[int, Iterable[Any]], Iterator[bytes]]) -> RDD[bytes]:
+    """The rows that ``rows`` gives for each partition of ``source``, where they are."""
+    context = source.context
+    kept: Any = source.mapPartitionsWithIndex(rows, preservesPartitioning=True)
+    kept._bypass_serializer = True
+    made: RDD[bytes] = RDD(kept._jrdd, context, NoOpSerializer())
+    made.partitioner = source.partitioner
+    return made
+
+
+def together(rows: Sequence[RDD[bytes]], count: int) -> RDD[bytes]:
+    """All rows of several, which have one partitioner of so many partitions: those of partition s in
+    partition s, one after the other (Spark's `PartitionerAwareUnionRDD`)."""
+    first: Any = rows[0]
+    if len(rows) == 1:
+        return rows[0]
+    context = first.context
+    array = context._gateway.new_array(context._jvm.org.apache.spark.api.java.JavaRDD, len(rows))
+    for at, each in enumerate(rows):
+        array[at] = each._jrdd
+    made: RDD[bytes] = RDD(context._jsc.union(array), context, NoOpSerializer())
+    made.partitioner = first.partitioner
+    if made.getNumPartitions() != count:
+        raise StateError(f"Spark made {made.getNumPartitions()} partitions of inputs that have {count} each")
+    return made
+
+
+def is_placed_by(rdd: RDD[Any], partitioner: Partitioner) -> bool:
+    """Whether Spark knows that an RDD is partitioned so. Python's RDD may say it of a function that is equal,
+    and not the same."""
+    jvm: Any = rdd.context._jvm
+    found = rdd._jrdd.partitioner()
+    ours = jvm.PythonPartitioner(partitioner.numPartitions, id(partitioner.partitionFunc))
+    return bool(found.isPresent() and found.get().equals(ours))
+
+
+def is_reproducible(rdd: RDD[Any]) -> bool:
+    """Whether Spark knows that a task of this RDD gives the same records in the same order each time."""
+    level: Any = rdd._jrdd.rdd().outputDeterministicLevel()
+    return str(level.toString()) == "DETERMINATE"

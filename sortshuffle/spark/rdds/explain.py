@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from sortshuffle.options import format_size
-from sortshuffle.spark.rdd_plan import RecordChain
+from sortshuffle.spark.rdds.plan import PassedInput, RecordChain
 from sortshuffle.spark.reports import StageTotals
 
 SHOWN_SECONDS = 0.005  # steps that took less would print as 0.00
@@ -18,9 +18,10 @@ def text(chain: RecordChain, run: int, totals: Sequence[StageTotals]) -> str:
     """
     done = {total.stage: total for total in totals}
     lines: list[str] = []
-    for exchange in chain.exchanges():
-        lines += [f"Stage {exchange.number}, writes an exchange", *_chained(exchange.upstream)]
-        lines += [f"    -> {exchange.describe()}", *_figures(done, exchange.number)]
+    for stage in chain.stages():
+        does = "passes records on" if isinstance(stage, PassedInput) else "writes an exchange"
+        lines += [f"Stage {stage.number}, {does}", *_chained(stage.upstream)]
+        lines += [f"    -> {stage.describe()}", *_figures(done, stage.number)]
     lines += [f"Result stage {run}", *_chained(chain), "    -> records", *_figures(done, run)]
     return "\n".join(lines)
 
@@ -41,6 +42,10 @@ def _figures(done: Mapping[int, StageTotals], stage: int) -> Iterator[str]:
     )
     if counts["extents_read"]:
         yield f"    read {format_size(counts['bytes_read'])} in {counts['extents_read']:,} extents"
+    if counts["rows_combined"]:
+        yield f"    combined {counts['rows_combined']:,} records into others of their keys"
+    if counts["bytes_spilled"]:
+        yield f"    put aside {format_size(counts['bytes_spilled'])} in {counts['merge_passes']:,} passes"
     if counts["files"]:
         yield (
             f"    wrote {format_size(counts['bytes_written'])} in {counts['buffers_written']:,} buffers,"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.core.rdd import portable_hash
 from pyspark.errors import PySparkRuntimeError
 
-from sortshuffle.spark.key_selectors import FunctionKeySelector, PortableHashSelector, selector_of
+from sortshuffle.spark.rdds.key_selectors import FunctionKeySelector, PortableHashSelector, selector_of
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.dates()
 KEYS = st.recursive(PLAIN, lambda keys: st.tuples(keys) | st.tuples(keys, keys, keys) | st.frozensets(PLAIN))

@@ -14,17 +14,26 @@ from typing import Any
 
 from pyspark.serializers import CPickleSerializer
 
-from sortshuffle.payload.pickled import pack_chunk
+from sortshuffle.payload.pickled import Pairs, pack_content
 
 _FAILURES = (pickle.PicklingError, AttributeError, TypeError)  # of pickle, for what cannot be imported
 
 
 def pack_any(objects: Sequence[Any]) -> bytearray:
     """The frame of these objects. Raises what PySpark's serializer raises for what cannot be pickled."""
+    return _packed(len(objects), list(objects))
+
+
+def pack_any_pairs(pairs: Pairs) -> bytearray:
+    """The same for pairs."""
+    return _packed(len(pairs), pairs.content)
+
+
+def _packed(count: int, content: Any) -> bytearray:
     try:
-        return pack_chunk(objects)
+        return pack_content(count, content, pickle.dumps)
     except _FAILURES:
-        return pack_chunk(objects, _by_value)
+        return pack_content(count, content, _by_value)
 
 
 def _by_value(objects: Any, protocol: int) -> bytes:

@@ -1,0 +1,378 @@
+"""What becomes of the values of a key, and the tables in which that happens.
+
+    Reduce        one of two values, again and again         reduceByKey
+    Combine       combiners of values                        combineByKey, aggregateByKey, foldByKey
+    Group         lists of values                            groupByKey, cogroup, joins
+    Distinct      nothing: only keys count                   distinct
+
+An `Aggregation` is plain data that travels to the tasks; each task makes `Table`s of it: before the shuffle
+to make fewer records of many (`combining`), behind it to make one of all (`merging`). Both add pairs to a
+table until it holds as much as it may, and then take them out.
+
+`Table.held` is what the table takes, bytes, as far as samples tell (`heap`): exact for what a chunk brings
+into groups; for combiners, which may grow or not, measured again whenever a quarter more records were added,
+and in between as it went before.
+
+The loops here run for every record. StopIteration out of a user's function would end the stream without a
+word; PySpark wraps each call to find it, which costs more than most functions: here it is caught where the
+loop ends.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import chain, islice, repeat
+from types import TracebackType
+from typing import Any, ClassVar, Protocol
+
+from pyspark.errors import PySparkRuntimeError
+
+from sortshuffle.payload.pickled import Chunk, Pairs
+from sortshuffle.spark.rdds.grouping import LongGroup
+from sortshuffle.spark.rdds.heap import DICT_ENTRY, POINTER, SEEN, heap_bytes, mean_bytes
+from sortshuffle.spark.rdds.spilling import SpillFile
+
+BATCH = 4096  # keys that are taken out of a table together
+MEASURED = 64  # combiners that are looked at in a measurement
+RECENT = 16  # of the keys that were added last, whose combiners are looked at for very large ones
+LARGE = 8  # a combiner is very large if it takes so many times the mean
+MEASURE_AGAIN = 1.25  # records, in relation to those when the table was measured last
+LIST_BYTES = 88  # an empty list and the room that its first append makes
+
+
+class Kind(Enum):
+    """What stands beside the keys of a chunk: values, combiners of some, or lists of them."""
+
+    PLAIN = auto()
+    COMBINED = auto()
+    GROUPED = auto()
+
+
+class Aggregation(Protocol):
+    def table(self) -> Table: ...
+
+    def describe(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """``function(value, value)``"""
+
+    function: Callable[[Any, Any], Any]
+
+    def table(self) -> Table:
+        return ReduceTable(self.function)
+
+    def describe(self) -> str:
+        return "values reduced"
+
+
+@dataclass(frozen=True)
+class Combine:
+    """``create(value)``, ``add(combiner, value)``, ``merge(combiner, combiner)``"""
+
+    create: Callable[[Any], Any]
+    add: Callable[[Any, Any], Any]
+    merge: Callable[[Any, Any], Any]
+
+    def table(self) -> Table:
+        return CombineTable(self)
+
+    def describe(self) -> str:
+        return "values combined"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Lists of values."""
+
+    def table(self) -> Table:
+        return GroupTable()
+
+    def describe(self) -> str:
+        return "values grouped"
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """Each key once, with None for its value."""
+
+    def table(self) -> Table:
+        return DistinctTable()
+
+    def describe(self) -> str:
+        return "duplicates dropped"
+
+
+class Table(ABC):
+    """What became of the values so far, by key. ``held``: bytes that it takes, about. ``kind``: of what it
+    gives."""
+
+    kind: ClassVar[Kind]
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    @abstractmethod
+    def add(self, chunk: Chunk) -> None:
+        """Pairs of any kind that this table gave, or values; a list is of tuples. Raises what unpacking and
+        the user's functions raise, and TypeError for keys that cannot be hashed."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Keys in it."""
+
+    @abstractmethod
+    def keys(self) -> Collection[Any]: ...
+
+    @abstractmethod
+    def results(self, keys: list[Any]) -> list[Any]:
+        """What became of these keys' values: combiners, or groups. They stay in the table."""
+
+    @abstractmethod
+    def clear(self) -> None: ...
+
+    def batches(self) -> Iterator[tuple[list[Any], list[Any]]]:
+        """All keys, in the order in which they came, and their results."""
+        keys = iter(self.keys())
+        while batch := list(islice(keys, BATCH)):
+            yield batch, self.results(batch)
+
+    def pairs(self, keys: list[Any]) -> Pairs:
+        """The results of these keys, as `add` takes them."""
+        return pairs_of_kind(self.kind, keys, self.results(keys))
+
+
+class _CombiningTable(Table):
+    """A dict of one combiner for each key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._combiners: dict[Any, Any] = {}
+        self._records = 0
+        self._measured_at = 0  # records when it was measured last,
+        self._measured = 0  # what it held then,
+        self._growth = 0.0  # and bytes for each record since the time before
+
+    def add(self, chunk: Chunk) -> None:
+        with stopped_by_user():
+            self._add(chunk)
+        self._records += len(chunk)
+        if self._records >= MEASURE_AGAIN * self._measured_at:
+            self._measure(chunk)
+        self.held = self._measured + int(self._growth * (self._records - self._measured_at))
+
+    @abstractmethod
+    def _add(self, chunk: Chunk) -> None: ...
+
+    def __len__(self) -> int:
+        return len(self._combiners)
+
+    def keys(self) -> Collection[Any]:
+        return self._combiners
+
+    def results(self, keys: list[Any]) -> list[Any]:
+        return list(map(self._combiners.__getitem__, keys))
+
+    def clear(self) -> None:
+        self._combiners.clear()
+        self._records = self._measured_at = self._measured = self.held = 0
+        self._growth = 0.0
+
+    def _measure(self, chunk: Chunk) -> None:
+        combiners = self._combiners
+        # those that came about at one time, which moves through the table
+        start = self._records * 7919 % max(1, len(combiners) - MEASURED)
+        seen = list(islice(combiners.items(), start, start + MEASURED))
+        sizes = [heap_bytes(key) + heap_bytes(combiner) for key, combiner in seen]
+        mean = sum(sizes) / max(1, len(sizes))
+        recent = dict.fromkeys(_seen(chunk, RECENT)[0])
+        large = [heap_bytes(combiners[key]) for key in recent] if len(combiners) > MEASURED else []
+        measured = int(len(combiners) * (DICT_ENTRY + mean))
+        measured += sum(size for size in large if size > LARGE * mean)
+        if self._measured_at:
+            self._growth = max(0.0, (measured - self._measured) / (self._records - self._measured_at))
+        else:
+            self._growth = measured / max(1, self._records)
+        self._measured, self._measured_at = measured, self._records
+
+
+class ReduceTable(_CombiningTable):
+    """A value is a combiner of one."""
+
+    kind = Kind.PLAIN
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def _add(self, chunk: Chunk) -> None:
+        values, function = self._combiners, self._function
+        for key, value in chunk:
+            if key in values:
+                values[key] = function(values[key], value)
+            else:
+                values[key] = value
+
+
+class CombineTable(_CombiningTable):
+    kind = Kind.COMBINED
+
+    def __init__(self, functions: Combine) -> None:
+        super().__init__()
+        self._functions = functions
+
+    def _add(self, chunk: Chunk) -> None:
+        combiners = self._combiners
+        if isinstance(chunk, Pairs) and chunk.combined:
+            merge = self._functions.merge
+            for key, combiner in chunk:
+                combiners[key] = merge(combiners[key], combiner) if key in combiners else combiner
+        else:
+            create, add = self._functions.create, self._functions.add
+            for key, value in chunk:
+                combiners[key] = add(combiners[key], value) if key in combiners else create(value)
+
+
+class DistinctTable(Table):
+    """Keys. Of equal ones the first stays."""
+
+    kind = Kind.PLAIN
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._keys: dict[Any, None] = {}
+        self._key_bytes = 0.0
+
+    def add(self, chunk: Chunk) -> None:
+        before = len(self._keys)
+        keys = chunk.keys if isinstance(chunk, Pairs) else [key for key, _ in chunk]
+        self._keys.update(dict.fromkeys(keys))
+        self._key_bytes += (len(self._keys) - before) * mean_bytes(keys)
+        self.held = int(self._key_bytes) + DICT_ENTRY * len(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def keys(self) -> Collection[Any]:
+        return self._keys
+
+    def results(self, keys: list[Any]) -> list[Any]:
+        return list(repeat(None, len(keys)))
+
+    def clear(self) -> None:
+        self._keys.clear()
+        self._key_bytes = 0.0
+        self.held = 0
+
+
+class GroupTable(Table):
+    """Lists of values. ``long``: those of them whose values are put aside (`grouping.LongGroup`): they are
+    added to like the others, and stay when the table is cleared."""
+
+    kind = Kind.GROUPED
+
+    def __init__(self, long: dict[Any, LongGroup] | None = None) -> None:
+        super().__init__()
+        self.groups: defaultdict[Any, Any] = defaultdict(list)
+        self.long: dict[Any, LongGroup] = long or {}
+        self._values = 0
+        self._value_bytes = 0.0
+        self._key_bytes = 0.0
+        self.clear()
+
+    def add(self, chunk: Chunk) -> None:
+        groups = self.groups
+        before, added = len(groups), len(chunk)
+        if not isinstance(chunk, Pairs) or chunk.counts is None:
+            for key, value in chunk:
+                groups[key].append(value)
+        else:
+            added = len(chunk.values)
+            values = iter(chunk.values)
+            for key, count in zip(chunk.keys, chunk.counts, strict=True):
+                groups[key].extend(islice(values, count))
+        seen_keys, seen_values = _seen(chunk, SEEN)
+        self._values += added
+        self._value_bytes += added * (POINTER + mean_bytes(seen_values))
+        self._key_bytes += (len(groups) - before) * mean_bytes(seen_keys)
+        self._hold()
+
+    def put_aside_long(self, least: int, new_file: Callable[[], SpillFile]) -> int:
+        """Put aside the values of all groups that take ``least`` bytes. Returns the bytes that are free then,
+        about."""
+        mean = self._value_bytes / max(1, self._values)
+        if max(map(len, self.groups.values()), default=0) * mean < least:
+            return 0  # as where there are many groups: quicker to find than to go through them
+        put_aside = 0
+        for key, group in self.groups.items():
+            is_long = isinstance(group, LongGroup)
+            if (group.in_memory if is_long else len(group)) * mean < least:
+                continue
+            if not is_long:
+                group = self.long[key] = self.groups[key] = LongGroup(group)
+            put_aside += group.in_memory
+            group.put_aside(new_file())
+        freed = put_aside * mean
+        self._values -= put_aside
+        self._value_bytes -= freed
+        self._hold()
+        return int(freed)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def keys(self) -> Collection[Any]:
+        return self.groups
+
+    def results(self, keys: list[Any]) -> list[Any]:
+        return list(map(self.groups.__getitem__, keys))
+
+    def clear(self) -> None:
+        # what long groups have in memory is forgotten here, and found when they are looked through again
+        self.groups = defaultdict(list, self.long)
+        self._values, self._value_bytes = 0, 0.0
+        self._key_bytes = float(sum(map(heap_bytes, self.long)))
+        self._hold()
+
+    def _hold(self) -> None:
+        self.held = int(self._value_bytes + self._key_bytes) + (DICT_ENTRY + LIST_BYTES) * len(self.groups)
+
+
+def _seen(chunk: Chunk, most: int) -> tuple[Sequence[Any], Sequence[Any]]:
+    """At most so many of the keys, and of the values, spread over the chunk."""
+    step = -(-len(chunk) // most) or 1
+    if isinstance(chunk, Pairs):
+        return chunk.keys[::step], chunk.values[:: -(-len(chunk.values) // most) or 1]
+    seen = chunk[::step]
+    return [key for key, _ in seen], [value for _, value in seen]
+
+
+def pairs_of_kind(kind: Kind, keys: list[Any], results: list[Any]) -> Pairs:
+    """Keys and their results, as chunks hold them."""
+    if kind is Kind.GROUPED:
+        return Pairs(keys, list(chain.from_iterable(results)), counts=list(map(len, results)))
+    return Pairs(keys, results, combined=kind is Kind.COMBINED)
+
+
+class stopped_by_user:  # noqa: N801 - reads like the function it stands for
+    """Turns a StopIteration out of a user's function in the block into PySpark's error. (A generator made a
+    context manager cannot: contextlib takes a RuntimeError caused by a StopIteration for its own.)"""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, StopIteration):
+            raise stopped(error) from error
+
+
+def stopped(error: StopIteration) -> PySparkRuntimeError:
+    """What PySpark raises where a user's function raises StopIteration."""
+    return PySparkRuntimeError(errorClass="STOP_ITERATION_OCCURRED", messageParameters={"exc": str(error)})

@@ -1,0 +1,92 @@
+"""Combining before a shuffle, where that makes fewer records of many.
+
+    pairs -> table --full--> its combiners ---\\
+                                               selector -> map output
+    pairs of keys that do not come again -----/
+
+A table takes a part of the task's memory. When it is full, its combiners are sent as they are, and it begins
+anew: they are merged behind the shuffle anyway, so nothing is put aside on the map side.
+
+Where nearly every key is new, a table costs its time and saves nothing. `TRIAL` records tell how often keys
+come again: of n records drawn from d keys about n * n / 2d do. If the table will be full before a key comes
+again, what follows goes on as it is, for `PAUSE` records; then there is another trial. PySpark has no such
+rule, and combines always: 625,000 pairs of different keys take 70 to 130 ns each in a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.spark.rdds.aggregations import Aggregation, Kind
+
+Send: TypeAlias = Callable[[Sequence[Any], Sequence[Any], Kind], None]
+"""Sends keys, and what is of this kind for each of them, to where the keys say."""
+
+TRIAL = 64 * 1024  # records
+PAUSE = 16 * TRIAL
+# A full table that had fewer than so many records for a key was not worth its while: a record through it
+# costs about as much as half of one through the shuffle
+WORTH_A_TABLE = 1.5
+
+
+class MapSideCombiner:
+    """Combines what it is given and sends it on. ``memory``: what the table may take."""
+
+    def __init__(
+        self, aggregation: Aggregation, memory: MemoryBudget, send: Send, metrics: TaskMetrics
+    ) -> None:
+        self._table = aggregation.table()
+        self._memory = memory
+        self._send = send
+        self._metrics = metrics
+        self._records = 0  # in the table
+        self._was_tried = False
+        self._left_to_pass = 0
+
+    def add(self, pairs: list[Any]) -> None:
+        """Add tuples. Raises what unpacking and the user's functions raise."""
+        if self._left_to_pass > 0:
+            self._left_to_pass -= len(pairs)
+            keys = [key for key, _ in pairs]
+            self._send(keys, [value for _, value in pairs], Kind.PLAIN)
+            return
+        table = self._table
+        with self._metrics.step("combine"):
+            table.add(pairs)
+        self._records += len(pairs)
+        self._charge()
+        if table.held > self._memory.limit:
+            self._send_table(WORTH_A_TABLE * len(table) > self._records)
+        elif not self._was_tried and self._records >= TRIAL:
+            self._was_tried = True
+            if not self._will_repeat():
+                self._send_table(True)
+
+    def finish(self) -> None:
+        """Send what is in the table."""
+        self._send_table(False)
+
+    def _will_repeat(self) -> bool:
+        """Whether keys come again before the table is full, which it is of so many."""
+        keys = len(self._table)
+        again = self._records - keys
+        room = self._memory.limit * keys // max(1, self._table.held)
+        return 2 * again * room > self._records**2
+
+    def _send_table(self, pause: bool) -> None:
+        table = self._table
+        self._metrics.add(rows_combined=self._records - len(table))
+        for keys, results in table.batches():
+            self._send(keys, results, table.kind)
+        table.clear()
+        self._charge()
+        self._records = 0
+        self._was_tried = False
+        self._left_to_pass = PAUSE if pause else 0
+
+    def _charge(self) -> None:
+        self._memory.release_all()
+        self._memory.charge(self._table.held)

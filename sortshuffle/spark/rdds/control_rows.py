@@ -1,0 +1,102 @@
+"""What `ShuffleRDD` sends through Spark instead of records, and how a task takes it in.
+
+A control row is what `spark.control` says of a map output, without Arrow: number of the exchange,
+subpartition and map index (4 bytes each, little endian), and the same packed description. There is one for
+each subpartition that got records; the others have nothing to read but the events at the end, and a task
+without any records writes no files.
+
+A task that reads several inputs gets the control rows of all their exchanges, one exchange after the other.
+Behind them may come rows that are chunks of records themselves: of inputs that were in their place without
+an exchange (`PassedRecords`), in the order of the inputs. Their map index is `PASSED`, their exchange the
+number of the input; what follows is the chunk.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sortshuffle.payload.pickled import Chunk, unpack_chunk
+from sortshuffle.read.channel import LocalInputChannel
+from sortshuffle.spark.control import SCHEMA, MapOutput, channels, control_batches
+from sortshuffle.spark.rdds.planner import ControlRow
+from sortshuffle.storage.reader import read_index
+
+PASSED = 2**32 - 1  # no map task has this number
+
+_HEAD = struct.Struct("<III")
+
+
+def control_rows(output: MapOutput, exchange: int) -> Iterator[ControlRow]:
+    """What a map task tells the reduce tasks of its map output."""
+    index = read_index(output.file, output.file_id)
+    has_records = index.entries["records"].sum(axis=0).tolist()
+    for batch in control_batches(output, index, exchange=exchange):
+        subpartitions, map_indexes, packed = (
+            batch.column(name).to_pylist() for name in ("subpartition", "map_index", "output")
+        )
+        for subpartition, map_index, row in zip(subpartitions, map_indexes, packed, strict=True):
+            if has_records[subpartition]:  # else only events
+                yield subpartition, _HEAD.pack(exchange, subpartition, map_index) + row
+
+
+def passed_row(number: int, chunk: bytes | bytearray) -> bytes:
+    """A chunk of the input of this number, as a row."""
+    return _HEAD.pack(number, 0, PASSED) + chunk
+
+
+class Received:
+    """What Spark hands to a task: records, or rows. ``has_steps``: whether users' functions see the records.
+
+    Rows are read as they are asked for: the control rows all at once, passed chunks one by one.
+    """
+
+    def __init__(self, records: Iterator[Any], has_steps: bool = False) -> None:
+        self.records = records
+        self.has_steps = has_steps
+        self._outputs: dict[int, list[bytes]] | None = None
+        self._next: bytes | None = None  # the first row that was not asked for yet
+
+    def channels(self, exchange: int) -> list[LocalInputChannel]:
+        """The channels to the map outputs of an exchange."""
+        return _channels(self._control().get(exchange, ()))
+
+    def passed(self, number: int) -> Iterator[Chunk]:
+        """The chunks of an input. To be taken in the order of the inputs; what was not taken of one before is
+        passed over."""
+        self._control()
+        while self._next is not None:
+            of = _HEAD.unpack_from(self._next)[0]
+            if of > number:
+                return
+            row, self._next = self._next, next(self.records, None)
+            if of == number:
+                yield unpack_chunk(memoryview(row)[_HEAD.size :])
+
+    def _control(self) -> dict[int, list[bytes]]:
+        if self._outputs is None:
+            self._outputs = {}
+            for row in self.records:
+                exchange, _, map_index = _HEAD.unpack_from(row)
+                if map_index == PASSED:
+                    self._next = row
+                    break
+                self._outputs.setdefault(exchange, []).append(row)
+        return self._outputs
+
+
+def _channels(rows: Iterable[bytes]) -> list[LocalInputChannel]:
+    rows = list(rows)
+    heads = np.array([_HEAD.unpack_from(row) for row in rows], np.int64).reshape(-1, 3).astype(np.int32)
+    columns = {
+        "partition": pa.array(heads[:, 1]),
+        "subpartition": pa.array(heads[:, 1]),
+        "map_index": pa.array(heads[:, 2]),
+        "output": pa.array([row[_HEAD.size :] for row in rows], pa.binary()),
+        "exchange": pa.array(heads[:, 0]),
+    }
+    return channels(iter((pa.record_batch([columns[name] for name in SCHEMA.names], schema=SCHEMA),)))

@@ -1,0 +1,63 @@
+"""Groups too long for the memory: their values are on disk, and are read as often as they are iterated over.
+
+A `LongGroup` takes the place of the list of a key in a table. It is added to as a list is; what was added is
+put aside from time to time, as a part of a spill file, and its last values stay in memory. For users it is an
+iterable with a length, as PySpark's `ExternalList` is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+from sortshuffle.payload.pickled import unpack_chunk
+from sortshuffle.spark.rdds.by_value import pack_any
+from sortshuffle.spark.rdds.spilling import SpilledPart, SpillFile, batches
+
+PACKED_TOGETHER = 1024  # values of one that is sent elsewhere
+
+
+class LongGroup:
+    """The values of one key, in the order in which they came."""
+
+    __slots__ = ("_aside", "_parts", "_tail", "append", "extend")
+
+    def __init__(self, values: list[Any]) -> None:
+        self._tail = values
+        self._parts: list[SpilledPart] = []
+        self._aside = 0
+        self.append = values.append
+        self.extend = values.extend
+
+    @property
+    def in_memory(self) -> int:
+        """How many values are."""
+        return len(self._tail)
+
+    def put_aside(self, file: SpillFile) -> None:
+        """Those that are."""
+        if self._tail:
+            file.write([(0, self._tail)])
+            self._parts.append(file.part())
+            self._aside += len(self._tail)
+            self._tail.clear()
+
+    def __len__(self) -> int:
+        return self._aside + len(self._tail)
+
+    def __iter__(self) -> Iterator[Any]:
+        for part in self._parts:
+            for chunk in part.chunks():
+                yield from chunk
+        yield from self._tail
+
+    def __reduce__(self) -> Any:
+        # elsewhere there is no file: a list, whose objects need not be made here
+        packed = [bytes(chunk) for part in self._parts for chunk in part.packed()]
+        packed += [bytes(pack_any(values)) for values in batches(self._tail, PACKED_TOGETHER)]
+        return _unpacked, (packed,)
+
+
+def _unpacked(packed: list[bytes]) -> list[Any]:
+    return list(chain.from_iterable(unpack_chunk(memoryview(chunk)) for chunk in packed))

@@ -1,0 +1,220 @@
+"""Merging behind a shuffle: everything of a key becomes one, in bounded memory.
+
+    chunks -> table --end--> records
+                    --full--> long groups: their values into a file of their own
+                              everything else: by a hash of the key into buckets of a file
+              at the end of the chunks: bucket by bucket, each merged in the same way
+
+Used by all that aggregates and groups, on one input or, for `cogroup` and joins, on several: then what is
+in a bucket of one is merged with the same bucket of the others, and each key is in the hands of the caller
+once, with what became of its values in each input (`merged` gives the tables).
+
+Buckets are a level of a hash: five bits of it, so that what does not fit in the memory at one level is 32
+times smaller at the next. At the deepest level nothing is put aside any more but values of long groups: what
+is there has one hash, or is so little that the memory is at fault. So one combiner, or one key's share of a
+table, must fit; groups need not.
+
+A group is long if it takes a sizeable part of the memory. It stays in its table when the others go to
+buckets (or its values would be read and written again at each level), is taken along to the bucket of
+its key, and what of its key was put aside before is merged with it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import filterfalse
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.options import KIB
+from sortshuffle.payload.pickled import Chunk, Pairs, PickledPayload
+from sortshuffle.spark.rdds.aggregations import BATCH, GroupTable, Table
+from sortshuffle.spark.rdds.grouping import LongGroup
+from sortshuffle.spark.rdds.spilling import NewFile, SpilledPart, SpillFile
+from sortshuffle.spark.rdds.streams import tuples_of
+
+BUCKET_BITS = 5
+BUCKETS = 1 << BUCKET_BITS
+DEEPEST = 6  # 30 bits of the hash
+CHUNK_BYTES = 64 * KIB
+LONG_SHARE = 16  # a group is long if it takes a 16th of the memory
+WORTH_A_SPILL = 8  # of the memory, before anything is put aside again
+
+Residents: TypeAlias = "dict[Any, LongGroup]"
+
+
+@dataclass(frozen=True, slots=True)
+class Merging:
+    """``table``: makes one for an input; given long groups, one that has them."""
+
+    table: Callable[[], Table]
+    new_file: NewFile
+    payload: PickledPayload
+    memory: MemoryBudget
+    metrics: TaskMetrics
+
+    def merged(self, inputs: Sequence[Iterable[Chunk]]) -> Generator[list[Table], None, None]:
+        """Tables of all inputs with all that there is of some keys, until there are no more. They are the
+        caller's until it asks for the next, and may be emptied."""
+        yield from self._merged(inputs, [{} for _ in inputs], 0)
+
+    def _merged(
+        self, inputs: Sequence[Iterable[Chunk]], residents: Sequence[Residents], level: int
+    ) -> Generator[list[Table], None, None]:
+        with ExitStack() as stack:
+            tables = [self._table(each) for each in residents]
+            stack.callback(self.memory.release_all)
+            spill = stack.enter_context(_Spill(self, tables, level))
+            for table, chunks in zip(tables, inputs, strict=True):
+                for chunk in chunks:
+                    table.add(chunk if isinstance(chunk, Pairs) else tuples_of(chunk))
+                    spill.make_room()
+            self.metrics.add(merge_passes=1)
+            buckets = spill.finish()
+            if buckets is None:
+                yield tables
+                return
+        for bucket in buckets:
+            if any(bucket.parts) or any(bucket.residents):
+                chunks_of = [_chunks(parts) for parts in bucket.parts]
+                yield from self._merged(chunks_of, bucket.residents, level + 1)
+
+    def _table(self, residents: Residents) -> Table:
+        return GroupTable(residents) if residents else self.table()
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """Of each input what was put aside, and the long groups."""
+
+    parts: list[list[SpilledPart]]
+    residents: list[Residents]
+
+
+class _Spill:
+    """What the tables of one level put aside. Leaving the context deletes what was not finished."""
+
+    def __init__(self, merging: Merging, tables: Sequence[Table], level: int) -> None:
+        self._merging = merging
+        self._memory = merging.memory
+        self._tables = tables
+        self._level = level
+        self._buckets: list[SpillFile | None] = [None] * len(tables)
+        self._long: SpillFile | None = None
+        self._least = 0  # bytes held before anything is put aside
+        self._files = ExitStack()
+
+    def make_room(self) -> None:
+        """Put aside what the tables hold, if that is too much."""
+        held = self._charge()
+        if held <= self._memory.limit or held < self._least:
+            return
+        if not self._put_aside_long() and self._level < DEEPEST:
+            for at, table in enumerate(self._tables):
+                self._put_aside(at, table)
+        self._least = self._charge() + self._memory.limit // WORTH_A_SPILL
+
+    def finish(self) -> list[_Bucket] | None:
+        """All that was put aside, and nothing left in the tables; None if it is all in them."""
+        if not any(self._buckets):
+            if self._long is not None:
+                self._long.finish()
+            return None
+        for at, table in enumerate(self._tables):
+            self._put_aside(at, table)
+        if self._long is not None:
+            self._long.finish()
+        parts: list[list[list[SpilledPart]]] = [
+            file.finish() if file is not None else [[]] * BUCKETS for file in self._buckets
+        ]
+        residents = [self._by_bucket(_residents(table)) for table in self._tables]
+        return [
+            _Bucket([of[bucket] for of in parts], [of[bucket] for of in residents])
+            for bucket in range(BUCKETS)
+        ]
+
+    def __enter__(self) -> _Spill:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    def _charge(self) -> int:
+        held = sum(table.held for table in self._tables)
+        self._memory.release_all()
+        self._memory.charge(held)
+        return held
+
+    def _put_aside_long(self) -> bool:
+        """The values of long groups, if they are what fills the memory."""
+        limit = self._memory.limit
+        groups = [table for table in self._tables if isinstance(table, GroupTable)]
+        freed = sum(table.put_aside_long(limit // LONG_SHARE, self._file_of_long) for table in groups)
+        return freed >= limit // WORTH_A_SPILL
+
+    def _file_of_long(self) -> SpillFile:
+        if self._long is None:
+            self._long = self._file(1)
+        return self._long
+
+    def _put_aside(self, at: int, table: Table) -> None:
+        """All but long groups, into buckets."""
+        if len(table) > len(_residents(table)):
+            file = self._buckets[at]
+            if file is None:
+                file = self._buckets[at] = self._file(BUCKETS)
+            file.write(self._bucketed(table))
+        table.clear()
+
+    def _bucketed(self, table: Table) -> Iterator[tuple[int, Chunk]]:
+        residents = _residents(table)
+        keys = list(filterfalse(residents.__contains__, table.keys()))
+        buckets = self._bucket_of(keys)
+        order = np.argsort(buckets, kind="stable")
+        ends = np.searchsorted(buckets[order], np.arange(BUCKETS), "right").tolist()
+        start = 0
+        for bucket, end in enumerate(ends):
+            if start < end:
+                part = list(map(keys.__getitem__, order[start:end].tolist()))
+                for first in range(0, len(part), BATCH):
+                    yield bucket, table.pairs(part[first : first + BATCH])
+            start = end
+
+    def _by_bucket(self, residents: Residents) -> list[Residents]:
+        buckets: list[Residents] = [{} for _ in range(BUCKETS)]
+        for bucket, (key, group) in zip(self._bucket_of(list(residents)), residents.items(), strict=True):
+            buckets[bucket][key] = group
+        return buckets
+
+    def _bucket_of(self, keys: list[Any]) -> npt.NDArray[np.uint8]:
+        """The bits of this level of a hash of the key, all of whose bits depend on all of Python's, which is
+        the number itself for ints (splitmix64's finalizer: Steele, Lea, Flood, 2014)."""
+        mixed = np.fromiter(map(hash, keys), np.int64, len(keys)).view(np.uint64)
+        mixed ^= mixed >> np.uint64(30)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(27)
+        mixed *= np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+        shift = np.uint64(64 - BUCKET_BITS * (self._level + 1))
+        buckets: npt.NDArray[np.uint8] = (mixed >> shift & np.uint64(BUCKETS - 1)).astype(np.uint8)
+        return buckets
+
+    def _file(self, subpartitions: int) -> SpillFile:
+        merging = self._merging
+        file = SpillFile(merging.new_file, merging.payload, subpartitions, CHUNK_BYTES, merging.metrics)
+        return self._files.enter_context(file)
+
+
+def _residents(table: Table) -> Residents:
+    return table.long if isinstance(table, GroupTable) else {}
+
+
+def _chunks(parts: Sequence[SpilledPart]) -> Iterator[Chunk]:
+    for part in parts:
+        yield from part.chunks()

@@ -1,0 +1,368 @@
+"""What a `ShuffleRDD` is made of: a chain of steps on an origin, and exchanges between chains.
+
+    RecordChain = origin + steps           one stage, up to where its records are needed elsewhere
+    origin                                 an RDD of Spark's, an exchange, or several inputs together
+    RecordExchange = upstream chain + n    the stage that writes, and the control rows it hands to its readers
+
+Chains are immutable values. An exchange is built once, when it is first needed, and then shared by everything
+derived from it: its map stage runs once however many RDDs and actions read it. Nothing here runs a job but
+the look at what the workers have (`session.check_workers`), and the sample for ranges when they are built.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from pyspark import RDD, SparkContext
+from pyspark.core.rdd import Partitioner, portable_hash
+from pyspark.sql import SparkSession
+
+from sortshuffle.options import Options
+from sortshuffle.spark.plan import next_number
+from sortshuffle.spark.rdds import planner
+from sortshuffle.spark.rdds.aggregations import Aggregation
+from sortshuffle.spark.rdds.holding import CoGroup
+from sortshuffle.spark.rdds.key_selectors import Deal, selector_of
+from sortshuffle.spark.rdds.ranges import Drawn, KeyFunction, Ranges
+from sortshuffle.spark.rdds.stages import (
+    ReadRecords,
+    RecordClosing,
+    RecordOpening,
+    RecordStage,
+    RecordsToSpark,
+    SparkRecords,
+)
+from sortshuffle.spark.rdds.steps import Step
+from sortshuffle.spark.rdds.together import Input, ReadPassed, ReadTogether
+from sortshuffle.spark.rdds.writing import PassRecords, WriteRecords
+from sortshuffle.spark.reports import SourceReports, wants_log
+from sortshuffle.spark.session import check_workers, options_of
+
+
+@dataclass(frozen=True)
+class RddContext:
+    """What all RDDs derived from one source share: the settings of that time, and their tasks' reports."""
+
+    spark: SparkContext
+    options: Options
+    reports: SourceReports
+
+    @staticmethod
+    def of(context: SparkContext) -> RddContext:
+        """Read the ``spark.sortshuffle.*`` settings: of the active session, or else of the context. Raises
+        `OptionError`."""
+        session = SparkSession.getActiveSession()
+        if session is not None and session.sparkContext is context:
+            options = options_of(session)
+        else:
+            options = Options.of(dict(context.getConf().getAll()))
+        return RddContext(context, options, SourceReports(context))
+
+
+class RecordOrigin(Protocol):
+    """Where a chain begins."""
+
+    def rdd(self) -> RDD[Any]:
+        """What Spark feeds to the stage's function."""
+
+    def opening(self) -> RecordOpening:
+        """How the stage's function makes records of that."""
+
+    @property
+    def partitions(self) -> int: ...
+
+    def stages(self) -> Iterator[RecordExchange | PassedInput]:
+        """What runs before, sources first."""
+
+    def is_reproducible(self) -> bool:
+        """Whether a task that runs again has the same records in the same order."""
+
+    def describe(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class RddOrigin:
+    """Any RDD; its own functions run in the same worker, ahead of the chain."""
+
+    source: RDD[Any]
+
+    def rdd(self) -> RDD[Any]:
+        return self.source
+
+    def opening(self) -> RecordOpening:
+        return SparkRecords()
+
+    @property
+    def partitions(self) -> int:
+        return int(self.source.getNumPartitions())
+
+    def stages(self) -> Iterator[RecordExchange | PassedInput]:
+        yield from ()
+
+    def is_reproducible(self) -> bool:
+        return planner.is_reproducible(self.source)
+
+    def describe(self) -> str:
+        return f"records of {type(self.source).__name__}"
+
+
+@dataclass(frozen=True)
+class ExchangeOrigin:
+    """The reading side of an exchange."""
+
+    exchange: RecordExchange
+
+    def rdd(self) -> RDD[Any]:
+        return self.exchange.control()
+
+    def opening(self) -> RecordOpening:
+        return ReadRecords(self.exchange.number)
+
+    @property
+    def partitions(self) -> int:
+        return int(self.exchange.partitioner.numPartitions)
+
+    def stages(self) -> Iterator[RecordExchange | PassedInput]:
+        yield from self.exchange.upstream.origin.stages()
+        yield self.exchange
+
+    def is_reproducible(self) -> bool:
+        # extents are read in the order of map tasks and regions, whatever comes first
+        return self.exchange.upstream.origin.is_reproducible()
+
+    def describe(self) -> str:
+        return f"exchange {self.exchange.number}"
+
+
+@dataclass(frozen=True, eq=False)
+class PassedInput:
+    """An input of several that is in its place without an exchange of ours: the chain on it runs in the task
+    that has it, which passes the records on through Spark, and not to other places. ``number``: of that
+    stage."""
+
+    upstream: RecordChain
+    number: int
+
+    def rows(self, position: int) -> RDD[bytes]:
+        chain = self.upstream
+        check_workers(chain.context.spark)
+        return planner.passed(chain.origin.rdd(), chain.stage(self.number, PassRecords(position)))
+
+    def describe(self) -> str:
+        return "passed on where they are"
+
+
+@dataclass(frozen=True)
+class TogetherOrigin:
+    """Several inputs, placed by one partitioner, and what is made of them in each partition.
+
+    An input is a chain on an exchange or on several inputs, whose steps run in this stage, or a
+    `PassedInput`.
+    """
+
+    inputs: tuple[RecordChain | PassedInput, ...]
+    combine: CoGroup
+    partitions: int
+
+    @staticmethod
+    def of(chains: Iterable[RecordChain], combine: CoGroup, partitions: int) -> TogetherOrigin:
+        inputs = tuple(
+            PassedInput(chain, next_number()) if isinstance(chain.origin, RddOrigin) else chain
+            for chain in chains
+        )
+        return TogetherOrigin(inputs, combine, partitions)
+
+    def rdd(self) -> RDD[Any]:
+        exchanges = dict.fromkeys(self._exchanges())
+        rows = [exchange.control() for exchange in exchanges]
+        rows += [each.rows(position) for position, each in enumerate(self._passed())]
+        return planner.together(rows, self.partitions)
+
+    def opening(self) -> RecordOpening:
+        return self._opening(iter(range(len(list(self._passed())))))
+
+    def _opening(self, positions: Iterator[int]) -> ReadTogether:
+        """``positions``: of passed inputs, in the order in which they are read."""
+        inputs = []
+        for each in self.inputs:
+            if isinstance(each, PassedInput):
+                inputs.append(Input(ReadPassed(next(positions)), ()))
+            elif isinstance(each.origin, TogetherOrigin):
+                inputs.append(Input(each.origin._opening(positions), each.steps))
+            else:
+                inputs.append(Input(each.origin.opening(), each.steps))
+        return ReadTogether(tuple(inputs), self.combine)
+
+    def _passed(self) -> Iterator[PassedInput]:
+        for each in self.inputs:
+            if isinstance(each, PassedInput):
+                yield each
+            elif isinstance(each.origin, TogetherOrigin):
+                yield from each.origin._passed()
+
+    def _exchanges(self) -> Iterator[RecordExchange]:
+        for each in self.inputs:
+            if isinstance(each, PassedInput):
+                continue
+            if isinstance(each.origin, TogetherOrigin):
+                yield from each.origin._exchanges()
+            elif isinstance(each.origin, ExchangeOrigin):
+                yield each.origin.exchange
+
+    def stages(self) -> Iterator[RecordExchange | PassedInput]:
+        found: dict[RecordExchange | PassedInput, None] = {}
+        for each in self.inputs:
+            if isinstance(each, PassedInput):
+                found.update(dict.fromkeys(each.upstream.origin.stages()))
+                found[each] = None
+            else:
+                found.update(dict.fromkeys(each.origin.stages()))
+        yield from found
+
+    def is_reproducible(self) -> bool:
+        chains = (each.upstream if isinstance(each, PassedInput) else each for each in self.inputs)
+        return all(chain.origin.is_reproducible() for chain in chains)
+
+    def describe(self) -> str:
+        return f"{self.combine.describe()} of {', '.join(map(_line, self.inputs))}"
+
+
+def _line(each: RecordChain | PassedInput) -> str:
+    if isinstance(each, PassedInput):
+        return f"stage {each.number}"
+    return " -> ".join([each.origin.describe(), *(step.describe() for step in each.steps)])
+
+
+@dataclass(frozen=True)
+class RecordChain:
+    """An origin and the steps done on its records in one pass. ``partitioner``: by which its pairs are known
+    to be placed, None if by nothing known."""
+
+    context: RddContext
+    origin: RecordOrigin
+    partitioner: Partitioner | None
+    steps: tuple[Step, ...] = ()
+
+    def then(self, step: Step, preserves_partitioning: bool) -> RecordChain:
+        """The chain with one more step."""
+        partitioner = self.partitioner if preserves_partitioning else None
+        return replace(self, partitioner=partitioner, steps=(*self.steps, step))
+
+    def exchanged(self, partitioner: Partitioner, aggregation: Aggregation | None = None) -> RecordChain:
+        """The pairs of this chain, placed by ``partitioner``; the chain itself if they are so already.
+        ``aggregation``: by what they may be combined on the way."""
+        if self.partitioner == partitioner:
+            return self
+        origin = ExchangeOrigin(RecordExchange(self, partitioner, aggregation))
+        return RecordChain(self.context, origin, partitioner)
+
+    def dealt(self, count: int) -> RecordChain:
+        """The records of this chain, whatever they are, evenly in so many partitions."""
+        if not self.origin.is_reproducible():
+            # a map task that ran again would deal other records to partitions that were read already: Spark
+            # knows how to run those again, too
+            return RecordChain(self.context, RddOrigin(self.rdd(next_number()).repartition(count)), None)
+        exchange = RecordExchange(self, Partitioner(count, Deal()), whole=True)
+        return RecordChain(self.context, ExchangeOrigin(exchange), None)
+
+    def ranged(self, count: int, keyfunc: KeyFunction, ascending: bool) -> RecordChain:
+        """The pairs of this chain in so many ranges of their keys."""
+        return self.exchanged(Partitioner(count, Ranges(self._drawn, count, keyfunc, ascending)))
+
+    def together(self, others: Iterable[RecordChain], count: int, combine: CoGroup) -> RecordChain:
+        """The pairs of all, placed by their keys into so many partitions, and what is made of each key's."""
+        partitioner = Partitioner(count, portable_hash)
+        inputs = [chain._in_place(partitioner) for chain in (self, *others)]
+        return RecordChain(self.context, TogetherOrigin.of(inputs, combine, count), partitioner)
+
+    def stage(self, number: int, closing: RecordClosing) -> RecordStage:
+        """This chain as the function of a stage."""
+        context = self.context
+        return RecordStage(
+            number,
+            context.options,
+            context.spark.applicationId,
+            self.origin.opening(),
+            self.steps,
+            closing,
+            context.reports.reporter,
+            wants_log(),
+        )
+
+    def rdd(self, number: int) -> RDD[Any]:
+        """The records as an ordinary RDD, by stage ``number``. Raises `WorkerSetupError` if the workers
+        cannot run it."""
+        if isinstance(self.origin, RddOrigin) and not self.steps:
+            return self.origin.source
+        check_workers(self.context.spark)
+        stage = self.stage(number, RecordsToSpark())
+        known = self.partitioner is not None
+        made: RDD[Any] = self.origin.rdd().mapPartitionsWithIndex(stage, preservesPartitioning=known)
+        return made
+
+    def stages(self) -> Iterator[RecordExchange | PassedInput]:
+        """What runs before this chain's own stage, sources first."""
+        return self.origin.stages()
+
+    def exchanges(self) -> Iterator[RecordExchange]:
+        """Those that the chain reads from, directly or not, sources first."""
+        return (stage for stage in self.stages() if isinstance(stage, RecordExchange))
+
+    def is_in_place(self, partitioner: Partitioner) -> bool:
+        """Whether its pairs are placed so, and Spark knows it."""
+        if self.partitioner != partitioner:
+            return False
+        return not isinstance(self.origin, RddOrigin) or planner.is_placed_by(self.origin.source, partitioner)
+
+    def _in_place(self, partitioner: Partitioner) -> RecordChain:
+        if self.is_in_place(partitioner):
+            return self
+        origin = ExchangeOrigin(RecordExchange(self, partitioner, lenient=True))
+        return RecordChain(self.context, origin, partitioner)
+
+    def _drawn(self, draw: Callable[[int, Iterable[Any]], Iterator[Drawn]]) -> list[Drawn]:
+        found: list[Drawn] = self.rdd(next_number()).mapPartitionsWithIndex(draw).collect()
+        return found
+
+
+@dataclass(eq=False)
+class RecordExchange:
+    """One shuffle of pairs. ``aggregation``, ``lenient``, ``whole``: as of `writing.WriteRecords`. Its lock
+    is held while it is built, which takes those of the exchanges that it reads from: always from a consumer
+    to its producer."""
+
+    upstream: RecordChain
+    partitioner: Partitioner
+    aggregation: Aggregation | None = None
+    lenient: bool = False
+    whole: bool = False
+    number: int = field(default_factory=next_number)
+    _control: RDD[bytes] | None = field(default=None, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def control(self) -> RDD[bytes]:
+        """The control rows: partition s holds those of subpartition s."""
+        with self._lock:
+            if self._control is None:
+                self._control = self._built()
+            return self._control
+
+    def describe(self) -> str:
+        function = self.partitioner.partitionFunc
+        if isinstance(function, Ranges):
+            name = f"ranges of keys, {function.direction},"
+        else:
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+        combined = f", {self.aggregation.describe()} before" if self.aggregation else ""
+        return f"exchange {self.number}: {name} into {self.partitioner.numPartitions} subpartitions{combined}"
+
+    def _built(self) -> RDD[bytes]:
+        chain, partitioner = self.upstream, self.partitioner
+        check_workers(chain.context.spark)
+        selector = selector_of(partitioner.partitionFunc, partitioner.numPartitions)
+        closing = WriteRecords(self.number, selector, self.aggregation, self.lenient, self.whole)
+        stage = chain.stage(self.number, closing)
+        return planner.shuffled(chain.origin.rdd(), stage, partitioner, f"sortshuffle {self.describe()}")

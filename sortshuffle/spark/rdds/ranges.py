@@ -1,0 +1,140 @@
+"""Ranges of keys for `sortByKey`: bounds from a sample, and the selector that looks keys up among them.
+
+The sample is PySpark's, record for record: of the same records in the same partitions the same bounds come
+out. PySpark counts all records in one job and draws in another, because the share to draw depends on the
+count. Here one job does both: the draws themselves do not depend on it, so each task keeps the records with
+the smallest ones, as many as could be needed, and the driver takes those below the share.
+
+With a ``keyfunc`` PySpark compares what it gives with bounds that are keys, so that its result is not always
+sorted. Here bounds are what it gives, too.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+from pyspark.rddsampler import RDDSamplerBase
+
+from sortshuffle.partitioner.selector import Ids, id_dtype
+from sortshuffle.spark.rdds.aggregations import stopped_by_user
+
+KeyFunction: TypeAlias = "Callable[[Any], Any] | None"
+"""What keys are compared by; None: the keys themselves."""
+
+SAMPLED = 20.0  # keys for each partition, and the seed, in PySpark
+SEED = 1
+BATCH = 4096
+
+Drawn: TypeAlias = "tuple[int, list[tuple[float, Any]]]"
+"""The records of a partition, and keys with what was drawn for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeKeySelector:
+    """Places keys by ranges. ``bounds``: in ascending order, what ``keyfunc`` gives."""
+
+    is_broadcast: ClassVar[bool] = False
+
+    bounds: Sequence[Any]
+    keyfunc: KeyFunction
+    ascending: bool
+    subpartitions: int
+
+    def assign(self, keys: Sequence[Any]) -> Ids:
+        """One id per key. Raises TypeError for what cannot be compared."""
+        with stopped_by_user():
+            sought = keys if self.keyfunc is None else [self.keyfunc(key) for key in keys]
+        found = np.fromiter(map(partial(bisect_left, self.bounds), sought), np.int64, len(keys))
+        return (found if self.ascending else self.subpartitions - 1 - found).astype(
+            id_dtype(self.subpartitions)
+        )
+
+
+class Ranges:
+    """A partition function whose bounds are sampled when they are needed first. Pickled with them.
+
+    ``draw``: runs the job: what `drawn` gives of each partition.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[[Callable[[int, Iterable[Any]], Iterator[Drawn]]], list[Drawn]],
+        subpartitions: int,
+        keyfunc: KeyFunction,
+        ascending: bool,
+    ) -> None:
+        self._draw = draw
+        self._subpartitions = subpartitions
+        self._keyfunc = keyfunc
+        self._ascending = ascending
+        self._selector: RangeKeySelector | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def direction(self) -> str:
+        return "ascending" if self._ascending else "descending"
+
+    def selector(self) -> RangeKeySelector:
+        """Raises TypeError for keys that cannot be compared."""
+        with self._lock:
+            if self._selector is None:
+                most = SAMPLED * self._subpartitions
+                keys = sampled(self._draw(partial(drawn, most)), most)
+                bounds = bounds_of(keys, self._subpartitions, self._keyfunc)
+                self._selector = RangeKeySelector(bounds, self._keyfunc, self._ascending, self._subpartitions)
+            return self._selector
+
+    def __call__(self, key: Any) -> int:
+        return int(self.selector().assign([key])[0])
+
+    def __reduce__(self) -> Any:
+        return _Bounded, (self.selector(),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounded:
+    """`Ranges` in another process."""
+
+    selector: RangeKeySelector
+
+    def __call__(self, key: Any) -> int:
+        return int(self.selector.assign([key])[0])
+
+
+def drawn(most: float, split: int, pairs: Iterable[Any]) -> Iterator[Drawn]:
+    """The keys of a partition that may be among ``most`` of all partitions together."""
+    sampler = RDDSamplerBase(False, SEED)
+    sampler.initRandomGenerator(split)
+    random = sampler.getUniformSample
+    records = iter(pairs)
+    count, kept = 0, []
+    while batch := list(islice(records, BATCH)):
+        count += len(batch)
+        below = min(1.0, most / count)
+        draws = [random() for _ in batch]
+        kept += [(draw, pair[0]) for draw, pair in zip(draws, batch, strict=True) if draw < below]
+        if len(kept) > 2 * most:
+            kept = [each for each in kept if each[0] < below]
+    yield count, kept
+
+
+def sampled(partitions: Sequence[Drawn], most: float) -> list[Any]:
+    """The keys that PySpark's sample has, of all records."""
+    total = sum(count for count, _ in partitions)
+    fraction = min(most / max(total, 1), 1.0)
+    return [key for _, kept in partitions for draw, key in kept if draw < fraction]
+
+
+def bounds_of(keys: Sequence[Any], subpartitions: int, keyfunc: KeyFunction) -> list[Any]:
+    """The bounds between so many ranges; none if there are no keys."""
+    ordered = sorted(keys if keyfunc is None else map(keyfunc, keys))
+    if not ordered:
+        return []
+    return [ordered[len(ordered) * (at + 1) // subpartitions] for at in range(subpartitions - 1)]

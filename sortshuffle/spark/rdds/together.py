@@ -1,0 +1,75 @@
+"""Reading several inputs in one task, for `cogroup` and joins.
+
+    an exchange's subpartition -> its steps ---\\
+    another's ------------------> its steps ----> what is made of their groups
+    rows passed where they are --------------- /
+
+The inputs are read one after the other, each when the one before is at its end: what Spark passes of them
+comes in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from sortshuffle.payload.pickled import Chunk, Pairs
+from sortshuffle.spark.rdds.control_rows import Received
+from sortshuffle.spark.rdds.holding import CoGroup
+from sortshuffle.spark.rdds.stages import RecordOpening, holders_of, through
+from sortshuffle.spark.rdds.steps import Step
+from sortshuffle.spark.rdds.streams import Stream
+from sortshuffle.spark.task import Task
+
+
+@dataclass(frozen=True)
+class ReadPassed:
+    """An input whose records come as rows. ``number``: of the input."""
+
+    number: int
+    holders = 0
+
+    def open(self, received: Received, task: Task, opened: ExitStack) -> Stream:
+        return Stream(chunks=received.passed(self.number))
+
+
+@dataclass(frozen=True)
+class Input:
+    """One of several."""
+
+    opening: RecordOpening
+    steps: tuple[Step, ...]
+
+    @property
+    def holders(self) -> int:
+        return self.opening.holders + holders_of(self.steps)
+
+    def chunks(self, received: Received, task: Task, opened: ExitStack) -> Iterator[Chunk]:
+        stream = self.opening.open(received, task, opened)
+        for chunk in through(self.steps, stream, task, opened).chunks():
+            yield chunk if isinstance(chunk, Pairs) else _first_two(chunk)
+
+
+@dataclass(frozen=True)
+class ReadTogether:
+    """Several inputs, and what is made of them."""
+
+    inputs: tuple[Input, ...]
+    combine: CoGroup
+
+    @property
+    def holders(self) -> int:
+        return 1 + sum(each.holders for each in self.inputs)
+
+    def open(self, received: Received, task: Task, opened: ExitStack) -> Stream:
+        inputs = [each.chunks(received, task, opened) for each in self.inputs]
+        made: Any = self.combine.run(inputs, task, task.holding(self.combine.describe()))
+        opened.callback(made.close)
+        return Stream(chunks=made)
+
+
+def _first_two(records: list[Any]) -> Pairs:
+    # as PySpark's joins take the first two elements of whatever they are given
+    return Pairs([record[0] for record in records], [record[1] for record in records])

@@ -1,0 +1,204 @@
+"""Where a stage's records go when they do not go to Spark: into a map output, or on in their place.
+
+records -batches-> keys -selector-> collector of chunks -> result partition      `WriteRecords`
+            \\-> table of combiners --/                                            with an aggregation
+records -batches-> chunks, as rows                                               `PassRecords`
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
+from types import TracebackType
+from typing import Any, cast
+
+from sortshuffle.format.header import Codec, FileHeader, PayloadKind
+from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.options import MIB, PREFIX
+from sortshuffle.payload.pickled import Pairs, PickledPayload
+from sortshuffle.spark.control import MapOutput
+from sortshuffle.spark.placements import turn
+from sortshuffle.spark.rdds.aggregations import Aggregation
+from sortshuffle.spark.rdds.by_value import pack_any_pairs
+from sortshuffle.spark.rdds.collecting import PairCollector
+from sortshuffle.spark.rdds.combining import MapSideCombiner
+from sortshuffle.spark.rdds.control_rows import control_rows, passed_row
+from sortshuffle.spark.rdds.key_selectors import DealSelector, KeySelectors
+from sortshuffle.spark.rdds.planner import ControlRow
+from sortshuffle.spark.rdds.streams import MOST_RECORDS, Records, Stream, tuples_of
+from sortshuffle.spark.task import Task
+from sortshuffle.write.frame_encoder import FrameLayout, segment_bytes
+from sortshuffle.write.result_partition import SortMergeResultPartition
+
+# Large records are taken in batches of about so many bytes, pickled
+BATCH_BYTES = MIB
+
+_WITHIN_ENCODE = ("combine", "compress", "checksum", "write")  # have their own time while records are added
+_KEY, _VALUE = itemgetter(0), itemgetter(1)
+
+
+@dataclass(frozen=True)
+class WriteRecords:
+    """Pairs into one map output of this task; Spark gets its control rows.
+
+    ``exchange``: its number. ``aggregation``: by what pairs are combined before; None for not at all.
+    ``lenient``: what has more than two elements is a pair of the first two. ``whole``: a record is placed as
+    it is, and need not be a pair.
+    """
+
+    exchange: int
+    selector: KeySelectors
+    aggregation: Aggregation | None = None
+    lenient: bool = False
+    whole: bool = False
+
+    @property
+    def holders(self) -> int:
+        return int(self.aggregation is not None)
+
+    def close(self, stream: Stream, task: Task, opened: ExitStack) -> Iterator[ControlRow]:
+        metrics = task.outputs.setdefault(self.exchange, TaskMetrics())
+        records = stream.records()
+        batch = _taken(records, 1, task.metrics)
+        if not batch:
+            return
+        with _Output(self, task, metrics) as output:
+            while batch:
+                output.write(batch)
+                batch = _taken(records, output.next_batch(), task.metrics)
+            written = output.finish()
+        yield from control_rows(written, self.exchange)
+
+
+@dataclass(frozen=True)
+class PassRecords:
+    """Pairs that are in their place, as rows for the stage that reads them with others. ``number``: of the
+    input."""
+
+    number: int
+    holders = 0
+
+    def close(self, stream: Stream, task: Task, opened: ExitStack) -> Iterator[bytes]:
+        records = stream.records()
+        size, mean = 1, 0.0
+        while batch := _taken(records, size, task.metrics):
+            packed = pack_any_pairs(Pairs(list(map(_KEY, batch)), list(map(_VALUE, batch))))
+            mean = len(packed) / len(batch)
+            size = _next_size(size, mean)
+            yield passed_row(self.number, packed)
+
+
+def _taken(records: Records, most: int, metrics: TaskMetrics) -> list[Any]:
+    """The next records of a chain; none at its end."""
+    with metrics.step("chain"):
+        batch = list(islice(records, most))
+    metrics.add(rows_out=len(batch))
+    return batch
+
+
+def _next_size(size: int, mean: float) -> int:
+    """How many records to take next: more each time, as far as their size allows."""
+    return min(MOST_RECORDS, 2 * size, max(1, int(BATCH_BYTES / max(1.0, mean))))
+
+
+class _Output:
+    """The map output of a task that has records. Leaving it as a context without `finish()` deletes it."""
+
+    def __init__(self, exchange: WriteRecords, task: Task, metrics: TaskMetrics) -> None:
+        self._exchange = exchange
+        self._task = task
+        self._metrics = metrics
+        self._batch = 1
+        self._combiner: MapSideCombiner | None = None
+        with ExitStack() as opened:
+            partition = opened.enter_context(_partition(exchange, task, metrics, opened))
+            selector = exchange.selector
+            if isinstance(selector, DealSelector):
+                selector = DealSelector(selector.subpartitions, turn(task.partition, selector.subpartitions))
+            collector = PairCollector(selector, partition, metrics, exchange.whole)
+            if exchange.aggregation is not None:
+                memory = task.holding("combine")
+                opened.callback(memory.release_all)
+                self._combiner = MapSideCombiner(exchange.aggregation, memory, collector.add, metrics)
+            self._opened = opened.pop_all()
+        self._partition = partition
+        self._collector = collector
+
+    def write(self, records: list[Any]) -> None:
+        """Raises what unpacking raises for a record that is no pair."""
+        if self._exchange.whole:
+            with self._metrics.step("encode"):
+                self._collector.add(records, ())
+            return
+        if self._combiner is not None:
+            pairs = tuples_of(records)
+            with self._metrics.step("encode"):
+                self._combiner.add(pairs)
+            return
+        pairs = self._pairs(records)
+        keys = [key for key, _ in pairs]
+        values = list(map(_VALUE, pairs))
+        with self._metrics.step("encode"):
+            self._collector.add(keys, values)
+
+    def _pairs(self, records: list[Any]) -> list[Any]:
+        if not self._exchange.lenient:
+            return tuples_of(records)
+        if set(map(type, records)) == {tuple} and set(map(len, records)) == {2}:
+            return records
+        return [(record[0], record[1]) for record in records]
+
+    def next_batch(self) -> int:
+        """How many records to take next."""
+        self._batch = _next_size(self._batch, self._collector.bytes / max(1, self._collector.records))
+        return self._batch
+
+    def finish(self) -> MapOutput:
+        """Complete the files."""
+        with self._metrics.step("encode"):
+            if self._combiner is not None:
+                self._combiner.finish()
+            self._collector.finish()
+        seconds = self._metrics.seconds
+        seconds["encode"] -= sum(seconds.get(step, 0.0) for step in _WITHIN_ENCODE)
+        writer = self._task.writer(self._exchange.exchange)
+        file = self._partition.finish(writer)
+        return MapOutput(file, self._partition.file_id, writer.map_index, writer.attempt, writer.host)
+
+    def __enter__(self) -> _Output:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.close()
+
+
+def _partition(
+    exchange: WriteRecords, task: Task, metrics: TaskMetrics, opened: ExitStack
+) -> SortMergeResultPartition:
+    """The result partition of this task. All of its memory for writing is taken as segments, now."""
+    options, memory = task.options, task.writing.limit
+    subpartitions = exchange.selector.subpartitions
+    header = FileHeader(
+        file_id=secrets.token_bytes(16),
+        subpartitions=subpartitions,
+        first_subpartition=turn(task.partition, subpartitions),
+        codec=Codec[options.codec.upper()],
+        payload_kind=PayloadKind.PICKLE,
+    )
+    size = segment_bytes(subpartitions, memory)
+    segments = NetworkBufferPool(memory // size, size, option=f"{PREFIX}memory")
+    opened.callback(segments.destroy)
+    payload = cast(PickledPayload, PickledPayload.of(options))
+    layout = FrameLayout(payload, segments.create_pool(segments.total), size)
+    writer = task.new_map_output(exchange.exchange, header)
+    task.directory = os.path.dirname(writer.file.base)
+    budget = task.writing.share(memory, f"exchange {exchange.exchange}")
+    return SortMergeResultPartition(writer, layout, budget, metrics)

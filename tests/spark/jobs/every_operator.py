@@ -1,0 +1,344 @@
+"""A job that runs every operator of a `ShuffleFrame`, and plain PySpark for comparison. Prints as JSON which
+Spark it was and, for each operator that gave other rows, some of those.
+
+    python every_operator.py DIRECTORY classic|remote
+
+A process of its own, because one process cannot have sessions of both kinds, nor two releases of PySpark.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import operator
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from oracle import data_frame, every_type, rows_in_order
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import sortshuffle
+from sortshuffle import ShuffleFrame
+from sortshuffle.errors import UsageError
+from sortshuffle.spark.session import NO_ROLLBACK, is_classic
+
+PARTITIONS = 5  # of whatever does not say how many
+COLUMNS = ["id", "i", "lo", "d", "st", "ts", "dl", "bo"]
+
+Case = Callable[["Job"], tuple[Any, Any]]
+_cases: dict[str, Case] = {}
+
+
+def case(function: Case) -> Case:
+    _cases[function.__name__] = function
+    return function
+
+
+class Job:
+    def __init__(self, spark: SparkSession, directory: Path) -> None:
+        self.spark = spark
+        self.directory = directory
+        self.df = data_frame(spark, every_type(7, 300)).repartition(3, "id")
+        self.table = every_type(8, 200).select(COLUMNS)
+        self.few = data_frame(spark, self.table)
+        self.f = sortshuffle.frame(self.df)
+        self.g = sortshuffle.frame(self.few)
+
+
+def rows(frame: ShuffleFrame | DataFrame) -> list[str]:
+    """The rows without their order and partitions."""
+    table = frame.toArrow()
+    columns = [column.to_pylist() for column in table.columns]
+    return sorted(map(repr, zip(*columns, strict=True)))
+
+
+def doubled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield pa.RecordBatch.from_arrays([batch["id"], pc.multiply(batch["id"], 2)], ["id", "twice"])
+
+
+def first_of(table: pa.Table) -> pa.Table:
+    ids = table["id"].combine_chunks()
+    return pa.table({"st": table["st"][:1], "n": [table.num_rows], "least": [pc.min(ids).as_py()]})
+
+
+def sizes(left: pa.Table, right: pa.Table) -> pa.Table:
+    return pa.table({"left": [left.num_rows], "right": [right.num_rows]})
+
+
+# ---- placements -----------------------------------------------------------------------------------------
+
+
+@case
+def by_hash(job: Job) -> tuple[Any, Any]:
+    ours = job.f.repartition(4, "i", "st", "dl")
+    return sorted(rows_in_order(ours)), sorted(rows_in_order(job.df.repartition(4, "i", "st", "dl")))
+
+
+@case
+def by_id(job: Job) -> tuple[Any, Any]:
+    ours = job.g.select("i", "id").repartitionById(7, "i").toDF()
+    at_home = sf.pmod(sf.coalesce("i", sf.lit(0)), sf.lit(7)) == sf.spark_partition_id()
+    return rows(ours.select("i", "id", at_home)), rows(job.few.select("i", "id", sf.lit(True)))
+
+
+@case
+def by_range(job: Job) -> tuple[Any, Any]:
+    by = [sf.desc("lo"), "id"]
+    few = job.few.repartition(2, "id")
+    ours = sortshuffle.frame(few).repartitionByRange(3, *by)
+    return sorted(rows_in_order(ours)), sorted(rows_in_order(few.repartitionByRange(3, *by)))
+
+
+@case
+def evenly(job: Job) -> tuple[Any, Any]:
+    ours = job.g.repartition(3)
+    partitions = Counter(row.split(":")[0] for row in rows_in_order(ours))
+    return (rows(ours), len(partitions)), (rows(job.few), 3)
+
+
+@case
+def coalesced(job: Job) -> tuple[Any, Any]:
+    ours = job.g.repartition(6, "st").coalesce(2)
+    partitions = {row.split(":")[0] for row in rows_in_order(ours)}
+    return (rows(ours), partitions), (rows(job.few), {"0", "1"})
+
+
+@case
+def nothing_coalesced(job: Job) -> tuple[Any, Any]:
+    ours = job.g.filter(pc.field("id") < 0).repartition(6, "st").coalesce(2)
+    return rows(ours), []
+
+
+@case
+def sort(job: Job) -> tuple[Any, Any]:
+    by = [sf.desc_nulls_first("st"), "d", "id"]
+    ours, plain = job.g.select("id", "st", "d").sort(*by), job.few.select("id", "st", "d").sort(*by)
+    return list(map(repr, ours.collect())), list(map(repr, plain.collect()))
+
+
+# ---- functions and groups -------------------------------------------------------------------------------
+
+
+@case
+def functions(job: Job) -> tuple[Any, Any]:
+    schema = "id long, twice long"
+    ours = job.f.mapInArrow(doubled, schema).repartition(3, "id").withColumn("more", pc.field("twice") + 1)
+    plain = job.df.mapInArrow(doubled, schema).withColumn("more", sf.col("twice") + 1)
+    return rows(ours.withColumnRenamed("id", "number")), rows(plain.withColumnRenamed("id", "number"))
+
+
+@case
+def groups(job: Job) -> tuple[Any, Any]:
+    schema = "st string, n long, least long"
+    plain = job.few.groupBy("st").applyInArrow(first_of, schema)
+    return rows(job.g.groupBy("st").applyInArrow(first_of, schema)), rows(plain)
+
+
+@case
+def groups_in_pandas(job: Job) -> tuple[Any, Any]:
+    def largest(pdf: Any) -> Any:
+        return pdf.sort_values("id").tail(1)
+
+    schema = "id long, ts timestamp, dl decimal(38,18)"
+    few = job.few.select("id", "ts", "dl").where("ts is not null")
+    ours = sortshuffle.frame(few).groupBy("ts").applyInPandas(largest, schema)
+    return rows(ours), rows(few.groupBy("ts").applyInPandas(largest, schema))
+
+
+@case
+def aggregates(job: Job) -> tuple[Any, Any]:
+    columns = [
+        sf.count("*").alias("n"),
+        sf.sum("i").alias("total"),
+        sf.min("ts"),
+        sf.max("dl"),
+        sf.avg("i"),
+        sf.count("st"),
+    ]
+    ours = job.f.groupBy("bo", "st").agg(*columns)
+    return rows(ours), rows(job.df.groupBy("bo", "st").agg(*columns))
+
+
+@case
+def an_aggregate_of_nothing(job: Job) -> tuple[Any, Any]:
+    columns = [sf.count("*").alias("n"), sf.sum("i").alias("total")]
+    ours = job.g.filter(pc.field("id") < 0).repartition(3, "st").agg(*columns)
+    return rows(ours), rows(job.few.where("id < 0").agg(*columns))
+
+
+@case
+def distinct(job: Job) -> tuple[Any, Any]:
+    ours = job.f.select("bo", "st", "i").distinct()
+    return rows(ours), rows(job.df.select("bo", "st", "i").distinct())
+
+
+# ---- several frames -------------------------------------------------------------------------------------
+
+
+def sides(job: Job) -> tuple[ShuffleFrame, ShuffleFrame, DataFrame, DataFrame]:
+    names = ["i", "st", "number"]
+    left, right = job.df.select("id", "i", "st", "d"), job.few.select("i", "st", "id").toDF(*names)
+    return sortshuffle.frame(left), sortshuffle.frame(right), left, right
+
+
+@case
+def inner_join(job: Job) -> tuple[Any, Any]:
+    f, g, left, right = sides(job)
+    return rows(f.join(g, ["i", "st"])), rows(left.join(right, ["i", "st"]))
+
+
+@case
+def full_join_of_one_placed_side(job: Job) -> tuple[Any, Any]:
+    f, g, left, right = sides(job)
+    ours = f.repartition(3, "st").join(g.drop("i"), "st", "full").select("st", "id", "number")
+    return rows(ours), rows(left.join(right.drop("i"), "st", "full").select("st", "id", "number"))
+
+
+@case
+def broadcast_join(job: Job) -> tuple[Any, Any]:
+    f, g, left, right = sides(job)
+    ours = f.join(sortshuffle.broadcast(g), ["i", "st"], "left")
+    return rows(ours), rows(left.join(right, ["i", "st"], "left"))
+
+
+@case
+def a_join_with_itself(job: Job) -> tuple[Any, Any]:
+    _, g, _, right = sides(job)
+    placed = g.repartition(3, "i")
+    return rows(placed.join(placed, "i", "semi")), rows(right.join(right.select("i"), "i", "semi"))
+
+
+@case
+def cogroups(job: Job) -> tuple[Any, Any]:
+    f, g, left, right = sides(job)
+    schema = "left long, right long"
+    ours = f.groupBy("i").cogroup(g.groupBy("i")).applyInArrow(sizes, schema)
+    return rows(ours), rows(left.groupBy("i").cogroup(right.groupBy("i")).applyInArrow(sizes, schema))
+
+
+@case
+def union(job: Job) -> tuple[Any, Any]:
+    f = job.g.repartition(3, "st").select("id", "i").union(job.f.select("id", "i"))
+    plain = job.few.select("id", "i").union(job.df.select("id", "i"))
+    return rows(f.repartition(4, "i")), rows(plain)
+
+
+@case
+def limit(job: Job) -> tuple[Any, Any]:
+    return len(rows(job.f.limit(17))), 17
+
+
+# ---- files ----------------------------------------------------------------------------------------------
+
+
+@case
+def parquet(job: Job) -> tuple[Any, Any]:
+    source, target = job.directory / "source", job.directory / "target"
+    source.mkdir()
+    pq.write_table(job.table, source / "one.parquet", row_group_size=50)
+    scan = sortshuffle.read(job.spark).parquet(str(source)).filter(pc.field("id") >= 100)
+    scan.repartition(2, "id").write.parquet(str(target))
+    plain = job.spark.read.parquet(str(source)).where("id >= 100")
+    assert scan.count() == plain.count()
+    return rows(job.spark.read.parquet(str(target))), rows(plain)
+
+
+@case
+def records(job: Job) -> tuple[Any, Any]:
+    if not is_classic(job.spark):
+        return None, None  # there are no RDDs
+    context = job.spark.sparkContext
+    pairs, others = (context.parallelize([(n % k, n) for n in range(200)], 3) for k in (13, 17))
+    ours, other = sortshuffle.rdd(pairs), sortshuffle.rdd(others)
+    found = [
+        list(map(sorted, ours.partitionBy(4).toRDD().glom().collect())),
+        sorted(ours.reduceByKey(operator.add, 4).collect()),
+        sorted(ours.join(other, 3).collect()),
+        ours.sortBy(lambda pair: -pair[1], numPartitions=3).collect(),
+    ]
+    plain = [
+        list(map(sorted, pairs.partitionBy(4).glom().collect())),
+        sorted(pairs.reduceByKey(operator.add, 4).collect()),
+        sorted(pairs.join(others, 3).collect()),
+        pairs.sortBy(lambda pair: -pair[1], numPartitions=3).collect(),
+    ]
+    return found, plain
+
+
+# ---- the job --------------------------------------------------------------------------------------------
+
+
+def session(kind: str) -> SparkSession:
+    if kind == "remote":
+        builder: Any = sortshuffle.configure(SparkSession.builder.remote("local[2]"))
+    else:
+        builder = sortshuffle.configure(SparkSession.builder.master("local[2]"))
+        builder = builder.config("spark.ui.enabled", "false")
+    return (  # type: ignore[no-any-return]
+        builder.config("spark.sql.shuffle.partitions", str(PARTITIONS))
+        .config("spark.sql.session.timeZone", "America/New_York")
+        .getOrCreate()
+    )
+
+
+def refusal(job: Job) -> str:
+    """What is said of a session that lacks the setting that shuffles need over Connect."""
+    job.spark.conf.set(NO_ROLLBACK, "true")
+    try:
+        return "" if job.g.repartition(2, "id").count() else "?"
+    except UsageError as error:
+        return str(error)
+    finally:
+        job.spark.conf.set(NO_ROLLBACK, "false")
+
+
+def shown(found: Any, expected: Any) -> list[str]:
+    """Some of what differs."""
+    if found == expected:
+        return []
+    if isinstance(found, list) and isinstance(expected, list) and sorted(found) != sorted(expected):
+        left, right = Counter(found), Counter(expected)
+        return [f"ours {each}" for each in left - right][:2] + [f"plain {each}" for each in right - left][:2]
+    return [f"ours {str(found)[:300]}", f"plain {str(expected)[:300]}"]
+
+
+def main(directory: str, kind: str, *only: str) -> None:
+    spark = session(kind)
+    job = Job(spark, Path(directory))
+    differing = {}
+    for name in only or _cases:
+        try:
+            difference = shown(*_cases[name](job))
+        except Exception:
+            difference = traceback.format_exc().splitlines()[-12:]
+        if difference:
+            differing[name] = difference
+    placed = sortshuffle.frame(job.few).repartition(2, "id")
+    placed.count()
+    explained = io.StringIO()
+    with redirect_stdout(explained):
+        placed.explain()
+    printed = {
+        "version": spark.version,
+        "cases": len(only or _cases),
+        "differing": differing,
+        "refusal": refusal(job) if kind == "remote" else "",
+        "stages": len(placed.stage_totals()),
+        "explained": explained.getvalue(),
+    }
+    print(json.dumps(printed))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

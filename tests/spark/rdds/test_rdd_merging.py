@@ -1,0 +1,325 @@
+"""Merging, grouping and combining in bounded memory, without Spark: whatever the memory is, everything of a
+key comes out once, and what was put aside is gone."""
+
+from __future__ import annotations
+
+import operator
+import pickle
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.errors import PySparkRuntimeError
+
+from sortshuffle.errors import CorruptDataError
+from sortshuffle.format.header import Codec, FileHeader
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.options import KIB
+from sortshuffle.payload.pickled import Chunk, Pairs, PickledPayload
+from sortshuffle.spark.rdds.aggregations import (
+    Aggregation,
+    Combine,
+    Distinct,
+    Group,
+    GroupTable,
+    Kind,
+    Reduce,
+    pairs_of_kind,
+)
+from sortshuffle.spark.rdds.combining import TRIAL, MapSideCombiner
+from sortshuffle.spark.rdds.grouping import LongGroup
+from sortshuffle.spark.rdds.merging import Merging
+from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.writer import PartitionedFileWriter
+
+LISTS = Combine(lambda value: [value], lambda values, value: [*values, value], operator.add)
+AGGREGATIONS: dict[str, Aggregation] = {
+    "reduce": Reduce(operator.add),
+    "combine": LISTS,
+    "group": Group(),
+    "distinct": Distinct(),
+}
+
+
+class Files:
+    """Makes files in a directory. ``made``: how many."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.made = 0
+
+    def __call__(self, header: FileHeader) -> PartitionedFileWriter:
+        self.made += 1
+        return PartitionedFileWriter(PartitionedFile(str(self.directory / f"spill-{self.made}")), header)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def merging(table: Callable[[], Any], files: Files, memory: int, codec: Codec = Codec.LZ4) -> Merging:
+    return Merging(table, files, PickledPayload(codec), MemoryBudget(memory), TaskMetrics())
+
+
+def chunked(pairs: Sequence[tuple[Any, Any]], size: int) -> Iterator[Chunk]:
+    """Lists and pairs in turn."""
+    for at, start in enumerate(range(0, len(pairs), size)):
+        part = list(pairs[start : start + size])
+        yield part if at % 2 else Pairs([key for key, _ in part], [value for _, value in part])
+
+
+def results(merging: Merging, inputs: Sequence[Iterable[Chunk]]) -> dict[Any, list[Any]]:
+    """For each key what it became in each input; a key that comes twice is a fault."""
+    found: dict[Any, list[Any]] = {}
+    for tables in merging.merged(inputs):
+        here: dict[Any, list[Any]] = defaultdict(lambda: [None] * len(inputs))
+        for at, table in enumerate(tables):
+            for keys, values in table.batches():
+                for key, value in zip(keys, values, strict=True):
+                    assert here[key][at] is None
+                    here[key][at] = list(value) if isinstance(value, LongGroup) else value
+        assert not found.keys() & here.keys()
+        found |= here
+    assert merging.memory.used == 0
+    return found
+
+
+PAIRS = [(key % 997 if key % 3 else f"key {key % 997}", key) for key in range(20_000)]
+
+
+@pytest.mark.parametrize("memory", [2 * KIB, 64 * KIB, 1 << 30], ids=["tiny", "small", "plenty"])
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_whatever_the_memory_each_key_comes_once(name: str, memory: int, files: Files) -> None:
+    merge = merging(AGGREGATIONS[name].table, files, memory)
+    found = results(merge, [chunked(PAIRS, 500)])
+
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for key, value in PAIRS:
+        groups[key].append(value)
+    expected: dict[str, Callable[[list[int]], Any]] = {
+        "reduce": sum,
+        "combine": Counter,
+        "group": Counter,
+        "distinct": lambda values: None,
+    }
+    if name in ("combine", "group"):
+        found = {key: [Counter(of)] for key, (of,) in found.items()}
+    assert found == {key: [expected[name](values)] for key, values in groups.items()}
+    spilled = merge.metrics.counts["bytes_spilled"]
+    assert (spilled > 0, files.made > 0) == (memory < 1 << 30,) * 2
+    assert not list(files.directory.iterdir())
+
+
+def test_what_fits_comes_in_the_order_of_the_keys(files: Files) -> None:
+    found = results(merging(Group().table, files, 1 << 30), [chunked(PAIRS, 500)])
+
+    assert list(found) == list(dict.fromkeys(key for key, _ in PAIRS))
+    assert found[1] == [[value for key, value in PAIRS if key == 1]]
+
+
+@settings(max_examples=40)  # each writes files
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 9) | st.text(max_size=2), st.integers()), max_size=60)),
+    st.integers(1, 4 * KIB),
+    st.integers(1, 20),
+)
+def test_groups_of_several_inputs_meet(
+    tmp_path_factory: pytest.TempPathFactory,
+    inputs: list[list[tuple[Any, int]]],
+    memory: int,
+    size: int,
+) -> None:
+    files = Files(tmp_path_factory.mktemp("files"))
+    found = results(merging(GroupTable, files, memory), [chunked(of, size) for of in inputs])
+    expected: dict[Any, list[Any]] = defaultdict(lambda: [None] * len(inputs))
+    for at, of in enumerate(inputs):
+        for key, value in of:
+            expected[key][at] = (expected[key][at] or Counter()) + Counter([value])
+    assert {key: [of and Counter(of) for of in groups] for key, groups in found.items()} == expected
+    assert not list(files.directory.iterdir())
+
+
+@pytest.mark.parametrize("codec", [Codec.LZ4, Codec.NONE])
+def test_a_group_longer_than_the_memory_is_read_from_disk_as_often_as_asked(
+    files: Files, codec: Codec
+) -> None:
+    hot = [("hot", f"value {n}") for n in range(20_000)]
+    cold = [(n, "x") for n in range(3000)]
+    pairs = [*cold[:1000], *hot[:9000], *cold, *hot[9000:], ("cold", 1)]
+    merge = merging(GroupTable, files, 256 * KIB, codec)
+    groups: dict[Any, Any] = {}
+    for (table,) in merge.merged([chunked(pairs, 300)]):
+        assert isinstance(table, GroupTable)
+        groups |= table.groups
+    group = groups.pop("hot")
+
+    assert merge.memory.peak < 512 * KIB
+    assert isinstance(group, LongGroup)
+    assert group.in_memory < 2000
+    assert len(group) == 20_000
+    assert list(group) == list(group) == pickle.loads(pickle.dumps(group))
+    assert Counter(group) == Counter(value for _, value in hot)
+    assert all(type(each) is list for each in groups.values())
+    assert {key: len(values) for key, values in groups.items()} == Counter(
+        [key for key, _ in pairs if key != "hot"]
+    )
+    assert not list(files.directory.iterdir())
+
+
+def test_what_a_key_had_before_its_group_was_long_is_found_again(files: Files) -> None:
+    rounds = 30
+    pairs = [pair for n in range(rounds) for pair in [("hot", n), *((k, n) for k in range(400))]]
+    pairs += [("hot", n) for n in range(50_000)]
+    pairs += [pair for n in range(rounds) for pair in [("hot", n), *((k, n) for k in range(400))]]
+    (hot,) = results(merging(GroupTable, files, 64 * KIB), [chunked(pairs, 100)])["hot"]
+
+    assert Counter(hot) == Counter(value for key, value in pairs if key == "hot")
+
+
+class Same:
+    """All of one hash: no level of buckets tells them apart."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __hash__(self) -> int:
+        return 7
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.number == self.number
+
+
+def test_keys_of_one_hash_come_to_an_end(files: Files) -> None:
+    pairs = [(Same(n % 40), n) for n in range(400)]
+    found = results(merging(Reduce(operator.add).table, files, KIB), [chunked(pairs, 7)])
+
+    assert {key.number: value for key, (value,) in found.items()} == {
+        n: sum(range(n, 400, 40)) for n in range(40)
+    }
+
+
+def test_what_was_put_aside_goes_when_nobody_wants_more(files: Files) -> None:
+    merge = merging(GroupTable, files, 8 * KIB)
+    tables = merge.merged([chunked(PAIRS, 500)])
+    next(tables)
+    tables.close()
+
+    assert merge.memory.used == 0
+    assert not list(files.directory.iterdir())
+
+
+def test_what_was_put_aside_goes_when_the_input_fails(files: Files) -> None:
+    def failing() -> Iterator[Chunk]:
+        yield from chunked(PAIRS, 500)
+        raise KeyError("on purpose")
+
+    merge = merging(GroupTable, files, 8 * KIB)
+    with pytest.raises(KeyError, match="on purpose"):
+        next(merge.merged([failing()]))
+    assert merge.memory.used == 0
+    assert not list(files.directory.iterdir())
+
+
+def test_a_combiner_that_grows_is_noticed(files: Files) -> None:
+    """A hot key among many others: measured, though few combiners are looked at."""
+    pairs = [("hot" if n % 2 else n, b"x" * 100) for n in range(40_000)]
+    table = LISTS.table()
+    for chunk in chunked(pairs, 400):
+        table.add(chunk)
+    least = 40_000 * 100
+    assert least < table.held < 6 * least
+
+
+def test_stopiteration_out_of_a_function_is_an_error(files: Files) -> None:
+    def stops(*_: Any) -> Any:
+        raise StopIteration("too early")
+
+    for aggregation in (Reduce(stops), Combine(stops, stops, stops)):
+        with pytest.raises(PySparkRuntimeError, match="too early"):
+            results(merging(aggregation.table, files, KIB), [[Pairs([1, 1], [1, 1])]])
+
+
+def test_damage_to_what_was_put_aside_is_named(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    merge = merging(GroupTable, files, 8 * KIB, Codec.NONE)
+    finish = PartitionedFileWriter.finish
+
+    def damaged(writer: PartitionedFileWriter, *arguments: Any) -> PartitionedFile:
+        file = finish(writer, *arguments)
+        content = bytearray(Path(file.data_path).read_bytes())
+        content[200] ^= 1
+        Path(file.data_path).write_bytes(content)
+        return file
+
+    monkeypatch.setattr(PartitionedFileWriter, "finish", damaged)
+    with pytest.raises(CorruptDataError, match="spill"):
+        results(merge, [chunked(PAIRS, 500)])
+
+
+# ---- before the shuffle -------------------------------------------------------------------------------
+
+
+class Sent:
+    """What a combiner sent."""
+
+    def __init__(self, aggregation: Aggregation, memory: int) -> None:
+        self.chunks: list[Pairs] = []
+        self.metrics = TaskMetrics()
+        self.memory = MemoryBudget(memory)
+        self.combiner = MapSideCombiner(aggregation, self.memory, self._send, self.metrics)
+        self._aggregation = aggregation
+
+    def _send(self, keys: Sequence[Any], results: Sequence[Any], kind: Kind) -> None:
+        self.chunks.append(pairs_of_kind(kind, list(keys), list(results)))
+
+    def add(self, pairs: Iterable[tuple[Any, Any]], size: int = 1000) -> Sent:
+        for chunk in chunked(list(pairs), size):
+            self.combiner.add(list(chunk))
+        self.combiner.finish()
+        return self
+
+    @property
+    def records(self) -> int:
+        return sum(map(len, self.chunks))
+
+    def merged(self) -> dict[Any, Any]:
+        table = self._aggregation.table()
+        for chunk in self.chunks:
+            table.add(chunk)
+        return {key: of for keys, results in table.batches() for key, of in zip(keys, results, strict=True)}
+
+
+@pytest.mark.parametrize("memory", [KIB, 64 * KIB, 1 << 30])
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_what_was_combined_and_what_was_not_come_to_the_same(name: str, memory: int) -> None:
+    aggregation = AGGREGATIONS[name]
+    sent = Sent(aggregation, memory).add(PAIRS)
+    expected = aggregation.table()
+    expected.add(Pairs(*map(list, zip(*PAIRS, strict=True))))
+
+    assert sent.merged() == dict(zip(expected.keys(), expected.results(list(expected.keys())), strict=True))
+    assert sent.metrics.counts["rows_combined"] == len(PAIRS) - sent.records
+    assert sent.memory.used == 0
+
+
+def test_keys_that_come_again_are_combined() -> None:
+    sent = Sent(Reduce(operator.add), 1 << 30).add((n % 100, 1) for n in range(200_000))
+    assert sent.records == 100
+    assert sent.merged() == dict.fromkeys(range(100), 2000)
+
+
+def test_keys_that_are_all_different_are_not_held() -> None:
+    sent = Sent(Group(), 1 << 30).add((n, n) for n in range(200_000))
+    assert sent.records == 200_000
+    assert sent.memory.peak < 300 * (TRIAL + 2000)
+
+
+def test_a_full_table_is_sent_and_begun_anew() -> None:
+    sent = Sent(Reduce(operator.add), 64 * KIB).add((n % 200 + n // 5000 * 1000, 1) for n in range(50_000))
+    assert 10 * 200 <= sent.records < 3 * 10 * 200
+    assert sent.memory.peak < 128 * KIB
