@@ -20,21 +20,35 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from sortshuffle.spark.data_source import register
     from sortshuffle.spark.frame import ShuffleFrame, frame
-    from sortshuffle.spark.rdd import ShuffleRDD, rdd
+    from sortshuffle.spark.operators.joins import broadcast
+    from sortshuffle.spark.rdds.rdd import ShuffleRDD, rdd
     from sortshuffle.spark.reader import read
     from sortshuffle.spark.session import configure
 
 _PUBLIC = {
     "ShuffleFrame": "sortshuffle.spark.frame",
-    "ShuffleRDD": "sortshuffle.spark.rdd",
+    "ShuffleRDD": "sortshuffle.spark.rdds.rdd",
+    "broadcast": "sortshuffle.spark.operators.joins",
     "frame": "sortshuffle.spark.frame",
-    "rdd": "sortshuffle.spark.rdd",
+    "rdd": "sortshuffle.spark.rdds.rdd",
     "read": "sortshuffle.spark.reader",
+    "register": "sortshuffle.spark.data_source",
     "configure": "sortshuffle.spark.session",
 }
 
-__all__ = ["ShuffleFrame", "ShuffleRDD", "__version__", "configure", "frame", "rdd", "read"]
+__all__ = [
+    "ShuffleFrame",
+    "ShuffleRDD",
+    "__version__",
+    "broadcast",
+    "configure",
+    "frame",
+    "rdd",
+    "read",
+    "register",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -37,13 +37,15 @@ class Knob:
 
 
 def _size(least: int, most: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
-        if match is None or match[2] not in _SIZE_UNITS:
-            raise ValueError(text)
-        return _between(int(match[1]) * _SIZE_UNITS[match[2]], least, most)
+    return lambda text: _between(parse_size(text), least, most)
 
-    return parse
+
+def parse_size(text: str) -> int:
+    """Bytes, from a number with a unit as Spark's settings have it: 1g, 64m, 4194304b. Raises ValueError."""
+    match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in _SIZE_UNITS:
+        raise ValueError(text)
+    return int(match[1]) * _SIZE_UNITS[match[2]]
 
 
 def _seconds(least: float) -> Callable[[str], float]:
@@ -61,6 +63,13 @@ def _seconds(least: float) -> Callable[[str], float]:
 
 def _whole(least: int, most: int) -> Callable[[str], int]:
     return lambda text: _between(int(text), least, most)
+
+
+def _factor(text: str) -> float:
+    factor = float(text)
+    if factor != 0 and not 1 <= factor < float("inf"):
+        raise ValueError(text)
+    return factor
 
 
 def _between(value: int, least: int, most: int) -> int:
@@ -157,6 +166,26 @@ class Options:
         "threads",
         "Threads that read, verify and decompress ahead of the user's function.",
     )
+    skew_factor: float = _knob(
+        0.0,
+        "skew.factor",
+        _factor,
+        "0, or a number of at least 1",
+        "",
+        "A subpartition larger than so many times the median, and than the threshold, is read by several"
+        " tasks. Rows of one key may then be in several partitions, of which there are more than asked for."
+        " 0: every subpartition by one task.",
+    )
+    skew_threshold: int = _knob(
+        256 * MIB,
+        "skew.threshold",
+        _size(KIB, 1024 * GIB),
+        "1k to 1t",
+        "bytes",
+        "A subpartition of up to this many bytes, before compression, is never divided; a larger one into"
+        " parts of about as many, or of the median if that is more. The default is that of Spark's skewed"
+        " joins.",
+    )
     keep: bool = _knob(
         False,
         "keep",
@@ -240,4 +269,6 @@ def _shown(default: Any, unit: str) -> str:
         return f"{default:g}s"
     if isinstance(default, bool):
         return str(default).lower()
+    if isinstance(default, float):
+        return f"{default:g}"
     return "(empty)" if default == () else str(default)

@@ -1,9 +1,10 @@
 """Control rows: what a map task tells the reduce tasks, through Spark's own shuffle.
 
 One row for each (map output, non-empty subpartition): ``partition int, subpartition int, map_index int,
-output binary``. Spark moves a row to its partition, keeps only the winning attempt's rows, and drops them
-with the executor that wrote the files: that is the whole commit protocol. One shuffle may carry the rows of
-several exchanges, in a range of partitions each: subpartition s of one of them is partition ``first + s``.
+output binary, exchange int``. Spark moves a row to its partition, keeps only the winning attempt's rows, and
+drops them with the executor that wrote the files: that is the whole commit protocol. One shuffle may carry
+the rows of several exchanges, in a range of partitions each: subpartition s of one of them is partition
+``first + s``. A task that reads several exchanges tells their rows apart by ``exchange``, its number.
 
 ``output`` is little endian: file id (16 bytes), task attempt (8), number of regions (4), length of host (2)
 and of base path (2), host, base path; then one index entry (48 bytes) for each region, or nothing where
@@ -24,13 +25,14 @@ from sortshuffle.read.channel import LocalInputChannel
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import extent_of, extents_of, read_index
 
-COLUMNS = "partition int, subpartition int, map_index int, output binary"
+COLUMNS = "partition int, subpartition int, map_index int, output binary, exchange int"
 SCHEMA = pa.schema(
     [
         ("partition", pa.int32()),
         ("subpartition", pa.int32()),
         ("map_index", pa.int32()),
         ("output", pa.binary()),
+        ("exchange", pa.int32()),
     ]
 )
 
@@ -53,9 +55,11 @@ class MapOutput:
     host: str
 
 
-def control_batches(output: MapOutput, index: Index, first: int = 0) -> Iterator[pa.RecordBatch]:
+def control_batches(
+    output: MapOutput, index: Index, first: int = 0, exchange: int = 0
+) -> Iterator[pa.RecordBatch]:
     """The control rows of a map output, in batches of `SCHEMA`. ``first``: the partition of Spark's shuffle
-    that subpartition 0 goes to."""
+    that subpartition 0 goes to. ``exchange``: the number of the exchange."""
     head = _pack_head(output, index.regions)
     inline = index.regions <= INLINE_REGIONS
     filled = np.flatnonzero(index.entries["bytes"].any(axis=0)) if index.regions else np.empty(0, np.int64)
@@ -68,17 +72,20 @@ def control_batches(output: MapOutput, index: Index, first: int = 0) -> Iterator
                 pa.array(part.astype(np.int32)),
                 pa.array(np.full(len(part), output.map_index, np.int32)),
                 pa.array(rows, pa.binary()),
+                pa.array(np.full(len(part), exchange, np.int32)),
             ],
             schema=SCHEMA,
         )
 
 
 def channels(batches: Iterator[pa.RecordBatch]) -> list[LocalInputChannel]:
-    """The channels of one consumer, from the control rows it received."""
+    """The channels of one consumer, from the control rows it received; those without a map output only say
+    that there is a partition."""
     return [
         _channel(subpartition, map_index, output)
         for batch in batches
-        for subpartition, map_index, output in zip(*(c.to_pylist() for c in batch.columns[1:]), strict=True)
+        for subpartition, map_index, output in zip(*(c.to_pylist() for c in batch.columns[1:4]), strict=True)
+        if output is not None
     ]
 
 

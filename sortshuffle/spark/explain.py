@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from sortshuffle.options import format_size
-from sortshuffle.spark.plan import Chain, Exchange, ExchangeOrigin
+from sortshuffle.spark import skew
+from sortshuffle.spark.exchange import Exchange
+from sortshuffle.spark.plan import Chain
 from sortshuffle.spark.reports import StageTotals
 from sortshuffle.spark.stages import Step
 
@@ -19,18 +21,14 @@ def text(chain: Chain, totals: Sequence[StageTotals], runs: Sequence[int]) -> st
     """
     done = {total.stage: total for total in totals}
     lines: list[str] = []
-    for exchange in _exchanges(chain):
+    writers = {exchange.stage().number: exchange for exchange in chain.exchanges()}
+    for _, exchange in sorted(writers.items()):
         lines += _map_stage(exchange, done)
-    lines += ["Result stage", f"    {chain.origin.describe()}", *_steps(chain.steps, "    "), "    -> rows"]
+    lines += ["Result stage", *_begins(chain), *_steps(chain.steps, "    "), "    -> rows"]
     lines += [f"    run {run}: {_figures(done[run])}" for run in runs if run in done]
+    if not chain.context.reports.arrive:
+        lines.append("over Spark Connect there are no figures of what ran: tasks have no way to report them")
     return "\n".join(lines)
-
-
-def _exchanges(chain: Chain) -> Iterator[Exchange]:
-    origin = chain.origin
-    if isinstance(origin, ExchangeOrigin):
-        yield from _exchanges(origin.exchange.upstream)
-        yield origin.exchange
 
 
 def _map_stage(exchange: Exchange, done: Mapping[int, StageTotals]) -> Iterator[str]:
@@ -38,7 +36,7 @@ def _map_stage(exchange: Exchange, done: Mapping[int, StageTotals]) -> Iterator[
     total = done.get(stage.number)
     count = len(stage.branches)
     yield f"Stage {stage.number}, writes {'an exchange' if count == 1 else f'{count} exchanges in one pass'}"
-    yield f"    {exchange.upstream.origin.describe()}"
+    yield from _begins(exchange.upstream)
     yield from _steps(stage.steps, "    ")
     for branch in stage.branches:
         yield from _steps(branch.steps, "        ")
@@ -47,6 +45,11 @@ def _map_stage(exchange: Exchange, done: Mapping[int, StageTotals]) -> Iterator[
             yield f"       {_written(total.outputs[branch.exchange].counts)}"
     if total is not None:
         yield f"    {_figures(total)}"
+
+
+def _begins(chain: Chain) -> list[str]:
+    """What a stage reads, and how that is divided among its tasks if not evenly."""
+    return [f"    {line}" for line in (*chain.origin.lines(), *skew.lines(chain))]
 
 
 def _steps(steps: Sequence[Step], indent: str) -> list[str]:

@@ -11,6 +11,9 @@ one frame share. Equal ones would not do, because a function called twice may gi
 Who owns what: an exchange holds its fan-out, the fan-out knows its exchanges weakly, so one whose frames
 are all gone is not written. The lock of a fan-out is held while its stage is planned, which takes the locks
 of the fan-outs that it reads from: always from a consumer to its producers, so never in a circle.
+
+An exchange that awaits others (a broadcast one the number of partitions of the frame that it is for) is not
+built with those that are needed before: they could be what those others are made of.
 """
 
 from __future__ import annotations
@@ -22,15 +25,14 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 from weakref import WeakSet, WeakValueDictionary
 
-from sortshuffle.spark import planner
 from sortshuffle.spark.control import COLUMNS
 from sortshuffle.spark.map_output import WriteExchanges
 from sortshuffle.spark.stages import PER_BATCH, Step
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from sortshuffle.spark.plan import Chain, Exchange
+    from sortshuffle.spark.exchange import Exchange
+    from sortshuffle.spark.plan import Chain
+    from sortshuffle.spark.planning import ControlRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,36 +85,53 @@ class FanOut:
         with self.lock:
             self._waiting.add(exchange)
 
-    def stage(self) -> MapStage:
-        """What building would do now, for all that wait."""
+    def stage(self, wanted: Exchange) -> MapStage:
+        """What building the wanted one would do now, for all that go with it."""
         with self.lock:
-            return _stage_for(self._members())
+            return _stage_for(self._with(wanted))
 
-    def build(self) -> None:
-        """Plan one map stage for all that wait, and give each its control rows. Deciding where their rows go
-        may run a job: only exchanges of the same rows wait for it."""
+    def build(self, wanted: Exchange) -> None:
+        """Plan one map stage for the wanted exchange and all that go with it, and give each its control rows.
+
+        Where their rows go is decided before the lock is taken. That may run jobs, which build what these
+        exchanges are made of, and none that awaits others is made to wait for them here.
+        """
+        wanted.place()
+        for exchange in self._with(wanted):
+            exchange.place()
         with self.lock:
-            exchanges = self._members()
-            for exchange in exchanges:
-                exchange.place()
+            if wanted not in self._waiting:
+                return  # built by another thread
+            exchanges = [each for each in self._with(wanted) if each.is_placed]
             stage = _stage_for(exchanges)
             for exchange, control in zip(exchanges, _control_rows(exchanges, stage), strict=True):
                 exchange.built(stage, control)
             self._waiting.difference_update(exchanges)
 
-    def _members(self) -> list[Exchange]:
-        return sorted(self._waiting, key=lambda exchange: exchange.number)
+    def _with(self, wanted: Exchange) -> list[Exchange]:
+        """The wanted exchange and those of the others that can go with it, in the order of their numbers; one
+        that awaits others goes alone."""
+        with self.lock:
+            waiting = set(self._waiting)
+        others = () if wanted.awaits_others else (each for each in waiting if not each.awaits_others)
+        return sorted({wanted, *others}, key=lambda exchange: exchange.number)
 
 
 class FanOuts:
-    """The fan-outs of all rows of one source; each lives as long as one of its exchanges."""
+    """The fan-outs of all rows of one source; each lives as long as one of its exchanges.
 
-    def __init__(self) -> None:
+    ``shared``: whether exchanges of the same rows are written in one pass.
+    """
+
+    def __init__(self, *, shared: bool = True) -> None:
+        self._shared = shared
         self._lock = threading.Lock()
         self._known: WeakValueDictionary[RowSource, FanOut] = WeakValueDictionary()
 
     def of(self, chain: Chain) -> FanOut:
         """That of the rows that this chain selects and filters last."""
+        if not self._shared:
+            return FanOut()
         source = RowSource(chain)
         with self._lock:
             found = self._known.get(source)
@@ -131,7 +150,7 @@ def _stage_for(exchanges: Sequence[Exchange]) -> MapStage:
     return MapStage(exchanges[0].number, steps, branches)
 
 
-def _control_rows(exchanges: Sequence[Exchange], stage: MapStage) -> list[DataFrame]:
+def _control_rows(exchanges: Sequence[Exchange], stage: MapStage) -> list[ControlRows]:
     """Those of each exchange, which all go through one shuffle: its partitions are the exchanges'
     subpartitions, laid one after the other."""
     sizes = [exchange.subpartitions for exchange in exchanges]
@@ -146,7 +165,7 @@ def _control_rows(exchanges: Sequence[Exchange], stage: MapStage) -> list[DataFr
         stage.number, WriteExchanges(writes), COLUMNS, steps=stage.steps, purpose=f"writes exchange {numbers}"
     )
     label = "sortshuffle " + "; ".join(branch.text for branch in stage.branches)
-    return planner.share_out(planner.by_id(rows, sum(sizes), "partition"), sizes, label)
+    return exchanges[0].upstream.context.planner.control(rows, sizes, label)
 
 
 def _common(chains: Sequence[tuple[Step, ...]]) -> tuple[Step, ...]:

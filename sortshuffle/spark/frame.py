@@ -10,7 +10,7 @@ worker; rows reach the JVM at `toDF()` and nowhere before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,31 +18,36 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.partitioner import SortKey
 from sortshuffle.partitioner.selector import MAX_SUBPARTITIONS
 from sortshuffle.spark import explain as explaining
-from sortshuffle.spark.functions import MapInArrow, MapInPandas
-from sortshuffle.spark.keys import check_id_column, check_placement_key, check_range_key, without_direction
-from sortshuffle.spark.placements import HashPlacement, IdPlacement, Range, RoundRobin, Scheme
-from sortshuffle.spark.plan import (
-    Chain,
-    DataFrameOrigin,
-    Exchange,
-    ExchangeOrigin,
-    FrameContext,
-    ParquetOrigin,
-    next_number,
+from sortshuffle.spark.columns import (
+    Alias,
+    Star,
+    column_name,
+    name_of,
+    node_of,
+    positions_to_drop,
+    resolve,
+    sort_key,
 )
+from sortshuffle.spark.functions import MapInArrow, MapInPandas
+from sortshuffle.spark.grouped import GroupedFrame
+from sortshuffle.spark.hints import for_spark
+from sortshuffle.spark.keys import check_id_column, check_range_key
+from sortshuffle.spark.operators import aggregates, columns, joins, rows, sorting
+from sortshuffle.spark.operators.layouts import exchanged, hash_exchanged
+from sortshuffle.spark.origins import DataFrameOrigin, ParquetOrigin
+from sortshuffle.spark.parquet.pruning import binds, uses
+from sortshuffle.spark.placements import IdPlacement, Range, RoundRobin
+from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Chain, FrameContext, Layout, next_number
 from sortshuffle.spark.reports import StageTotals, stage_totals
-from sortshuffle.spark.scan import binds, uses
-from sortshuffle.spark.schema import column_name, positions_to_drop, resolve
 from sortshuffle.spark.stages import Count, Filter, Select, ToSpark
 
 if TYPE_CHECKING:
-    from sortshuffle.spark.grouped import GroupedFrame
     from sortshuffle.spark.writer import FrameWriter
 
 ColumnLike: TypeAlias = "str | Column"
@@ -51,8 +56,8 @@ ColumnLike: TypeAlias = "str | Column"
 def frame(df: DataFrame) -> ShuffleFrame:
     """A `ShuffleFrame` of any DataFrame; the DataFrame's own plan runs in Spark, in the same stage.
 
-    Raises `UnsupportedError` for streaming frames, for Spark Connect, and for columns that Arrow cannot
-    carry; `OptionError` for a wrong ``spark.sortshuffle.*`` setting.
+    Raises `UnsupportedError` for streaming frames, and for columns that Arrow cannot carry; `OptionError` for
+    a wrong ``spark.sortshuffle.*`` setting.
     """
     if not isinstance(df, DataFrame):
         raise UsageError(f"frame() takes a DataFrame, not {type(df).__name__}")
@@ -70,13 +75,14 @@ class ShuffleFrame:
     """A lazy frame whose stages run in Python and whose shuffles run on sortshuffle.
 
     Made by `sortshuffle.frame` and `sortshuffle.read`. Every method but the actions (`collect`, `count`,
-    `toArrow`, `toPandas`, `show`, `write`) returns at once and leaves this frame as it is.
+    `head`, `toArrow`, `toPandas`, `show`, `write`) returns at once and leaves this frame as it is.
     """
 
-    def __init__(self, chain: Chain, placed_by: tuple[int, ...] | None = None) -> None:
-        # placed_by: positions of the columns by whose hash the rows are placed, None if by nothing known
+    def __init__(self, chain: Chain, layout: Layout = UNKNOWN_LAYOUT, *, broadcast: bool = False) -> None:
+        # broadcast: a join may give all of these rows to each of its tasks, as `sortshuffle.broadcast` asks
         self._own_chain = chain
-        self._own_placed_by = placed_by
+        self._own_layout = layout
+        self._broadcast = broadcast
         self._df: DataFrame | None = None
         self._persisted = False
         self._runs: list[int] = []
@@ -98,8 +104,10 @@ class ShuffleFrame:
         print(explaining.text(self._chain, self.stage_totals(), self._runs))
 
     def stage_totals(self) -> list[StageTotals]:
-        """What the tasks run so far did, per stage, for this frame and those made from the same source."""
-        return stage_totals(self._chain.context.reports.value.items())
+        """What the tasks run so far did, per stage, for this frame and those made from the same source.
+        Nothing over Spark Connect, where tasks have no way to report."""
+        reports = (each for source in self._chain.reports() for each in source.value.items())
+        return stage_totals(reports)
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{each.name}: {each.dataType.simpleString()}" for each in self.schema)
@@ -122,18 +130,44 @@ class ShuffleFrame:
     # ---- columns and rows -------------------------------------------------------------------------
 
     def select(self, *cols: ColumnLike | list[ColumnLike]) -> ShuffleFrame:
-        """Like `DataFrame.select`, for names and plain column references; ``"*"`` is all columns."""
-        names = _flat(cols)
+        """Like `DataFrame.select`, for names, plain column references and aliases of these; ``"*"`` is all
+        columns. What is computed is a column first: `withColumn`."""
         positions: list[int] = []
-        for name in names:
-            positions += range(len(self.columns)) if name == "*" else [self._position(name)]
-        return self._selected(tuple(positions))
+        names: list[str] = []
+        for col in _listed(cols):
+            node = node_of(col)
+            if isinstance(node, Star):
+                positions += range(len(self.columns))
+                names += self.columns
+                continue
+            positions.append(self._position(name_of(node.child if isinstance(node, Alias) else node, col)))
+            names.append(node.name if isinstance(node, Alias) else self.columns[positions[-1]])
+        return self._selected(tuple(positions), names)
 
     def drop(self, *cols: ColumnLike) -> ShuffleFrame:
         """Like `DataFrame.drop`: without these columns; names that are not there are ignored."""
         case_sensitive = self._chain.context.case_sensitive
         dropped = {at for col in cols for at in positions_to_drop(col, self.schema, case_sensitive)}
-        return self._selected(tuple(at for at in range(len(self.columns)) if at not in dropped))
+        kept = tuple(at for at in range(len(self.columns)) if at not in dropped)
+        return self._selected(kept, [self.columns[at] for at in kept])
+
+    def withColumn(self, colName: str, col: pc.Expression | Column) -> ShuffleFrame:
+        """Like `DataFrame.withColumn`, for an Arrow expression over the columns, such as
+        ``pyarrow.compute.field("k") + 1``, or a plain column reference. A column of this name is replaced
+        where it is."""
+        return columns.with_columns(self, {colName: col})
+
+    def withColumns(self, colsMap: Mapping[str, pc.Expression | Column]) -> ShuffleFrame:
+        """Like `DataFrame.withColumns`; none of the expressions sees what another gives."""
+        return columns.with_columns(self, colsMap)
+
+    def withColumnRenamed(self, existing: str, new: str) -> ShuffleFrame:
+        """Like `DataFrame.withColumnRenamed`: a name that is not there is ignored."""
+        return columns.with_columns_renamed(self, {existing: new})
+
+    def withColumnsRenamed(self, colsMap: Mapping[str, str]) -> ShuffleFrame:
+        """Like `DataFrame.withColumnsRenamed`."""
+        return columns.with_columns_renamed(self, colsMap)
 
     def filter(self, condition: pc.Expression) -> ShuffleFrame:
         """The rows for which an Arrow expression is true, such as ``pyarrow.compute.field("k") > 5``.
@@ -148,9 +182,44 @@ class ShuffleFrame:
         if isinstance(origin, ParquetOrigin) and not chain.steps:
             filters = (*origin.filters, condition)
             return ShuffleFrame(replace(chain, origin=replace(origin, filters=filters)))
-        return ShuffleFrame(chain.then(Filter(condition), self.schema), self._placed_by)
+        return ShuffleFrame(chain.then(Filter(condition), self.schema), self._layout)
 
     where = filter
+
+    def limit(self, num: int) -> ShuffleFrame:
+        """Like `DataFrame.limit`: the first ``num`` rows, partition after partition, in one partition."""
+        return rows.limit(self, num)
+
+    def sample(
+        self,
+        withReplacement: float | bool | None = None,
+        fraction: int | float | None = None,
+        seed: int | None = None,
+    ) -> ShuffleFrame:
+        """Like `DataFrame.sample`: each row with the probability ``fraction``, or, with replacement, so many
+        times on average. The same seed and partitions give the same rows, but not those that Spark takes."""
+        return rows.sample(self, withReplacement, fraction, seed)
+
+    def union(self, other: ShuffleFrame) -> ShuffleFrame:
+        """Like `DataFrame.union`: the rows of both, columns matched by position."""
+        return rows.union(self, other)
+
+    unionAll = union  # noqa: N815  PySpark's name
+
+    def unionByName(self, other: ShuffleFrame, allowMissingColumns: bool = False) -> ShuffleFrame:
+        """Like `DataFrame.unionByName`: the rows of both, columns matched by name."""
+        return rows.union_by_name(self, other, allowMissingColumns)
+
+    def distinct(self) -> ShuffleFrame:
+        """Like `DataFrame.distinct`: every different row once."""
+        return aggregates.distinct(self)
+
+    def dropDuplicates(self, subset: list[str] | None = None) -> ShuffleFrame:
+        """Like `DataFrame.dropDuplicates`: one row for each combination of values in the columns named, or in
+        all."""
+        return aggregates.drop_duplicates(self, subset)
+
+    drop_duplicates = dropDuplicates
 
     # ---- shuffles ---------------------------------------------------------------------------------
 
@@ -162,8 +231,8 @@ class ShuffleFrame:
         """
         count, columns = self._count_and_columns("repartition", numPartitions, cols)
         if not columns:
-            return self._exchanged_by(RoundRobin(), count)
-        return self._exchanged(count, tuple(self._position(column) for column in columns))
+            return exchanged(self, RoundRobin(), count)
+        return hash_exchanged(self, tuple(self._position(column) for column in columns), count)
 
     def repartitionByRange(self, numPartitions: int | ColumnLike, *cols: ColumnLike) -> ShuffleFrame:
         """Like `DataFrame.repartitionByRange`: partitions are ascending ranges of the columns' values.
@@ -177,11 +246,11 @@ class ShuffleFrame:
             raise UsageError("repartitionByRange() takes at least one column")
         keys: dict[int, SortKey] = {}
         for column in columns:
-            plain, descending, nulls_last = without_direction(column)
+            plain, descending, nulls_last = sort_key(column)
             key = self._position(plain)
             check_range_key(self.schema.fields[key], self._chain.wire.field(key).type)
             keys.setdefault(key, SortKey(key, descending, nulls_last))  # a second time it decides nothing
-        return self._exchanged_by(Range(tuple(keys.values()), count, next_number()), count)
+        return exchanged(self, Range(tuple(keys.values()), count, next_number()), count)
 
     def repartitionById(self, numPartitions: int, partitionIdCol: ColumnLike) -> ShuffleFrame:
         """Like `DataFrame.repartitionById`: each row into the partition whose number is in an int column.
@@ -194,26 +263,65 @@ class ShuffleFrame:
             )
         key = self._position(partitionIdCol)
         check_id_column(self.schema.fields[key])
-        return self._exchanged_by(IdPlacement(key), _checked_count("repartitionById", numPartitions))
+        return exchanged(self, IdPlacement(key), _checked_count("repartitionById", numPartitions))
+
+    def coalesce(self, numPartitions: int) -> ShuffleFrame:
+        """Like `DataFrame.coalesce`: fewer partitions, each of several of these, without a shuffle."""
+        return rows.coalesce(self, numPartitions)
+
+    def sort(
+        self,
+        *cols: int | ColumnLike | list[int | ColumnLike],
+        ascending: bool | int | list[bool | int] = True,
+    ) -> ShuffleFrame:
+        """Like `DataFrame.sort`: a total order over the partitions, of which there are at most
+        ``spark.sql.shuffle.partitions``. Samples the rows as `repartitionByRange` does."""
+        return sorting.sort(self, cols, ascending)
+
+    orderBy = sort  # noqa: N815
+
+    def sortWithinPartitions(
+        self,
+        *cols: int | ColumnLike | list[int | ColumnLike],
+        ascending: bool | int | list[bool | int] = True,
+    ) -> ShuffleFrame:
+        """Like `DataFrame.sortWithinPartitions`: every partition in this order."""
+        return sorting.sort_within_partitions(self, cols, ascending)
 
     def groupBy(self, *cols: ColumnLike | list[ColumnLike]) -> GroupedFrame:
-        """Like `DataFrame.groupBy`, for grouped functions: ``.applyInArrow``, ``.applyInPandas``."""
-        from sortshuffle.spark.grouped import GroupedFrame
-
+        """Like `DataFrame.groupBy`: ``.agg``, ``.count`` and their like, ``.applyInArrow``,
+        ``.applyInPandas``, ``.cogroup``."""
         return GroupedFrame(self, tuple(self._position(name) for name in _flat(cols)))
 
     groupby = groupBy
 
+    def agg(self, *exprs: Column | dict[str, str]) -> ShuffleFrame:
+        """Like `DataFrame.agg`: aggregates of all rows, in one row."""
+        return self.groupBy().agg(*exprs)
+
+    def join(
+        self,
+        other: ShuffleFrame,
+        on: str | list[str] | Column | list[Column] | None = None,
+        how: str | None = None,
+    ) -> ShuffleFrame:
+        """Like `DataFrame.join`, on columns of equal names, or on equalities of columns. ``how``: inner
+        (None), left, right, full, semi, anti, and PySpark's other names of these. A side marked by
+        `sortshuffle.broadcast` is given whole to every task of the other, where the kind of join allows."""
+        return joins.join(self, other, on, how)
+
     # ---- results ----------------------------------------------------------------------------------
 
     def toDF(self) -> DataFrame:
-        """An ordinary lazy DataFrame of the rows, in the same partitions."""
+        """An ordinary lazy DataFrame of the rows, in the same partitions. Spark's planner knows by which
+        columns they are placed and sorted, and about how large they are (`spark.hints`)."""
         if self._df is None:
             chain = self._own_chain
             if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
                 self._df = chain.origin.source
             else:
-                self._df = chain.frame(self._new_run(), ToSpark(), chain.schema)
+                rows = chain.frame(self._new_run(), ToSpark(), chain.schema)
+                self._df = for_spark(rows, chain, self._own_layout)
         return self._df
 
     def collect(self) -> list[Any]:
@@ -228,6 +336,23 @@ class ShuffleFrame:
         chain = _pruned_scan(self._chain, (), StructType([])) or self._chain
         counts = chain.frame(self._new_run(), Count(), "rows long")
         return sum(row.rows for row in counts.collect())
+
+    def head(self, n: int | None = None) -> Any:
+        """Like `DataFrame.head`: the first row, None if there is none; or the first ``n`` in a list."""
+        return self.toDF().head(n)
+
+    def first(self) -> Any:
+        """The first row, None if there is none."""
+        return self.toDF().first()
+
+    def take(self, num: int) -> list[Any]:
+        """The first ``num`` rows, out of as few partitions as are needed."""
+        taken: list[Any] = self.toDF().take(num)
+        return taken
+
+    def isEmpty(self) -> bool:
+        """Whether there are no rows."""
+        return bool(self.toDF().isEmpty())
 
     def toArrow(self) -> pa.Table:
         """All rows as one Arrow table."""
@@ -272,9 +397,9 @@ class ShuffleFrame:
         return Chain(own.context, DataFrameOrigin(self.toDF(), own.wire), own.schema, own.wire)
 
     @property
-    def _placed_by(self) -> tuple[int, ...] | None:
-        """By which columns `_chain` is placed: rows from Spark's cache come from no exchange of ours."""
-        return None if self._persisted else self._own_placed_by
+    def _layout(self) -> Layout:
+        """Where the rows of `_chain` are: those from Spark's cache come from no exchange of ours."""
+        return UNKNOWN_LAYOUT if self._persisted else self._own_layout
 
     def _new_run(self) -> int:
         """The number of a result stage of this frame."""
@@ -290,15 +415,25 @@ class ShuffleFrame:
     def _shuffle_partitions(self) -> int:
         return int(str(self._chain.context.spark.conf.get("spark.sql.shuffle.partitions")))
 
-    def _selected(self, positions: tuple[int, ...]) -> ShuffleFrame:
-        schema = StructType([self.schema.fields[at] for at in positions])
-        chain = self._chain
-        pruned = _pruned_scan(chain, positions, schema)
-        if pruned is not None:
+    def _selected(self, positions: tuple[int, ...], names: Sequence[str]) -> ShuffleFrame:
+        """The columns at these positions, under these names."""
+        fields = [self.schema.fields[at] for at in positions]
+        schema = StructType(
+            [
+                StructField(name, field.dataType, field.nullable, field.metadata)
+                for name, field in zip(names, fields, strict=True)
+            ]
+        )
+        distinct = tuple(dict.fromkeys(positions))
+        read = StructType([self.schema.fields[at] for at in distinct])
+        pruned = _pruned_scan(self._chain, distinct, read)
+        if pruned is None:
+            step = Select(positions, tuple(names))
+            return ShuffleFrame(self._chain.then(step, schema), self._layout.selected(positions))
+        if list(names) == read.names:
             return ShuffleFrame(pruned)
-        step = Select(positions, tuple(schema.names))
-        kept = _mapped(self._placed_by, positions)
-        return ShuffleFrame(chain.then(step, schema), kept)
+        step = Select(tuple(distinct.index(at) for at in positions), tuple(names))
+        return ShuffleFrame(pruned.then(step, schema))
 
     def _count_and_columns(
         self, method: str, numPartitions: int | ColumnLike, cols: tuple[Any, ...]
@@ -313,18 +448,9 @@ class ShuffleFrame:
             )
         return _checked_count(method, numPartitions), columns
 
-    def _exchanged(self, count: int, keys: tuple[int, ...]) -> ShuffleFrame:
-        """The rows where Spark's hash of these columns places them."""
-        for key in keys:
-            check_placement_key(self.schema.fields[key], self._chain.wire.field(key).type)
-        return self._exchanged_by(HashPlacement(keys), count, placed_by=keys)
-
-    def _exchanged_by(
-        self, scheme: Scheme, count: int, placed_by: tuple[int, ...] | None = None
-    ) -> ShuffleFrame:
-        chain = self._chain
-        origin = ExchangeOrigin(Exchange(chain, count, scheme))
-        return ShuffleFrame(Chain(chain.context, origin, chain.schema, chain.wire), placed_by)
+    def _derived(self, chain: Chain, layout: Layout = UNKNOWN_LAYOUT) -> ShuffleFrame:
+        """A frame of a chain that is made of this one's. Operators call it, which know no frames' class."""
+        return ShuffleFrame(chain, layout)
 
 
 def _listed(cols: tuple[Any, ...]) -> list[ColumnLike]:
@@ -339,13 +465,6 @@ def _checked_count(method: str, count: int) -> int:
     if not 1 <= count <= MAX_SUBPARTITIONS:
         raise UsageError(f"{method}() takes from 1 to {MAX_SUBPARTITIONS} partitions, not {count}")
     return count
-
-
-def _mapped(placed_by: tuple[int, ...] | None, positions: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The columns of a placement after a selection, None if one of them is gone."""
-    if placed_by is None or not set(placed_by) <= set(positions):
-        return None
-    return tuple(positions.index(key) for key in placed_by)
 
 
 def _check_condition(condition: Any, wire: pa.Schema) -> None:

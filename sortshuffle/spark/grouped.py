@@ -1,23 +1,25 @@
-"""`GroupedFrame`: what `ShuffleFrame.groupBy` gives; it only waits for the function.
+"""`GroupedFrame`: what `ShuffleFrame.groupBy` gives; it only waits for what is to be done with the groups.
 
-The rows of a group must be in one partition and come together. Rows that are already placed by some of the
-group's keys, and only selected or filtered since, stay where they are: then the exchange that placed them
-sorts its extents by the keys. Otherwise there is a repartition by the keys first, as in Spark.
+The rows of a group must be in one partition and come together (`operators.layouts`): rows that are already
+placed by some of the group's keys stay where they are; otherwise there is a repartition by the keys first, as
+in Spark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import Column
 from pyspark.sql.types import StructType
 
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.spark.functions import GroupApplyInArrow, GroupApplyInPandas
+from sortshuffle.spark.functions import GroupApplyInArrow, GroupApplyInPandas, GroupFunction
 from sortshuffle.spark.keys import check_group_key
-from sortshuffle.spark.plan import Chain, ExchangeOrigin
-from sortshuffle.spark.stages import Filter, GroupApply, Select
+from sortshuffle.spark.operators import aggregates
+from sortshuffle.spark.operators.cogroups import CoGroupedFrame
+from sortshuffle.spark.operators.layouts import ordered, placed
+from sortshuffle.spark.stages import GroupApply
 
 if TYPE_CHECKING:
     from sortshuffle.spark.frame import ShuffleFrame
@@ -34,37 +36,51 @@ class GroupedFrame:
 
     def applyInArrow(self, func: Callable[..., Any], schema: StructType | str) -> ShuffleFrame:
         """Like PySpark's: ``func(table)`` or ``func(key, table)`` gets one group as a `pyarrow.Table` and
-        returns a table of ``schema``."""
+        returns a table of ``schema``. A function whose type hints say that it maps an iterator of
+        `pyarrow.RecordBatch` to another gets the group in parts, which need not fit into memory together."""
         return self._applied(GroupApplyInArrow.of(func, schema, self._frame._chain.context.conf, self._keys))
 
     def applyInPandas(self, func: Callable[..., Any], schema: StructType | str) -> ShuffleFrame:
         """Like PySpark's: ``func(pdf)`` or ``func(key, pdf)`` gets one group as a pandas DataFrame and
-        returns one of ``schema``."""
+        returns one of ``schema``; or, if its type hints say so, it maps an iterator of DataFrames to
+        another."""
         return self._applied(GroupApplyInPandas.of(func, schema, self._frame._chain.context.conf, self._keys))
 
-    def _applied(self, function: GroupApplyInArrow | GroupApplyInPandas) -> ShuffleFrame:
-        from sortshuffle.spark.frame import ShuffleFrame
+    def cogroup(self, other: GroupedFrame) -> CoGroupedFrame:
+        """Like PySpark's: the groups of two frames that have equal keys, together."""
+        return CoGroupedFrame(self, other)
 
+    def agg(self, *exprs: Column | dict[str, str]) -> ShuffleFrame:
+        """Like PySpark's, for the functions that docs/spark.md lists, of plain columns: a row for each group.
+        Groups are aggregated before the shuffle as far as that makes fewer rows of them."""
+        return aggregates.aggregate(self._frame, self._keys, exprs)
+
+    def count(self) -> ShuffleFrame:
+        """The number of rows of each group."""
+        return aggregates.count(self._frame, self._keys)
+
+    def sum(self, *cols: str) -> ShuffleFrame:
+        """The sum of each of these columns, or of all numeric ones."""
+        return aggregates.numeric(self._frame, self._keys, "sum", cols)
+
+    def avg(self, *cols: str) -> ShuffleFrame:
+        """The average of each of these columns, or of all numeric ones."""
+        return aggregates.numeric(self._frame, self._keys, "avg", cols)
+
+    mean = avg
+
+    def min(self, *cols: str) -> ShuffleFrame:
+        """The least value of each of these columns, or of all numeric ones."""
+        return aggregates.numeric(self._frame, self._keys, "min", cols)
+
+    def max(self, *cols: str) -> ShuffleFrame:
+        """The greatest value of each of these columns, or of all numeric ones."""
+        return aggregates.numeric(self._frame, self._keys, "max", cols)
+
+    def _applied(self, function: GroupFunction) -> ShuffleFrame:
         names = ", ".join(self._frame.columns[key] for key in self._keys)
         label = function.declared.place.replace("groupBy()", f"groupBy({names})")
-        step = GroupApply(RowOrder(self._keys), function, label)
-        return ShuffleFrame(self._sorted_chain().then(step, function.declared.schema))
-
-    def _sorted_chain(self) -> Chain:
-        """The frame's rows with every group in one partition, in key order."""
-        frame = self._frame
-        if frame._placed_by and set(frame._placed_by) <= set(self._keys):
-            return _sorted_at_exchange(frame._chain, self._keys)
-        count = frame._shuffle_partitions() if self._keys else 1
-        return _sorted_at_exchange(frame._exchanged(count, self._keys)._chain, self._keys)
-
-
-def _sorted_at_exchange(chain: Chain, keys: tuple[int, ...]) -> Chain:
-    """The same chain with its exchange delivering in the order of these columns of its last step."""
-    origin = chain.origin
-    assert isinstance(origin, ExchangeOrigin)
-    for step in reversed(chain.steps):
-        assert isinstance(step, Select | Filter)  # nothing else keeps a placement
-        if isinstance(step, Select):
-            keys = tuple(step.columns[key] for key in keys)
-    return replace(chain, origin=ExchangeOrigin(origin.exchange.ordered_by(keys), RowOrder(keys)))
+        order = RowOrder(self._keys)
+        rows = ordered(placed(self._frame, self._keys), order)
+        step = GroupApply(order, function, label)
+        return self._frame._derived(rows._chain.then(step, function.declared.schema))

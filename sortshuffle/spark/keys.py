@@ -6,11 +6,7 @@ Spark, and its bytes say nothing about that.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
-from pyspark import SparkContext
-from pyspark.sql import Column
 from pyspark.sql.types import ArrayType, DataType, IntegerType, NullType, StringType, StructField, StructType
 
 from sortshuffle.errors import ColumnError
@@ -43,6 +39,19 @@ def check_range_key(field: StructField, wire: pa.DataType) -> None:
         ) from None
 
 
+def check_sort_key(field: StructField, wire: pa.DataType) -> None:
+    """Raises `ColumnError` if rows cannot be sorted by this column as Spark would sort them."""
+    _refuse_collation(field.name, field.dataType)
+    try:
+        RowOrder.check(field.name, wire)
+    except ColumnError:
+        raise ColumnError(
+            f"rows cannot be sorted by column {field.name} of type {field.dataType.simpleString()}: arrays"
+            " and maps have no order here. Make a column of a plain type from it first, for example of an"
+            " element"
+        ) from None
+
+
 def check_id_column(field: StructField) -> None:
     """Raises `ColumnError` if this column cannot hold partition ids: as in Spark they are of type int."""
     if not isinstance(field.dataType, IntegerType | NullType):
@@ -50,24 +59,6 @@ def check_id_column(field: StructField) -> None:
             f"column {field.name} of type {field.dataType.simpleString()} cannot hold partition ids: cast it"
             " to int first"
         )
-
-
-def without_direction(column: str | Column) -> tuple[str | Column, bool, bool]:
-    """A column and its direction in an order: the plain column, whether it descends, whether nulls come last.
-
-    As in Spark, a column without a direction ascends, and nulls are where the least value is unless they are
-    put elsewhere (``asc_nulls_last`` and so on).
-    """
-    node: Any = column._jc.node() if isinstance(column, Column) else None
-    if node is None or node.getClass().getSimpleName() != "SortOrder":
-        return column, False, False
-    jvm: Any = SparkContext._active_spark_context._jvm
-    plain = type(column)(jvm.org.apache.spark.sql.Column(node.child()))
-    return plain, _is_named(node.sortDirection(), "Descending"), _is_named(node.nullOrdering(), "NullsLast")
-
-
-def _is_named(scala_object: Any, name: str) -> bool:
-    return str(scala_object.getClass().getSimpleName()) == f"{name}$"
 
 
 def _refuse_collation(name: str, kind: DataType) -> None:

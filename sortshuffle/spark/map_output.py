@@ -24,7 +24,7 @@ from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.control import MapOutput, control_batches
 from sortshuffle.spark.placements import Placement, turn
-from sortshuffle.spark.stages import Batches, Step
+from sortshuffle.spark.stages import Batches, Step, through
 from sortshuffle.spark.task import Task
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import read_index
@@ -57,7 +57,7 @@ class WriteExchanges:
     def close(self, batches: Batches, task: Task) -> Batches:
         for exchange, output in self._write(batches, task):
             index = read_index(output.file, output.file_id)
-            yield from control_batches(output, index, exchange.first)
+            yield from control_batches(output, index, exchange.first, exchange.exchange)
 
     def _write(self, batches: Batches, task: Task) -> list[tuple[WriteExchange, MapOutput]]:
         """The finished map outputs; an exchange that got no rows has none, and no files."""
@@ -82,6 +82,7 @@ class _Output:
         self._memory = memory
         self._metrics = task.outputs.setdefault(exchange.exchange, TaskMetrics())
         self._partition: SortMergeResultPartition | None = None
+        self._broadcasts = False
         self._finished: PartitionedFile | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -89,7 +90,10 @@ class _Output:
             if rows.num_rows:
                 if self._partition is None:
                     self._partition = self._open()
-                self._partition.write(rows)
+                if self._broadcasts:
+                    self._partition.broadcast(rows)
+                else:
+                    self._partition.write(rows)
 
     def finish(self) -> MapOutput | None:
         """Complete the files; None if there were no rows."""
@@ -117,7 +121,7 @@ class _Output:
             return iter((batch,))
         rows: Batches = iter((batch,))
         for step in self.exchange.steps:
-            rows = step(rows)
+            rows = through(step, rows, self._task)
         return self._task.metrics.timed(rows, "chain")
 
     def _open(self) -> SortMergeResultPartition:
@@ -129,9 +133,11 @@ class _Output:
             codec=Codec[options.codec.upper()],
             payload_kind=PayloadKind.ARROW,
         )
+        selector = exchange.placement.selector(exchange.subpartitions, task.partition)
+        self._broadcasts = selector.is_broadcast
         layout = PartitionLayout(
             ArrowPayload.of(exchange.schema, options),
-            exchange.placement.selector(exchange.subpartitions, task.partition),
+            selector,
             options.buffer_size,
             exchange.order,
         )

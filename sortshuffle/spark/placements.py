@@ -6,13 +6,14 @@ placement is a small picklable object from which each task makes its own `Channe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import pyarrow as pa
 
 from sortshuffle.partitioner import (
+    BroadcastSelector,
     ChannelSelector,
     GlobalSelector,
     HashSelector,
@@ -25,13 +26,15 @@ from sortshuffle.partitioner import (
 from sortshuffle.spark.sampling import Sampling
 
 if TYPE_CHECKING:
+    from sortshuffle.spark.exchange import Exchange
     from sortshuffle.spark.plan import Chain
 
 GOLDEN_RATIO = 0.6180339887498949  # turns by it spread any number of points evenly around a circle
 
 
 class Placement(Protocol):
-    """What a task is told. Into a single subpartition all placements send rows by a `GlobalSelector`."""
+    """What a task is told. Into a single subpartition all placements send rows by a `GlobalSelector`, or
+    broadcast them, which is the same."""
 
     def count(self, asked: int) -> int:
         """How many subpartitions there are where the user asked for so many."""
@@ -40,7 +43,17 @@ class Placement(Protocol):
 
 
 class Scheme(Protocol):
-    """What the user asked for. ``describe`` is its name in `explain()`, given the names of all columns."""
+    """What the user asked for. ``describe`` is its name in `explain()`, given the names of all columns.
+
+    ``samples``: `placement` runs a job on the upstream's rows. ``awaits``: exchanges of other rows that it
+    makes sure are placed before.
+    """
+
+    @property
+    def samples(self) -> bool: ...
+
+    @property
+    def awaits(self) -> Sequence[Exchange]: ...
 
     def placement(self, upstream: Chain) -> Placement: ...
 
@@ -50,6 +63,9 @@ class Scheme(Protocol):
 @dataclass(frozen=True, slots=True)
 class HashPlacement:
     """Spark's hash of the columns at these positions. Its own scheme: there is nothing to ask."""
+
+    samples: ClassVar[bool] = False
+    awaits: ClassVar[tuple[Exchange, ...]] = ()
 
     keys: tuple[int, ...]
 
@@ -69,6 +85,9 @@ class HashPlacement:
 @dataclass(frozen=True, slots=True)
 class IdPlacement:
     """The number in the column at this position. Its own scheme."""
+
+    samples: ClassVar[bool] = False
+    awaits: ClassVar[tuple[Exchange, ...]] = ()
 
     column: int
 
@@ -107,6 +126,9 @@ class RoundRobinPlacement:
 class RoundRobin:
     """The scheme of `RoundRobinPlacement`, which asks the plan whether positions may be counted."""
 
+    samples: ClassVar[bool] = False
+    awaits: ClassVar[tuple[Exchange, ...]] = ()
+
     def placement(self, upstream: Chain) -> Placement:
         return RoundRobinPlacement(upstream.is_reproducible())
 
@@ -136,30 +158,62 @@ class Range:
     """The scheme of `RangePlacement`, which runs a job to find the bounds.
 
     ``keys``: columns of the upstream, each once. ``stage``: number of the stage that samples them.
+    ``key_rows``: the upstream's key columns alone, in the order of ``keys``, to be sampled in its stead.
     """
+
+    awaits: ClassVar[tuple[Exchange, ...]] = ()
 
     keys: tuple[SortKey, ...]
     subpartitions: int
     stage: int
+    key_rows: Chain | None = None
+
+    @property
+    def samples(self) -> bool:
+        return self.subpartitions > 1
 
     def placement(self, upstream: Chain) -> Placement:
         if self.subpartitions == 1:
             return RangePlacement(self.keys, None)
-        columns = tuple(key.column for key in self.keys)
         keys = [replace(key, column=position) for position, key in enumerate(self.keys)]
-        sampling = Sampling(upstream, columns, self.stage)
+        if self.key_rows is not None:
+            sampling = Sampling(self.key_rows, tuple(range(len(keys))), self.stage)
+        else:
+            sampling = Sampling(upstream, tuple(key.column for key in self.keys), self.stage)
         return RangePlacement(self.keys, sampling.bounds(keys, self.subpartitions))
 
     def describe(self, names: Sequence[str]) -> str:
-        return f"range({', '.join(_direction(names[key.column], key) for key in self.keys)})"
+        return f"range({', '.join(key.describe(names[key.column]) for key in self.keys)})"
 
 
-def _direction(name: str, key: SortKey) -> str:
-    """As in SQL, without what is the rule: ascending, and nulls where the least value is."""
-    words = [name, *(["desc"] if key.descending else [])]
-    if key.nulls_last != key.descending:
-        words.append("nulls last" if key.nulls_last else "nulls first")
-    return " ".join(words)
+@dataclass(frozen=True, slots=True)
+class BroadcastPlacement:
+    """Every row to each of ``partitions`` subpartitions."""
+
+    partitions: int
+
+    def count(self, asked: int) -> int:
+        return self.partitions
+
+    def selector(self, subpartitions: int, map_index: int) -> ChannelSelector:
+        return BroadcastSelector(subpartitions)
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """The scheme of `BroadcastPlacement`. ``partitions``: says how many the frame has that the rows are for,
+    when its plan is made. ``awaits``: the exchanges that this frame reads."""
+
+    samples: ClassVar[bool] = False
+
+    partitions: Callable[[], int]
+    awaits: tuple[Exchange, ...] = ()
+
+    def placement(self, upstream: Chain) -> Placement:
+        return BroadcastPlacement(max(1, self.partitions()))  # a frame without partitions reads none of it
+
+    def describe(self, names: Sequence[str]) -> str:
+        return "broadcast"
 
 
 def turn(map_index: int, subpartitions: int) -> int:

@@ -1,4 +1,4 @@
-"""The few places where Python reaches into Spark's planner (classic sessions, Py4J).
+"""The `Planner` of classic sessions: the few places where Python reaches into Spark's planner, by Py4J.
 
 A frame's control rows travel through Spark's own shuffle. Two things about that shuffle must differ from
 the user's session, so it is planned in a clone of it (found by trying on Spark 4.1 to 4.3):
@@ -23,29 +23,71 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from itertools import accumulate, pairwise
 from typing import Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as sf
 
+from sortshuffle.spark.by_id import by_id
 from sortshuffle.spark.naming import call_site
+from sortshuffle.spark.planning import ControlRows, number_rows
+from sortshuffle.spark.session import NO_ROLLBACK
+from sortshuffle.spark.versions import at_least
 
 _CLONE_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "false",
+    NO_ROLLBACK: "false",
 }
 
 
-def by_id(frame: DataFrame, partitions: int, column: str) -> DataFrame:
-    """``frame`` with row r in partition ``r[column]``; the column is an int below ``partitions``."""
-    return frame.repartitionById(partitions, sf.col(column))
+class ClassicPlanner:
+    """The `Planner` of a session with a JVM in reach."""
+
+    keeps = True
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+
+    @property
+    def zips(self) -> bool:
+        return at_least(self._spark, "4.1")
+
+    def control(self, rows: DataFrame, subpartitions: Sequence[int], label: str) -> list[ControlRows]:
+        shuffled = by_id(rows, sum(subpartitions), "partition")
+        shares = share_out(shuffled, subpartitions, label)
+        return [ControlRows(share, count) for share, count in zip(shares, subpartitions, strict=True)]
+
+    def together(self, control: Sequence[ControlRows], *, numbered: bool = False) -> DataFrame:
+        rows = [each.rows for each in control]
+        if numbered:
+            rows.insert(0, number_rows(rows[0], control[0].subpartitions))
+        if self.zips:
+            return zipped(rows)
+        from sortshuffle.spark.joined_zip import joined_zip
+
+        return joined_zip(rows)
+
+    def zipped(self, frames: Sequence[DataFrame]) -> DataFrame:
+        return zipped(frames)
+
+    def share(self, frame: DataFrame) -> DataFrame:
+        return share(frame)
+
+    def partitions(self, frame: DataFrame) -> int | None:
+        return partitions(frame)
+
+    def is_reproducible(self, frame: DataFrame) -> bool:
+        return is_reproducible(frame)
+
+    def parallelism(self) -> int:
+        return int(self._spark.sparkContext.defaultParallelism)
 
 
 def share(frame: DataFrame) -> DataFrame:
     """The same rows as a scan of one RDD, planned once and lazily: whatever is derived from the result
     shares the shuffles in its plan."""
-    return _scan(frame, _planned(frame))
+    return _scan(frame, planned(frame))
 
 
 def share_out(frame: DataFrame, sizes: Sequence[int], label: str) -> list[DataFrame]:
@@ -55,14 +97,53 @@ def share_out(frame: DataFrame, sizes: Sequence[int], label: str) -> list[DataFr
     """
     context = frame.sparkSession.sparkContext
     with call_site(context, label):
-        rdd = _planned(frame)
+        rdd = planned(frame)
         rdd.setName(label)
         return [_scan(frame, part) for part in _parts(context._jvm, rdd, sizes)]
 
 
+def zipped(frames: Sequence[DataFrame]) -> DataFrame:
+    """One frame whose partition s holds the rows of partition s of each of these, which are of one schema and
+    have equally many partitions. Nothing is shuffled, so a lost map output of any is run again as before.
+
+    Needs Spark 4.1."""
+    first = frames[0]
+    if len(frames) == 1:
+        return first
+    context: Any = first.sparkSession.sparkContext
+    jvm = context._jvm
+    rdds = [planned(frame) for frame in frames]
+    together = jvm.org.apache.spark.rdd.SQLPartitioningAwareUnionRDD(
+        context._jsc.sc(), jvm.PythonUtils.toSeq(rdds), rdds[0].getNumPartitions(), rdds[0].elementClassTag()
+    )
+    # a union can be null where any of them can
+    return _scan(reduce(DataFrame.unionAll, frames), together)
+
+
+def picked(frame: DataFrame, partitions: Sequence[int]) -> DataFrame:
+    """The partitions of a frame with these numbers, in this order; a number may come several times. Nothing
+    is shuffled."""
+    context: Any = frame.sparkSession.sparkContext
+    jvm = context._jvm
+    rdd = planned(frame)
+    pruning = jvm.org.apache.spark.rdd.PartitionPruningRDD
+    parts = [
+        pruning.create(rdd, _whole_numbers(jvm, run.start, run.stop)) for run in _ascending_runs(partitions)
+    ]
+    union = jvm.org.apache.spark.rdd.UnionRDD(
+        context._jsc.sc(), jvm.PythonUtils.toSeq(parts), rdd.elementClassTag()
+    )
+    return _scan(frame, union)
+
+
+def partitions(frame: DataFrame) -> int:
+    """How many partitions a frame has. Starts no job, unless its plan contains a broadcast."""
+    return int(planned(frame).getNumPartitions())
+
+
 def is_reproducible(frame: DataFrame) -> bool:
     """Whether Spark knows that running a task of this plan again gives the same rows in the same order."""
-    return str(_planned(frame).outputDeterministicLevel().toString()) == "DETERMINATE"
+    return str(planned(frame).outputDeterministicLevel().toString()) == "DETERMINATE"
 
 
 def _parts(jvm: Any, rdd: Any, sizes: Sequence[int]) -> list[Any]:
@@ -72,6 +153,17 @@ def _parts(jvm: Any, rdd: Any, sizes: Sequence[int]) -> list[Any]:
     pruning = jvm.org.apache.spark.rdd.PartitionPruningRDD
     ranges = pairwise(accumulate(sizes, initial=0))
     return [pruning.create(rdd, _whole_numbers(jvm, start, end)) for start, end in ranges]
+
+
+def _ascending_runs(numbers: Sequence[int]) -> Iterator[range]:
+    """These numbers as ranges, as few as possible."""
+    run = range(numbers[0], numbers[0])
+    for number in numbers:
+        if number != run.stop:
+            yield run
+            run = range(number, number)
+        run = range(run.start, number + 1)
+    yield run
 
 
 def _whole_numbers(jvm: Any, start: int, end: int) -> Any:
@@ -87,7 +179,7 @@ def _scan(frame: DataFrame, rdd: Any) -> DataFrame:
     return DataFrame(spark._jsparkSession.internalCreateDataFrame(rdd, frame._jdf.schema(), False), spark)
 
 
-def _planned(frame: DataFrame) -> Any:
+def planned(frame: DataFrame) -> Any:
     """The RDD of internal rows of a plan. Starts no job, unless the plan contains a broadcast."""
     session: Any = frame.sparkSession
     clone = session._jsparkSession.cloneSession()

@@ -1,8 +1,9 @@
 """Task reports: how the driver, and whoever reads the workers' logs, learn what the tasks did.
 
 Each task adds one report under its source, its stage and its partition; a later attempt of the same task
-replaces the earlier one's, so that retries are not counted twice. Spark delivers the reports of successful
-tasks before the job's end; a task that fails has only its line in the log.
+replaces the earlier one's, so that retries are not counted twice. A task that runs a stage several times, for
+several partitions that Spark has joined, adds one each time: those of one attempt are summed. Spark delivers
+the reports of successful tasks before the job's end; a task that fails has only its line in the log.
 
 All sources of an application share one Spark accumulator, because PySpark never forgets one: its value on
 the driver is a ledger that knows the reports of each source weakly, and drops those of sources that are
@@ -19,13 +20,15 @@ import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from pyspark import SparkContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
+from pyspark.sql import SparkSession
 
 from sortshuffle.metrics import FIGURES, TaskMetrics
+from sortshuffle.spark.session import is_classic
 
 LOGGER = "sortshuffle.task"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -38,12 +41,21 @@ Key = tuple[int, int]
 class TaskReport:
     """What one task did. ``wall``: seconds from its start to its end. ``directory``: where its map outputs
     are, empty for a task that wrote none. ``outputs``: what it wrote for each exchange, by number; their sum
-    is in ``metrics`` too."""
+    is in ``metrics`` too. ``attempt``: Spark's number of the attempt, of which no two are equal."""
 
     metrics: TaskMetrics
     wall: float
     directory: str = ""
     outputs: dict[int, TaskMetrics] = field(default_factory=dict)
+    attempt: int = 0
+
+    def __add__(self, other: TaskReport) -> TaskReport:
+        """What both runs of one attempt did. A stage that writes runs once in an attempt."""
+        metrics = TaskMetrics()
+        metrics.merge(self.metrics)
+        metrics.merge(other.metrics)
+        directory, outputs = self.directory or other.directory, {**self.outputs, **other.outputs}
+        return TaskReport(metrics, self.wall + other.wall, directory, outputs, self.attempt)
 
 
 # ---- from the tasks to the driver ---------------------------------------------------------------------
@@ -53,11 +65,24 @@ Updates = dict[tuple[int, Key], TaskReport]
 
 
 class SourceReports:
-    """The reports of all stages that read from one source. ``reporter``: what their tasks report with."""
+    """The reports of all stages that read from one source. ``reporter``: what their tasks report with.
 
-    def __init__(self, context: SparkContext) -> None:
+    ``context``: None where there is none, over Spark Connect: then no report arrives, and tasks only log.
+    """
+
+    def __init__(self, context: SparkContext | None) -> None:
         self._reports: dict[Key, TaskReport] = {}
-        self.reporter = _ledger_of(context).enter(self)
+        self.reporter: Reporter = Silent() if context is None else _ledger_of(context).enter(self)
+
+    @staticmethod
+    def of(spark: SparkSession) -> SourceReports:
+        """Those of a new source in this session."""
+        return SourceReports(spark.sparkContext if is_classic(spark) else None)
+
+    @property
+    def arrive(self) -> bool:
+        """Whether reports come back at all."""
+        return not isinstance(self.reporter, Silent)
 
     @property
     def value(self) -> dict[Key, TaskReport]:
@@ -65,12 +90,29 @@ class SourceReports:
         return dict(self._reports)
 
     def add(self, key: Key, report: TaskReport) -> None:
+        earlier = self._reports.get(key)
+        if earlier is not None and earlier.attempt == report.attempt:
+            report = earlier + report
         self._reports[key] = report
 
 
+class Reporter(Protocol):
+    """What the tasks report with."""
+
+    def add(self, stage: int, partition: int, report: TaskReport) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
-class Reporter:
-    """The end of the line that is in the tasks."""
+class Silent:
+    """Reports nothing: there is no way back to the driver."""
+
+    def add(self, stage: int, partition: int, report: TaskReport) -> None:
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulated:
+    """The end of the line that is in the tasks: Spark's accumulator."""
 
     accumulator: Accumulator[Any]
     source: int
@@ -90,7 +132,7 @@ class _Ledger:
     def enter(self, reports: SourceReports) -> Reporter:
         number = next(self._numbers)
         self._sources[number] = reports
-        return Reporter(self._accumulator, number)
+        return Accumulated(self._accumulator, number)
 
     def deliver(self, updates: Updates) -> None:
         for (source, key), report in updates.items():

@@ -23,10 +23,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from sortshuffle.partitioner import Reservoir, SortKey, determine_bounds
-from sortshuffle.spark import planner
 
 if TYPE_CHECKING:
-    from sortshuffle.spark.plan import Chain, Origin
+    from sortshuffle.spark.exchange import Exchange
+    from sortshuffle.spark.origins import Origin
+    from sortshuffle.spark.plan import Chain
     from sortshuffle.spark.stages import Opening
     from sortshuffle.spark.task import Task
 
@@ -94,7 +95,8 @@ class Sampling:
     _rows: DataFrame = field(init=False)
 
     def __post_init__(self) -> None:
-        self._rows = planner.share(self.upstream.origin.rows())  # planned once for both jobs
+        rows = self.upstream.origin.rows()
+        self._rows = self.upstream.context.planner.share(rows)  # planned once for both jobs
 
     def bounds(self, keys: Sequence[SortKey], subpartitions: int) -> pa.RecordBatch | None:
         """Keys that cut the rows into ranges of about equal size; None if there are no rows.
@@ -102,7 +104,7 @@ class Sampling:
         ``keys``: the order of `columns`, by their positions among themselves.
         """
         wanted = min(self._per_subpartition() * subpartitions, MOST_SAMPLES)
-        samples = self._samples(wanted)
+        samples = self._samples(wanted, subpartitions)
         if not samples:
             return None
         weights = np.concatenate([sample.weights() for sample in samples])
@@ -110,9 +112,10 @@ class Sampling:
             pa.concat_batches([sample.keys for sample in samples]), weights, keys, subpartitions
         )
 
-    def _samples(self, wanted: int) -> list[Sample]:
+    def _samples(self, wanted: int, subpartitions: int) -> list[Sample]:
         """About ``wanted`` keys or more, in the order of the producers."""
-        producers = int(self._rows.rdd.getNumPartitions())
+        # where the planner does not know, as many as subpartitions: fewer are sampled again if need be
+        producers = self.upstream.context.planner.partitions(self._rows) or subpartitions
         size = ceil(OVERSAMPLING * wanted / max(1, producers))
         samples = self._run(size)
         share = min(1.0, wanted / max(1, sum(sample.rows for sample in samples.values())))
@@ -148,11 +151,17 @@ class _Planned:
     def opening(self) -> Opening:
         return self.origin.opening()
 
+    def partitions(self) -> int:
+        return self.origin.partitions()
+
     def is_reproducible(self) -> bool:
         return self.origin.is_reproducible()
 
-    def describe(self) -> str:
-        return self.origin.describe()
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return self.origin.exchanges()
+
+    def lines(self) -> list[str]:
+        return self.origin.lines()
 
 
 def _packed(producer: int, reservoir: Reservoir) -> pa.RecordBatch:

@@ -1,4 +1,4 @@
-"""Schemas between Spark and Arrow: what is declared, what travels, what a column reference names.
+"""Schemas between Spark and Arrow: what is declared, and what travels.
 
 * Three schemas are told apart: the *declared* one (a Spark ``StructType``), the *wire* schema (the Arrow
   schema of the batches that are chained, shuffled and kept in files), and what a user's function or a
@@ -10,28 +10,21 @@
 * Values are never changed on the way to the wire schema: another representation of the same values is
   converted (text with 64-bit offsets, dictionaries, time units, ...), everything else is an error.
 
-Only `parse_schema` and `column_name` need a running Spark.
+Only `parse_schema` needs a running Spark.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Collection, Iterator
-from difflib import get_close_matches
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
-import pyspark
 from pyspark.errors import PySparkException
-from pyspark.loose_version import LooseVersion
-from pyspark.sql import Column
 from pyspark.sql import types as st
 
-from sortshuffle.errors import ColumnError, SchemaMismatchError, UnsupportedError, UsageError
+from sortshuffle.errors import SchemaMismatchError, UnsupportedError, UsageError
 
 _WIRE_TYPES: dict[type, pa.DataType] = {
     st.BooleanType: pa.bool_(),
@@ -44,11 +37,13 @@ _WIRE_TYPES: dict[type, pa.DataType] = {
     st.StringType: pa.string(),
     st.BinaryType: pa.binary(),
     st.DateType: pa.date32(),
-    st.TimeType: pa.time64("ns"),
     st.TimestampNTZType: pa.timestamp("us"),
     st.DayTimeIntervalType: pa.duration("us"),
     st.NullType: pa.null(),
 }
+
+if hasattr(st, "TimeType"):  # Spark 4.1
+    _WIRE_TYPES[st.TimeType] = pa.time64("ns")
 
 _INSTEAD = {
     "VariantType": "turn it into a string with to_json() before",
@@ -81,9 +76,12 @@ _READ_TYPES: dict[pa.DataType, st.DataType] = {
     pa.binary_view(): st.BinaryType(),
     pa.date32(): st.DateType(),
     pa.date64(): st.DateType(),
-    # Parquet's null type is an annotated INT32, and from 4.2 on that is what Spark sees
-    pa.null(): st.NullType() if LooseVersion(pyspark.__version__) < LooseVersion("4.2") else st.IntegerType(),
+    pa.duration("us"): st.DayTimeIntervalType(),
+    pa.null(): st.NullType(),
 }
+
+if hasattr(st, "TimeType"):
+    _READ_TYPES[pa.time64("ns")] = st.TimeType()
 
 _UNSIGNED = {
     pa.uint8(): pa.int16(),
@@ -93,8 +91,6 @@ _UNSIGNED = {
 }
 
 _MOST_BYTES = 2**31 - 1  # what 32-bit offsets can address in one column of one batch
-_SPARK_NOTE = b"org.apache.spark.sql.parquet.row.metadata"
-_NAME_PART = re.compile(r"`(?P<quoted>(?:[^`]|``)+)`|(?P<plain>[^`.]+)")
 
 
 # --- declared schema -> wire schema ---------------------------------------------------------------------
@@ -196,100 +192,49 @@ def _large_field(field: pa.Field) -> pa.Field:
     return field.with_type(_large(field.type))
 
 
-# --- a Parquet file's schema -> declared schema ---------------------------------------------------------
+# --- Arrow schema -> declared schema --------------------------------------------------------------------
 
 
-def from_arrow(schema: pa.Schema, int96: Collection[str] = ()) -> st.StructType:
-    """The schema that ``spark.read.parquet`` gives to a file that pyarrow sees as ``schema``.
+def from_arrow(schema: pa.Schema) -> st.StructType:
+    """The declared schema of what Arrow has as ``schema``: back from a wire schema, and of the other
+    representations that `conform` takes. Everything is nullable.
 
-    ``int96``: the top-level columns that hold INT96 timestamps (see `int96_columns`). pyarrow shows those as
-    timestamps without a zone, but Spark takes them for instants. A file written by Spark carries Spark's own
-    schema in its metadata, and that decides where Arrow's types are ambiguous.
-
-    Everything is nullable, as in Spark. Raises `UnsupportedError` with the path of a column of a type that
-    Spark does not read, or reads as another type than Arrow does.
+    Raises `UnsupportedError` with the path of a column of a type that Spark has not.
     """
-    notes = _spark_notes(schema)
-    fields = []
-    for field in schema:
-        noted = notes.get(field.name)
-        spark = _read_type(field.type, noted and noted.dataType, field.name in int96, field.name)
-        fields.append(st.StructField(field.name, spark, True, noted and noted.metadata))
-    return st.StructType(fields)
+    return st.StructType([st.StructField(field.name, _read_type(field.type, field.name)) for field in schema])
 
 
-def int96_columns(parquet: Any) -> frozenset[str]:
-    """The top-level columns of a ``pyarrow.parquet.ParquetSchema`` that hold INT96 timestamps."""
-    leaves = (parquet.column(position) for position in range(len(parquet)))
-    return frozenset(leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == "INT96")
-
-
-def _spark_notes(schema: pa.Schema) -> dict[str, st.StructField]:
-    note = (schema.metadata or {}).get(_SPARK_NOTE)
-    if note is None:
-        return {}
-    try:
-        noted = st.StructType.fromJson(json.loads(note))
-    except Exception as error:  # a user-defined type's module is imported, and may raise anything
-        raise UnsupportedError(
-            f"the schema that Spark wrote into the file cannot be read ({error}): read it with"
-            " spark.read.parquet and pass the DataFrame to sortshuffle.frame"
-        ) from error
-    return {field.name: field for field in noted.fields}
-
-
-def _read_type(arrow: pa.DataType, noted: st.DataType | None, int96: bool, path: str) -> st.DataType:
+def _read_type(arrow: pa.DataType, path: str) -> st.DataType:
     if at.is_dictionary(arrow):
-        return _read_type(arrow.value_type, noted, int96, path)
+        return _read_type(arrow.value_type, path)
     if isinstance(arrow, pa.BaseExtensionType):
-        return _read_type(arrow.storage_type, noted, int96, path)
-    if _is_list(arrow) and _may_be(noted, st.ArrayType):
-        element = getattr(noted, "elementType", None)
-        return st.ArrayType(_read_type(arrow.value_type, element, int96, f"{path}.element"))
-    if at.is_map(arrow) and _may_be(noted, st.MapType):
-        return st.MapType(
-            _read_type(arrow.key_type, getattr(noted, "keyType", None), int96, f"{path}.key"),
-            _read_type(arrow.item_type, getattr(noted, "valueType", None), int96, f"{path}.value"),
-        )
-    if at.is_struct(arrow) and _may_be(noted, st.StructType):
-        inner = {field.name: field.dataType for field in noted.fields} if noted else {}
+        return _read_type(arrow.storage_type, path)
+    if _is_list(arrow):
+        return st.ArrayType(_read_type(arrow.value_type, f"{path}.element"))
+    if at.is_map(arrow):
+        key = _read_type(arrow.key_type, f"{path}.key")
+        return st.MapType(key, _read_type(arrow.item_type, f"{path}.value"))
+    if at.is_struct(arrow):
         return st.StructType(
-            [
-                st.StructField(
-                    field.name, _read_type(field.type, inner.get(field.name), int96, f"{path}.{field.name}")
-                )
-                for field in arrow
-            ]
+            [st.StructField(field.name, _read_type(field.type, f"{path}.{field.name}")) for field in arrow]
         )
-    return _agreed(_read_leaf(arrow, noted, int96), noted, arrow, path)
+    read = _read_leaf(arrow)
+    if read is None:
+        raise UnsupportedError(
+            f"column '{path}' is of Arrow's type {arrow}, which Spark has not: cast it to one that it has, or"
+            " leave it out"
+        )
+    return read
 
 
-def _may_be(noted: st.DataType | None, kind: type) -> bool:
-    return noted is None or isinstance(noted, kind)
-
-
-def _read_leaf(arrow: pa.DataType, noted: st.DataType | None, int96: bool) -> st.DataType | None:
+def _read_leaf(arrow: pa.DataType) -> st.DataType | None:
     if at.is_timestamp(arrow):
-        instant = arrow.tz is not None or int96 or isinstance(noted, st.TimestampType)
-        return st.TimestampType() if instant else st.TimestampNTZType()
+        return st.TimestampNTZType() if arrow.tz is None else st.TimestampType()
     if at.is_decimal(arrow) and arrow.precision <= 38 and 0 <= arrow.scale <= arrow.precision:
         return st.DecimalType(arrow.precision, arrow.scale)
     if at.is_fixed_size_binary(arrow):
         return st.BinaryType()
     return _READ_TYPES.get(arrow)
-
-
-def _agreed(
-    read: st.DataType | None, noted: st.DataType | None, arrow: pa.DataType, path: str
-) -> st.DataType:
-    """The type by Arrow, or Spark's note where it only says more of it, such as a collation."""
-    if read is not None and (noted is None or type(noted) is type(read)):
-        return noted or read
-    shown = f"{arrow}" if noted is None else f"{noted.simpleString()}, stored as {arrow}"
-    raise UnsupportedError(
-        f"column '{path}' of the file is of type {shown}, which cannot be scanned the way Spark reads it:"
-        " leave the column out, or read with spark.read.parquet and pass the DataFrame to sortshuffle.frame"
-    )
 
 
 # --- what was returned or read -> wire schema -----------------------------------------------------------
@@ -525,117 +470,3 @@ def _own_offsets(array: pa.Array) -> pa.Array:
 
 def _mask(array: pa.Array) -> pa.Array | None:
     return array.is_null() if array.null_count else None
-
-
-# --- column references ----------------------------------------------------------------------------------
-
-
-def column_name(column: str | Column) -> str:
-    """The name in a reference such as ``"k"``, ``F.col("k")``, ``df.k`` or ``df["k"]``, in Spark's syntax.
-
-    Raises `ColumnError` for an expression, which is not a column yet.
-    """
-    if isinstance(column, str):
-        return column
-    if not isinstance(column, Column):
-        raise ColumnError(f"a column must be a name or a Column, not {column!r}")
-    parts = _referenced(column)
-    if parts is None:
-        raise ColumnError(
-            f"{column} is an expression: only columns that are there can be named. Compute it first, with"
-            " withColumn() on the DataFrame or in a mapInArrow function, and name the new column"
-        )
-    return ".".join(map(_quoted, parts))
-
-
-def _referenced(column: Column) -> list[str] | None:
-    """The parts of the name if ``column`` is a plain reference, else None."""
-    node = column._jc.node()
-    if _java_class(node) == "UnresolvedAttribute":
-        parts = node.nameParts()
-        return [parts.apply(position) for position in range(parts.length())]
-    if _java_class(node) == "ExpressionColumnNode" and _java_class(node.expression()) == "AttributeReference":
-        return [node.expression().name()]
-    return None
-
-
-def _java_class(instance: Any) -> str:
-    return str(instance.getClass().getSimpleName())
-
-
-def _quoted(part: str) -> str:
-    return part if re.fullmatch(r"\w+", part) else "`" + part.replace("`", "``") + "`"
-
-
-def resolve(name: str, schema: st.StructType, case_sensitive: bool) -> int:
-    """The position of the column ``name`` in ``schema``, by Spark's rules.
-
-    Letters' case does not count unless ``case_sensitive``; backticks keep a dot part of the name.
-    Raises `ColumnError` if there is no such column, or more than one, or if ``name`` is a field of a struct.
-    """
-    parts = _name_parts(name)
-    found = _positions(parts[0], schema.names, case_sensitive)
-    if len(parts) > 1:
-        raise ColumnError(_why_not_dotted(name, parts, bool(found), schema, case_sensitive))
-    if not found:
-        raise ColumnError(f"there is no column '{parts[0]}'. {_choices(parts[0], schema.names)}")
-    if len(found) > 1:
-        twins = ", ".join(schema.names[position] for position in found)
-        raise ColumnError(f"column '{parts[0]}' is ambiguous: it could be any of {twins}. Rename all but one")
-    return found[0]
-
-
-def positions_to_drop(column: str | Column, schema: st.StructType, case_sensitive: bool) -> list[int]:
-    """The positions that `DataFrame.drop` means; none if there is no such column.
-
-    As in Spark a string is the name itself, its dots and backticks included; a Column is a reference.
-    Raises `ColumnError` for a reference that could be any of several columns, and for an expression.
-    """
-    if isinstance(column, str):
-        return _positions(column, schema.names, case_sensitive)
-    reference = column_name(column)
-    parts = _name_parts(reference)
-    if len(parts) > 1 or not _positions(parts[0], schema.names, case_sensitive):
-        return []
-    return [resolve(reference, schema, case_sensitive)]
-
-
-def _positions(name: str, names: list[str], case_sensitive: bool) -> list[int]:
-    if case_sensitive:
-        return [position for position, other in enumerate(names) if other == name]
-    return [position for position, other in enumerate(names) if other.lower() == name.lower()]
-
-
-def _why_not_dotted(
-    name: str, parts: list[str], parent: bool, schema: st.StructType, case_sensitive: bool
-) -> str:
-    whole = ".".join(parts)
-    if _positions(whole, schema.names, case_sensitive):
-        return f"'{name}' means the field {parts[1]} of a column {parts[0]}: write `{whole}` in backticks"
-    if parent:
-        return (
-            f"'{name}' is a field inside the column {parts[0]}: only whole columns can be named."
-            f" Make it a column first, with withColumn() or in a mapInArrow function"
-        )
-    return f"there is no column '{name}'. {_choices(parts[-1], schema.names)}"
-
-
-def _choices(name: str, names: list[str]) -> str:
-    by_lower = {other.lower(): other for other in names}
-    near = get_close_matches(name.lower(), by_lower, n=1)
-    hint = f"Did you mean '{by_lower[near[0]]}'? " if near else ""
-    return f"{hint}The columns are: {', '.join(names) or 'none'}"
-
-
-def _name_parts(name: str) -> list[str]:
-    """``a.`b.c` `` is the parts a and b.c."""
-    parts = []
-    position = 0
-    while part := _NAME_PART.match(name, position):
-        parts.append(part["plain"] or part["quoted"].replace("``", "`"))
-        if part.end() == len(name):
-            return parts
-        if name[part.end()] != ".":
-            break
-        position = part.end() + 1
-    raise ColumnError(f"{name!r} is not a column name: check its backticks and dots")

@@ -13,8 +13,9 @@ from weakref import WeakKeyDictionary
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from sortshuffle.errors import UnsupportedError, WorkerSetupError
+from sortshuffle.errors import UsageError, WorkerSetupError
 from sortshuffle.options import Options
+from sortshuffle.spark.versions import at_least
 
 NEEDED_MODULES = ("pyarrow", "numpy", "xxhash", "sortshuffle")
 UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
@@ -24,7 +25,11 @@ UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 # 0.2 s of encoding against 0.1 s; the whole 1.8 to 2.0 s against 1.8 s, because writing outweighs it.
 ALLOCATOR_VARIABLE, ALLOCATOR_DELAY = "MIMALLOC_PURGE_DELAY", "3000"
 
-_checked: WeakKeyDictionary[SparkContext, bool] = WeakKeyDictionary()
+NO_ROLLBACK = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
+"""Whether Spark 4.1+ takes other bytes of a map task that ran again for other rows, and gives up. Control
+rows are other bytes each time."""
+
+_checked: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
@@ -37,22 +42,52 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
       Python, so this sets the variable;
     * the workers' allocator keeps freed memory for some seconds instead of milliseconds.
 
-    Returns the builder. Everything else works without it.
+    Everything else works without it. For a builder of a Spark Connect session, after ``remote(...)``, it sets
+    what shuffles need of such a session; the rest is set where the server is started. Returns the builder.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # over Connect for a server in this machine alone
+    if "spark.remote" in builder._options or "SPARK_REMOTE" in os.environ:
+        return builder.config(NO_ROLLBACK, "false")
     environment = f"spark.executorEnv.{ALLOCATOR_VARIABLE}"
     return builder.config(UNIX_SOCKETS, "true").config(environment, ALLOCATOR_DELAY)
 
 
-def require_classic(spark: Any) -> SparkSession:
-    """The session, if it has a JVM to reach. Raises `UnsupportedError` for Spark Connect."""
-    if not hasattr(spark, "_jsparkSession"):
-        raise UnsupportedError(
-            "a Spark Connect session has no JVM that this release could reach: use a classic session"
-            " (SparkSession.builder.master(...) or spark-submit)"
-        )
+def require_session(spark: Any) -> SparkSession:
+    """``spark``, if it is a session, classic or Spark Connect's. Raises `UsageError`."""
+    # what has a JVM is no class of Connect's, whose sessions are no subclass of PySpark's
+    if not is_classic(spark) and not (hasattr(spark, "conf") and hasattr(spark, "createDataFrame")):
+        raise UsageError(f"a SparkSession is needed, not {type(spark).__name__}")
     session: SparkSession = spark
     return session
+
+
+def is_classic(spark: Any) -> bool:
+    """Whether a session has a JVM to reach; over Spark Connect there is none."""
+    return hasattr(spark, "_jsparkSession")
+
+
+def application_of(spark: SparkSession) -> str:
+    """The application's id, as its tasks know it."""
+    if is_classic(spark):
+        return str(spark.sparkContext.applicationId)
+    return str(spark.conf.get("spark.app.id"))  # as the server's context has set it
+
+
+def check_no_rollback(spark: SparkSession) -> None:
+    """Raise `UsageError` unless map tasks of this session may return other control rows when they run again.
+
+    In a classic session the planner sees to it.
+    """
+    if not at_least(spark, "4.1"):
+        return  # which does not compare them
+    value = str(spark.conf.get(NO_ROLLBACK)).lower()
+    if value != "false":
+        raise UsageError(
+            f"over Spark Connect a shuffle needs the setting {NO_ROLLBACK} to be false, and it is {value}:"
+            " map tasks that run again, after an executor was lost, return other control rows, and Spark"
+            f' would end the job. Set it with spark.conf.set("{NO_ROLLBACK}", "false"), or make the session'
+            " with sortshuffle.configure(SparkSession.builder.remote(...))"
+        )
 
 
 def options_of(spark: SparkSession) -> Options:
@@ -61,21 +96,27 @@ def options_of(spark: SparkSession) -> Options:
     return Options.of(settings)
 
 
-def check_workers(context: SparkContext) -> None:
+def check_workers(spark: SparkSession | SparkContext) -> None:
     """Raise `WorkerSetupError` unless the workers' Python has what the stages import.
 
-    Asks one worker, by a job of one task, once for each SparkContext.
+    Asks one worker, by a job of one task, once for each SparkContext or, over Spark Connect, session.
     """
-    if context in _checked:
+    # of the same context, sessions have the same workers
+    asked: Any = spark.sparkContext if is_classic(spark) else spark
+    if asked in _checked:
         return
-    executable, version, missing = context.parallelize([0], 1).mapPartitions(_probe()).collect()
+    if isinstance(asked, SparkContext):
+        executable, version, missing = asked.parallelize([0], 1).mapPartitions(_probe()).collect()
+    else:
+        columns = "executable string, version string, missing array<string>"
+        executable, version, missing = asked.range(1).mapInArrow(_arrow_probe(_probe()), columns).first()
     if missing:
         raise WorkerSetupError(
             f"the Python that Spark's workers run, {executable} ({version}), lacks {', '.join(missing)}."
             f" Install sortshuffle there, or set the environment variable PYSPARK_PYTHON, before the session"
             f" is created, to an interpreter that has it, such as the driver's own, {sys.executable}"
         )
-    _checked[context] = True
+    _checked[asked] = True
 
 
 def _probe() -> Any:
@@ -91,3 +132,19 @@ def _probe() -> Any:
     modules = NEEDED_MODULES
     probe.__module__ = "__main__"
     return probe
+
+
+def _arrow_probe(probe: Any) -> Any:
+    """The same as a function on Arrow batches, which is pickled whole, too."""
+
+    def run(batches: Any) -> Any:
+        import pyarrow as pa
+
+        for _ in batches:
+            executable, version, missing = probe(None)
+            answer = {"executable": executable, "version": version, "missing": missing}
+            kinds = {"executable": pa.string(), "version": pa.string(), "missing": pa.list_(pa.string())}
+            yield pa.RecordBatch.from_pylist([answer], pa.schema(kinds))
+
+    run.__module__ = "__main__"
+    return run

@@ -1,54 +1,96 @@
 """What runs in a Python worker: one stage is an opening, steps, and a closing, in one pass.
 
-    opening     where the stage's batches come from: Spark's rows, a Parquet scan, or an exchange
-    steps       the user's chained functions, selections and filters
+    opening     where the stage's batches come from: Spark's rows, a Parquet scan, an exchange, or several of
+                these (`spark.several`)
+    steps       the user's chained functions, selections and filters, and what groups, sorts and aggregates
     closing     where they go: to Spark, into an exchange (then only control rows go to Spark), to files
 
 A stage is a plain picklable object that Spark calls as a `mapInArrow` function. Everything it opens (threads,
 files, temporary names) is closed when its generator ends, fails or is closed; a killed worker's files are
 the janitor's.
 
-Ownership: batches are handed from step to step and never looked at again.
+Ownership: batches are handed from step to step and never looked at again. A step that holds rows is a
+`TaskStep`: it is given a part of the task's memory, and charges to it what it holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import pyarrow as pa
 from pyspark import TaskContext
 
-from sortshuffle.compute.groups import group_tables
+from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import Options
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.read.channel import LocalInputChannel
 from sortshuffle.read.gate import InputGate
 from sortshuffle.spark.control import channels
-from sortshuffle.spark.functions import user_errors
+from sortshuffle.spark.functions import GroupFunction, user_errors
+from sortshuffle.spark.parquet.scanning import ParquetScan
 from sortshuffle.spark.reports import Reporter
-from sortshuffle.spark.scan import ParquetScan
 from sortshuffle.spark.schema import conform
 from sortshuffle.spark.task import Task, running, settle_worker
+from sortshuffle.spark.with_columns import WithColumns
 
 Batches: TypeAlias = Iterator[pa.RecordBatch]
 
 
 class Opening(Protocol):
-    """Where a stage's batches come from."""
+    """Where a stage's batches come from. ``holders``: how many parts of the task's memory for what steps
+    hold (`Task.holding`) it takes."""
+
+    @property
+    def holders(self) -> int: ...
 
     def open(self, received: Batches, task: Task) -> Batches: ...
 
 
-class Step(Protocol):
-    """A function of the chain. ``describe`` is its line in `explain()`."""
+class PlainStep(Protocol):
+    """A function of the chain that holds no more than a batch or two. ``describe`` is its line in
+    `explain()`."""
 
     def __call__(self, batches: Batches) -> Batches: ...
 
     def describe(self) -> str: ...
+
+
+class TaskStep(ABC):
+    """A function of the chain that holds rows, or needs to know its task.
+
+    What it holds it charges to ``memory``, a part of the task's that is its alone; it may put rows aside in
+    files of the task (`Task.new_merge_file`). ``holds``: False for one that only needs to know its task; it
+    is given no memory of its own.
+    """
+
+    holds: ClassVar[bool] = True
+
+    @abstractmethod
+    def run(self, batches: Batches, task: Task, memory: MemoryBudget) -> Batches: ...
+
+    @abstractmethod
+    def describe(self) -> str: ...
+
+
+Step: TypeAlias = PlainStep | TaskStep
+
+
+def holders_of(steps: Sequence[Step]) -> int:
+    """How many of these steps hold rows."""
+    return sum(isinstance(step, TaskStep) and step.holds for step in steps)
+
+
+def through(step: Step, batches: Batches, task: Task) -> Batches:
+    """The batches that a step makes of these."""
+    if isinstance(step, TaskStep):
+        return step.run(batches, task, task.holding(step.describe()))
+    return step(batches)
 
 
 class Closing(Protocol):
@@ -78,7 +120,8 @@ class Stage:
 
     def _run(self, received: Batches) -> Batches:
         partition = TaskContext.get().partitionId()
-        task = Task.starting(self.options, self.application, self.number, partition)
+        holders = self.opening.holders + holders_of(self.steps)
+        task = Task.starting(self.options, self.application, self.number, partition, holders)
         with running(task, self.reporter, self.logs, _user_seconds) as opened:
             yield from self._chained(received, task, opened)
 
@@ -93,7 +136,7 @@ class Stage:
         rows = link(task.metrics.timed(rows, "input"))
         rows = link(_counted(rows, task.metrics, "in"))
         for step in self.steps:
-            rows = link(step(rows))
+            rows = link(through(step, rows, task))
         rows = link(task.metrics.timed(rows, "chain"))
         rows = link(_counted(rows, task.metrics, "out"))
         return link(self.closing.close(rows, task))  # type: ignore[no-any-return]
@@ -110,6 +153,7 @@ class SparkRows:
     """Batches as Spark hands them over."""
 
     schema: pa.Schema
+    holders: ClassVar[int] = 0
 
     def open(self, received: Batches, task: Task) -> Batches:
         for batch in received:
@@ -123,6 +167,7 @@ class Scan:
     """Row groups scanned by this worker; the one row received says which split."""
 
     scan: ParquetScan
+    holders: ClassVar[int] = 0
 
     def open(self, received: Batches, task: Task) -> Batches:
         for batch in received:
@@ -139,13 +184,16 @@ class ReadExchange:
 
     schema: pa.Schema
     order: RowOrder | None
+    holders: ClassVar[int] = 0
 
     def open(self, received: Batches, task: Task) -> Batches:
+        return self.read(channels(received), task, task.reading)
+
+    def read(self, found: Sequence[LocalInputChannel], task: Task, budget: MemoryBudget) -> Batches:
+        """The rows behind these channels, read ahead within ``budget``."""
         payload = ArrowPayload.of(self.schema, task.options)
         threads = task.options.read_threads
-        gate = InputGate(
-            channels(received), payload, task.reading, threads, task.metrics, task.new_merge_file
-        )
+        gate = InputGate(found, payload, budget, threads, task.metrics, task.new_merge_file)
         if self.order is None:
             return gate.batches()
         return gate.sorted_batches(self.order)
@@ -170,14 +218,18 @@ class Count:
 
 @dataclass(frozen=True)
 class Select:
-    """Columns by position, in a new order. ``names``: for people."""
+    """Columns by position, in a new order, under these names."""
 
     columns: tuple[int, ...]
     names: tuple[str, ...]
 
     def __call__(self, batches: Batches) -> Batches:
+        names = list(self.names)
         for batch in batches:
-            yield batch.select(list(self.columns))
+            yield batch.select(list(self.columns)).rename_columns(names)
+
+    def source_of(self, position: int) -> int | None:
+        return self.columns[position]
 
     def describe(self) -> str:
         return f"select({', '.join(self.names)})"
@@ -195,6 +247,9 @@ class Filter:
             if kept.num_rows:
                 yield kept
 
+    def source_of(self, position: int) -> int | None:
+        return position
+
     def describe(self) -> str:
         return f"filter({self.expression})"
 
@@ -204,18 +259,26 @@ class GroupApply:
     """A grouped function on a stream sorted by the group's keys."""
 
     order: RowOrder
-    function: Any
+    function: GroupFunction
     label: str
 
     def __call__(self, batches: Batches) -> Batches:
-        return self.function(group_tables(batches, self.order))  # type: ignore[no-any-return]
+        return self.function(self.function.cut(batches, self.order))
 
     def describe(self) -> str:
         return self.label
 
 
-PER_BATCH = (Select, Filter)
-"""Steps that treat every batch by itself, so that the batches of one pass may go through different ones."""
+class PerBatchStep(PlainStep, Protocol):
+    """A step that treats every batch by itself, and keeps the order of rows: so the batches of one pass may
+    go through different ones."""
+
+    def source_of(self, position: int) -> int | None:
+        """Which column of its input a column is, unchanged; None for one that the step makes."""
+
+
+PER_BATCH: tuple[type, ...] = (Select, Filter, WithColumns)
+"""The classes of `PerBatchStep`s."""
 
 
 def _counted(batches: Batches, metrics: TaskMetrics, where: str) -> Batches:
@@ -224,6 +287,15 @@ def _counted(batches: Batches, metrics: TaskMetrics, where: str) -> Batches:
     for batch in batches:
         metrics.add(**{rows: batch.num_rows, count: 1})
         yield batch
+
+
+@contextmanager
+def closes(batches: Batches) -> Iterator[Batches]:
+    """The iterator, which is closed when the block is left."""
+    try:
+        yield batches
+    finally:
+        _close(batches)
 
 
 def _close(iterator: Any) -> None:

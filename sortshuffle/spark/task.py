@@ -1,6 +1,6 @@
 """One running task in a Python worker: who it is, what it may hold, where it writes, and what it tells.
 
-Used by the stages of both doors, `spark.stages` (rows) and `spark.rdd_stages` (records), which say what is
+Used by the stages of both doors, `spark.stages` (rows) and `spark.rdds.stages` (records), which say what is
 done; here is what surrounds it: the worker is prepared, errors are acted on, and a report goes to the driver
 and the log however the task ends.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -37,12 +38,14 @@ from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
 
 READING_SHARE = 4  # a stage that both reads and writes reads ahead within this part of its memory
+HOLDING_SHARE = 2  # what its steps may hold of it together, if there are any that hold rows
 
 
 @dataclass(slots=True)
 class Task:
     """One running task: who it is, what it may hold, what it did. ``reading`` and ``writing`` are shares of
-    ``memory``. ``outputs``: what it did for each exchange that it writes, by number."""
+    ``memory``, and what its ``holders`` (steps that hold rows) get is the rest of it. ``outputs``: what it
+    did for each exchange that it writes, by number."""
 
     options: Options
     application: str
@@ -52,18 +55,20 @@ class Task:
     memory: MemoryBudget
     reading: MemoryBudget
     writing: MemoryBudget
+    holders: int = 0
     metrics: TaskMetrics = field(default_factory=TaskMetrics)
     outputs: dict[int, TaskMetrics] = field(default_factory=dict)
     directory: str = ""
-    _merge_files: int = 0
 
     @staticmethod
-    def starting(options: Options, application: str, stage: int, partition: int) -> Task:
-        """The task that this worker runs now. ``partition``: as the stage counts its inputs."""
+    def starting(options: Options, application: str, stage: int, partition: int, holders: int = 0) -> Task:
+        """The task that this worker runs now. ``partition``: as the stage counts its inputs. ``holders``: how
+        many of its steps hold rows."""
         context: Any = TaskContext.get()
         memory = task_memory(options)
         budget = MemoryBudget(memory)
         reading = min(options.read_memory, memory // READING_SHARE)
+        held = memory // HOLDING_SHARE if holders else 0
         return Task(
             options,
             application,
@@ -72,8 +77,14 @@ class Task:
             context.taskAttemptId(),
             budget,
             budget.share(reading, "read"),
-            budget.share(memory - reading, "write"),
+            budget.share(memory - reading - held, "write"),
+            holders,
         )
+
+    def holding(self, label: str) -> MemoryBudget:
+        """What one of the task's `holders` may hold: an equal part for each, so that none can starve
+        another."""
+        return self.memory.share(self.memory.limit // HOLDING_SHARE // max(1, self.holders), label)
 
     def home(self) -> str:
         """A directory that this task may write to; made on first use."""
@@ -86,8 +97,8 @@ class Task:
     def new_merge_file(self, header: FileHeader) -> PartitionedFileWriter:
         """A file for what a merge of too many runs puts aside. It is gone when it has been read; that of a
         killed task is left to the janitor, to which its name means a map output of this attempt."""
-        self._merge_files += 1
-        name = f"merge-{self._merge_files}-{self._named('', self.stage).base}"
+        # one attempt may run a stage several times at once: a frame that is joined to itself
+        name = f"merge-{secrets.token_hex(8)}-{self._named('', self.stage).base}"
         return self._created(lambda home: PartitionedFile(os.path.join(home, name)), header)
 
     def _named(self, home: str, exchange: int) -> PartitionedFile:
@@ -149,7 +160,7 @@ def _report(task: Task, wall: float, user_seconds: Callable[[TaskMetrics], None]
         task.metrics.merge(metrics)
     user_seconds(task.metrics)
     task.metrics.peak(task.memory.peak)
-    return TaskReport(task.metrics, wall, task.directory, task.outputs)
+    return TaskReport(task.metrics, wall, task.directory, task.outputs, task.attempt)
 
 
 @cache  # whether it has been done the collector could tell, but in 4 ms: it counts what it has frozen

@@ -55,6 +55,19 @@ def score(group: pd.DataFrame) -> pd.DataFrame:
     return group
 
 
+def test_a_stage_that_a_frame_reads_several_times_is_told_once(
+    numbers: DataFrame, explained: Explained
+) -> None:
+    frame = sortshuffle.frame(numbers)
+    moved = frame.repartition(3, "k")
+    few = frame.filter(pc.field("id") < 7).repartition(3, "k").select("k")
+    joined = moved.join(few, "k")
+    text = explained(joined.union(joined).union(moved))
+    assert text.count("Stage ") == 1
+    assert "Stage 1, writes 2 exchanges in one pass\n" in text
+    assert text.count("-> exchange ") == 2
+
+
 def test_stages_steps_and_exchanges_are_told_in_the_order_of_the_data(
     numbers: DataFrame, explained: Explained
 ) -> None:

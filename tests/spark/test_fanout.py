@@ -8,12 +8,13 @@ import gc
 import json
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,8 +28,10 @@ from pyspark.sql import functions as sf
 
 import sortshuffle
 from sortshuffle import ShuffleFrame
+from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.spark.exchange import Exchange
+from sortshuffle.spark.origins import ExchangeOrigin
 from sortshuffle.spark.placements import HashPlacement
-from sortshuffle.spark.plan import Exchange, ExchangeOrigin
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import read_index
 
@@ -231,7 +234,7 @@ def test_groups_by_different_keys_are_sorted_each_in_its_own_exchange(
     assert sorted(map(tuple, by_k.collect())) == sorted(map(tuple, numbers.groupBy("k").count().collect()))
     assert sorted(map(tuple, by_j.collect())) == sorted(map(tuple, numbers.groupBy("j").count().collect()))
     assert calls.of("parse") == ONCE
-    assert (exchange_of(by_k).order, exchange_of(by_j).order) == ((1,), (2,))
+    assert (exchange_of(by_k).order, exchange_of(by_j).order) == (RowOrder((1,)), RowOrder((2,)))
 
 
 def test_an_exchange_and_its_twin_of_another_order_are_written_in_one_pass(
@@ -297,6 +300,41 @@ def test_building_starts_no_job_and_whoever_comes_together_gets_the_same(
     assert [control.rdd.getNumPartitions() for control in controls[:2]] == [3, 2]
     assert (a.count(), b.count()) == (ROWS, ROWS)
     assert calls.of("parse") == TWICE
+
+
+@pytest.mark.parametrize("whole_first", [False, True])
+def test_a_broadcast_for_what_is_made_of_the_same_rows_is_written_after_that(
+    numbers: DataFrame, calls: Calls, whole_first: bool
+) -> None:
+    """Into how many partitions is known when ranges are, and these when the first exchange was read."""
+    f = parsed(numbers, calls)
+    ranges = f.repartition(3, "k").mapInArrow(calls.counting("second"), f.schema).repartitionByRange(2, "id")
+    few = f.filter(pc.field("id") < 7).select("k", sf.col("id").alias("first"))
+    joined = ranges.join(sortshuffle.broadcast(few), "k")
+    stages = [exchange.stage() for exchange in joined._chain.exchanges()]
+    assert all(len(stage.branches) == 1 for stage in stages)
+    if whole_first:
+        assert ranges.count() == ROWS
+    assert sorted(row.id for row in joined.select("id").collect()) == list(range(ROWS))
+    assert calls.of("parse") == TWICE
+    assert calls.of("second") == dict.fromkeys(range(3), 2)  # once for the sample
+
+
+def test_threads_that_broadcast_to_each_others_rows_do_not_wait_for_each_other(
+    spark: SparkSession, numbers: DataFrame
+) -> None:
+    f, g = sortshuffle.frame(numbers), sortshuffle.frame(spark.range(0, ROWS, 2, 2))
+    one = f.repartition(4, "k").join(sortshuffle.broadcast(g), "id")
+    other = g.repartition(3, "id").join(sortshuffle.broadcast(f), "id")
+    both = threading.Barrier(2)
+
+    def counted(frame: ShuffleFrame) -> int:
+        both.wait(PATIENCE)
+        return partition_count(frame)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(counted, (one, other))) == [4, 3]
+    assert [each.count() for each in (one, other)] == [ROWS // 2] * 2
 
 
 # --- and what is not ------------------------------------------------------------------------------------
@@ -405,6 +443,10 @@ def test_only_the_tasks_that_have_rows_for_an_exchange_write_it(
 @dataclass(frozen=True)
 class Failing:
     """A placement that fails in a task, at its first rows or when it is asked for a selector."""
+
+    is_broadcast: ClassVar[bool] = False
+    samples: ClassVar[bool] = False
+    awaits: ClassVar[tuple[Exchange, ...]] = ()
 
     at_once: bool
     subpartitions: int = 2

@@ -332,24 +332,10 @@ def test_a_streaming_frame_is_refused_with_the_way_out(spark: SparkSession) -> N
         sortshuffle.frame(stream)
 
 
-def test_a_session_without_a_jvm_is_refused_with_the_way_out() -> None:
-    class Remote(DataFrame):
-        """A stand-in: Spark Connect itself needs packages that the project does not depend on."""
-
-        isStreaming = False  # type: ignore[assignment]  # noqa: N815
-        sparkSession = object()  # type: ignore[assignment]  # noqa: N815
-
-        def __new__(cls) -> Remote:
-            return object.__new__(cls)
-
-        def __init__(self) -> None:
-            pass
-
-    remote: Any = Remote()
-    with pytest.raises(UnsupportedError, match=r"Spark Connect session.*use a classic session"):
-        sortshuffle.frame(remote)
-    with pytest.raises(UnsupportedError, match=r"Spark Connect session.*use a classic session"):
-        sortshuffle.read(remote.sparkSession)
+def test_what_is_no_session_is_refused() -> None:
+    not_a_session: Any = object()
+    with pytest.raises(UsageError, match="a SparkSession is needed, not object"):
+        sortshuffle.read(not_a_session)
 
 
 def test_a_column_that_arrow_cannot_carry_is_refused_by_its_name(spark: SparkSession) -> None:

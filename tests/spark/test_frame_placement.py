@@ -37,7 +37,6 @@ from pyspark.sql import functions as sf
 import sortshuffle
 from sortshuffle.errors import ColumnError, UsageError
 from sortshuffle.partitioner import GlobalSelector, RangeSelector, SortKey
-from sortshuffle.spark.keys import without_direction
 from sortshuffle.spark.placements import (
     HashPlacement,
     IdPlacement,
@@ -405,23 +404,6 @@ def test_an_expression_is_refused_with_and_without_a_direction(numbers: DataFram
     for column in (sf.col("k") + 1, (sf.col("k") + 1).desc(), sf.col("k").desc().alias("d")):
         with pytest.raises(ColumnError, match="is an expression"):
             sortshuffle.frame(numbers).repartitionByRange(3, column)
-
-
-# --- directions of columns ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_a_direction_is_read_off_a_column(numbers: DataFrame, direction: str) -> None:
-    expected = ("desc" in direction, direction in ("desc", "desc_nulls_last", "asc_nulls_last"))
-    for column in (getattr(numbers.k, direction)(), getattr(sf, direction)("k"), directed("k", direction)):
-        plain, *found = without_direction(column)
-        assert tuple(found) == expected
-        assert "k" in str(plain)
-
-
-def test_a_column_without_a_direction_ascends_with_nulls_first(numbers: DataFrame) -> None:
-    assert without_direction("k") == ("k", False, False)
-    assert without_direction(numbers.k)[1:] == (False, False)
 
 
 def test_a_column_named_twice_counts_the_first_time(numbers: DataFrame) -> None:

@@ -23,8 +23,9 @@ import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark import planner
+from sortshuffle.spark.exchange import Exchange
+from sortshuffle.spark.origins import ExchangeOrigin
 from sortshuffle.spark.placements import HashPlacement, RoundRobinPlacement
-from sortshuffle.spark.plan import Exchange, ExchangeOrigin
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -67,13 +68,13 @@ def exchange_of(frame: ShuffleFrame) -> Exchange:
 def test_a_group_gives_its_order_to_an_exchange_that_is_not_built(placed: ShuffleFrame) -> None:
     by_k = placed.groupBy("k").applyInArrow(whole, placed.schema)
     assert exchange_of(by_k) is exchange_of(placed)
-    assert exchange_of(placed).order == (1,)
+    assert exchange_of(placed).order == RowOrder((1,))
     assert origin_of(by_k).order == RowOrder((1,))
     assert origin_of(placed).order is None
 
     by_k_and_j = placed.groupBy("k", "j").applyInArrow(whole, placed.schema)
     assert exchange_of(by_k_and_j) is exchange_of(placed)
-    assert exchange_of(placed).order == (1, 2)
+    assert exchange_of(placed).order == RowOrder((1, 2))
     # what was ordered by the first column alone still is
     assert origin_of(by_k).order == RowOrder((1,))
     assert exchange_of(placed.groupBy("k").applyInArrow(whole, placed.schema)) is exchange_of(placed)
@@ -88,7 +89,7 @@ def test_an_exchange_of_another_order_is_a_twin_of_its_own_and_shared(placed: Sh
     assert twin is not exchange_of(by_k)
     assert twin is exchange_of(again)
     assert (twin.order, twin.scheme, twin.subpartitions, twin.upstream) == (
-        (2, 1), HashPlacement((1,)), 3, exchange_of(placed).upstream
+        RowOrder((2, 1)), HashPlacement((1,)), 3, exchange_of(placed).upstream
     )  # fmt: skip
 
 
@@ -97,8 +98,8 @@ def test_an_exchange_that_is_built_keeps_its_order(placed: ShuffleFrame) -> None
     by_k = placed.groupBy("k").applyInArrow(whole, placed.schema)
 
     assert exchange_of(by_k) is not exchange_of(placed)
-    assert exchange_of(placed).order == ()
-    assert exchange_of(by_k).order == (1,)
+    assert exchange_of(placed).order is None
+    assert exchange_of(by_k).order == RowOrder((1,))
 
 
 def test_the_order_is_of_the_columns_as_they_lie_in_the_exchange(placed: ShuffleFrame) -> None:

@@ -29,7 +29,8 @@ from sortshuffle.cli import demo
 from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.metrics import FIGURES, TaskMetrics
 from sortshuffle.options import MIB
-from sortshuffle.spark.plan import Exchange, ExchangeOrigin
+from sortshuffle.spark.exchange import Exchange
+from sortshuffle.spark.origins import ExchangeOrigin
 from sortshuffle.spark.reports import SourceReports, StageTotals, TaskReport, log_line, stage_totals
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import read_index
@@ -287,6 +288,22 @@ def test_a_later_attempt_replaces_the_report_of_an_earlier_one() -> None:
     assert first.metrics.counts == {"rows_written": 30, "spills": 2, "memory_peak": 20}
     assert first.outputs[7].counts == first.metrics.counts
     assert (second.stage, second.tasks, second.outputs) == (8, 1, {})
+
+
+def test_runs_of_one_attempt_are_summed() -> None:
+    def report(attempt: int, rows: int) -> TaskReport:
+        metrics = TaskMetrics()
+        metrics.add(rows_in=rows)
+        metrics.peak(rows)
+        return TaskReport(metrics, 0.5, "", {}, attempt)
+
+    reports = SourceReports(None)
+    reports.add((3, 0), report(1, 1000))
+    for rows in (5, 8, 2):
+        reports.add((3, 0), report(2, rows))
+    (total,) = stage_totals(reports.value.items())
+    assert (total.tasks, total.wall) == (1, 1.5)
+    assert total.metrics.counts == {"rows_in": 15, "memory_peak": 8}
 
 
 # --- in the log -----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 import sortshuffle
 from sortshuffle.options import MIB
-from sortshuffle.spark.session import UNIX_SOCKETS, check_workers, options_of
+from sortshuffle.spark.session import NO_ROLLBACK, UNIX_SOCKETS, check_workers, options_of
 
 PATIENCE = 180  # seconds; each takes about 10
 
@@ -47,6 +47,15 @@ def test_configure_sets_what_it_says_and_nothing_else(monkeypatch: pytest.Monkey
     assert sortshuffle.configure(builder) is builder
     assert builder._options == {UNIX_SOCKETS: "true", "spark.executorEnv.MIMALLOC_PURGE_DELAY": "3000"}
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+def test_configure_sets_for_spark_connect_what_shuffles_need_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/other/python")
+    builder = sortshuffle.configure(SparkSession.Builder().remote("sc://somewhere"))
+    assert builder._options == {"spark.remote": "sc://somewhere", NO_ROLLBACK: "false"}
+
+    monkeypatch.setenv("SPARK_REMOTE", "sc://somewhere")
+    assert sortshuffle.configure(SparkSession.Builder())._options == {NO_ROLLBACK: "false"}
 
 
 def test_configure_leaves_the_choice_of_the_workers_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,9 +164,11 @@ print(read is sortshuffle.read, InputGate.__module__)
         "ShuffleFrame type",
         "ShuffleRDD type",
         "__version__ str",
+        "broadcast function",
         "configure function",
         "frame function",
         "rdd function",
         "read function",
+        "register function",
         "True sortshuffle.read.gate",
     ]

@@ -1,0 +1,297 @@
+"""What Spark's planner is told of a frame: where its rows are, how they are sorted, and how large they are.
+
+Spark sees the frame's last stage as a Python function, of which it knows nothing. `hinted` makes a
+`LogicalRDD` of it instead: a scan of the stage's rows that claims
+
+    outputPartitioning   the rows are where Spark's own hash of these columns would place them
+    outputOrdering       each partition is sorted so
+    originStats          the rows have about so many bytes
+
+so that a groupBy, a join or a window on those columns has no Exchange, and no Sort, and a small frame is
+broadcast in a join. All three are believed blindly: a claim that is not true gives wrong results without an
+error. So nothing is claimed but what a `Layout` says, and that only if the scan has exactly as many
+partitions. Without a claim the frame stays the DataFrame that it was.
+
+The scan is planned at once, as control rows are (`spark.planner`); nothing runs, and all that is made from
+it shares its map outputs. Its name in Spark's plans says what was claimed.
+
+Sizes are estimated by Spark's own rules (`SizeInBytesOnlyStatsPlanVisitor`): a source's size as Spark knows
+it, less or more by the widths of the columns that are selected or added; a filter and a user's function are
+taken to change nothing. So a job makes the same broadcasts as it did before its frames were wrapped. After a
+shuffle has run, its bytes are known.
+
+Classic sessions only: over Spark Connect a frame is a DataFrame without claims.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from sortshuffle.compute.join import JoinKind
+from sortshuffle.payload.ordering import SortKey
+from sortshuffle.spark import planner, skew
+from sortshuffle.spark.exchange import Exchange
+from sortshuffle.spark.functions import GroupFunction, MapInArrow, MapInPandas
+from sortshuffle.spark.naming import call_site
+from sortshuffle.spark.operators.broadcast import BroadcastOrigin
+from sortshuffle.spark.operators.joins import ShuffledJoin
+from sortshuffle.spark.origins import (
+    CoalescedOrigin,
+    DataFrameOrigin,
+    ExchangeOrigin,
+    Origin,
+    ParquetOrigin,
+    SparkUnionOrigin,
+    TogetherOrigin,
+    UnionOrigin,
+)
+from sortshuffle.spark.parquet.merging import folded
+from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Chain, Layout
+from sortshuffle.spark.row_steps import Limit, Sample
+from sortshuffle.spark.stages import GroupApply, Step
+
+LOGGER = "sortshuffle.hints"
+
+# Of Spark's `LogicalRDD`: 4.3 has all ten arguments, 4.0 to 4.2 lack the last, `isCheckpointedInput`.
+_ARITIES = (10, 9)
+# What a row costs Spark beside its columns, bytes: `EstimationUtils.getSizePerRow`.
+_ROW_OVERHEAD = 8
+# The largest size that is told, bytes: far too much to be broadcast, and `spark.range` can count to it.
+_LARGEST = 1 << 60
+_LONG = 8  # bytes
+
+
+def for_spark(df: DataFrame, chain: Chain, layout: Layout) -> DataFrame:
+    """The rows of a frame for Spark. ``df``: its last stage in Spark's plan; ``chain``: what it is made of.
+
+    Behind a DataFrame there is nothing to add: Spark sees through to it, and reckons its size by the same
+    rules.
+    """
+    if isinstance(chain.origin, DataFrameOrigin) or not _is_classic(df):
+        return df
+    return hinted(df, layout, estimated_size(chain))
+
+
+def hinted(df: DataFrame, layout: Layout, size: int | None) -> DataFrame:
+    """The same rows and partitions, with what is known of them. ``size``: bytes, None if not known.
+
+    Where this Spark's `LogicalRDD` cannot be made, or there is nothing to tell, ``df`` itself.
+    """
+    if not _is_classic(df) or (size is None and layout == UNKNOWN_LAYOUT):
+        return df
+    spark: Any = df.sparkSession
+    jvm = spark.sparkContext._jvm
+    rdd = planner.planned(df)
+    count = int(rdd.getNumPartitions())
+    label = describe(layout, df.columns, count)
+    rdd.setName(label)
+    with call_site(spark.sparkContext, label):
+        scan = _Claims(jvm, df).scan(rdd, layout, count, size)
+    return df if scan is None else DataFrame(scan, spark)
+
+
+def describe(layout: Layout, names: Sequence[str], count: int) -> str:
+    """What is claimed of a frame of ``count`` partitions, for people."""
+    words = ["sortshuffle"]
+    if _is_placed(layout, count):
+        assert layout.placed_by is not None
+        words.append(f"hash({', '.join(names[at] for at in layout.placed_by)}) into {count}")
+    if layout.ordered_by:
+        words.append(f"sorted by {', '.join(key.describe(names[key.column]) for key in layout.ordered_by)}")
+    return words[0] if len(words) == 1 else f"{words[0]} {', '.join(words[1:])}"
+
+
+def _is_placed(layout: Layout, count: int) -> bool:
+    """Whether the placement may be claimed of a scan with so many partitions."""
+    return bool(layout.placed_by) and layout.partitions == count
+
+
+def _is_classic(df: DataFrame) -> bool:
+    return hasattr(df, "_jdf")
+
+
+# ---- in the JVM ---------------------------------------------------------------------------------------
+
+
+class _Claims:
+    """Makes Spark's objects for what is known of the rows of a DataFrame."""
+
+    def __init__(self, jvm: Any, df: DataFrame) -> None:
+        self._jvm = jvm
+        self._session: SparkSession = df.sparkSession
+        self._output = df._jdf.queryExecution().analyzed().output()
+        # by position: names may repeat, in another case or with dots
+        self._columns = [self._output.apply(at) for at in range(len(df.columns))]
+
+    def scan(self, rdd: Any, layout: Layout, count: int, size: int | None) -> Any:
+        """The JVM's Dataset of the rows of ``rdd``; None if this Spark has another `LogicalRDD`."""
+        sql = self._jvm.org.apache.spark.sql
+        session: Any = self._session
+        none = _object(self._jvm.scala, "None")
+        arguments = (
+            self._output,
+            rdd,
+            self._partitioning(layout, count),
+            self._seq(self._order(key) for key in layout.ordered_by),
+            False,
+            none,
+            session._jsparkSession,
+            none if size is None else self._jvm.scala.Option.apply(self._statistics(size)),
+            none,
+            False,
+        )
+        node = _constructed(sql.execution.LogicalRDD, arguments)
+        if node is None:
+            return None
+        # with columns of its own: Spark tells the sides of a self join apart by them
+        return _object(sql.classic, "Dataset").ofRows(session._jsparkSession, node.newInstance())
+
+    def _partitioning(self, layout: Layout, count: int) -> Any:
+        physical = self._jvm.org.apache.spark.sql.catalyst.plans.physical
+        if _is_placed(layout, count):
+            assert layout.placed_by is not None
+            return physical.HashPartitioning(self._seq(self._columns[at] for at in layout.placed_by), count)
+        return _object(physical, "SinglePartition") if count == 1 else physical.UnknownPartitioning(0)
+
+    def _order(self, key: SortKey) -> Any:
+        expressions = self._jvm.org.apache.spark.sql.catalyst.expressions
+        return expressions.SortOrder(
+            self._columns[key.column],
+            _object(expressions, "Descending" if key.descending else "Ascending"),
+            _object(expressions, "NullsLast" if key.nulls_last else "NullsFirst"),
+            self._seq(()),
+        )
+
+    def _statistics(self, size: int) -> Any:
+        """Spark's object for a number of bytes. It holds a Scala BigInt, which Py4J would turn into a Python
+        int on the way: so it is taken from a plan of that size. From a union, because a range also claims to
+        know its number of rows."""
+        rows = max(1, min(size, _LARGEST) // _LONG)
+        plan: Any = self._session.range(rows).union(self._session.range(0))
+        return plan._jdf.queryExecution().analyzed().stats()
+
+    def _seq(self, items: Iterable[Any]) -> Any:
+        listed = self._jvm.java.util.ArrayList()
+        for item in items:
+            listed.add(item)
+        return self._jvm.PythonUtils.toSeq(listed)
+
+
+def _object(package: Any, name: str) -> Any:
+    """A Scala object."""
+    return getattr(package, f"{name}$").__getattr__("MODULE$")
+
+
+def _constructed(kind: Any, arguments: Sequence[Any]) -> Any:
+    """A `LogicalRDD` by whichever of its constructors there is; None if there is none that is known."""
+    problem: Exception | None = None
+    for arity in _ARITIES:
+        try:
+            return kind(*arguments[:arity])
+        except Py4JError as error:  # no constructor with so many arguments
+            problem = error
+    logging.getLogger(LOGGER).warning("Spark is not told how rows are laid out: %s", problem)
+    return None
+
+
+# ---- sizes --------------------------------------------------------------------------------------------
+
+
+def estimated_size(chain: Chain) -> int | None:
+    """About how many bytes the rows of a chain have by Spark's rules; None where nothing is known."""
+    jvm = chain.context.spark.sparkContext._jvm
+    size, schema = _origin_size(chain.origin)
+    for step in chain.steps:
+        schema = _declared(step) or schema
+        if size is None or schema is None:
+            continue
+        if isinstance(step, Limit):
+            size = min(size, max(1, step.number * _width(jvm, schema)))
+        elif isinstance(step, Sample):
+            size = math.ceil(size * step.fraction)
+    if size is None or schema is None or schema == chain.schema:
+        return size
+    return math.ceil(size * _width(jvm, chain.schema) / _width(jvm, schema))
+
+
+def _declared(step: Step) -> StructType | None:
+    """The schema of the rows of a user's function, which Spark takes for as large as those that it was given;
+    None for another step."""
+    function = step.function if isinstance(step, GroupApply) else step
+    if isinstance(function, MapInArrow | MapInPandas | GroupFunction):
+        return function.declared.schema
+    return None
+
+
+def _origin_size(origin: Origin) -> tuple[int | None, StructType | None]:
+    """The bytes of an origin's rows, and their schema if it is known."""
+    if isinstance(origin, DataFrameOrigin):
+        return _size_in_spark(origin.source), origin.source.schema
+    if isinstance(origin, ParquetOrigin):
+        return _scanned_size(origin), from_arrow_schema(origin.wire)
+    if isinstance(origin, ExchangeOrigin):
+        upstream = origin.exchange.upstream
+        written = _written_size(origin.exchange)
+        return estimated_size(upstream) if written is None else written, upstream.schema
+    if isinstance(origin, TogetherOrigin):
+        kind = origin.combine.spec.kind if isinstance(origin.combine, ShuffledJoin) else None
+        return _joined_size([*origin.inputs], kind)
+    if isinstance(origin, BroadcastOrigin):
+        return _joined_size([origin.large.chain, origin.small], origin.spec.kind)
+    if isinstance(origin, CoalescedOrigin):
+        return estimated_size(origin.chain), origin.chain.schema
+    if isinstance(origin, UnionOrigin | SparkUnionOrigin):
+        return _sum([estimated_size(chain) for chain in origin.inputs]), origin.inputs[0].schema
+    return None, None
+
+
+def _size_in_spark(df: Any) -> int:
+    # through its text: Py4J gives a Python int, but only up to a long
+    return int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+
+
+def _scanned_size(origin: ParquetOrigin) -> int:
+    """What the scan reads of its files: the bytes of the row groups and columns that it needs."""
+    case_sensitive = origin.files.source.rules.case_sensitive
+    names = {folded(name, case_sensitive) for name in origin.file_columns}
+    size = sum(origin.plan.column_bytes.get(name, 0) for name in names)
+    conf: Any = origin.spark
+    return math.ceil(size * float(conf._jsparkSession.sessionState().conf().fileCompressionFactor()))
+
+
+def _written_size(exchange: Exchange) -> int | None:
+    """The bytes of an exchange's rows as Arrow, if its map stage has run to its end."""
+    number = exchange.stage().number
+    reports = [
+        report for (stage, _), report in exchange.upstream.context.reports.value.items() if stage == number
+    ]
+    if not reports or len(reports) < skew.laid_out(exchange.upstream).partitions():
+        return None
+    outputs = [report.outputs[exchange.number] for report in reports if exchange.number in report.outputs]
+    return sum(output.counts["raw_bytes_written"] for output in outputs)
+
+
+def _width(jvm: Any, schema: StructType) -> int:
+    """What Spark takes a row of this schema for, bytes."""
+    return _ROW_OVERHEAD + int(jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json()).defaultSize())
+
+
+def _sum(sizes: Sequence[int | None]) -> int | None:
+    return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def _joined_size(chains: Sequence[Chain], kind: JoinKind | None) -> tuple[int | None, StructType | None]:
+    """The bytes of rows that are put together, and their schema if that is known. Like Spark, which takes any
+    join for the product of both sides, unless only left rows come out. ``kind``: None for a cogroup."""
+    sizes = [estimated_size(chain) for chain in chains]
+    if kind is not None and kind.is_existence:
+        return sizes[0], chains[0].schema
+    return None if None in sizes else math.prod(max(1, size) for size in sizes if size is not None), None

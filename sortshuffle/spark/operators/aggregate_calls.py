@@ -1,0 +1,324 @@
+"""From Spark's aggregate Columns to the functions of `compute`.
+
+An expression must be one function of plain columns, under an alias or not: ``F.sum("v").alias("s")``. What it
+gives, its name and type, is Spark's answer about the frame's twin; here is decided which function computes
+it. What none does, or none does as Spark does, is refused with a way that does.
+
+Spark is asked with the expression as SQL text, made anew of what the Column says: a Column that was taken
+from a DataFrame (``df.v``) means that DataFrame, not the twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as sf
+from pyspark.sql import types as st
+from pyspark.sql.types import DataType, DecimalType, StructType
+
+from sortshuffle.compute.aggregate_choices import Collect, Extreme, First
+from sortshuffle.compute.aggregate_functions import (
+    AverageDecimal,
+    AverageDouble,
+    AverageShortDecimal,
+    Count,
+    CountTrue,
+    Function,
+    SumDecimal,
+    SumDouble,
+    SumLong,
+    Variance,
+)
+from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
+from sortshuffle.spark.columns import Alias, Attribute, Call, Literal, Node, Other, Star, node_of, resolve
+from sortshuffle.spark.keys import check_group_key
+
+_SPARK_INSTEAD = "or let Spark do it: toDF().groupBy(...).agg(...)"
+_MOST_DIGITS = 38
+_SUM_DIGITS = 10  # that the sum of decimals has more than these, if there is room
+# by Spark's optimizer an average of up to so many digits is computed in doubles
+_SHORT_AVERAGE = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """One aggregate expression. ``columns``: positions of its arguments; none for ``count(*)``. ``text``: as
+    SQL, without the alias."""
+
+    function: str
+    columns: tuple[int, ...]
+    distinct: bool
+    ignore_nulls: bool
+    text: str
+    alias: str | None = None
+
+    def column(self) -> Column:
+        """It as a Column of the twin."""
+        plain = sf.expr(self.text)
+        return plain if self.alias is None else plain.alias(self.alias)
+
+
+def expressions_of(
+    exprs: Sequence[Column | dict[str, str]], schema: StructType, case_sensitive: bool
+) -> list[Expression]:
+    """What ``agg(*exprs)`` asks for: Columns, or one dict of columns and the names of functions.
+
+    Raises `UsageError` for anything else, `ColumnError` for columns that are not there, `UnsupportedError`.
+    """
+    if len(exprs) == 1 and isinstance(exprs[0], dict):
+        return [_of_names(name, function, schema, case_sensitive) for name, function in exprs[0].items()]
+    if not exprs or not all(isinstance(each, Column) for each in exprs):
+        raise UsageError(
+            "agg() takes aggregate Columns, such as F.sum('v'), or one dict of columns and functions, such as"
+            " {'v': 'sum'}"
+        )
+    return [_of_column(each, schema, case_sensitive) for each in exprs]
+
+
+# the names that Spark takes in a dict beside its functions' own
+_DICT_NAMES = {"average": "avg", "mean": "avg", "std": "stddev", "size": "count"}
+
+
+def _of_names(name: str, function: str, schema: StructType, case_sensitive: bool) -> Expression:
+    if not isinstance(name, str) or not isinstance(function, str):
+        raise UsageError(f"agg() takes a dict of column names and function names, not {name!r}: {function!r}")
+    lower = function.lower()
+    call = Call(_DICT_NAMES.get(lower, lower), (Star() if name == "*" else Attribute(name),))
+    return _of_node(call, f"{function}({name})", schema, case_sensitive)
+
+
+def _of_column(column: Column, schema: StructType, case_sensitive: bool) -> Expression:
+    node, shown = node_of(column), str(column).removeprefix("Column<'").removesuffix("'>")
+    if isinstance(node, Alias):
+        return replace(_of_node(node.child, shown, schema, case_sensitive), alias=node.name)
+    return _of_node(node, shown, schema, case_sensitive)
+
+
+def _of_node(node: Node, shown: str, schema: StructType, case_sensitive: bool) -> Expression:
+    if isinstance(node, Other):
+        raise UnsupportedError(
+            f"{shown} is SQL text, a cast or the like, which is not read here: write it with functions of"
+            f" columns, such as F.sum('v'), {_SPARK_INSTEAD}"
+        )
+    if not isinstance(node, Call) or not node.function.isidentifier():
+        raise UnsupportedError(
+            f"{shown} is not one aggregate function of columns: compute it of aggregates afterwards, with"
+            f" withColumn() or in a mapInArrow function, {_SPARK_INSTEAD}"
+        )
+    if node.function not in _FUNCTIONS:
+        known = ", ".join(sorted(_FUNCTIONS))
+        raise UnsupportedError(
+            f"{shown}: {node.function} is none of the functions that are computed here ({known}). Use"
+            f" applyInArrow(), {_SPARK_INSTEAD}"
+        )
+    arguments, ignore_nulls = _without_flag(node, shown)
+    prefix = "DISTINCT " if node.distinct else ""
+    if _is_row_count(node):
+        return Expression("count", (), False, False, "count(1)")
+    columns = tuple(_position(each, shown, schema, case_sensitive) for each in arguments)
+    names = ", ".join(_quoted(each) for each in arguments if isinstance(each, Attribute))
+    flag = ", true" if ignore_nulls else ""
+    return Expression(
+        node.function, columns, node.distinct, ignore_nulls, f"{node.function}({prefix}{names}{flag})"
+    )
+
+
+def _is_row_count(node: Call) -> bool:
+    """count(*), or the count of a constant that is not null."""
+    if node.function != "count" or node.distinct or len(node.arguments) != 1:
+        return False
+    (argument,) = node.arguments
+    return isinstance(argument, Star) or (isinstance(argument, Literal) and argument.value is not None)
+
+
+def _without_flag(node: Call, shown: str) -> tuple[tuple[Node, ...], bool]:
+    """The arguments without ``ignoreNulls``, and that."""
+    last = node.arguments[-1] if node.arguments else None
+    if node.function not in _FIRSTS or not isinstance(last, Literal) or len(node.arguments) != 2:
+        return node.arguments, False
+    if not isinstance(last.value, bool):
+        raise UsageError(f"{shown}: whether nulls are ignored is true or false, not {last.value!r}")
+    return node.arguments[:1], last.value
+
+
+def _position(argument: Node, shown: str, schema: StructType, case_sensitive: bool) -> int:
+    if isinstance(argument, Attribute):
+        return resolve(argument.name, schema, case_sensitive)
+    raise UnsupportedError(
+        f"{shown}: only plain columns are aggregated. Compute the argument first, with withColumn() or in a"
+        f" mapInArrow function, {_SPARK_INSTEAD}"
+    )
+
+
+def _quoted(attribute: Attribute) -> str:
+    """The name as SQL text, letters as they were written: they are part of the result's name."""
+    name = attribute.name
+    if name.startswith("`"):
+        return name
+    return f"`{name}`"
+
+
+def position_expression(function: str, position: int, schema: StructType) -> Expression:
+    """``function`` of one column."""
+    name = schema.names[position].replace("`", "``")
+    return Expression(function, (position,), False, False, f"{function}(`{name}`)")
+
+
+# --- which function computes it ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An expression with the types that decide what computes it. ``kinds``: of its arguments in Spark,
+    ``wires``: in Arrow. ``result``: in Arrow. ``ansi``, ``legacy_statistics``: settings of the session."""
+
+    expression: Expression
+    kinds: tuple[DataType, ...]
+    wires: tuple[pa.DataType, ...]
+    result: pa.DataType
+    ansi: bool
+    legacy_statistics: bool
+
+    @property
+    def label(self) -> str:
+        return self.expression.alias or self.expression.text.replace("`", "")
+
+    def refused(self, instead: str) -> UnsupportedError:
+        kinds = ", ".join(kind.simpleString() for kind in self.kinds)
+        return UnsupportedError(
+            f"{self.expression.text} of {kinds} is not computed here: {instead}, {_SPARK_INSTEAD}"
+        )
+
+
+def call_of(request: Request, schema: StructType, wire: pa.Schema) -> tuple[Function, bool]:
+    """The function that computes a request, and whether of different values only.
+
+    Raises `UnsupportedError` where none gives Spark's result.
+    """
+    expression = request.expression
+    distinct = expression.distinct and expression.function not in _INDIFFERENT
+    distinct |= expression.function == "collect_set"
+    if distinct or expression.function in _COMPARING:
+        for column in expression.columns:
+            _check_comparable(request, schema.fields[column], wire.field(column).type)
+    return _FUNCTIONS[expression.function](request), distinct
+
+
+def _check_comparable(request: Request, field: st.StructField, wire: pa.DataType) -> None:
+    try:
+        check_group_key(field, wire)
+    except ColumnError as error:
+        raise UnsupportedError(
+            f"{request.expression.text}: values of {field.name}, a {field.dataType.simpleString()}, are not"
+            f" compared here as Spark compares them: make a column of a plain type of it first,"
+            f" {_SPARK_INSTEAD}"
+        ) from error
+
+
+Builder: TypeAlias = Callable[[Request], Function]
+
+
+def _count(request: Request) -> Function:
+    return Count()
+
+
+def _count_if(request: Request) -> Function:
+    if request.expression.distinct:
+        raise request.refused("leave out distinct")
+    return CountTrue()
+
+
+def _sum(request: Request) -> Function:
+    (kind,) = request.kinds
+    if isinstance(kind, st.IntegralType):
+        return SumLong(request.label, request.ansi)
+    if isinstance(kind, st.FloatType | st.DoubleType):
+        return SumDouble()
+    if isinstance(kind, DecimalType):
+        return SumDecimal(request.label, request.result, request.ansi)
+    raise request.refused("cast the column to a number first")
+
+
+def _average(request: Request) -> Function:
+    (kind,) = request.kinds
+    if isinstance(kind, DecimalType):
+        if request.result.precision <= _SHORT_AVERAGE:
+            return AverageShortDecimal(kind.scale, request.result)
+        total = pa.decimal128(min(_MOST_DIGITS, kind.precision + _SUM_DIGITS), kind.scale)
+        return AverageDecimal(request.label, request.result, total, request.ansi)
+    if isinstance(kind, st.NumericType):
+        return AverageDouble()
+    raise request.refused("cast the column to a number first")
+
+
+def _variance(*, sample: bool, root: bool) -> Builder:
+    def build(request: Request) -> Function:
+        (kind,) = request.kinds
+        if not isinstance(kind, st.NumericType):
+            raise request.refused("cast the column to a number first")
+        if request.legacy_statistics:
+            raise request.refused("set spark.sql.legacy.statisticalAggregate to false")
+        return Variance(sample, root)
+
+    return build
+
+
+def _extreme(*, greatest: bool) -> Builder:
+    def build(request: Request) -> Function:
+        return Extreme(request.wires[0], greatest)
+
+    return build
+
+
+def _first(*, last: bool) -> Builder:
+    def build(request: Request) -> Function:
+        if request.expression.distinct:
+            raise request.refused("leave out distinct")
+        return First(request.wires[0], last, request.expression.ignore_nulls)
+
+    return build
+
+
+def _collect(request: Request) -> Function:
+    return Collect(request.result)
+
+
+_DEVIATION, _VARIANCE = _variance(sample=True, root=True), _variance(sample=True, root=False)
+_LEAST, _GREATEST = _extreme(greatest=False), _extreme(greatest=True)
+
+_FUNCTIONS: dict[str, Builder] = {
+    "count": _count,
+    "count_if": _count_if,
+    "sum": _sum,
+    "avg": _average,
+    "mean": _average,
+    "std": _DEVIATION,
+    "stddev": _DEVIATION,
+    "stddev_samp": _DEVIATION,
+    "stddev_pop": _variance(sample=False, root=True),
+    "variance": _VARIANCE,
+    "var_samp": _VARIANCE,
+    "var_pop": _variance(sample=False, root=False),
+    "min": _LEAST,
+    "max": _GREATEST,
+    "bool_and": _LEAST,
+    "every": _LEAST,
+    "bool_or": _GREATEST,
+    "any": _GREATEST,
+    "some": _GREATEST,
+    "first": _first(last=False),
+    "first_value": _first(last=False),
+    "any_value": _first(last=False),
+    "last": _first(last=True),
+    "last_value": _first(last=True),
+    "collect_list": _collect,
+    "array_agg": _collect,
+    "collect_set": _collect,
+}
+_FIRSTS = {"first", "first_value", "any_value", "last", "last_value"}
+_INDIFFERENT = {"min", "max", "bool_and", "every", "bool_or", "any", "some"}  # to values that come twice
+_COMPARING = {"min", "max"}

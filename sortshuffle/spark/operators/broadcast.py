@@ -1,0 +1,215 @@
+"""Broadcast joins: one side is given whole to every task of the other, which stays where it is.
+
+    small side --exchange, its map outputs are broadcast regions------> control rows for each partition
+    large side --its own rows, as Spark would feed them to its stage--> zipped with these
+
+What a task of the large side receives is the control rows of the broadcast exchange, and then its own rows:
+two struct columns, of which one is null. It reads the small side into a table, and then joins its own rows
+batch by batch, in their order: so what was known of where they are, and how they are sorted, still holds.
+
+Which side may be small is as in Spark: not the one whose rows come out without a partner, because every task
+has all of them.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
+
+from sortshuffle.compute.join import BuildTable, JoinKind, JoinSpec, probe
+from sortshuffle.compute.join_build import HeldRows
+from sortshuffle.errors import InsufficientBuffersError, StateError
+from sortshuffle.options import format_size
+from sortshuffle.spark.control import COLUMNS, channels
+from sortshuffle.spark.exchange import Exchange
+from sortshuffle.spark.once import once
+from sortshuffle.spark.operators.layouts import exchanged
+from sortshuffle.spark.origins import ExchangeOrigin
+from sortshuffle.spark.placements import Broadcast
+from sortshuffle.spark.plan import Chain
+from sortshuffle.spark.several import Input
+from sortshuffle.spark.stages import Batches, Opening, Step, closes, holders_of, through
+from sortshuffle.spark.task import Task
+
+if TYPE_CHECKING:
+    from sortshuffle.spark.frame import ShuffleFrame
+
+
+def broadcast_join(
+    left: ShuffleFrame, right: ShuffleFrame, spec: JoinSpec, schema: StructType, label: str
+) -> ShuffleFrame | None:
+    """The join with one side broadcast; None if none is marked so, or may be, or if this Spark cannot zip."""
+    small_is_left = _small_side(left, right, spec.kind)
+    if small_is_left is None or not left._chain.context.planner.zips:
+        return None
+    small, large = (left, right) if small_is_left else (right, left)
+    rows = _StayingRows(large._chain)
+    sent = exchanged(small, Broadcast(rows.partitions, large._chain.origin.exchanges()), 1)
+    origin = BroadcastOrigin(rows, sent._chain, spec, small_is_left, f"broadcast {label}, of")
+    sources = [each.right if small_is_left else each.left for each in spec.output]
+    layout = large._layout.selected([-1 if source is None else source for source in sources])
+    return large._derived(Chain(left._chain.context, origin, schema, spec.schema), layout)
+
+
+def _small_side(left: ShuffleFrame, right: ShuffleFrame, kind: JoinKind) -> bool | None:
+    """Whether the left side is to be broadcast; None if neither."""
+    if right._broadcast and kind.repeats_right:
+        return False
+    if left._broadcast and kind.repeats_left:
+        return True
+    return None
+
+
+class _StayingRows:
+    """What Spark feeds to the stage of the large side, in a struct column beside one for control rows."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+
+    @once
+    def planned(self) -> DataFrame:
+        """Planned once, so that the number of partitions does not change any more."""
+        rows = self.chain.origin.rows()
+        columns = [sf.col(f"`{name}`") for name in rows.columns]
+        none = sf.lit(None).cast(StructType.fromDDL(COLUMNS))
+        wrapped = rows.select(none.alias("control"), sf.struct(*columns).alias("rows"))
+        return self.chain.context.planner.share(wrapped)
+
+    def partitions(self) -> int:
+        """How many there are. Builds no exchange: the broadcast one may be built with those that are read
+        here, and asks for it then."""
+        origin = self.chain.origin
+        planner = self.chain.context.planner
+        count = origin.partitions() if origin.exchanges() else planner.partitions(self.planned)
+        assert count is not None  # where partitions can be zipped they can be counted
+        return count
+
+    def beside(self, control: DataFrame) -> DataFrame:
+        """The same with the control rows of each partition before them."""
+        columns = [sf.col(name) for name in control.columns]
+        none = sf.lit(None).cast(self.planned.schema["rows"].dataType)
+        wrapped = control.select(sf.struct(*columns).alias("control"), none.alias("rows"))
+        planner = self.chain.context.planner
+        counts = planner.partitions(wrapped), planner.partitions(self.planned)
+        if not counts[1]:
+            return self.planned
+        if counts[0] != counts[1]:
+            what = self.chain.origin.lines()[0]
+            raise StateError(
+                f"a broadcast for {counts[0]} partitions meets {counts[1]}: the plan of {what} has changed"
+                " since the join was planned"
+            )
+        return planner.zipped([wrapped, self.planned])
+
+
+@dataclass(frozen=True, eq=False)
+class BroadcastOrigin:
+    """The rows of a broadcast join. ``large``: the side that stays; ``small``: a chain that begins with the
+    broadcast exchange."""
+
+    large: _StayingRows
+    small: Chain
+    spec: JoinSpec
+    small_is_left: bool
+    label: str
+
+    def rows(self) -> DataFrame:
+        return self.large.beside(self.small.origin.rows())
+
+    def opening(self) -> Opening:
+        small, large = self.small, self.large.chain
+        origin = small.origin
+        assert isinstance(origin, ExchangeOrigin)
+        read = Input(origin.exchange.number, origin.opening(), small.steps)
+        return BroadcastJoin(
+            self.spec, read, small.wire, self.small_is_left, large.origin.opening(), large.steps, self.label
+        )
+
+    def partitions(self) -> int:
+        return self.large.partitions()
+
+    def is_reproducible(self) -> bool:
+        return self.small.is_reproducible() and self.large.chain.is_reproducible()
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return tuple(dict.fromkeys((*self.small.origin.exchanges(), *self.large.chain.origin.exchanges())))
+
+    def lines(self) -> list[str]:
+        lines = [self.label]
+        for side in (self.small, self.large.chain):
+            first, *others = side.origin.lines()
+            lines += [f"  * {first}", *(f"    {line}" for line in others)]
+            lines += [f"    {step.describe()}" for step in side.steps]
+        return lines
+
+
+@dataclass(frozen=True)
+class BroadcastJoin:
+    """The opening of a stage that joins its own rows with a broadcast side. ``small``: how that is read, and
+    ``small_schema`` what then comes; ``opening`` and ``steps``: of the own rows."""
+
+    spec: JoinSpec
+    small: Input
+    small_schema: pa.Schema
+    small_is_left: bool
+    opening: Opening
+    steps: tuple[Step, ...]
+    label: str
+
+    @property
+    def holders(self) -> int:
+        return 1 + self.opening.holders + holders_of(self.steps) + holders_of(self.small.steps)
+
+    def open(self, received: Batches, task: Task) -> Batches:
+        control, own = _parted(received)
+        memory = task.holding(self.label)
+        held = HeldRows(memory)
+        with ExitStack() as opened:
+            opened.callback(held.release)
+            with ExitStack() as reading:
+                if not held.fill(self._small_rows(control, task, reading)):
+                    raise InsufficientBuffersError(
+                        f"the broadcast side of the {self.label.removesuffix(', of')} takes more than the"
+                        f" {format_size(memory.limit)} that a task may hold of it: leave out broadcast(), or"
+                        " give more memory with spark.sortshuffle.memory"
+                    )
+            build = BuildTable(self.spec, held.joined(self.small_schema), is_left=self.small_is_left)
+            rows = opened.enter_context(closes(self.opening.open(own, task)))
+            for step in self.steps:
+                rows = opened.enter_context(closes(through(step, rows, task)))
+            yield from probe(self.spec, build, rows)
+
+    def _small_rows(self, control: list[pa.RecordBatch], task: Task, opened: ExitStack) -> Batches:
+        found = channels(iter(control))
+        rows = opened.enter_context(closes(self.small.opening.read(found, task, task.reading)))
+        for step in self.small.steps:
+            rows = opened.enter_context(closes(through(step, rows, task)))
+        return rows
+
+
+def _parted(received: Batches) -> tuple[list[pa.RecordBatch], Batches]:
+    """The control rows, which come first, and the own rows, which are still to come but for the batch where
+    the first of them was."""
+    control = []
+    for batch in received:
+        control.append(_unwrapped(batch, "control"))
+        own = _unwrapped(batch, "rows")
+        if own.num_rows:
+            others = (_unwrapped(batch, "rows") for batch in received)
+            return control, chain((own,), others)
+    return control, iter(())
+
+
+def _unwrapped(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
+    """The rows in a struct column, where it is not null."""
+    column = batch.column(name)
+    if column.null_count:
+        column = column.filter(column.is_valid())
+    return pa.RecordBatch.from_struct_array(column)

@@ -1,0 +1,128 @@
+"""``withColumn``, ``withColumns``, ``withColumnRenamed``, ``withColumnsRenamed``.
+
+New columns are computed by Arrow expressions, such as ``pyarrow.compute.field("a") + 1``, by Arrow's rules;
+docs/spark.md tells in what they differ from Spark's. Plain column references and plain literals of Spark's
+are taken, too. Names, types and what is wrong with them are Spark's own answers, about an empty twin of the
+frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql import types as st
+
+from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.spark.columns import Alias, Attribute, Literal, node_of, resolve
+from sortshuffle.spark.schema import from_arrow, to_arrow
+from sortshuffle.spark.twin import twin
+from sortshuffle.spark.with_columns import WithColumns, evaluated
+
+if TYPE_CHECKING:
+    from sortshuffle.spark.frame import ShuffleFrame
+
+Source: TypeAlias = "int | pc.Expression"
+"""Where a column is from: a position in the input, or an expression over its columns."""
+
+_LONGEST_LABEL = 120  # characters of an expression that are shown
+
+
+def with_columns(frame: ShuffleFrame, columns: Mapping[str, pc.Expression | Column]) -> ShuffleFrame:
+    """The frame with these columns: in the place of those of the same names, or behind all others.
+
+    The expressions are over the columns of ``frame``. Raises `UsageError` for what is no expression over
+    them, `UnsupportedError` for other expressions of Spark's and for types that Spark has not, and what
+    Spark's analysis raises.
+    """
+    if not isinstance(columns, Mapping):
+        raise UsageError(f"withColumns() takes a dict of names and columns, not {type(columns).__name__}")
+    chain = frame._chain
+    context = chain.context
+    empty = twin(context, frame.schema)
+    asked = [_asked(frame, empty, name, column) for name, column in columns.items()]
+    types = {name: of_type for name, (_, of_type) in zip(columns, asked, strict=True)}
+    schema = empty.withColumns(types).schema
+
+    def folded(name: str) -> str:
+        return name if context.case_sensitive else name.lower()
+
+    new = {folded(name): source for name, (source, _) in zip(columns, asked, strict=True)}
+    sources = tuple(new.get(folded(name), at) for at, name in enumerate(schema.names))
+    described = ", ".join(f"{name} = {_shown(column)}" for name, column in columns.items())
+    step = WithColumns(sources, context.wire(schema), f"withColumn({described})")
+    kept = [source if isinstance(source, int) else -1 for source in sources]
+    return frame._derived(chain.then(step, schema), frame._layout.selected(kept))
+
+
+def with_columns_renamed(frame: ShuffleFrame, names: Mapping[str, str]) -> ShuffleFrame:
+    """The frame with other names for its columns; names that are not there are ignored, as in Spark.
+
+    Raises `UsageError` for what is no dict of names, `UnsupportedError` if several columns then have one
+    name.
+    """
+    if not isinstance(names, Mapping):
+        raise UsageError(f"withColumnsRenamed() takes a dict of names, not {type(names).__name__}")
+    renamed = twin(frame._chain.context, frame.schema).withColumnsRenamed(dict(names)).schema.names
+    return frame._selected(tuple(range(len(renamed))), renamed)
+
+
+def _asked(frame: ShuffleFrame, empty: DataFrame, name: str, column: Any) -> tuple[Source, Column]:
+    """Where a new column is from, and a column of the same type for the frame's twin."""
+    if isinstance(column, pc.Expression):
+        return column, sf.lit(None).cast(_type_of(name, column, frame._chain.wire))
+    if not isinstance(column, Column):
+        raise UsageError(
+            f"withColumn('{name}') takes a pyarrow expression, such as pyarrow.compute.field('a') + 1, or a"
+            f" plain column reference, not {type(column).__name__}"
+        )
+    node = node_of(column)
+    while isinstance(node, Alias):
+        node = node.child
+    if isinstance(node, Attribute):
+        # by its name, because the Column itself may be one of another DataFrame
+        return resolve(node.name, frame.schema, frame._chain.context.case_sensitive), sf.col(node.name)
+    if isinstance(node, Literal):
+        (kind,) = to_arrow(empty.select(column).schema, frame._chain.context.conf.timezone).types
+        return pc.scalar(pa.scalar(node.value, kind)), column
+    raise UnsupportedError(
+        f"withColumn('{name}'): {column} is an expression of Spark's, which does not run here: write it as a"
+        " pyarrow expression, such as pyarrow.compute.field('a') + 1, compute it in a mapInArrow function, or"
+        " on the DataFrame before frame(df)"
+    )
+
+
+def _type_of(name: str, expression: pc.Expression, wire: pa.Schema) -> st.DataType:
+    """Spark's type for what an expression gives."""
+    if "FieldPath(" in str(expression):
+        raise UsageError(
+            f"withColumn('{name}'): {expression} means a column by its position: give its name to"
+            " pyarrow.compute.field()"
+        )
+    try:
+        arrow = evaluated(pa.RecordBatch.from_pylist([], wire), [expression], [name]).schema.field(0).type
+    except (pa.ArrowException, TypeError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"withColumn('{name}'): {expression} is no expression over the columns {', '.join(wire.names)}:"
+            f" {error}"
+        ) from error
+    if pa.types.is_null(arrow):
+        return st.NullType()
+    if pa.types.is_duration(arrow):
+        return st.DayTimeIntervalType()
+    try:
+        return from_arrow(pa.schema([pa.field(name, arrow)])).fields[0].dataType
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            f"withColumn('{name}'): {expression} is of type {arrow}, which Spark has not: cast it to one that"
+            " it has"
+        ) from error
+
+
+def _shown(column: Any) -> str:
+    text = str(column)
+    return text if len(text) <= _LONGEST_LABEL else f"{text[:_LONGEST_LABEL]}..."

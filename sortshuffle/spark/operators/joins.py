@@ -1,0 +1,451 @@
+"""`join`: two frames by equal keys.
+
+What the result is Spark is asked: names, types and nullability are those of a join of the frames' twins. Then
+there are two ways of doing it:
+
+    shuffled    both sides are placed by Spark's hash of the keys into one number of partitions, and each
+                partition is joined by itself (`ShuffledJoin`). A side that is placed so stays where it is
+    broadcast   a side marked by `broadcast` is given whole to every task of the other, which stays where it
+                is (`operators.broadcast`)
+
+A shuffled join holds the side that is smaller in its partition as a table in memory; if that does not fit,
+both are sorted, through files of the task, and merged.
+
+Keys are of one type on both sides, or of two integer or two floating types, of which the narrower is then
+widened as Spark does.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.types as at
+from pyspark.sql import Column
+from pyspark.sql.types import StructField, StructType
+
+from sortshuffle.compute.join import BuildTable, JoinKind, JoinSpec, OutputColumn, probe
+from sortshuffle.compute.join_build import HeldRows
+from sortshuffle.compute.join_keys import KeyColumns
+from sortshuffle.compute.join_merge import merge_join
+from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.spark.columns import Attribute, Call, Node, node_of, resolve
+from sortshuffle.spark.keys import check_placement_key
+from sortshuffle.spark.local_sort import LocalSort
+from sortshuffle.spark.operators.broadcast import broadcast_join
+from sortshuffle.spark.operators.layouts import hash_exchanged
+from sortshuffle.spark.origins import ExchangeOrigin, TogetherOrigin
+from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Chain, Layout
+from sortshuffle.spark.row_steps import Arrange
+from sortshuffle.spark.several import Leg
+from sortshuffle.spark.stages import Batches, closes
+from sortshuffle.spark.task import Task
+from sortshuffle.spark.twin import twin
+
+if TYPE_CHECKING:
+    from sortshuffle.spark.frame import ShuffleFrame
+
+# PySpark's names of the kinds, without underscores, in which their case does not count
+_KINDS = {
+    "inner": JoinKind.INNER,
+    "cross": JoinKind.INNER,  # with a condition that is what it means
+    "left": JoinKind.LEFT,
+    "leftouter": JoinKind.LEFT,
+    "right": JoinKind.RIGHT,
+    "rightouter": JoinKind.RIGHT,
+    "outer": JoinKind.FULL,
+    "full": JoinKind.FULL,
+    "fullouter": JoinKind.FULL,
+    "semi": JoinKind.SEMI,
+    "leftsemi": JoinKind.SEMI,
+    "anti": JoinKind.ANTI,
+    "leftanti": JoinKind.ANTI,
+}
+_SORTING_PARTS = 3  # of the memory: one for each side that is sorted, and one for the rows of a key
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A left and a right column, by position, that must be equal. ``null_safe``: nulls are, too."""
+
+    left: int
+    right: int
+    null_safe: bool = False
+
+
+def join(left: ShuffleFrame, right: ShuffleFrame, on: Any, how: str | None) -> ShuffleFrame:
+    """The rows of both where ``on`` is true. Raises what Spark's analysis of the same join raises,
+    `ColumnError` for keys that cannot be compared here, `UnsupportedError` for conditions that are not
+    equalities of columns, and for a result with several columns of one name."""
+    if not isinstance(right, type(left)):
+        raise UsageError(f"join() takes another ShuffleFrame, not {type(right).__name__}: wrap it in frame()")
+    if left._chain.context.spark is not right._chain.context.spark:
+        raise UsageError("the frames of a join must be of one Spark session")
+    using, pairs = _condition(left, right, on)
+    schema = _joined_schema(left, right, using, pairs, how)
+    kind = _KINDS["inner" if how is None else how.lower().replace("_", "")]
+    if kind.is_existence:
+        right, pairs = _only_keys(right, pairs)
+    output = _output(left, right, kind, pairs, using=bool(using))
+    label = f"{kind.value} join on {_text_of(left, right, pairs, using)}"
+    left, right, pairs, output = _widened(left, right, pairs, output)
+    for pair in pairs:
+        _check_key(left, pair.left)
+        _check_key(right, pair.right)
+    keys = KeyColumns(
+        *(tuple(getattr(pair, each) for pair in pairs) for each in ("left", "right", "null_safe"))
+    )
+    context = left._chain.context
+    spec = JoinSpec(kind, keys, output, context.wire(schema))
+    joined = broadcast_join(left, right, spec, schema, label)
+    return joined if joined is not None else _shuffled_join(left, right, spec, schema, label)
+
+
+def broadcast(frame: ShuffleFrame) -> ShuffleFrame:
+    """Like PySpark's `broadcast`: the frame, marked as small enough to be given whole to every task of the
+    other side of a join, which then needs no exchange.
+
+    It is a hint: a join whose kind needs this side exchanged (an outer join that keeps its rows) does so. It
+    holds for the frame that is returned, not for frames made from it. In the join the frame must fit into
+    the memory of a task.
+    """
+    marked = frame._derived(frame._chain, frame._layout)
+    marked._broadcast = True
+    return marked
+
+
+# ---- what is joined to what -------------------------------------------------------------------------------
+
+
+def _condition(left: ShuffleFrame, right: ShuffleFrame, on: Any) -> tuple[list[str], list[Pair]]:
+    """The names that both sides are joined by, if ``on`` is of names, and the columns that must be equal."""
+    listed = list(on) if isinstance(on, list | tuple) else [] if on is None else [on]
+    if not listed:
+        raise UnsupportedError(
+            "join() needs columns to join by: for every row with every other use toDF() and crossJoin() there"
+        )
+    if all(isinstance(each, str) for each in listed):
+        return listed, []  # looked up when Spark has said that they are there
+    if not all(isinstance(each, Column) for each in listed):
+        raise UsageError("join() takes a name, a Column, or a list of either for on")
+    return [], [pair for each in listed for pair in _pairs(left, right, node_of(each), each)]
+
+
+def _pairs(left: ShuffleFrame, right: ShuffleFrame, node: Node, condition: Column) -> list[Pair]:
+    """The columns that a condition says to be equal."""
+    if isinstance(node, Call) and node.function == "and":
+        return [pair for each in node.arguments for pair in _pairs(left, right, each, condition)]
+    if isinstance(node, Call) and node.function in ("=", "<=>") and len(node.arguments) == 2:
+        one, other = node.arguments
+        if isinstance(one, Attribute) and isinstance(other, Attribute):
+            return [_pair(left, right, one.name, other.name, null_safe=node.function == "<=>")]
+    raise UnsupportedError(
+        f"join() cannot join by {condition}: it takes equalities of a left and a right column (==,"
+        " eqNullSafe) with & between them. Make a column of an expression first, with withColumn(); filter by"
+        " any other condition on the sides, or behind an inner join"
+    )
+
+
+def _pair(left: ShuffleFrame, right: ShuffleFrame, one: str, other: str, *, null_safe: bool) -> Pair:
+    if one == other:
+        raise ColumnError(
+            f"column {one} of the join condition is looked for on both sides: join by its name, as in"
+            f' join(other, "{one}"), or rename it on one side first'
+        )
+    context, split = left._chain.context, len(left.columns)
+    both = StructType([*left.schema.fields, *right.schema.fields])
+    first, last = sorted(resolve(name, both, context.case_sensitive) for name in (one, other))
+    if not first < split <= last:
+        raise UnsupportedError(
+            f"columns {one} and {other} of the join condition are of one side: filter by them before the join"
+        )
+    return Pair(first, last - split, null_safe)
+
+
+def _joined_schema(
+    left: ShuffleFrame, right: ShuffleFrame, using: list[str], pairs: list[Pair], how: str | None
+) -> StructType:
+    """What Spark says the result is. ``pairs`` is filled in where names are joined by."""
+    context = left._chain.context
+    lefts, rights = twin(context, left.schema), twin(context, right.schema)
+    on: Any = using
+    if not using:
+        on = functools.reduce(operator.and_, (_equality(lefts, rights, pair) for pair in pairs))
+    schema = lefts.join(rights, on, how).schema
+    pairs += [
+        Pair(
+            resolve(name, left.schema, context.case_sensitive),
+            resolve(name, right.schema, context.case_sensitive),
+        )
+        for name in using
+    ]
+    names = schema.names
+    twins = [name for name in names if names.count(name) > 1]
+    if twins:
+        raise UnsupportedError(
+            f"the result of the join would have several columns named {', '.join(dict.fromkeys(twins))}:"
+            " rename them on one side first, with withColumnRenamed(), or leave them out"
+        )
+    return schema
+
+
+def _equality(lefts: Any, rights: Any, pair: Pair) -> Column:
+    one, other = (each[_quoted(each.columns[at])] for each, at in ((lefts, pair.left), (rights, pair.right)))
+    return one.eqNullSafe(other) if pair.null_safe else one == other
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _output(
+    left: ShuffleFrame, right: ShuffleFrame, kind: JoinKind, pairs: Sequence[Pair], *, using: bool
+) -> tuple[OutputColumn, ...]:
+    """Where Spark takes the columns of the result from, in its order."""
+    lefts = [OutputColumn(left=position) for position in range(len(left.columns))]
+    rights = [OutputColumn(right=position) for position in range(len(right.columns))]
+    if kind.is_existence:
+        rights = []
+    if not using:
+        return (*lefts, *rights)
+    keys = [lefts[pair.left] for pair in pairs]
+    if kind is JoinKind.RIGHT:
+        keys = [rights[pair.right] for pair in pairs]
+    if kind is JoinKind.FULL:
+        keys = [OutputColumn(pair.left, pair.right) for pair in pairs]
+    own_left, own_right = {pair.left for pair in pairs}, {pair.right for pair in pairs}
+    lefts = [each for each in lefts if each.left not in own_left]
+    rights = [each for each in rights if each.right not in own_right]
+    return (*keys, *lefts, *rights)
+
+
+def _only_keys(frame: ShuffleFrame, pairs: Sequence[Pair]) -> tuple[ShuffleFrame, list[Pair]]:
+    """The right side of a join that gives no rows of it."""
+    columns = tuple(dict.fromkeys(pair.right for pair in pairs))
+    kept = frame._selected(columns, [frame.columns[at] for at in columns])
+    kept._broadcast = frame._broadcast
+    return kept, [replace(pair, right=columns.index(pair.right)) for pair in pairs]
+
+
+def _text_of(left: ShuffleFrame, right: ShuffleFrame, pairs: Sequence[Pair], using: Sequence[str]) -> str:
+    if using:
+        return ", ".join(left.columns[pair.left] for pair in pairs)
+    return ", ".join(
+        f"{left.columns[pair.left]} {'<=>' if pair.null_safe else '='} {right.columns[pair.right]}"
+        for pair in pairs
+    )
+
+
+# ---- keys -------------------------------------------------------------------------------------------------
+
+
+def _check_key(frame: ShuffleFrame, position: int) -> None:
+    """Raises `ColumnError` for what cannot be placed, or not be compared."""
+    field, wire = frame.schema.fields[position], frame._chain.wire.field(position)
+    check_placement_key(field, wire.type)
+    try:
+        RowOrder.check(field.name, wire.type)
+    except ColumnError:
+        raise ColumnError(
+            f"column {field.name} of type {field.dataType.simpleString()} cannot be joined by: arrays are not"
+            " compared here. Make a column of a plain type from it first, for example a string"
+        ) from None
+
+
+def _widened(
+    left: ShuffleFrame, right: ShuffleFrame, pairs: Sequence[Pair], output: tuple[OutputColumn, ...]
+) -> tuple[ShuffleFrame, ShuffleFrame, list[Pair], tuple[OutputColumn, ...]]:
+    """The sides with keys of one type: where the types differ the narrower is cast in a column behind the
+    others, which is no column of the result but where the result has the keys of both sides in one."""
+    casts: tuple[dict[int, int], dict[int, int]] = ({}, {})  # by the keys, the positions of their casts
+    sides = [left, right]
+    for pair in pairs:
+        places = (pair.left, pair.right)
+        fields = [side.schema.fields[at] for side, at in zip(sides, places, strict=True)]
+        if fields[0].dataType.simpleString() == fields[1].dataType.simpleString():
+            continue
+        wires = [side._chain.wire.field(at).type for side, at in zip(sides, places, strict=True)]
+        wider = _wider(fields, wires)
+        narrow = 1 - wider
+        if places[narrow] not in casts[narrow]:
+            casts[narrow][places[narrow]] = len(sides[narrow].columns)
+            sides[narrow] = _with_cast(sides[narrow], places[narrow], fields[wider])
+    lefts, rights = casts
+    widened = [
+        replace(pair, left=lefts.get(pair.left, pair.left), right=rights.get(pair.right, pair.right))
+        for pair in pairs
+    ]
+    columns = [
+        OutputColumn(lefts.get(each.left, each.left), rights.get(each.right, each.right))
+        if each.left is not None and each.right is not None
+        else each
+        for each in output
+    ]
+    return sides[0], sides[1], widened, tuple(columns)
+
+
+def _wider(fields: Sequence[StructField], wires: Sequence[pa.DataType]) -> int:
+    """Which of two types takes the values of both, as Spark widens them for a comparison."""
+    for same in (at.is_integer, at.is_floating):
+        if all(map(same, wires)):
+            return int(wires[1].bit_width > wires[0].bit_width)
+    raise ColumnError(
+        " and ".join(f"column {each.name} of type {each.dataType.simpleString()}" for each in fields)
+        + " cannot be joined: cast one of them to the type of the other first, with withColumn() or in a"
+        " mapInArrow function"
+    )
+
+
+def _with_cast(frame: ShuffleFrame, key: int, like: StructField) -> ShuffleFrame:
+    """The frame with one more column: a key in the type of ``like``."""
+    name = f"{frame.columns[key]} as {like.dataType.simpleString()}"
+    while name in frame.columns:
+        name += " "
+    schema = StructType([*frame.schema.fields, StructField(name, like.dataType)])
+    sources = (*range(len(frame.columns)), key)
+    step = Arrange(sources, frame._chain.context.wire(schema))
+    kept = frame._derived(frame._chain.then(step, schema), frame._layout)
+    kept._broadcast = frame._broadcast
+    return kept
+
+
+# ---- a shuffled join --------------------------------------------------------------------------------------
+
+
+def _shuffled_join(
+    left: ShuffleFrame, right: ShuffleFrame, spec: JoinSpec, schema: StructType, label: str
+) -> ShuffleFrame:
+    by, count = _placement(left, right, spec.keys)
+    sides = [
+        _placed(frame, tuple(keys[at] for at in by), count)
+        for frame, keys in ((left, spec.keys.left), (right, spec.keys.right))
+    ]
+    combine = ShuffledJoin(spec, sides[0].wire, sides[1].wire, label)
+    context = left._chain.context
+    origin = TogetherOrigin((sides[0], sides[1]), combine)
+    return left._derived(Chain(context, origin, schema, spec.schema), joined_layout(spec, by, count))
+
+
+def _placement(left: ShuffleFrame, right: ShuffleFrame, keys: KeyColumns) -> tuple[tuple[int, ...], int]:
+    """By which pairs of keys both sides are placed, and into how many partitions: as a side is already, that
+    of more partitions if both are."""
+    found = [
+        placed
+        for placed in (_placed_by(left, keys.left), _placed_by(right, keys.right))
+        if placed is not None
+    ]
+    if found:
+        return max(found, key=lambda placed: placed[1])
+    return tuple(range(len(keys.left))), left._shuffle_partitions()
+
+
+def _placed_by(frame: ShuffleFrame, keys: tuple[int, ...]) -> tuple[tuple[int, ...], int] | None:
+    """By which of the keys a frame is placed, and into how many partitions; None if by none, or if it is not
+    an exchange that placed it."""
+    layout = frame._layout
+    if not layout.placed_by or layout.partitions is None or not set(layout.placed_by) <= set(keys):
+        return None
+    if not isinstance(frame._chain.origin, ExchangeOrigin):
+        return None
+    return tuple(keys.index(column) for column in layout.placed_by), layout.partitions
+
+
+def _placed(frame: ShuffleFrame, keys: tuple[int, ...], count: int) -> Chain:
+    """The rows placed by exactly these columns, behind an exchange."""
+    layout = frame._layout
+    is_placed = (layout.placed_by, layout.partitions) == (keys, count)
+    if is_placed and isinstance(frame._chain.origin, ExchangeOrigin):
+        return frame._chain
+    return hash_exchanged(frame, keys, count)._chain
+
+
+def joined_layout(spec: JoinSpec, by: Sequence[int], partitions: int) -> Layout:
+    """Where the rows of a shuffled join are, whose sides are placed by these of the keys.
+
+    A row is where its left row was, and its right row: so where the columns of that side place it, unless
+    the kind of join emits rows that have none on that side.
+    """
+    kind, keys = spec.kind, spec.keys
+    found: list[list[int | None]] = []
+    if kind is JoinKind.FULL:
+        found = [[_index(spec, OutputColumn(keys.left[at], keys.right[at])) for at in by]]
+    if kind is not JoinKind.RIGHT and not kind.keeps_right:
+        found.append([_index(spec, OutputColumn(left=keys.left[at])) for at in by])
+    if kind in (JoinKind.INNER, JoinKind.RIGHT):
+        found.append([_index(spec, OutputColumn(right=keys.right[at])) for at in by])
+    for positions in found:
+        known = tuple(position for position in positions if position is not None)
+        if len(known) == len(by):
+            return Layout(known, partitions)
+    return UNKNOWN_LAYOUT
+
+
+def _index(spec: JoinSpec, column: OutputColumn) -> int | None:
+    return spec.output.index(column) if column in spec.output else None
+
+
+@dataclass(frozen=True)
+class ShuffledJoin:
+    """Joins one partition of both sides, of which each has all rows of its keys. ``left``, ``right``: their
+    schemas."""
+
+    spec: JoinSpec
+    left: pa.Schema
+    right: pa.Schema
+    label: str
+
+    @property
+    def sliceable(self) -> tuple[bool, bool]:
+        """Of which side the rows may meet the other in parts (`spark.skew`): not, if the other side's rows
+        come out without a partner, or at most once."""
+        return self.spec.kind.repeats_right, self.spec.kind.repeats_left
+
+    def run(self, legs: Sequence[Leg], task: Task, memory: MemoryBudget) -> Batches:
+        left, right = legs
+        build_left = _size(left) < _size(right)
+        smaller, larger = (left, right) if build_left else (right, left)
+        held = HeldRows(memory)
+        try:
+            if held.fill(smaller.rows):
+                build = BuildTable(self.spec, held.joined(self._schema(build_left)), is_left=build_left)
+                yield from probe(self.spec, build, larger.rows)
+            else:
+                smaller.rows = chain(held.handed_on(), smaller.rows)
+                yield from self._merged(left, right, task, memory)
+        finally:
+            held.release()
+
+    def describe(self) -> str:
+        return f"{self.label}, of"
+
+    def _merged(self, left: Leg, right: Leg, task: Task, memory: MemoryBudget) -> Batches:
+        """Both sides sorted, and then merged."""
+        with (
+            closes(self._sorted(left, task, memory, is_left=True)) as lefts,
+            closes(self._sorted(right, task, memory, is_left=False)) as rights,
+        ):
+            own = memory.share(memory.limit // _SORTING_PARTS, "merge the sides")
+            yield from merge_join(self.spec, lefts, rights, own)
+
+    def _sorted(self, leg: Leg, task: Task, memory: MemoryBudget, *, is_left: bool) -> Batches:
+        schema = self._schema(is_left)
+        order = RowOrder(self.spec.keys.left if is_left else self.spec.keys.right)
+        share = memory.share(
+            memory.limit // _SORTING_PARTS, f"sort the {'left' if is_left else 'right'} side"
+        )
+        return LocalSort(order, schema, order.describe(schema.names)).run(leg.rows, task, share)
+
+    def _schema(self, is_left: bool) -> pa.Schema:
+        return self.left if is_left else self.right
+
+
+def _size(leg: Leg) -> float:
+    """Bytes as far as they are known."""
+    return float("inf") if leg.raw_bytes is None else leg.raw_bytes

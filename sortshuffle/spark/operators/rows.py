@@ -1,0 +1,171 @@
+"""Operators on whole rows: `limit`, `sample`, `union`, `coalesce`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.types as at
+from pyspark.sql.types import StructType
+
+from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.spark.columns import resolve
+from sortshuffle.spark.operators.layouts import exchanged
+from sortshuffle.spark.origins import CoalescedOrigin, DataFrameOrigin, Origin, SparkUnionOrigin, UnionOrigin
+from sortshuffle.spark.placements import HashPlacement
+from sortshuffle.spark.plan import Chain, next_number
+from sortshuffle.spark.row_steps import Arrange, Limit, Sample
+from sortshuffle.spark.twin import twin
+
+if TYPE_CHECKING:
+    from sortshuffle.spark.frame import ShuffleFrame
+
+MOST_ROWS = 2**31 - 1  # Spark's limit is an int
+
+
+# ---- limit ------------------------------------------------------------------------------------------------
+
+
+def limit(frame: ShuffleFrame, number: int) -> ShuffleFrame:
+    """The first rows, by partition and position. No task hands over more than ``number`` of its own."""
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST_ROWS:
+        raise UsageError(f"limit() takes a number of rows from 0 to {MOST_ROWS}, not {number!r}")
+    first = frame._derived(frame._chain.then(Limit(number), frame.schema))
+    together = exchanged(first, HashPlacement(()), 1)._chain  # one gate, which delivers by map task
+    return frame._derived(together.then(Limit(number), frame.schema))
+
+
+# ---- sample -----------------------------------------------------------------------------------------------
+
+
+def sample(
+    frame: ShuffleFrame, with_replacement: float | bool | None, fraction: float | None, seed: int | None
+) -> ShuffleFrame:
+    """In PySpark's three ways: ``(fraction, seed)``, ``(withReplacement, fraction, seed)`` and by name.
+
+    Raises what PySpark raises for arguments that it does not take.
+    """
+    twin(frame._chain.context, frame.schema).sample(with_replacement, fraction, seed)
+    if isinstance(with_replacement, float):
+        with_replacement, fraction, seed = None, with_replacement, seed if fraction is None else int(fraction)
+    assert fraction is not None  # PySpark would have raised
+    drawn = random.getrandbits(63) if seed is None else int(seed)
+    step = Sample(bool(with_replacement), float(fraction), drawn)
+    return frame._derived(frame._chain.then(step, frame.schema), frame._layout)
+
+
+# ---- union ------------------------------------------------------------------------------------------------
+
+
+def union(frame: ShuffleFrame, other: ShuffleFrame) -> ShuffleFrame:
+    """The partitions of ``frame``, then those of ``other``. Names are the first's, types as Spark widens
+    them.
+
+    Raises what Spark's analysis raises, `UsageError` for frames of two sessions, and `UnsupportedError` where
+    Spark would change more than the width of a number.
+    """
+    context = _common_context(frame, other)
+    schema = twin(context, frame.schema).union(twin(context, other.schema)).schema
+    positions = range(len(schema))
+    return _united([(frame, positions), (other, positions)], schema)
+
+
+def union_by_name(frame: ShuffleFrame, other: ShuffleFrame, allow_missing: bool) -> ShuffleFrame:
+    """The same, with ``other``'s columns in the order of ``frame``'s names; with ``allow_missing`` what one
+    side lacks is null there, and the columns that only ``other`` has come last."""
+    context = _common_context(frame, other)
+    left, right = (twin(context, each.schema) for each in (frame, other))
+    schema = left.unionByName(right, allowMissingColumns=allow_missing).schema
+    return _united([(each, _positions_by_name(each, schema)) for each in (frame, other)], schema)
+
+
+def _common_context(frame: ShuffleFrame, other: ShuffleFrame) -> Any:
+    context = frame._chain.context
+    if context.spark is not other._chain.context.spark:
+        raise UsageError("the frames of a union must be of one Spark session")
+    return context
+
+
+def _positions_by_name(frame: ShuffleFrame, schema: StructType) -> list[int | None]:
+    case_sensitive = frame._chain.context.case_sensitive
+    own = {name if case_sensitive else name.lower() for name in frame.columns}
+    return [
+        resolve(f"`{name.replace('`', '``')}`", frame.schema, case_sensitive)
+        if (name if case_sensitive else name.lower()) in own
+        else None
+        for name in schema.names
+    ]
+
+
+def _united(inputs: Sequence[tuple[ShuffleFrame, Sequence[int | None]]], schema: StructType) -> ShuffleFrame:
+    """The rows of frames whose columns at these positions become those of ``schema``."""
+    first = inputs[0][0]
+    context = first._chain.context
+    wire = context.wire(schema)
+    chains = []
+    for frame, sources in inputs:
+        chain = frame._chain
+        if tuple(sources) != tuple(range(len(chain.wire))) or not chain.wire.equals(wire):
+            for source, field in zip(sources, wire, strict=True):
+                if source is not None:
+                    _check_widening(chain.wire.field(source), field)
+            chain = chain.then(Arrange(tuple(sources), wire), schema)
+        chains.append(chain)
+    return first._derived(Chain(context, _union_of(tuple(chains)), schema, wire))
+
+
+def _union_of(chains: tuple[Chain, ...]) -> Origin:
+    if chains[0].context.planner.zips:
+        return UnionOrigin(chains)
+    return SparkUnionOrigin(chains, tuple(next_number() for _ in chains))
+
+
+def _check_widening(found: pa.Field, wanted: pa.Field) -> None:
+    if found.type.equals(wanted.type) or at.is_null(found.type) or _widens(found.type, wanted.type):
+        return
+    raise UnsupportedError(
+        f"column {found.name} of type {found.type} is to be united with {wanted.name}, for which Spark would"
+        f" cast it to {wanted.type}: here only numbers are cast, and decimals only where no digit is lost."
+        " Cast it first, with withColumn() or in a mapInArrow function"
+    )
+
+
+def _widens(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether every number of the one type is one of the other, but for what a floating point type rounds."""
+    if at.is_floating(wanted):
+        return bool(at.is_integer(found) or at.is_floating(found) or at.is_decimal(found))
+    if at.is_decimal(wanted):
+        # Spark's widest decimal may be too narrow: then it rounds, or gives null
+        whole, scale = _digits(found)
+        return whole is not None and whole <= wanted.precision - wanted.scale and scale <= wanted.scale
+    return bool(at.is_integer(found) and at.is_integer(wanted))
+
+
+def _digits(type: pa.DataType) -> tuple[int | None, int]:
+    """How many digits a number has before and behind the point; None for what is no exact number."""
+    if at.is_decimal(type):
+        return type.precision - type.scale, type.scale
+    return (len(str(2 ** (type.bit_width - 1))), 0) if at.is_integer(type) else (None, 0)
+
+
+# ---- coalesce ---------------------------------------------------------------------------------------------
+
+
+def coalesce(frame: ShuffleFrame, count: int) -> ShuffleFrame:
+    """The frame in at most ``count`` partitions, each of several neighbours.
+
+    Where the frame begins with an exchange or a scan its tasks read several of their partitions one after
+    the other. Otherwise Spark joins the partitions, and the rows pass through it.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise UsageError(f"coalesce() takes a number of partitions from 1 on, not {count!r}")
+    chain = frame._chain
+    if CoalescedOrigin.takes(chain):
+        origin: Any = CoalescedOrigin(chain, count)
+    elif isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
+        origin = DataFrameOrigin(chain.origin.source.coalesce(count), chain.wire)
+    else:
+        origin = DataFrameOrigin(frame.toDF().coalesce(count), chain.wire)
+    return frame._derived(Chain(chain.context, origin, chain.schema, chain.wire))

@@ -1,0 +1,320 @@
+"""Skew: a subpartition that is much larger than the rest is read by several tasks.
+
+Asked for by ``spark.sortshuffle.skew.factor``. When a stage that reads exchanges is put into a plan, their
+map stages are run first, by a small job that sums the bytes of each subpartition from the control rows; those
+rows are shared, so the map stages do not run again. A subpartition larger than so many times the median, and
+than ``spark.sortshuffle.skew.threshold``, is then read in slices of about the threshold or the median,
+whichever is larger: each by a task of its own, which is given the control rows of the whole subpartition and
+reads the map outputs of its slice.
+
+    subpartition   0      1 (large)                      2
+    task           0      1         2         3          4
+    map outputs    all    0..7      8..11     12..15     all
+
+A slice is a range of map outputs. So its rows do not depend on where in its files a map task put them, which
+may be elsewhere when it runs again; slices one after the other give the rows in the order in which one task
+would have; and what one map task wrote cannot be divided.
+
+Where it is allowed: where a partition is only a share of the rows. Between the exchange and the end of the
+stage there may be selections, filters and the user's functions on batches (mapInArrow, mapInPandas), but
+nothing that needs all rows of a key or of a partition together: groups, aggregates, orders, limits, samples.
+Of the inputs of a `Combine` one may be sliced where it says so (`sliceable`, a bool for each input): each
+slice meets the whole subpartition of the others. What is split that way has more partitions than was asked
+for, and rows of one key in several of them: so nothing is claimed of its layout (`spark.hints` compares their
+number).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+from sortshuffle.errors import DataLossError
+from sortshuffle.options import Options, format_size
+from sortshuffle.spark import planner
+from sortshuffle.spark.control import channels
+from sortshuffle.spark.functions import MapInArrow, MapInPandas
+from sortshuffle.spark.naming import call_site
+from sortshuffle.spark.origins import ExchangeOrigin, TogetherOrigin
+from sortshuffle.spark.stages import PER_BATCH, Batches, Opening, Step
+from sortshuffle.spark.task import Task, make_spark_rerun
+
+if TYPE_CHECKING:
+    from sortshuffle.spark.exchange import Exchange
+    from sortshuffle.spark.origins import Origin
+    from sortshuffle.spark.plan import Chain
+
+ALL_MAPS = 2**31 - 1  # above every map index
+TASK = "task"  # the column that says which of the tasks a control row is for
+SHOWN = 10  # lines of `explain()`: who has more large subpartitions than that has too few of them
+
+_SIZES = pa.schema([("subpartition", pa.int32()), ("map_index", pa.int32()), ("bytes", pa.int64())])
+
+
+# ---- what is known of an exchange -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Raw bytes of an exchange, by subpartition; and by map index of those above a threshold."""
+
+    totals: tuple[int, ...]
+    by_map: Mapping[int, Mapping[int, int]]
+
+    @property
+    def median(self) -> int:
+        return max(1, int(statistics.median(self.totals)))
+
+    def large(self, options: Options) -> list[int]:
+        """The subpartitions that are to be sliced, if they can be."""
+        least = max(self.median * options.skew_factor, options.skew_threshold)
+        return [number for number, size in enumerate(self.totals) if size > least]
+
+
+def measured(exchange: int, control: DataFrame, subpartitions: int, threshold: int) -> Sizes:
+    """Run a job that sums up control rows. ``exchange``: its number; ``threshold``: bytes above which a
+    subpartition is told by map index, too."""
+
+    def run(batches: Any) -> Any:
+        return _summed(batches, threshold)
+
+    context = control.sparkSession.sparkContext
+    few = max(1, min(subpartitions, context.defaultParallelism))  # the rows of a partition stay together
+    with call_site(context, f"sortshuffle sizes of exchange {exchange}"):
+        rows = control.coalesce(few).mapInArrow(run, "subpartition int, map_index int, bytes long").collect()
+    totals = [0] * subpartitions
+    by_map: dict[int, dict[int, int]] = {}
+    for subpartition, map_index, size in rows:
+        totals[subpartition] += size
+        if map_index is not None:
+            by_map.setdefault(subpartition, {})[map_index] = size
+    return Sizes(tuple(totals), by_map)
+
+
+def _summed(batches: Iterator[pa.RecordBatch], threshold: int) -> Iterator[pa.RecordBatch]:
+    """The bytes of some subpartitions, of which all control rows are here: of large ones a row for each map
+    output, of others one, without map index."""
+    sizes: dict[int, dict[int, int]] = {}
+    try:
+        # a Python loop: over control rows, not over rows
+        for batch in batches:
+            numbers = batch.column("subpartition").to_pylist()
+            for number, channel in zip(numbers, channels(iter([batch])), strict=True):
+                size = sum(extent.raw_bytes for extent in channel.extents)
+                sizes.setdefault(number, {})[channel.map_index] = size
+    except DataLossError as error:  # an index file that is not inline in its control row
+        make_spark_rerun(error)
+        raise
+    found: list[tuple[int, int | None, int]] = []
+    for number, by_map in sizes.items():
+        total = sum(by_map.values())
+        found += (
+            [(number, *each) for each in by_map.items()] if total > threshold else [(number, None, total)]
+        )
+    columns = list(zip(*found, strict=True)) or [(), (), ()]
+    yield pa.record_batch(
+        [pa.array(column, field.type) for column, field in zip(columns, _SIZES, strict=True)], schema=_SIZES
+    )
+
+
+# ---- which slices there are -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What a task reads: a subpartition; of ``exchange`` (its number, None for none) only the map outputs
+    from ``first`` to before ``end``."""
+
+    subpartition: int
+    exchange: int | None = None
+    first: int = 0
+    end: int = ALL_MAPS
+
+    def of(self, control: pa.RecordBatch) -> pa.RecordBatch:
+        """Its control rows, out of those of the whole subpartition."""
+        if self.exchange is None:
+            return control
+        maps = control.column("map_index")
+        own = pc.and_(pc.greater_equal(maps, self.first), pc.less(maps, self.end))
+        return control.filter(pc.or_(pc.not_equal(control.column("exchange"), self.exchange), own))
+
+
+@dataclass(frozen=True, slots=True)
+class Large:
+    """A large subpartition of one of the exchanges, and its slices."""
+
+    exchange: int
+    subpartition: int
+    size: int
+    median: int
+    slices: tuple[Slice, ...]
+
+    def describe(self) -> str:
+        size = f"{format_size(self.size)}, {self.size / self.median:.0f}x the median"
+        tasks = (
+            f"{len(self.slices)} tasks" if len(self.slices) > 1 else "1 task: one map task wrote most of it"
+        )
+        return f"exchange {self.exchange}: subpartition {self.subpartition} ({size}) in {tasks}"
+
+
+def cut(by_map: Mapping[int, int], count: int) -> list[tuple[int, int]]:
+    """Ranges of map indexes of about equal bytes, at most ``count``; a map output is in the range that the
+    middle of its bytes falls into."""
+    maps = sorted(by_map)
+    sizes = np.array([by_map[each] for each in maps], np.float64)
+    middles = np.cumsum(sizes) - sizes / 2
+    numbers = (middles * count / sizes.sum()).astype(np.int64)
+    firsts = [maps[at] for at in np.flatnonzero(np.diff(numbers)) + 1]
+    return list(itertools.pairwise([0, *firsts, ALL_MAPS]))
+
+
+def _large(exchange: Exchange, options: Options) -> dict[int, Large]:
+    sizes = exchange.sizes()
+    target = max(sizes.median, options.skew_threshold)
+    found = {}
+    for number in sizes.large(options):
+        size = sizes.totals[number]
+        ranges = cut(sizes.by_map[number], math.ceil(size / target))
+        slices = tuple(Slice(number, exchange.number, first, end) for first, end in ranges)
+        found[number] = Large(exchange.number, number, size, sizes.median, slices)
+    return found
+
+
+def _larges(exchanges: Sequence[Exchange], options: Options) -> list[Large]:
+    """The large subpartitions, in order. Where several exchanges are read together, of each subpartition the
+    part that is sliced: the largest that can be, because the others are then read by every slice."""
+    chosen: dict[int, Large] = {}
+    for exchange in exchanges:
+        for number, large in _large(exchange, options).items():
+            other = chosen.get(number)
+            if other is None or (len(large.slices) > 1, large.size) > (len(other.slices) > 1, other.size):
+                chosen[number] = large
+    return [chosen[number] for number in sorted(chosen)]
+
+
+# ---- where it is allowed --------------------------------------------------------------------------------
+
+
+def sliceable(chain: Chain) -> list[Exchange]:
+    """The exchanges whose subpartitions may be sliced for this chain; none, unless that is asked for."""
+    if not chain.context.options.skew_factor or not _takes_rows_as_they_come(chain.steps):
+        return []
+    if not chain.context.planner.keeps:
+        return []  # what was measured would be written anew for whoever reads it
+    origin = chain.origin
+    if isinstance(origin, ExchangeOrigin):
+        return [origin.exchange] if origin.order is None and origin.exchange.subpartitions > 1 else []
+    if isinstance(origin, TogetherOrigin):
+        return _sliceable_together(origin)
+    return []
+
+
+def _sliceable_together(origin: TogetherOrigin) -> list[Exchange]:
+    found: list[Exchange] = []
+    allowed: Sequence[bool] = getattr(origin.combine, "sliceable", ())
+    for chain, may_be in zip(origin.inputs, allowed, strict=False):
+        others = [each for each in origin.inputs if each is not chain]
+        (exchange,) = chain.origin.exchanges()
+        repeatable = all(isinstance(step, PER_BATCH) for each in others for step in each.steps)
+        distinct = all(exchange not in each.origin.exchanges() for each in others)
+        if may_be and repeatable and distinct and _takes_rows_as_they_come(chain.steps):
+            found.append(exchange)
+    return found
+
+
+def _takes_rows_as_they_come(steps: Sequence[Step]) -> bool:
+    """Whether these steps need no rows but those that they are given, whichever these are."""
+    return all(isinstance(step, (MapInArrow, MapInPandas, *PER_BATCH)) for step in steps)
+
+
+# ---- how it is put into the plan ------------------------------------------------------------------------
+
+
+def laid_out(chain: Chain) -> Origin:
+    """The origin of a chain as it is to be read. May run the map stages of its exchanges."""
+    exchanges = sliceable(chain)
+    if not exchanges:
+        return chain.origin
+    larges = {large.subpartition: large for large in _larges(exchanges, chain.context.options)}
+    if all(len(large.slices) == 1 for large in larges.values()):
+        return chain.origin
+    tasks: list[Slice] = []
+    for number in range(exchanges[0].placed_partitions()):
+        tasks += larges[number].slices if number in larges else (Slice(number),)
+    return SlicedOrigin(chain.origin, tuple(tasks))
+
+
+def lines(chain: Chain) -> list[str]:
+    """What `explain()` says of the slices of a chain: which there are or, before that is known, when."""
+    exchanges, options = sliceable(chain), chain.context.options
+    if not exchanges:
+        return []
+    above = f"{options.skew_factor:g} times the median and {format_size(options.skew_threshold)}"
+    if not all(exchange.is_measured for exchange in exchanges):
+        return [f"subpartitions above {above} in several tasks each"]
+    larges = [large.describe() for large in _larges(exchanges, options)]
+    if len(larges) > SHOWN:
+        larges[SHOWN:] = [f"and {len(larges) - SHOWN} more subpartitions in several tasks each"]
+    return larges or [f"no subpartition is above {above}"]
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedOrigin:
+    """An origin of exchanges of which some subpartitions are read by several tasks. ``tasks``: what each
+    reads."""
+
+    origin: Origin
+    tasks: tuple[Slice, ...]
+
+    def rows(self) -> DataFrame:
+        rows = planner.picked(self.origin.rows(), [task.subpartition for task in self.tasks])
+        # in the rows themselves: where Spark joins or unites what is built on these partitions, one of its
+        # tasks reads several of them, or under another number
+        return rows.withColumn(TASK, sf.spark_partition_id())
+
+    def opening(self) -> Opening:
+        return ReadSlices(self.origin.opening(), self.tasks)
+
+    def partitions(self) -> int:
+        return len(self.tasks)
+
+    def is_reproducible(self) -> bool:
+        return self.origin.is_reproducible()
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return self.origin.exchanges()
+
+    def lines(self) -> list[str]:
+        return self.origin.lines()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSlices:
+    """Opens for each task what it reads of exchanges. ``tasks``: by partition of the stage."""
+
+    opening: Opening
+    tasks: tuple[Slice, ...]
+
+    @property
+    def holders(self) -> int:
+        return self.opening.holders
+
+    def open(self, received: Batches, task: Task) -> Batches:
+        return self.opening.open((self._own(batch) for batch in received), task)
+
+    def _own(self, received: pa.RecordBatch) -> pa.RecordBatch:
+        """Its control rows, out of what one task receives."""
+        if not received.num_rows:
+            return received.drop_columns(TASK)
+        task = self.tasks[received.column(TASK)[0].as_py()]
+        return task.of(received.drop_columns(TASK))

@@ -1,0 +1,20 @@
+"""A frame's twin: an empty DataFrame of the same columns. Spark is asked what an operator gives of it.
+
+Names, types and nullability of a result, and what is wrong with a call, are then Spark's own answers, in
+every version of it. Nothing runs: an empty DataFrame is analysed, on the driver.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    from sortshuffle.spark.plan import FrameContext
+
+
+def twin(context: FrameContext, schema: StructType) -> DataFrame:
+    """An empty DataFrame of ``schema`` in the frame's session."""
+    return context.spark.createDataFrame([], schema)

@@ -1,0 +1,242 @@
+"""`limit`, `sample`, `union`, `coalesce`, against plain PySpark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from oracle import confs, data_frame, differences, every_type, partition_count, rows_in_order
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import sortshuffle
+from sortshuffle import ShuffleFrame
+from sortshuffle.errors import UnsupportedError, UsageError
+
+
+@pytest.fixture(scope="module")
+def numbers(spark: SparkSession) -> DataFrame:
+    """1,000 rows in 4 partitions."""
+    return spark.range(0, 1000, 1, 4).select("id", (sf.col("id") % 7).cast("int").alias("k"))
+
+
+@pytest.fixture(scope="module")
+def scanned(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same in four row groups."""
+    path = tmp_path_factory.mktemp("rows") / "numbers.parquet"
+    ids = pa.array(range(1000), pa.int64())
+    table = pa.table({"id": ids, "k": pa.array([each % 7 for each in range(1000)], pa.int32())})
+    pq.write_table(table, path, row_group_size=250)
+    return path
+
+
+def tagged(tag: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function that also says, in a row of its own, that it was called."""
+
+    def function(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        called = pa.record_batch({"id": pa.array([-tag]), "k": pa.array([tag], pa.int32())})
+        yield called
+        yield from (pa.RecordBatch.from_arrays(batch.columns, schema=called.schema) for batch in batches)
+
+    return function
+
+
+def ids(frame: ShuffleFrame) -> list[int]:
+    return [row.id for row in frame.collect()]
+
+
+# --- limit ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 250, 600, 5000])
+def test_a_limit_takes_the_first_rows_by_partition_and_position(numbers: DataFrame, count: int) -> None:
+    limited = sortshuffle.frame(numbers).limit(count)
+    assert ids(limited) == list(range(min(count, 1000)))
+    assert partition_count(limited) == 1
+
+
+def test_a_limit_of_what_is_shuffled_and_chained_is_a_limit_of_its_rows(numbers: DataFrame) -> None:
+    frame = sortshuffle.frame(numbers).repartition(3, "k").filter(pc.field("id") >= 10).limit(400)
+    kept = ids(frame)
+    assert len(set(kept)) == 400
+    assert min(kept) >= 10
+    assert frame.limit(5).count() == 5
+
+
+@pytest.mark.parametrize("count", [-1, True, 2.5, "3", 2**31])
+def test_a_limit_that_is_no_number_of_rows_is_refused(numbers: DataFrame, count: object) -> None:
+    with pytest.raises(UsageError, match="limit"):
+        sortshuffle.frame(numbers).limit(count)  # type: ignore[arg-type]
+
+
+# --- sample ---------------------------------------------------------------------------------------------
+
+
+def test_a_sample_holds_each_row_at_most_once_and_is_the_same_for_the_same_seed(numbers: DataFrame) -> None:
+    frame = sortshuffle.frame(numbers)
+    kept = ids(frame.sample(0.3, 7))
+    assert len(set(kept)) == len(kept)
+    assert 220 < len(kept) < 380  # 300 expected, standard deviation 14.5
+    assert kept == ids(frame.sample(fraction=0.3, seed=7)) == ids(frame.sample(False, 0.3, 7))
+    assert kept != ids(frame.sample(0.3, 8))
+    # every partition draws numbers of its own
+    assert len({tuple(each % 250 for each in kept if each // 250 == part) for part in range(4)}) == 4
+    assert ids(frame.sample(0.0, 7)) == []
+    assert len(ids(frame.sample(1.0, 7))) == 1000
+
+
+def test_a_sample_with_replacement_holds_rows_several_times(numbers: DataFrame) -> None:
+    kept = ids(sortshuffle.frame(numbers).sample(True, 2.5, 7))
+    assert 2200 < len(kept) < 2800  # 2,500 expected, standard deviation 50
+    assert kept == sorted(kept)
+    assert max(kept.count(each) for each in set(kept)) > 4
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), (True,), (1,), (0.1, 0.2, 3, 4), ("a", 0.5), (-0.5,), (False, 1.5)]
+)
+def test_what_pyspark_takes_for_no_sample_is_none(numbers: DataFrame, arguments: tuple[object, ...]) -> None:
+    with pytest.raises(Exception) as plain:
+        numbers.sample(*arguments).collect()  # type: ignore[arg-type]
+    with pytest.raises(type(plain.value)):
+        sortshuffle.frame(numbers).sample(*arguments).collect()  # type: ignore[arg-type]
+
+
+def test_a_sample_stays_where_it_is_placed(numbers: DataFrame) -> None:
+    frame = sortshuffle.frame(numbers).repartition(3, "k").sample(0.5, 1)
+    assert frame._layout.placed_by == (1,)
+
+
+# --- union ----------------------------------------------------------------------------------------------
+
+
+def test_a_union_has_the_partitions_of_both(numbers: DataFrame, scanned: Path) -> None:
+    """A DataFrame, a scan, an exchange and a chain, each with functions of its own."""
+    spark = numbers.sparkSession
+    read = sortshuffle.read(spark).parquet(str(scanned)).mapInArrow(tagged(1), "id long, k int")
+    frame = sortshuffle.frame(numbers)
+    moved = frame.repartition(3, "k").mapInArrow(tagged(2), "id long, k int")
+    plain_moved = numbers.repartition(3, "k").mapInArrow(tagged(2), "id long, k int")
+    united = frame.union(moved).union(read.filter(pc.field("id") < 5))
+    plain_read = sortshuffle.read(spark).parquet(str(scanned)).mapInArrow(tagged(1), "id long, k int").toDF()
+    plain = numbers.union(plain_moved).union(plain_read.filter("id < 5"))
+
+    assert differences(united, plain) == []
+    again = united.repartition(4, "id")
+    assert differences(again, plain.repartition(4, "id")) == []
+    assert united.count() == plain.count()
+
+
+def test_a_union_is_one_of_positions_and_widens_numbers_as_spark_does(spark: SparkSession) -> None:
+    narrow = spark.sql("select cast(1 as int) a, cast(2.5 as float) b, cast(1.25 as decimal(5,2)) c, null d")
+    wide = spark.sql("select 2L x, 1e300 y, cast(7 as decimal(20,4)) z, 'text' t")
+    united = sortshuffle.frame(narrow).union(sortshuffle.frame(wide))
+    assert differences(united, narrow.union(wide)) == []
+    assert differences(united.unionAll(united), narrow.union(wide).union(narrow.union(wide))) == []
+    mixed = spark.sql("select cast(3 as int) a, 2 b, 1L c, 'text' d")
+    ints = spark.sql("select 2.0D a, cast(1.5 as decimal(3,1)) b, cast(2 as decimal(22, 2)) c, 'x' d")
+    assert differences(sortshuffle.frame(mixed).union(sortshuffle.frame(ints)), mixed.union(ints)) == []
+
+
+def test_a_union_of_every_type(spark: SparkSession) -> None:
+    first, second = (data_frame(spark, every_type(seed, 40)) for seed in (1, 2))
+    united = sortshuffle.frame(first).union(sortshuffle.frame(second).repartition(2, "id"))
+    assert differences(united, first.union(second.repartition(2, "id"))) == []
+
+
+def test_a_union_by_name_finds_columns_wherever_they_are(spark: SparkSession) -> None:
+    left, right = spark.sql("select 1 a, 'x' b"), spark.sql("select 'y' B, 2 a")
+    frames = sortshuffle.frame(left), sortshuffle.frame(right)
+    assert differences(frames[0].unionByName(frames[1]), left.unionByName(right)) == []
+    other = spark.sql("select 3.5D c, 4 a")
+    united = frames[0].unionByName(sortshuffle.frame(other), allowMissingColumns=True)
+    assert differences(united, left.unionByName(other, allowMissingColumns=True)) == []
+    with pytest.raises(PySparkException, match="b"):
+        frames[0].unionByName(sortshuffle.frame(other))
+
+
+def test_what_cannot_be_united_is_refused(spark: SparkSession) -> None:
+    one = sortshuffle.frame(spark.sql("select 1 a"))
+    with pytest.raises(PySparkException, match=r"number of columns|same number"):
+        one.union(sortshuffle.frame(spark.sql("select 1 a, 2 b")))
+    with pytest.raises(UnsupportedError, match=r"column a of type string .* cast it to int64"):
+        one.union(sortshuffle.frame(spark.sql("select 'x' a")))
+
+
+def test_what_would_be_rounded_or_written_differently_is_refused(spark: SparkSession) -> None:
+    with confs(spark, {"spark.sql.ansi.enabled": "false"}):
+        text = sortshuffle.frame(spark.sql("select 'x' a"))
+        with pytest.raises(UnsupportedError, match=r"column a of type double .* cast it to string"):
+            sortshuffle.frame(spark.sql("select 1e20D a")).union(text)
+        whole = sortshuffle.frame(spark.sql("select cast(1 as decimal(38,0)) a"))
+        with pytest.raises(UnsupportedError, match=r"only where no digit is lost"):
+            whole.union(sortshuffle.frame(spark.sql("select cast(1.5 as decimal(38,10)) a")))
+
+
+def test_a_decimal_becomes_the_nearest_double(spark: SparkSession) -> None:
+    texts = "'-9647321452684857.41', '2397.5839548243', '4.081E-15', '1.5840883E-23', '12345678', null"
+    decimals = spark.sql(f"select cast(text as decimal(38, 18)) a from (select explode(array({texts})) text)")
+    double = spark.sql("select 0.5D a")
+    united = sortshuffle.frame(decimals).union(sortshuffle.frame(double))
+    assert differences(united, decimals.union(double)) == []
+
+
+def test_an_empty_side_keeps_its_partitions(numbers: DataFrame) -> None:
+    frame = sortshuffle.frame(numbers)
+    united = frame.filter(pc.field("id") < 0).repartition(3, "k").union(frame)
+    assert partition_count(united) == 7
+    assert united.count() == 1000
+
+
+# --- coalesce -------------------------------------------------------------------------------------------
+
+
+def test_fewer_partitions_hold_whole_neighbours_in_their_order(numbers: DataFrame, scanned: Path) -> None:
+    spark = numbers.sparkSession
+    frame = sortshuffle.frame(numbers)
+    moved = frame.repartition(5, "k").mapInArrow(tagged(2), "id long, k int")
+    plain = numbers.repartition(5, "k").mapInArrow(tagged(2), "id long, k int")
+    assert differences(moved.coalesce(2), plain.coalesce(2)) == []
+    assert differences(frame.coalesce(3), numbers.coalesce(3)) == []
+    read = sortshuffle.read(spark).parquet(str(scanned))
+    assert sorted(ids(read.coalesce(1))) == list(range(1000))
+    assert partition_count(read.coalesce(1)) == 1
+    chained = frame.mapInArrow(tagged(3), "id long, k int").coalesce(2)
+    assert partition_count(chained) == 2
+    assert ids(chained).count(-3) == 4  # called once for each partition that there was
+    assert partition_count(moved.coalesce(50)) == 5
+
+
+def test_what_is_coalesced_may_be_shuffled_again(numbers: DataFrame) -> None:
+    frame = sortshuffle.frame(numbers).repartition(5, "k").coalesce(2)
+    assert differences(frame.repartition(3, "id"), numbers.repartition(3, "id")) == []
+    assert len(rows_in_order(frame)) == 1000
+
+
+@pytest.mark.parametrize("count", [0, -1, True, "2"])
+def test_no_number_of_partitions_is_no_coalesce(numbers: DataFrame, count: object) -> None:
+    with pytest.raises(UsageError, match="coalesce"):
+        sortshuffle.frame(numbers).coalesce(count)  # type: ignore[arg-type]
+
+
+def test_explain_shows_the_inputs_of_a_union(numbers: DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = sortshuffle.frame(numbers)
+    frame.repartition(2, "k").limit(3).union(frame.filter(pc.field("id") > 5)).explain()
+    text = capsys.readouterr().out
+    assert "    union of\n      * exchange " in text
+    assert "        limit(3)\n      * rows of DataFrame[id, k]\n        filter((id > 5))" in text
+
+
+def test_pandas_functions_run_behind_all_of_them(numbers: DataFrame) -> None:
+    def doubled(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        return (each.assign(id=2 * each.id) for each in frames)
+
+    frame = sortshuffle.frame(numbers)
+    united = frame.limit(3).union(frame.limit(2)).coalesce(1).mapInPandas(doubled, "id long, k int")
+    assert ids(united) == [0, 2, 4, 0, 2]

@@ -1,0 +1,313 @@
+"""`sort` and `sortWithinPartitions` against plain PySpark: the order of every type in every direction, the
+partitions, what the arguments mean, and more rows than fit into a task's memory."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from oracle import GROUP_KEYS, confs, data_frame, every_type, jobs, partition_count, rows_in_order
+from pyspark import cloudpickle
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as sf
+
+import sortshuffle
+from sortshuffle import ShuffleFrame
+from sortshuffle.errors import ColumnError, UsageError
+from sortshuffle.payload.ordering import RowOrder, SortKey
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers know nothing of this module
+
+WAYS = {  # what a column is asked for, and what that means
+    "asc": (False, False),
+    "asc_nulls_last": (False, True),
+    "desc_nulls_first": (True, False),
+    "desc": (True, True),
+}
+SMALL = {"spark.sortshuffle.memory": "1m", "spark.sortshuffle.read.memory": "1m"}
+INTERPRETED = {  # compiling code for so many orders would take longer than putting the rows in order
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+LARGE_ROWS = 60_000
+
+
+@pytest.fixture(scope="module")
+def typed(spark: SparkSession) -> DataFrame:
+    """300 rows in 3 partitions, with a column of every type."""
+    return data_frame(spark, every_type(seed=21, rows=300)).repartitionById(3, sf.expr("cast(id % 3 as int)"))
+
+
+def directed(name: str, way: str) -> Column:
+    column: Column = getattr(sf.col(name), way)()
+    return column
+
+
+def pairs(df: DataFrame | ShuffleFrame) -> list[str]:
+    """The rows in the order of the whole, without saying in which partition each is."""
+    return [row.split(": ", 1)[1] for row in rows_in_order(df)]
+
+
+def spilled(frame: ShuffleFrame, figure: str) -> int:
+    return sum(stage.metrics.counts[figure] for stage in frame.stage_totals())
+
+
+# --- the order ----------------------------------------------------------------------------------------------
+
+
+def test_every_type_has_sparks_order_in_every_direction(spark: SparkSession) -> None:
+    """Spark numbers the rows of a table by each of the orders, which must be what the ranks do."""
+    table = every_type(seed=22, rows=90)
+    orders = [(name, way) for name in GROUP_KEYS for way in WAYS]
+    numbers = [sf.dense_rank().over(Window.orderBy(directed(name, way))) for name, way in orders]
+    with confs(spark, INTERPRETED):
+        numbered = data_frame(spark, table).coalesce(1).select("id", *numbers).toArrow().sort_by("id")
+    (batch,) = table.combine_chunks().to_batches()
+    for (name, way), expected in zip(orders, numbered.columns[1:], strict=True):
+        ranks = RowOrder([SortKey(table.schema.get_field_index(name), *WAYS[way])]).ranks(batch)
+        order = ranks.sort_indices()
+        starts = np.zeros(batch.num_rows, np.int64)
+        starts[ranks.take(order).group_starts()] = 1
+        found = np.empty(batch.num_rows, np.int64)
+        found[order] = np.cumsum(starts)
+        assert found.tolist() == expected.to_pylist(), (name, way)
+
+
+MIXED: list[list[tuple[str, str]]] = [
+    [("st", "desc"), ("d", "asc_nulls_last")],
+    [("x", "desc_nulls_first"), ("dl", "asc")],
+    [("bo", "asc_nulls_last"), ("f", "desc"), ("bi", "desc_nulls_first")],
+]
+"""Several keys, of which the last is followed by ``id``, so that there is one right order only."""
+
+
+@pytest.mark.parametrize("keys", MIXED, ids=lambda keys: ", ".join(name for name, _ in keys))
+def test_a_sort_is_a_total_order_over_the_partitions(typed: DataFrame, keys: list[tuple[str, str]]) -> None:
+    columns = [*(directed(*key) for key in keys), sf.col("id").desc()]
+    ours = sortshuffle.frame(typed).sort(*columns)
+    # few rows are all in the sample: then the bounds, and so the partitions, are Spark's too
+    assert rows_in_order(ours) == rows_in_order(typed.orderBy(*columns))
+    assert 1 < partition_count(ours) <= 5
+
+
+def test_ties_are_in_any_order_but_none_is_lost(typed: DataFrame) -> None:
+    ours, plain = (frame.orderBy("bo") for frame in (sortshuffle.frame(typed), typed))
+    assert [row.bo for row in ours.collect()] == [row.bo for row in plain.collect()]
+    assert Counter(pairs(ours)) == Counter(pairs(plain))
+
+
+def test_every_partition_is_sorted_where_it_is(typed: DataFrame) -> None:
+    keys = [directed("dl", "desc"), directed("st", "asc_nulls_last"), sf.col("id")]
+    ours = sortshuffle.frame(typed)
+    # behind Spark's own partitions, behind a shuffle, and behind a function that hides it
+    assert rows_in_order(ours.sortWithinPartitions(*keys)) == rows_in_order(typed.sortWithinPartitions(*keys))
+    plain = typed.repartition(4, "sh").sortWithinPartitions(*keys)
+    shuffled = ours.repartition(4, "sh")
+    assert rows_in_order(shuffled.sortWithinPartitions(*keys)) == rows_in_order(plain)
+    hidden = shuffled.mapInArrow(_as_they_are, typed.schema)
+    assert rows_in_order(hidden.sortWithinPartitions(*keys)) == rows_in_order(plain)
+
+
+def _as_they_are(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+def test_what_is_selected_and_filtered_before_and_after_stays_sorted(typed: DataFrame) -> None:
+    def done(frame: Any) -> Any:
+        selected = frame.repartition(3, "lo").select("d", "lo", "id")
+        return selected.sortWithinPartitions(sf.col("d").desc(), "id").select("id", "d")
+
+    assert rows_in_order(done(sortshuffle.frame(typed))) == rows_in_order(done(typed))
+
+
+# --- more than fits -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def large(spark: SparkSession) -> DataFrame:
+    """Some 6 MB in 2 partitions, ordered by nothing."""
+    number = "id * 2654435761 % 1000003"
+    text = "sha2(cast(id as string), 256) as text"
+    return spark.range(0, LARGE_ROWS, 1, 2).selectExpr("id", f"{number} as k", "id % 5 as few", text)
+
+
+def test_more_rows_than_fit_are_sorted_through_files(spark: SparkSession, large: DataFrame) -> None:
+    with confs(spark, SMALL):
+        frame = sortshuffle.frame(large)
+    keys = [sf.col("few").desc(), sf.col("k"), sf.col("id")]
+    expected = large.toArrow().sort_by([("few", "descending"), ("k", "ascending"), ("id", "ascending")])
+
+    everywhere = frame.sort(*keys)
+    found = everywhere.toArrow()
+    assert found.select(["id"]).equals(expected.select(["id"]))
+    assert spilled(everywhere, "spills") > 5
+    assert spilled(everywhere, "memory_peak") < 2 * 1024**2
+
+    within = frame.sortWithinPartitions(*keys)
+    parts = within.toDF().select(sf.spark_partition_id().alias("part"), "id").toArrow()
+    for part in (0, 1):
+        ids = parts["id"].filter(np.asarray(parts["part"]) == part).to_numpy()
+        of_expected = np.asarray(expected["id"])
+        assert ids.tolist() == of_expected[of_expected // (LARGE_ROWS // 2) == part].tolist()
+    assert spilled(within, "bytes_spilled") > 1024**2
+    assert spilled(within, "merge_passes") >= 2
+    assert spilled(within, "memory_peak") < 2 * 1024**2
+
+
+# --- partitions, plans --------------------------------------------------------------------------------------
+
+
+def test_a_frame_in_one_partition_needs_no_ranges(spark: SparkSession, typed: DataFrame) -> None:
+    frame = sortshuffle.frame(typed)
+    with confs(spark, {"spark.sql.shuffle.partitions": "1"}), jobs(spark) as ran:
+        single = frame.sort(sf.col("i").desc(), "id")
+        found = pairs(single)
+    assert len(ran.ids) == 1  # nothing was sampled
+    assert found == pairs(typed.orderBy(sf.col("i").desc(), "id"))
+    assert partition_count(single) == 1
+
+
+def test_of_files_only_the_keys_are_read_for_the_sample(
+    spark: SparkSession, typed: DataFrame, tmp_path: Path
+) -> None:
+    typed.select("id", "d", "st").write.parquet(str(tmp_path / "files"))
+    files = sortshuffle.read(spark).parquet(str(tmp_path / "files"))
+    keys = [sf.col("st").desc(), "id"]
+    ours = files.sort(*keys)
+    exchange: Any = ours._chain.origin
+    assert exchange.exchange.scheme.key_rows.wire.names == ["st", "id"]
+    assert not exchange.exchange.scheme.key_rows.steps
+    assert pairs(ours) == pairs(spark.read.parquet(str(tmp_path / "files")).orderBy(*keys))
+
+
+def test_a_frame_without_rows_is_sorted_too(spark: SparkSession, typed: DataFrame) -> None:
+    nothing = sortshuffle.frame(typed.filter("id < 0"))
+    assert nothing.sort("st", sf.col("x").desc()).collect() == []
+    assert nothing.sortWithinPartitions("st").collect() == []
+
+
+def test_what_is_sorted_already_is_the_frame_itself(
+    typed: DataFrame, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ordered = sortshuffle.frame(typed).repartition(2, "i").sortWithinPartitions(sf.col("i").desc(), "st")
+    assert ordered.sortWithinPartitions(sf.col("i").desc()) is ordered
+    assert ordered.sortWithinPartitions("i") is not ordered
+    assert ordered.sort([]) is ordered
+    ordered.explain()
+    assert "sorted by i desc, st" in capsys.readouterr().out
+    sortshuffle.frame(typed).sortWithinPartitions(sf.col("i").desc_nulls_first()).explain()
+    assert "sort(i desc nulls first)" in capsys.readouterr().out
+
+
+# --- arguments ----------------------------------------------------------------------------------------------
+
+
+class Asked:
+    """Both sides' sort, which is asked what its keys are."""
+
+    def __init__(self, df: DataFrame) -> None:
+        self.df = df
+        self.frame = sortshuffle.frame(df)
+
+    def ours(self, *cols: Any, **ascending: Any) -> list[str]:
+        names = [name.lower() for name in self.frame.columns]
+        return [
+            key.describe(names[key.column]) for key in self.frame.sort(*cols, **ascending)._layout.ordered_by
+        ]
+
+    def plain(self, *cols: Any, **ascending: Any) -> list[str]:
+        """From the analysed plan: a column is ``name#12 ASC NULLS FIRST`` there."""
+        plan: Any = self.df.orderBy(*cols, **ascending)
+        order = plan._jdf.queryExecution().analyzed().order()
+        told: dict[str, str] = {}
+        for key in (order.apply(at).sql() for at in range(order.length())):
+            name, direction, _, end = key.split(".")[-1].split(" ")
+            name = name.strip("`").lower()  # it is as it was asked for
+            words = SortKey(0, direction == "DESC", end == "LAST").describe(name)
+            told.setdefault(name, words)
+        return list(told.values())
+
+
+@pytest.fixture(scope="module")
+def asked(spark: SparkSession) -> Asked:
+    return Asked(spark.createDataFrame([(1, "a", 0.5)], "k int, S string, v double"))
+
+
+ARGUMENTS: list[Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = [
+    lambda: (("k",), {}),
+    lambda: (("v", "K"), {}),
+    lambda: ((["k", "s"],), {}),
+    lambda: ((("k", "s"),), {}),
+    lambda: ((sf.col("k").desc(), "s", sf.col("v").asc_nulls_last()), {}),
+    lambda: ((sf.desc_nulls_first("k"), sf.desc("`s`")), {}),
+    lambda: (("k", sf.col("k").desc(), "v"), {}),
+    lambda: ((sf.col("k").alias("other").desc(),), {}),
+    lambda: ((1, -3, "s"), {}),
+    lambda: (([-2, 1],), {}),
+    lambda: (("k", "s"), {"ascending": False}),
+    lambda: (("k", "s"), {"ascending": 0}),
+    lambda: (("k", "s"), {"ascending": [True, False]}),
+    lambda: ((1, "s", sf.col("v").desc()), {"ascending": [0, 0, 1]}),
+    lambda: (("k", "s", "v"), {"ascending": [0, 1]}),
+    lambda: (("k",), {"ascending": [0, 1, 1]}),
+]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+def test_arguments_mean_what_they_mean_in_pyspark(asked: Asked, arguments: Callable[[], Any]) -> None:
+    cols, ascending = arguments()
+    assert asked.ours(*cols, **ascending) == asked.plain(*cols, **ascending)
+
+
+REFUSED: list[tuple[Callable[[], tuple[tuple[Any, ...], dict[str, Any]]], type[Exception], str]] = [
+    (lambda: ((), {}), UsageError, "at least one column"),
+    (lambda: ((True,), {}), UsageError, "not bool"),
+    (lambda: ((1.5,), {}), UsageError, "not float"),
+    (lambda: ((["k"], ["s"]), {}), UsageError, "not list"),
+    (lambda: (("k",), {"ascending": "desc"}), UsageError, "as ascending, not 'desc'"),
+    (lambda: (("k",), {"ascending": (0,)}), UsageError, "as ascending"),
+    (lambda: (("k",), {"ascending": None}), UsageError, "as ascending, not None"),
+    (lambda: ((0,), {}), ColumnError, "counts columns from 1 to 3, or down from -1: not 0"),
+    (lambda: ((4,), {}), ColumnError, "not 4"),
+    (lambda: ((-4,), {}), ColumnError, "not -4"),
+    (lambda: (("nope",), {}), ColumnError, "no column 'nope'"),
+    (lambda: (("*",), {}), ColumnError, "expression"),
+    # Spark takes these, and fails in the job
+    (lambda: ((sf.col("k").desc(),), {"ascending": False}), UsageError, "has a direction already"),
+    (lambda: ((-1,), {"ascending": [False]}), UsageError, "has a direction already"),
+    (lambda: ((sf.col("k").desc().asc(),), {}), UsageError, "has a direction already"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "kind", "said"), REFUSED)
+def test_what_pyspark_does_not_take_is_refused(
+    asked: Asked, arguments: Callable[[], Any], kind: type[Exception], said: str
+) -> None:
+    cols, ascending = arguments()
+    with pytest.raises(kind, match=said):
+        asked.frame.sort(*cols, **ascending)
+    with pytest.raises(kind, match=said):
+        asked.frame.sortWithinPartitions(*cols, **ascending)
+    with pytest.raises(Exception):  # noqa: B017 - of any kind, and some only when it runs
+        asked.df.sort(*cols, **ascending).collect()
+
+
+@pytest.mark.parametrize("name", ["a", "ax", "m"])
+def test_arrays_and_maps_have_no_order_here(typed: DataFrame, name: str) -> None:
+    frame = sortshuffle.frame(typed)
+    for method in (frame.sort, frame.sortWithinPartitions):
+        with pytest.raises(
+            ColumnError, match=f"sorted by column {name} of type (array|map).*plain type from it"
+        ):
+            method("id", name)
+
+
+def test_an_expression_is_refused_with_what_to_do(asked: Asked) -> None:
+    with pytest.raises(ColumnError, match=r"withColumn\(\)"):
+        asked.frame.sort(sf.col("k") + 1)

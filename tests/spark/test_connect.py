@@ -1,0 +1,51 @@
+"""Over Spark Connect: the same rows as plain PySpark there, for every operator; and what is not to be had."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine import ROOT
+
+from sortshuffle.spark.session import NO_ROLLBACK
+
+JOB = Path(__file__).parent / "jobs" / "every_operator.py"
+PATIENCE = 600  # seconds; the job takes about 25, on a machine that has nothing else to do
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a job of every operator prints. It starts a server of its own."""
+    pytest.importorskip("grpc", reason="Spark Connect's packages are not installed: the extra `connect`")
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "spark")))
+    done = subprocess.run(
+        [sys.executable, str(JOB), str(tmp_path_factory.mktemp("connect")), "remote"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_every_operator_gives_the_rows_that_plain_pyspark_gives(printed: dict[str, Any]) -> None:
+    assert printed["differing"] == {}
+    assert printed["cases"] >= 20
+
+
+def test_a_session_without_the_setting_is_refused_with_its_name_and_value(printed: dict[str, Any]) -> None:
+    assert f"the setting {NO_ROLLBACK} to be false, and it is true" in printed["refusal"]
+    assert f'spark.conf.set("{NO_ROLLBACK}", "false")' in printed["refusal"]
+
+
+def test_there_are_no_figures_and_it_is_said(printed: dict[str, Any]) -> None:
+    assert printed["stages"] == 0
+    assert "over Spark Connect there are no figures" in printed["explained"]
