@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from rows import SCHEMA, parquet_files
 
 import sortshuffle
-from sortshuffle.spark.scan import BATCH_ROWS, READ_BUFFER
+from sortshuffle.spark.parquet.scanning import BATCH_ROWS, READ_BUFFER
 
 PARTITIONS = 64
 ROWS_PER_FILE = 1_250_000

@@ -20,6 +20,8 @@ import partitioners  # noqa: E402
 import rdd  # noqa: E402
 import readers  # noqa: E402
 import scale  # noqa: E402
+import sort  # noqa: E402
+import tpch  # noqa: E402
 
 CASES = {
     "engine": engine.main,
@@ -29,7 +31,9 @@ CASES = {
     "scale": scale.main,
     "growth": growth.main,
     "exchange": exchange.main,
+    "sort": sort.main,
     "rdd": rdd.main,
+    "tpch": tpch.main,
 }
 
 
