@@ -320,8 +320,9 @@ class ShuffleFrame:
             if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
                 self._df = chain.origin.source
             else:
-                rows = chain.frame(self._new_run(), ToSpark(), chain.schema)
-                self._df = for_spark(rows, chain, self._own_layout)
+                run = self._new_run()
+                rows = chain.frame(run, ToSpark(), chain.schema)
+                self._df = for_spark(rows, chain, self._own_layout, run)
         return self._df
 
     def collect(self) -> list[Any]:

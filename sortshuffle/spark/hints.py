@@ -54,7 +54,7 @@ from sortshuffle.spark.origins import (
     UnionOrigin,
 )
 from sortshuffle.spark.parquet.merging import folded
-from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Chain, Layout
+from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Chain, Layout, stage_name
 from sortshuffle.spark.row_steps import Limit, Sample
 from sortshuffle.spark.stages import GroupApply, Step
 
@@ -69,19 +69,21 @@ _LARGEST = 1 << 60
 _LONG = 8  # bytes
 
 
-def for_spark(df: DataFrame, chain: Chain, layout: Layout) -> DataFrame:
-    """The rows of a frame for Spark. ``df``: its last stage in Spark's plan; ``chain``: what it is made of.
+def for_spark(df: DataFrame, chain: Chain, layout: Layout, stage: int) -> DataFrame:
+    """The rows of a frame for Spark. ``df``: its last stage in Spark's plan, of number ``stage``; ``chain``:
+    what it is made of.
 
     Behind a DataFrame there is nothing to add: Spark sees through to it, and reckons its size by the same
     rules.
     """
     if isinstance(chain.origin, DataFrameOrigin) or not _is_classic(df):
         return df
-    return hinted(df, layout, estimated_size(chain))
+    return hinted(df, layout, estimated_size(chain), stage_name(stage, chain.origin))
 
 
-def hinted(df: DataFrame, layout: Layout, size: int | None) -> DataFrame:
-    """The same rows and partitions, with what is known of them. ``size``: bytes, None if not known.
+def hinted(df: DataFrame, layout: Layout, size: int | None, name: str = "sortshuffle") -> DataFrame:
+    """The same rows and partitions, with what is known of them. ``size``: bytes, None if not known. ``name``:
+    what Spark's plans call them.
 
     Where this Spark's `LogicalRDD` cannot be made, or there is nothing to tell, ``df`` itself.
     """
@@ -91,7 +93,7 @@ def hinted(df: DataFrame, layout: Layout, size: int | None) -> DataFrame:
     jvm = spark.sparkContext._jvm
     rdd = planner.planned(df)
     count = int(rdd.getNumPartitions())
-    label = describe(layout, df.columns, count)
+    label = ": ".join(filter(None, (name, describe(layout, df.columns, count))))
     rdd.setName(label)
     with call_site(spark.sparkContext, label):
         scan = _Claims(jvm, df).scan(rdd, layout, count, size)
@@ -99,14 +101,14 @@ def hinted(df: DataFrame, layout: Layout, size: int | None) -> DataFrame:
 
 
 def describe(layout: Layout, names: Sequence[str], count: int) -> str:
-    """What is claimed of a frame of ``count`` partitions, for people."""
-    words = ["sortshuffle"]
+    """What is claimed of a frame of ``count`` partitions, for people; nothing if that is nothing."""
+    words = []
     if _is_placed(layout, count):
         assert layout.placed_by is not None
         words.append(f"hash({', '.join(names[at] for at in layout.placed_by)}) into {count}")
     if layout.ordered_by:
         words.append(f"sorted by {', '.join(key.describe(names[key.column]) for key in layout.ordered_by)}")
-    return words[0] if len(words) == 1 else f"{words[0]} {', '.join(words[1:])}"
+    return ", ".join(words)
 
 
 def _is_placed(layout: Layout, count: int) -> bool:

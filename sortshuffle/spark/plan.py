@@ -171,11 +171,11 @@ class Chain:
         def run(batches: Any) -> Any:
             return stage(batches)
 
-        run.__name__ = _stage_name(number, origin, purpose)
+        run.__name__ = stage_name(number, origin, purpose)
         return origin.rows().mapInArrow(run, schema)
 
 
-def _stage_name(number: int, origin: Origin, purpose: str) -> str:
+def stage_name(number: int, origin: Origin, purpose: str = "") -> str:
     """What Spark's plans call a stage."""
     name = f"sortshuffle stage {number}"
     read = [str(exchange.number) for exchange in origin.exchanges()]

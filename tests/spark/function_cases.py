@@ -11,7 +11,7 @@ import datetime as dt
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
@@ -27,6 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
 import sortshuffle
+from sortshuffle.compute.groups import GroupRun
 from sortshuffle.spark.functions import (
     FunctionConf,
     GroupApplyInArrow,
@@ -178,6 +179,13 @@ def printed_rows(result: DataFrame) -> list[str]:
     return [repr(row) for batch in wire_batches(result) for row in batch.to_pylist()]
 
 
+def as_given(adaptor: Any, tables: Iterable[Any]) -> Iterable[Any]:
+    """Groups' tables as this adaptor wants them."""
+    if isinstance(adaptor, GroupApplyInPandas):
+        return (GroupRun(table, [0]) for table in tables)
+    return tables
+
+
 def by_us(df: DataFrame, method: str, function: Any, schema: Any, keys: list[str]) -> list[str]:
     conf = FunctionConf.of(df.sparkSession)
     if method in GROUPS:
@@ -185,6 +193,7 @@ def by_us(df: DataFrame, method: str, function: Any, schema: Any, keys: list[str
         given: Any = group_tables(df, keys)
         if isinstance(adaptor, GroupIterateInArrow | GroupIterateInPandas):
             given = (iter(table.to_batches(max_chunksize=1)) for table in given)
+        given = as_given(adaptor, given)
     else:
         adaptor, given = MAPS[method].of(function, schema, conf), input_batches(df)
     adaptor = cloudpickle.loads(cloudpickle.dumps(adaptor))

@@ -181,7 +181,7 @@ def test_what_is_no_function_is_refused(frame: ShuffleFrame) -> None:
 
 
 def test_a_grouped_function_of_no_arguments_is_refused(frame: ShuffleFrame) -> None:
-    with pytest.raises(UsageError, match=r"must take one argument \(table\) or two \(key, table\)"):
+    with pytest.raises(UsageError, match=r"must take one argument \(rows\) or two \(key, rows\)"):
         frame.groupBy("k").applyInArrow(lambda: None, SCHEMA)
 
 

@@ -410,7 +410,8 @@ def test_sparks_pages_say_which_exchange_a_stage_writes_and_reads(
     control: Any = exchange_of(one).control()
     assert label in control._jdf.queryExecution().toRdd().toDebugString()
     assert re.search(
-        rf"MapInArrow sortshuffle stage \d+, reads exchange {first}\(", df._jdf.queryExecution().toString()
+        rf"sortshuffle stage \d+, reads exchange {first}: hash\(k\) into 3",
+        df._jdf.queryExecution().toString(),
     )
     with jobs(spark) as rest:
         assert two.count() == ROWS

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from function_cases import CONF, PACKAGE, batch, by_spark, by_us, text
+from function_cases import CONF, PACKAGE, as_given, batch, by_spark, by_us, text
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -95,7 +95,8 @@ def test_a_function_that_stops_early_closes_its_input(spark: SparkSession, adapt
 def test_closing_group_functions_closes_the_groups(spark: SparkSession, adaptor: Any) -> None:
     log = Log()
     tables: Any = [pa.table({"k": [key] * 2000}) for key in (1, 2)]  # small results would wait
-    results = adaptor.of(lambda rows: rows, "k long", CONF, [0])(log.source(tables))
+    made = adaptor.of(lambda rows: rows, "k long", CONF, [0])
+    results = made(log.source(as_given(made, tables)))
     assert next(results).num_rows == 2000
     assert log.events == []
     results.close()
@@ -194,7 +195,8 @@ def test_tracebacks_show_the_users_frames(spark: SparkSession, adaptor: Any, fun
     if adaptor in (MapInArrow, MapInPandas):
         run = adaptor.of(function, "k long", CONF)(iter([batch(k=[1])]))
     else:
-        run = adaptor.of(function, "k long", CONF, [0])(iter([pa.table({"k": [1]})]))
+        made = adaptor.of(function, "k long", CONF, [0])
+        run = made(iter(as_given(made, [pa.table({"k": [1]})])))
     with pytest.raises(ZeroDivisionError, match="by the user") as caught:
         list(run)
     assert our_frames(caught.value) == ["user_errors"]
