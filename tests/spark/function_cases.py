@@ -156,8 +156,9 @@ def wire_batches(df: DataFrame) -> list[pa.RecordBatch]:
 
 @functools.cache
 def input_batches(df: DataFrame) -> list[pa.RecordBatch]:
-    """The batches of a frame that many tests use: one Spark job for all of them."""
-    return wire_batches(df)
+    """The rows of a frame that many tests use, in one batch: one Spark job for all of them, whatever the
+    session cuts batches into when it runs."""
+    return pa.Table.from_batches(wire_batches(df)).combine_chunks().to_batches()
 
 
 def group_tables(df: DataFrame, keys: list[str]) -> list[pa.Table]:
