@@ -80,7 +80,7 @@ def test_anything_with_bytes_can_be_appended(data: object) -> None:
     assert built(builder.consumer()) == b"abcd"
 
 
-@pytest.mark.parametrize("data", [b"", pa.py_buffer(b""), np.empty(0, np.int64)], ids=["bytes", "buffer", "array"])
+@pytest.mark.parametrize("data", [b"", pa.py_buffer(b""), np.empty(0, np.int64)], ids=type)
 def test_appending_nothing_is_allowed(data: object) -> None:
     builder = new_builder()
     assert builder.append(data) == 0
