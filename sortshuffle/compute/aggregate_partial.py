@@ -106,6 +106,9 @@ class _Side:
         selected = self._reducer.selected(batch)
         if self._left_alone > 0:
             self._left_alone -= batch.num_rows
+            if self._waiting.rows:  # of the batch by which this was decided: they come first
+                self._group_waiting()
+                yield from self._send()
             yield self._reducer.given(self._reducer.lifted(selected))
             return
         rows = self._piece_rows(selected)

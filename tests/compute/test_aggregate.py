@@ -498,6 +498,16 @@ def test_the_first_row_of_each_key_is_kept(
     assert sorted(kept) == sorted(first.values())
 
 
+def test_rows_that_pass_as_they_are_come_behind_those_that_wait() -> None:
+    texts = [None, None, "a" * 6, "", None, None, None, ""]
+    numbers = pa.array([None, 0, *[None] * 6], pa.int64())
+    rows = pa.record_batch([pa.array(range(8), pa.int32()), numbers, pa.array(texts)], ["row", "a", "b"])
+    sent = partial(iter(cut(rows, [4])), [FirstRows((1, 2))], MemoryBudget(500))
+    kept = [row for batch in sent for row in batch["row"].to_pylist()]
+    assert kept == sorted(kept)
+    assert {0, 1, 2, 3} <= set(kept)
+
+
 def test_batches_are_joined_up_to_a_size_and_empty_ones_left_out() -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         for rows in (0, 1, 1, 0, 5, 20, 1):

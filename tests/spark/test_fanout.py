@@ -480,7 +480,8 @@ def test_if_one_exchange_cannot_be_written_none_is(
 
     with pytest.raises(PythonException, match="LookupError: no "):
         exchanges[0].control().collect()
-    assert list(directory.rglob("exchange-*")) == []
+    # an unfinished file of a task that Spark killed for the failure of another is the janitor's
+    assert [each for each in directory.rglob("exchange-*") if each.suffix != ".partial"] == []
 
 
 # --- told -----------------------------------------------------------------------------------------------
