@@ -34,7 +34,7 @@ from sortshuffle.spark.columns import (
     resolve,
     sort_key,
 )
-from sortshuffle.spark.functions import MapInArrow, MapInPandas
+from sortshuffle.spark.functions import MapFunction, MapInArrow, MapInPandas
 from sortshuffle.spark.grouped import GroupedFrame
 from sortshuffle.spark.hints import for_spark
 from sortshuffle.spark.keys import check_id_column, check_range_key
@@ -407,7 +407,7 @@ class ShuffleFrame:
         self._runs.append(next_number())
         return self._runs[-1]
 
-    def _then(self, step: MapInArrow | MapInPandas) -> ShuffleFrame:
+    def _then(self, step: MapFunction) -> ShuffleFrame:
         return ShuffleFrame(self._chain.then(step, step.declared.schema))
 
     def _position(self, col: ColumnLike) -> int:

@@ -39,7 +39,7 @@ from sortshuffle.compute.join import JoinKind
 from sortshuffle.payload.ordering import SortKey
 from sortshuffle.spark import planner, skew
 from sortshuffle.spark.exchange import Exchange
-from sortshuffle.spark.functions import GroupFunction, MapInArrow, MapInPandas
+from sortshuffle.spark.functions import GroupFunction, MapFunction
 from sortshuffle.spark.naming import call_site
 from sortshuffle.spark.operators.broadcast import BroadcastOrigin
 from sortshuffle.spark.operators.joins import ShuffledJoin
@@ -56,6 +56,7 @@ from sortshuffle.spark.origins import (
 from sortshuffle.spark.parquet.merging import folded
 from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Chain, Layout, stage_name
 from sortshuffle.spark.row_steps import Limit, Sample
+from sortshuffle.spark.session import is_classic
 from sortshuffle.spark.stages import GroupApply, Step
 
 LOGGER = "sortshuffle.hints"
@@ -76,7 +77,7 @@ def for_spark(df: DataFrame, chain: Chain, layout: Layout, stage: int) -> DataFr
     Behind a DataFrame there is nothing to add: Spark sees through to it, and reckons its size by the same
     rules.
     """
-    if isinstance(chain.origin, DataFrameOrigin) or not _is_classic(df):
+    if isinstance(chain.origin, DataFrameOrigin) or not is_classic(df.sparkSession):
         return df
     return hinted(df, layout, estimated_size(chain), stage_name(stage, chain.origin))
 
@@ -87,7 +88,7 @@ def hinted(df: DataFrame, layout: Layout, size: int | None, name: str = "sortshu
 
     Where this Spark's `LogicalRDD` cannot be made, or there is nothing to tell, ``df`` itself.
     """
-    if not _is_classic(df) or (size is None and layout == UNKNOWN_LAYOUT):
+    if not is_classic(df.sparkSession) or (size is None and layout == UNKNOWN_LAYOUT):
         return df
     spark: Any = df.sparkSession
     jvm = spark.sparkContext._jvm
@@ -114,10 +115,6 @@ def describe(layout: Layout, names: Sequence[str], count: int) -> str:
 def _is_placed(layout: Layout, count: int) -> bool:
     """Whether the placement may be claimed of a scan with so many partitions."""
     return bool(layout.placed_by) and layout.partitions == count
-
-
-def _is_classic(df: DataFrame) -> bool:
-    return hasattr(df, "_jdf")
 
 
 # ---- in the JVM ---------------------------------------------------------------------------------------
@@ -228,7 +225,7 @@ def _declared(step: Step) -> StructType | None:
     """The schema of the rows of a user's function, which Spark takes for as large as those that it was given;
     None for another step."""
     function = step.function if isinstance(step, GroupApply) else step
-    if isinstance(function, MapInArrow | MapInPandas | GroupFunction):
+    if isinstance(function, MapFunction | GroupFunction):
         return function.declared.schema
     return None
 

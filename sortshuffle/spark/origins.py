@@ -190,7 +190,7 @@ class TogetherOrigin:
         return planner.together([exchange.control_rows() for exchange in exchanges])
 
     def opening(self) -> Opening:
-        return ReadTogether(tuple(_input_of(chain) for chain in self.inputs), self.combine)
+        return ReadTogether(tuple(input_of(chain) for chain in self.inputs), self.combine)
 
     def partitions(self) -> int:
         return self.exchanges()[0].placed_partitions()
@@ -199,10 +199,10 @@ class TogetherOrigin:
         return all(chain.is_reproducible() for chain in self.inputs)
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        return _distinct(self.inputs)
+        return exchanges_of(self.inputs)
 
     def lines(self) -> list[str]:
-        return [self.combine.describe(), *_lines_of(self.inputs)]
+        return [self.combine.describe(), *lines_of(self.inputs)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,10 +227,10 @@ class UnionOrigin:
         return all(chain.is_reproducible() for chain in self.inputs)
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        return _distinct(self.inputs)
+        return exchanges_of(self.inputs)
 
     def lines(self) -> list[str]:
-        return ["union of", *_lines_of(self.inputs)]
+        return ["union of", *lines_of(self.inputs)]
 
     @once
     def _planned(self) -> list[DataFrame]:
@@ -270,10 +270,10 @@ class SparkUnionOrigin:
         return all(chain.is_reproducible() for chain in self.inputs)
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        return _distinct(self.inputs)
+        return exchanges_of(self.inputs)
 
     def lines(self) -> list[str]:
-        return ["union, by Spark, of", *_lines_of(self.inputs)]
+        return ["union, by Spark, of", *lines_of(self.inputs)]
 
     @once
     def _union(self) -> DataFrameOrigin:
@@ -318,7 +318,7 @@ class CoalescedOrigin:
         return self.chain.origin.exchanges()
 
     def lines(self) -> list[str]:
-        return [f"coalesced into {self.count} partitions", *_lines_of([self.chain])]
+        return [f"coalesced into {self.count} partitions", *lines_of([self.chain])]
 
 
 # In which column of an origin's rows the number of the partition is that they are for
@@ -340,17 +340,19 @@ def side_by_side(frames: Sequence[DataFrame]) -> list[DataFrame]:
     return wrapped
 
 
-def _input_of(chain: Chain) -> Input:
+def input_of(chain: Chain) -> Input:
+    """A chain that begins with an exchange, as an opening reads it."""
     origin = chain.origin
     assert isinstance(origin, ExchangeOrigin)  # what operators put together begins with exchanges
     return Input(origin.exchange.number, origin.opening(), chain.steps)
 
 
-def _distinct(chains: Sequence[Chain]) -> tuple[Exchange, ...]:
+def exchanges_of(chains: Sequence[Chain]) -> tuple[Exchange, ...]:
+    """Those that these chains read, each once."""
     return tuple(dict.fromkeys(exchange for chain in chains for exchange in chain.origin.exchanges()))
 
 
-def _lines_of(chains: Sequence[Chain]) -> list[str]:
+def lines_of(chains: Sequence[Chain]) -> list[str]:
     """A chain each: its origin and below it its steps."""
     lines = []
     for chain in chains:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.spark.control import SCHEMA, channels
-from sortshuffle.spark.stages import Batches, Opening, ReadExchange, Step, closes, holders_of, through
+from sortshuffle.spark.stages import Batches, Opening, ReadExchange, Step, closes, holders_of, opened_through
 from sortshuffle.spark.task import Task
 
 
@@ -79,10 +79,8 @@ class ReadTogether:
         found = channels(iter(own.to_batches()))
         raw_bytes = sum(extent.raw_bytes for channel in found for extent in channel.extents)
         budget = task.reading.share(share, f"read exchange {each.exchange}")
-        rows = opened.enter_context(closes(each.opening.read(found, task, budget)))
-        for step in each.steps:
-            rows = opened.enter_context(closes(through(step, rows, task)))
-        return Leg(rows, raw_bytes)
+        rows = each.opening.read(found, task, budget)
+        return Leg(opened_through(rows, each.steps, task, opened), raw_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +109,7 @@ class ReadUnion:
         others = (batch for batch in chain((first.slice(1),), received) if batch.num_rows)
         own = (_unwrapped(batch, 1 + number) for batch in others)
         with ExitStack() as opened:
-            rows = opened.enter_context(closes(opening.open(own, task)))
-            for step in steps:
-                rows = opened.enter_context(closes(through(step, rows, task)))
-            yield from rows
+            yield from opened_through(opening.open(own, task), steps, task, opened)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +136,7 @@ class ReadCoalesced:
             own = iter(_with_output(rows.filter(pc.equal(numbers, number))).to_batches())
             part = replace(task, partition=number)  # as the input counts partitions
             with ExitStack() as opened:
-                partition = opened.enter_context(closes(self.opening.open(own, part)))
-                for step in self.steps:
-                    partition = opened.enter_context(closes(through(step, partition, part)))
-                yield from partition
+                yield from opened_through(self.opening.open(own, part), self.steps, part, opened)
 
 
 def _with_output(rows: pa.Table) -> pa.Table:

@@ -43,7 +43,7 @@ from sortshuffle.errors import DataLossError
 from sortshuffle.options import Options, format_size
 from sortshuffle.spark import planner
 from sortshuffle.spark.control import channels
-from sortshuffle.spark.functions import MapInArrow, MapInPandas
+from sortshuffle.spark.functions import MapFunction
 from sortshuffle.spark.naming import call_site
 from sortshuffle.spark.origins import ExchangeOrigin, TogetherOrigin
 from sortshuffle.spark.stages import PER_BATCH, Batches, Opening, Step
@@ -234,7 +234,7 @@ def _sliceable_together(origin: TogetherOrigin) -> list[Exchange]:
 
 def _takes_rows_as_they_come(steps: Sequence[Step]) -> bool:
     """Whether these steps need no rows but those that they are given, whichever these are."""
-    return all(isinstance(step, (MapInArrow, MapInPandas, *PER_BATCH)) for step in steps)
+    return all(isinstance(step, (MapFunction, *PER_BATCH)) for step in steps)
 
 
 # ---- how it is put into the plan ------------------------------------------------------------------------

@@ -128,18 +128,16 @@ class Stage:
     def _chained(self, received: Batches, task: Task, opened: ExitStack) -> Batches:
         """What the closing yields. ``opened`` closes every link, the last one first."""
 
-        def link(batches: Any) -> Any:
-            opened.callback(_close, batches)
-            return batches
+        def link(batches: Batches) -> Batches:
+            return opened.enter_context(closes(batches))
 
         rows = link(self.opening.open(received, task))
         rows = link(task.metrics.timed(rows, "input"))
-        rows = link(_counted(rows, task.metrics, "in"))
-        for step in self.steps:
-            rows = link(through(step, rows, task))
+        rows = _counted(rows, task.metrics, "in")
+        rows = opened_through(rows, self.steps, task, opened)
         rows = link(task.metrics.timed(rows, "chain"))
         rows = link(_counted(rows, task.metrics, "out"))
-        return link(self.closing.close(rows, task))  # type: ignore[no-any-return]
+        return link(self.closing.close(rows, task))
 
 
 def _user_seconds(metrics: TaskMetrics) -> None:
@@ -289,16 +287,20 @@ def _counted(batches: Batches, metrics: TaskMetrics, where: str) -> Batches:
         yield batch
 
 
+def opened_through(rows: Batches, steps: Sequence[Step], task: Task, opened: ExitStack) -> Batches:
+    """What these steps make of rows. ``opened`` closes every link, the last one first."""
+    rows = opened.enter_context(closes(rows))
+    for step in steps:
+        rows = opened.enter_context(closes(through(step, rows, task)))
+    return rows
+
+
 @contextmanager
 def closes(batches: Batches) -> Iterator[Batches]:
     """The iterator, which is closed when the block is left."""
     try:
         yield batches
     finally:
-        _close(batches)
-
-
-def _close(iterator: Any) -> None:
-    close: Callable[[], None] | None = getattr(iterator, "close", None)
-    if close is not None:
-        close()
+        close: Callable[[], None] | None = getattr(batches, "close", None)
+        if close is not None:
+            close()

@@ -40,7 +40,7 @@ from sortshuffle.spark.functions.grouped import (
     GroupIterateInArrow,
     GroupIterateInPandas,
 )
-from sortshuffle.spark.functions.maps import MapInArrow, MapInPandas
+from sortshuffle.spark.functions.maps import MapFunction, MapInArrow, MapInPandas
 from sortshuffle.spark.functions.running import user_errors
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "GroupFunction",
     "GroupIterateInArrow",
     "GroupIterateInPandas",
+    "MapFunction",
     "MapInArrow",
     "MapInPandas",
     "user_errors",

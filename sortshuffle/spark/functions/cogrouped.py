@@ -12,9 +12,9 @@ from pyspark.sql import types as st
 
 from sortshuffle.compute.gathering import gathered
 from sortshuffle.spark.functions.conf import FunctionConf
-from sortshuffle.spark.functions.conversion import given_arrow, pandas_series
+from sortshuffle.spark.functions.conversion import given_arrow, joined, pandas_key, pandas_series
 from sortshuffle.spark.functions.declared import Batches, Declared
-from sortshuffle.spark.functions.grouped import arrow_key, joined, pandas_key
+from sortshuffle.spark.functions.grouped import arrow_key
 from sortshuffle.spark.functions.results import from_arrow, from_group_frame
 from sortshuffle.spark.functions.running import Closed, in_user_code, user_errors
 from sortshuffle.spark.functions.signatures import Function, takes_key

@@ -49,6 +49,18 @@ def pandas_series(rows: pa.RecordBatch | pa.Table, conf: FunctionConf) -> list[p
     return _to_pandas(whole, conf, structs_as_frames=False)
 
 
+def pandas_key(series: list[pd.Series], keys: tuple[int, ...], row: int = 0) -> tuple[Any, ...]:
+    """The key of a row, from its columns."""
+    return tuple(series[position].iloc[row] for position in keys)
+
+
+def joined(series: list[pd.Series]) -> pd.DataFrame:
+    """The frame of these columns."""
+    import pandas as pd
+
+    return pd.concat(series, axis=1)
+
+
 def _to_pandas(rows: pa.RecordBatch | pa.Table, conf: FunctionConf, *, structs_as_frames: bool) -> list[Any]:
     try:
         from pyspark.sql.conversion import ArrowBatchTransformer

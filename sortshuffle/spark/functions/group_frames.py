@@ -27,7 +27,7 @@ from pyspark.sql import types as st
 
 from sortshuffle.compute.groups import GroupRun
 from sortshuffle.spark.functions.conf import FunctionConf
-from sortshuffle.spark.functions.conversion import pandas_series
+from sortshuffle.spark.functions.conversion import joined, pandas_key, pandas_series
 from sortshuffle.spark.functions.declared import Batches, Declared
 from sortshuffle.spark.functions.results import from_frame, from_group_frame
 
@@ -47,22 +47,15 @@ def group_frames(
     runs: Iterator[GroupRun], keys: tuple[int, ...], conf: FunctionConf
 ) -> Iterator[tuple[tuple[Any, ...], pd.DataFrame]]:
     """The key and the frame of every group, as ``applyInPandas`` gives them."""
-    import pandas as pd
-
     for run in runs:
-        count = run.rows.num_rows
         for rows, starts in _convertible(run):
             series = pandas_series(rows, conf)
-            whole = pd.concat(series, axis=1)
+            whole = joined(series)
             if len(starts) == 1:
-                yield tuple(series[key].iloc[0] for key in keys), whole
+                yield pandas_key(series, keys), whole
                 continue
-            key_series = [series[key] for key in keys]
-            for start, stop in pairwise([*starts, count]):
-                yield (
-                    tuple(each.iloc[start] for each in key_series),
-                    whole.iloc[start:stop].reset_index(drop=True),
-                )
+            for start, stop in pairwise([*starts, rows.num_rows]):
+                yield pandas_key(series, keys, start), whole.iloc[start:stop].reset_index(drop=True)
 
 
 def _convertible(run: GroupRun) -> Iterator[tuple[pa.RecordBatch | pa.Table, list[int]]]:

@@ -20,7 +20,7 @@ from sortshuffle.compute.gathering import gathered
 from sortshuffle.compute.groups import GroupRun, group_batches, group_runs, group_tables
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.functions.conf import FunctionConf
-from sortshuffle.spark.functions.conversion import given_arrow, pandas_series
+from sortshuffle.spark.functions.conversion import given_arrow, joined, pandas_key, pandas_series
 from sortshuffle.spark.functions.declared import Batches, Declared
 from sortshuffle.spark.functions.group_frames import FrameCollector, group_frames
 from sortshuffle.spark.functions.results import from_arrow, from_group_frame
@@ -33,7 +33,7 @@ from sortshuffle.spark.functions.signatures import (
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,15 +210,3 @@ class GroupIterateInPandas(GroupFunction):
 def arrow_key(rows: pa.Table | pa.RecordBatch, keys: tuple[int, ...]) -> tuple[pa.Scalar, ...]:
     """The key of rows that are all of one group."""
     return tuple(rows.column(position)[0] for position in keys)
-
-
-def pandas_key(series: list[pd.Series], keys: tuple[int, ...]) -> tuple[Any, ...]:
-    """The key of rows that are all of one group, from their columns."""
-    return tuple(series[position].iloc[0] for position in keys)
-
-
-def joined(series: list[pd.Series]) -> pd.DataFrame:
-    """The frame of these columns."""
-    import pandas as pd
-
-    return pd.concat(series, axis=1)

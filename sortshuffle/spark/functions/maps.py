@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 from pyspark.sql import types as st
@@ -16,21 +18,19 @@ from sortshuffle.spark.functions.signatures import Function
 
 
 @dataclass(frozen=True, slots=True)
-class MapInArrow:
-    """``DataFrame.mapInArrow``: an iterator of record batches in, an iterator of record batches out.
+class MapFunction(ABC):
+    """A function of an iterator. ``method``: what the user called it by."""
 
-    Returned columns are matched by position and further ones are left out, as in Spark; with
-    ``conf.exact_schema`` names and number must agree.
-    """
+    method: ClassVar[str]
 
     function: Function
     declared: Declared
     conf: FunctionConf
 
-    @staticmethod
-    def of(function: Function, schema: st.StructType | str, conf: FunctionConf) -> MapInArrow:
+    @classmethod
+    def of(cls, function: Function, schema: st.StructType | str, conf: FunctionConf) -> MapFunction:
         """Raises `UsageError` or `UnsupportedError`."""
-        return MapInArrow(function, Declared.of("mapInArrow", function, schema, conf), conf)
+        return cls(function, Declared.of(cls.method, function, schema, conf), conf)
 
     def describe(self) -> str:
         return self.declared.place
@@ -41,6 +41,20 @@ class MapInArrow:
         Raises `SchemaMismatchError`, and what the user's function does.
         """
         return user_errors(self._run(batches))
+
+    @abstractmethod
+    def _run(self, batches: Batches) -> Batches: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MapInArrow(MapFunction):
+    """``DataFrame.mapInArrow``: an iterator of record batches in, an iterator of record batches out.
+
+    Returned columns are matched by position and further ones are left out, as in Spark; with
+    ``conf.exact_schema`` names and number must agree.
+    """
+
+    method = "mapInArrow"
 
     def _run(self, batches: Batches) -> Batches:
         given = given_arrow(batches, self.conf)
@@ -65,31 +79,14 @@ class MapInArrow:
 
 
 @dataclass(frozen=True, slots=True)
-class MapInPandas:
+class MapInPandas(MapFunction):
     """``DataFrame.mapInPandas``: an iterator of data frames in, an iterator of data frames out.
 
     The first columns of a returned frame, as many as are declared, must have the declared names in any
     order; frames whose column labels have no string among them are matched by position.
     """
 
-    function: Function
-    declared: Declared
-    conf: FunctionConf
-
-    @staticmethod
-    def of(function: Function, schema: st.StructType | str, conf: FunctionConf) -> MapInPandas:
-        """Raises `UsageError` or `UnsupportedError`."""
-        return MapInPandas(function, Declared.of("mapInPandas", function, schema, conf), conf)
-
-    def describe(self) -> str:
-        return self.declared.place
-
-    def __call__(self, batches: Batches) -> Batches:
-        """The results, as batches of ``declared.wire``.
-
-        Raises `SchemaMismatchError`, and what the user's function does.
-        """
-        return user_errors(self._run(batches))
+    method = "mapInPandas"
 
     def _run(self, batches: Batches) -> Batches:
         import pandas as pd

@@ -31,11 +31,11 @@ from sortshuffle.spark.control import COLUMNS, channels
 from sortshuffle.spark.exchange import Exchange
 from sortshuffle.spark.once import once
 from sortshuffle.spark.operators.layouts import exchanged
-from sortshuffle.spark.origins import ExchangeOrigin
+from sortshuffle.spark.origins import exchanges_of, input_of, lines_of
 from sortshuffle.spark.placements import Broadcast
 from sortshuffle.spark.plan import Chain
 from sortshuffle.spark.several import Input
-from sortshuffle.spark.stages import Batches, Opening, Step, closes, holders_of, through
+from sortshuffle.spark.stages import Batches, Opening, Step, holders_of, opened_through
 from sortshuffle.spark.task import Task
 
 if TYPE_CHECKING:
@@ -125,9 +125,7 @@ class BroadcastOrigin:
 
     def opening(self) -> Opening:
         small, large = self.small, self.large.chain
-        origin = small.origin
-        assert isinstance(origin, ExchangeOrigin)
-        read = Input(origin.exchange.number, origin.opening(), small.steps)
+        read = input_of(small)
         return BroadcastJoin(
             self.spec, read, small.wire, self.small_is_left, large.origin.opening(), large.steps, self.label
         )
@@ -139,15 +137,10 @@ class BroadcastOrigin:
         return self.small.is_reproducible() and self.large.chain.is_reproducible()
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        return tuple(dict.fromkeys((*self.small.origin.exchanges(), *self.large.chain.origin.exchanges())))
+        return exchanges_of((self.small, self.large.chain))
 
     def lines(self) -> list[str]:
-        lines = [self.label]
-        for side in (self.small, self.large.chain):
-            first, *others = side.origin.lines()
-            lines += [f"  * {first}", *(f"    {line}" for line in others)]
-            lines += [f"    {step.describe()}" for step in side.steps]
-        return lines
+        return [self.label, *lines_of((self.small, self.large.chain))]
 
 
 @dataclass(frozen=True)
@@ -181,17 +174,13 @@ class BroadcastJoin:
                         " give more memory with spark.sortshuffle.memory"
                     )
             build = BuildTable(self.spec, held.joined(self.small_schema), is_left=self.small_is_left)
-            rows = opened.enter_context(closes(self.opening.open(own, task)))
-            for step in self.steps:
-                rows = opened.enter_context(closes(through(step, rows, task)))
+            rows = opened_through(self.opening.open(own, task), self.steps, task, opened)
             yield from probe(self.spec, build, rows)
 
     def _small_rows(self, control: list[pa.RecordBatch], task: Task, opened: ExitStack) -> Batches:
         found = channels(iter(control))
-        rows = opened.enter_context(closes(self.small.opening.read(found, task, task.reading)))
-        for step in self.small.steps:
-            rows = opened.enter_context(closes(through(step, rows, task)))
-        return rows
+        rows = self.small.opening.read(found, task, task.reading)
+        return opened_through(rows, self.small.steps, task, opened)
 
 
 def _parted(received: Batches) -> tuple[list[pa.RecordBatch], Batches]:

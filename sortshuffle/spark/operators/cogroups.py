@@ -19,8 +19,14 @@ from sortshuffle.errors import ColumnError, UsageError
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.functions import CoGroupFunction, CoGroupInArrow, CoGroupInPandas
-from sortshuffle.spark.operators.layouts import hash_exchanged, ordered
-from sortshuffle.spark.origins import ExchangeOrigin, TogetherOrigin
+from sortshuffle.spark.operators.layouts import (
+    common_context,
+    hash_exchanged,
+    ordered,
+    placed_exactly,
+    placement_of,
+)
+from sortshuffle.spark.origins import TogetherOrigin
 from sortshuffle.spark.plan import Chain
 from sortshuffle.spark.several import Leg
 from sortshuffle.spark.stages import Batches
@@ -93,8 +99,7 @@ def _check_sides(left: GroupedFrame, right: Any) -> None:
 
     if not isinstance(right, GroupedFrame):
         raise UsageError(f"cogroup() takes what groupBy() gives, not {type(right).__name__}")
-    if left._frame._chain.context.spark is not right._frame._chain.context.spark:
-        raise UsageError("the frames of a cogroup must be of one Spark session")
+    common_context(left._frame, right._frame, "cogroup")
     if len(left._keys) != len(right._keys):
         raise UsageError(
             f"both sides of a cogroup must have the same number of keys, not {len(left._keys)} and"
@@ -116,26 +121,13 @@ def _placed_alike(
     frames: Sequence[ShuffleFrame], keys: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> list[ShuffleFrame]:
     """The frames with rows of equal keys in partitions of one number, each straight from an exchange."""
-    for frame, own in zip(frames, keys, strict=True):
-        layout = frame._layout
-        if not _is_from_exchange(frame) or not layout.placed_by or layout.partitions is None:
-            continue
-        if set(layout.placed_by) <= set(own):
-            at = [own.index(column) for column in layout.placed_by]
-            return [
-                _placed_by(each, tuple(its[key] for key in at), layout.partitions)
-                for each, its in zip(frames, keys, strict=True)
-            ]
-    count = frames[0]._shuffle_partitions() if keys[0] else 1
-    return [hash_exchanged(each, its, count) for each, its in zip(frames, keys, strict=True)]
-
-
-def _placed_by(frame: ShuffleFrame, keys: tuple[int, ...], count: int) -> ShuffleFrame:
-    layout = frame._layout
-    if _is_from_exchange(frame) and (layout.placed_by, layout.partitions) == (keys, count):
-        return frame
-    return hash_exchanged(frame, keys, count)
-
-
-def _is_from_exchange(frame: ShuffleFrame) -> bool:
-    return isinstance(frame._chain.origin, ExchangeOrigin)
+    sides = (placement_of(frame, own) for frame, own in zip(frames, keys, strict=True))
+    found = next((placement for placement in sides if placement is not None), None)
+    if found is None:
+        count = frames[0]._shuffle_partitions() if keys[0] else 1
+        return [hash_exchanged(each, its, count) for each, its in zip(frames, keys, strict=True)]
+    by, count = found
+    return [
+        placed_exactly(each, tuple(its[key] for key in by), count)
+        for each, its in zip(frames, keys, strict=True)
+    ]

@@ -40,8 +40,8 @@ from sortshuffle.spark.columns import Attribute, Call, Node, node_of, resolve
 from sortshuffle.spark.keys import check_placement_key
 from sortshuffle.spark.local_sort import LocalSort
 from sortshuffle.spark.operators.broadcast import broadcast_join
-from sortshuffle.spark.operators.layouts import hash_exchanged
-from sortshuffle.spark.origins import ExchangeOrigin, TogetherOrigin
+from sortshuffle.spark.operators.layouts import common_context, placed_exactly, placement_of
+from sortshuffle.spark.origins import TogetherOrigin
 from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Chain, Layout
 from sortshuffle.spark.row_steps import Arrange
 from sortshuffle.spark.several import Leg
@@ -86,8 +86,7 @@ def join(left: ShuffleFrame, right: ShuffleFrame, on: Any, how: str | None) -> S
     equalities of columns, and for a result with several columns of one name."""
     if not isinstance(right, type(left)):
         raise UsageError(f"join() takes another ShuffleFrame, not {type(right).__name__}: wrap it in frame()")
-    if left._chain.context.spark is not right._chain.context.spark:
-        raise UsageError("the frames of a join must be of one Spark session")
+    context = common_context(left, right, "join")
     using, pairs = _condition(left, right, on)
     schema = _joined_schema(left, right, using, pairs, how)
     kind = _KINDS["inner" if how is None else how.lower().replace("_", "")]
@@ -102,7 +101,6 @@ def join(left: ShuffleFrame, right: ShuffleFrame, on: Any, how: str | None) -> S
     keys = KeyColumns(
         *(tuple(getattr(pair, each) for pair in pairs) for each in ("left", "right", "null_safe"))
     )
-    context = left._chain.context
     spec = JoinSpec(kind, keys, output, context.wire(schema))
     joined = broadcast_join(left, right, spec, schema, label)
     return joined if joined is not None else _shuffled_join(left, right, spec, schema, label)
@@ -116,9 +114,7 @@ def broadcast(frame: ShuffleFrame) -> ShuffleFrame:
     holds for the frame that is returned, not for frames made from it. In the join the frame must fit into
     the memory of a task.
     """
-    marked = frame._derived(frame._chain, frame._layout)
-    marked._broadcast = True
-    return marked
+    return type(frame)(frame._chain, frame._layout, broadcast=True)
 
 
 # ---- what is joined to what -------------------------------------------------------------------------------
@@ -324,7 +320,7 @@ def _shuffled_join(
 ) -> ShuffleFrame:
     by, count = _placement(left, right, spec.keys)
     sides = [
-        _placed(frame, tuple(keys[at] for at in by), count)
+        placed_exactly(frame, tuple(keys[at] for at in by), count)._chain
         for frame, keys in ((left, spec.keys.left), (right, spec.keys.right))
     ]
     combine = ShuffledJoin(spec, sides[0].wire, sides[1].wire, label)
@@ -336,34 +332,11 @@ def _shuffled_join(
 def _placement(left: ShuffleFrame, right: ShuffleFrame, keys: KeyColumns) -> tuple[tuple[int, ...], int]:
     """By which pairs of keys both sides are placed, and into how many partitions: as a side is already, that
     of more partitions if both are."""
-    found = [
-        placed
-        for placed in (_placed_by(left, keys.left), _placed_by(right, keys.right))
-        if placed is not None
-    ]
+    sides = (placement_of(left, keys.left), placement_of(right, keys.right))
+    found = [placement for placement in sides if placement is not None]
     if found:
-        return max(found, key=lambda placed: placed[1])
+        return max(found, key=lambda placement: placement[1])
     return tuple(range(len(keys.left))), left._shuffle_partitions()
-
-
-def _placed_by(frame: ShuffleFrame, keys: tuple[int, ...]) -> tuple[tuple[int, ...], int] | None:
-    """By which of the keys a frame is placed, and into how many partitions; None if by none, or if it is not
-    an exchange that placed it."""
-    layout = frame._layout
-    if not layout.placed_by or layout.partitions is None or not set(layout.placed_by) <= set(keys):
-        return None
-    if not isinstance(frame._chain.origin, ExchangeOrigin):
-        return None
-    return tuple(keys.index(column) for column in layout.placed_by), layout.partitions
-
-
-def _placed(frame: ShuffleFrame, keys: tuple[int, ...], count: int) -> Chain:
-    """The rows placed by exactly these columns, behind an exchange."""
-    layout = frame._layout
-    is_placed = (layout.placed_by, layout.partitions) == (keys, count)
-    if is_placed and isinstance(frame._chain.origin, ExchangeOrigin):
-        return frame._chain
-    return hash_exchanged(frame, keys, count)._chain
 
 
 def joined_layout(spec: JoinSpec, by: Sequence[int], partitions: int) -> Layout:

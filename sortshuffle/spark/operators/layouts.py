@@ -11,17 +11,26 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from sortshuffle.errors import UsageError
 from sortshuffle.payload.ordering import RowOrder, SortKey
 from sortshuffle.spark.exchange import Exchange
 from sortshuffle.spark.keys import check_placement_key
 from sortshuffle.spark.local_sort import LocalSort
 from sortshuffle.spark.origins import ExchangeOrigin
 from sortshuffle.spark.placements import HashPlacement, Scheme
-from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Chain, Layout
+from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Chain, FrameContext, Layout
 from sortshuffle.spark.stages import PER_BATCH, PerBatchStep
 
 if TYPE_CHECKING:
     from sortshuffle.spark.frame import ShuffleFrame
+
+
+def common_context(frame: ShuffleFrame, other: ShuffleFrame, what: str) -> FrameContext:
+    """The context of what is made of two frames. Raises `UsageError` for frames of two sessions."""
+    context = frame._chain.context
+    if context.spark is not other._chain.context.spark:
+        raise UsageError(f"the frames of a {what} must be of one Spark session")
+    return context
 
 
 def exchanged(
@@ -53,6 +62,26 @@ def placed(frame: ShuffleFrame, keys: tuple[int, ...], count: int | None = None)
         return frame
     if count is None:
         count = frame._shuffle_partitions() if keys else 1
+    return hash_exchanged(frame, keys, count)
+
+
+def placement_of(frame: ShuffleFrame, keys: tuple[int, ...]) -> tuple[tuple[int, ...], int] | None:
+    """By which of the keys (positions in ``keys``) a frame is placed, and into how many partitions. None if
+    by none, or if it does not begin with an exchange, as what is read together with another frame must."""
+    layout = frame._layout
+    if not layout.placed_by or layout.partitions is None or not set(layout.placed_by) <= set(keys):
+        return None
+    if not isinstance(frame._chain.origin, ExchangeOrigin):
+        return None
+    return tuple(keys.index(column) for column in layout.placed_by), layout.partitions
+
+
+def placed_exactly(frame: ShuffleFrame, keys: tuple[int, ...], count: int) -> ShuffleFrame:
+    """The frame placed by exactly these columns into so many partitions, straight from an exchange."""
+    layout = frame._layout
+    is_placed = (layout.placed_by, layout.partitions) == (keys, count)
+    if is_placed and isinstance(frame._chain.origin, ExchangeOrigin):
+        return frame
     return hash_exchanged(frame, keys, count)
 
 

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.spark.columns import resolve
-from sortshuffle.spark.operators.layouts import exchanged
+from sortshuffle.spark.operators.layouts import common_context, exchanged
 from sortshuffle.spark.origins import CoalescedOrigin, DataFrameOrigin, Origin, SparkUnionOrigin, UnionOrigin
 from sortshuffle.spark.placements import HashPlacement
 from sortshuffle.spark.plan import Chain, next_number
@@ -66,7 +66,7 @@ def union(frame: ShuffleFrame, other: ShuffleFrame) -> ShuffleFrame:
     Raises what Spark's analysis raises, `UsageError` for frames of two sessions, and `UnsupportedError` where
     Spark would change more than the width of a number.
     """
-    context = _common_context(frame, other)
+    context = common_context(frame, other, "union")
     schema = twin(context, frame.schema).union(twin(context, other.schema)).schema
     positions = range(len(schema))
     return _united([(frame, positions), (other, positions)], schema)
@@ -75,17 +75,10 @@ def union(frame: ShuffleFrame, other: ShuffleFrame) -> ShuffleFrame:
 def union_by_name(frame: ShuffleFrame, other: ShuffleFrame, allow_missing: bool) -> ShuffleFrame:
     """The same, with ``other``'s columns in the order of ``frame``'s names; with ``allow_missing`` what one
     side lacks is null there, and the columns that only ``other`` has come last."""
-    context = _common_context(frame, other)
+    context = common_context(frame, other, "union")
     left, right = (twin(context, each.schema) for each in (frame, other))
     schema = left.unionByName(right, allowMissingColumns=allow_missing).schema
     return _united([(each, _positions_by_name(each, schema)) for each in (frame, other)], schema)
-
-
-def _common_context(frame: ShuffleFrame, other: ShuffleFrame) -> Any:
-    context = frame._chain.context
-    if context.spark is not other._chain.context.spark:
-        raise UsageError("the frames of a union must be of one Spark session")
-    return context
 
 
 def _positions_by_name(frame: ShuffleFrame, schema: StructType) -> list[int | None]:
