@@ -17,6 +17,10 @@ OutOfDiskError         free disk space or name another directory      OSError
 InsufficientBuffersError
                        give the pool that is named more memory        MemoryError
 BufferTimeoutError     find who holds the buffers; give more memory   TimeoutError
+ServiceUnavailableError
+                       see that the named service runs; the network   ConnectionError
+AuthenticationError    give both sides the same secret or certificate PermissionError
+ProtocolError          use one version of the package on all hosts    ConnectionError
 WorkerSetupError       install what the workers' Python lacks         ImportError
 =====================  =============================================  ==========================
 
@@ -142,6 +146,18 @@ class OutOfDiskError(SortShuffleError, OSError):
 
 class InsufficientBuffersError(SortShuffleError, MemoryError):
     """What was asked for can never be had from this pool: it is too small, or promised to others."""
+
+
+class ServiceUnavailableError(SortShuffleError, ConnectionError):
+    """A shuffle service could not be reached, or did not answer, for as long as it was given."""
+
+
+class AuthenticationError(SortShuffleError, PermissionError):
+    """A peer did not show that it knows the shared secret, or its certificate is not trusted."""
+
+
+class ProtocolError(SortShuffleError, ConnectionError):
+    """A peer sent what is not in the protocol."""
 
 
 class BufferTimeoutError(SortShuffleError, TimeoutError):

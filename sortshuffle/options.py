@@ -92,6 +92,13 @@ def _flag(text: str) -> bool:
     return _one_of("true", "false")(text) == "true"
 
 
+def _path(text: str) -> str:
+    path = text.strip()
+    if path and not path.startswith("/"):
+        raise ValueError(text)
+    return path
+
+
 def _directories(text: str) -> tuple[str, ...]:
     found = tuple(part.strip().removeprefix("file://") for part in text.split(",") if part.strip())
     if any(not part.startswith("/") for part in found):
@@ -111,10 +118,11 @@ class Options:
         (),
         "dir",
         _directories,
-        "absolute local paths, separated by commas",
+        "absolute local paths, separated by commas; or one URL that fsspec knows, such as s3://bucket/prefix",
         "",
-        "Where map outputs are written, in turn. Empty: Spark's own local directories, which end with"
-        " their executor.",
+        "Where map outputs are written: local directories in turn, or storage that every host sees (a URL;"
+        " file:///mount is a directory that all hosts have mounted). Empty: Spark's own local directories,"
+        " which end with their executor.",
     )
     memory: int = _knob(
         256 * MIB,
@@ -185,6 +193,72 @@ class Options:
         "A subpartition of up to this many bytes, before compression, is never divided; a larger one into"
         " parts of about as many, or of the median if that is more. The default is that of Spark's skewed"
         " joins.",
+    )
+    service: str = _knob(
+        "auto",
+        "service",
+        _one_of("auto", "off", "external"),
+        "auto, off, external",
+        "",
+        "How hosts read each other's map outputs. auto: where the master is not local, the first task that"
+        " writes on a host starts a shuffle service there, which ends with the application. external: an"
+        " administrator runs one on each host (sortshuffle serve). off: all hosts see the same files.",
+    )
+    service_port: int = _knob(
+        7448,
+        "service.port",
+        _whole(1, 65535),
+        "1 to 65535",
+        "",
+        "Port of the external services, the same on all hosts. Services that are started by tasks take a free"
+        " one.",
+    )
+    service_memory: int = _knob(
+        64 * MIB,
+        "service.memory",
+        _size(4 * MIB, 1024 * GIB),
+        "4m to 1t",
+        "bytes",
+        "What a service that is started by a task reads into, for all of its consumers.",
+    )
+    service_timeout: float = _knob(
+        60.0,
+        "service.timeout",
+        _seconds(1.0),
+        "a time of at least 1s, such as 60s, 2min",
+        "seconds",
+        "How long a consumer tries to reach a service that does not answer, before its task fails. It tries"
+        " again after 100 ms, then after twice as long each time, up to 10 s.",
+    )
+    service_secret_file: str = _knob(
+        "",
+        "service.secret.file",
+        _path,
+        "an absolute local path",
+        "",
+        "File with the secret that external services share with their clients, on every host, readable by its"
+        " owner only. Empty: Spark's own secret where spark.authenticate is on, or a random one for services"
+        " that tasks start.",
+    )
+    service_tls_certificate: str = _knob(
+        "",
+        "service.tls.certificate",
+        _path,
+        "an absolute local path",
+        "",
+        "PEM file, on every host, with the certificate of its service and the chain to the authority; turns"
+        " TLS on. Needs service.tls.key and service.tls.authority.",
+    )
+    service_tls_key: str = _knob(
+        "", "service.tls.key", _path, "an absolute local path", "", "PEM file with the certificate's key."
+    )
+    service_tls_authority: str = _knob(
+        "",
+        "service.tls.authority",
+        _path,
+        "an absolute local path",
+        "",
+        "PEM file with the authority that clients trust.",
     )
     keep: bool = _knob(
         False,

@@ -31,8 +31,9 @@ from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.payload.pickled import PickledPayload
 from sortshuffle.read.channel import LocalInputChannel
 from sortshuffle.read.records import RecordGate
+from sortshuffle.storage.extents import extents_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import PartitionedFileReader, extents_of, read_index
+from sortshuffle.storage.reader import PartitionedFileReader, read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.write.encoders import PartitionLayout
 from sortshuffle.write.frame_encoder import FrameLayout

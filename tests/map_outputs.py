@@ -23,8 +23,9 @@ from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.read.channel import LocalInputChannel
 from sortshuffle.read.gate import InputGate
 from sortshuffle.read.spill import NewFile
+from sortshuffle.storage.extents import extents_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import PartitionedFileReader, extents_of, read_index
+from sortshuffle.storage.reader import PartitionedFileReader, read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
 
 MIB = 1 << 20

@@ -18,6 +18,7 @@ from sortshuffle.cli.records import Rows, cell, schema_of
 from sortshuffle.format.header import VERSION
 from sortshuffle.format.index import Writer
 from sortshuffle.options import format_size
+from sortshuffle.storage.extents import Extent
 from sortshuffle.storage.inspection import (
     FoundFile,
     Int64s,
@@ -27,7 +28,6 @@ from sortshuffle.storage.inspection import (
     State,
     Totals,
 )
-from sortshuffle.storage.reader import Extent
 
 LIMIT = 40  # rows of a table, or map outputs, that are shown without --all
 SHORT_LIMIT = 10  # of what takes several lines each

@@ -30,8 +30,8 @@ from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, unpack_eve
 from sortshuffle.payload.frames import FrameDecoding, FramesPayload
 from sortshuffle.payload.pickled import PickledPayload
 from sortshuffle.read.records import RecordSpill
+from sortshuffle.storage.extents import Extent
 from sortshuffle.storage.inspection import Inspection, RecordCounter, open_data, walk
-from sortshuffle.storage.reader import Extent
 
 _UNDECODABLE = (pa.ArrowException, ValueError, OSError, EOFError, MemoryError, LookupError, OverflowError)
 

@@ -1,6 +1,12 @@
-"""`LocalInputChannel`: one consumer's view of one map output whose files this host can open.
+"""Input channels: one consumer's view of one map output, and how it is fetched and decoded.
 
-"Local" means that the data file opens and carries the promised id, never that a host name matches.
+    LocalInputChannel    whose files this host can open
+    StoredInputChannel   in storage that every host sees                 (`read.stored_channel`)
+    RemoteInputChannel   behind the shuffle service of another host      (`service.remote_input_channel`)
+
+A channel knows which extents there are, and opens an `ExtentReader` for some of them; what follows, verifying
+and decoding, is the same for all. "Local" means that the data file opens and carries the promised id, never
+that a host name alone matches.
 
 What a buffer holds is the payload's affair: it makes a `Decoder` for each extent, which turns buffers into
 items, one each. Arrow: a record batch. Opaque frames and pickled chunks: the frames that end in the buffer,
@@ -9,20 +15,21 @@ or an event.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from sortshuffle.errors import CorruptDataError, Place
+from sortshuffle.errors import CorruptDataError
 from sortshuffle.format.buffer import StoredBuffer, raw_size, sealed_size
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import Seconds, TaskMetrics
+from sortshuffle.storage.extents import Extent, ExtentPart, ExtentReader
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import Extent, ExtentPart, PartitionedFileReader
+from sortshuffle.storage.reader import PartitionedFileReader
 
 
 class Decoder(Protocol):
@@ -53,9 +60,32 @@ class Payload(Protocol):
         """Bytes that decoding an extent of so many raw bytes holds at most beside these and the extent."""
 
 
+class InputChannel(Protocol):
+    """The extents of one subpartition in one map output, in region order. Plain data: it may be opened again,
+    and in any thread."""
+
+    @property
+    def map_index(self) -> int: ...
+
+    @property
+    def path(self) -> str:
+        """Of the data file, for errors."""
+
+    @property
+    def writer(self) -> str:
+        """Who wrote it, for errors."""
+
+    @property
+    def extents(self) -> tuple[Extent, ...]: ...
+
+    def open(self, extents: Sequence[Extent]) -> ExtentReader:
+        """A reader for these extents of the channel, which are read in this order. The caller closes it.
+        Raises `DataLossError`."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalInputChannel:
-    """The extents of one subpartition in one map output, in region order.
+    """The `InputChannel` to a map output whose files this process can open.
 
     ``file_id``: what the data file must carry. ``writer``: who wrote it, for errors.
     """
@@ -65,6 +95,13 @@ class LocalInputChannel:
     map_index: int
     writer: str
     extents: tuple[Extent, ...]
+
+    @property
+    def path(self) -> str:
+        return self.file.data_path
+
+    def open(self, extents: Sequence[Extent]) -> ExtentReader:
+        return PartitionedFileReader(self.file, self.file_id, self.writer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +116,7 @@ class Fetched:
 class Fetch:
     """Consecutive extents of one channel that are read in one go."""
 
-    channel: LocalInputChannel
+    channel: InputChannel
     extents: tuple[Extent, ...]
 
     def memory(self, payload: Payload) -> int:
@@ -90,13 +127,13 @@ class Fetch:
         """Open, read, verify, decompress, decode. Raises `DataLossError` with the place."""
         metrics = TaskMetrics()
         batches: list[Any] = []
-        with self._open() as reader:
+        with self.channel.open(self.extents) as reader:
             for extent in self.extents:
                 with metrics.step("read"):
                     memory = reader.read_unverified(extent)
                 with metrics.step("verify"):
                     part = reader.verified(memory, extent)
-                with closing(_ExtentDecoder(self.channel, extent, payload, metrics)) as decoder:
+                with closing(_ExtentDecoder(reader, extent, payload, metrics)) as decoder:
                     batches.extend(decoder.decode(part))
                     decoder.finish()
         return Fetched(batches, metrics)
@@ -109,9 +146,9 @@ class Fetch:
         What is held is charged to ``budget``. That rows and bytes are as many as promised is known, and
         raised, only behind the last batch of an extent.
         """
-        with self._open() as reader:
+        with self.channel.open(self.extents) as reader:
             for extent in self.extents:
-                with closing(_ExtentDecoder(self.channel, extent, payload, metrics)) as decoder:
+                with closing(_ExtentDecoder(reader, extent, payload, metrics)) as decoder:
                     for part in metrics.timed(reader.read_parts(extent, part_bytes), "read"):
                         size = part.memory.size
                         budget.charge(size)
@@ -121,18 +158,13 @@ class Fetch:
                             budget.release(size)
                     decoder.finish()
 
-    def _open(self) -> PartitionedFileReader:
-        return PartitionedFileReader(self.channel.file, self.channel.file_id, self.channel.writer)
-
 
 class _ExtentDecoder:
     """Decodes one extent, and compares its sums with what was promised: no more is decompressed than that.
     The caller closes it."""
 
-    def __init__(
-        self, channel: LocalInputChannel, extent: Extent, payload: Payload, metrics: TaskMetrics
-    ) -> None:
-        self._channel = channel
+    def __init__(self, reader: ExtentReader, extent: Extent, payload: Payload, metrics: TaskMetrics) -> None:
+        self._reader = reader
         self._extent = extent
         self._decoder = payload.decoder(metrics.seconds)
         self._metrics = metrics
@@ -176,21 +208,15 @@ class _ExtentDecoder:
     def _other_sums(self, found: str) -> CorruptDataError:
         extent = self._extent
         return CorruptDataError(
-            self._place(extent.offset),
+            self._reader.place(extent.offset, extent),
             "the extent holds another number of rows or raw bytes than its entry says",
             expected=f"{extent.records} rows in {extent.raw_bytes} bytes",
             found=found,
         )
 
     def _corrupt(self, problem: Malformed) -> CorruptDataError:
-        place = self._place(self._offset)
+        place = self._reader.place(self._offset, self._extent)
         return CorruptDataError(place, problem.what, expected=problem.expected, found=problem.found)
-
-    def _place(self, offset: int) -> Place:
-        extent = self._extent
-        return Place(
-            self._channel.file.data_path, extent.region, extent.subpartition, offset, self._channel.writer
-        )
 
 
 def memory_of(extent: Extent, payload: Payload) -> int:

@@ -18,13 +18,13 @@ import pyarrow as pa
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB
-from sortshuffle.read.channel import Fetch, Fetched, LocalInputChannel, Payload, memory_of
+from sortshuffle.read.channel import Fetch, Fetched, InputChannel, Payload, memory_of
 from sortshuffle.read.read_ahead import ReadAhead
 from sortshuffle.read.run_memory import LEAST_PART
-from sortshuffle.storage.reader import Extent
+from sortshuffle.storage.extents import Extent
 
 Batches: TypeAlias = Generator[pa.RecordBatch, None, None]
-Items: TypeAlias = Generator[tuple[LocalInputChannel, Any], None, None]
+Items: TypeAlias = Generator[tuple[InputChannel, Any], None, None]
 """What the buffers of channels hold, as their payload decodes it, and the channel that each came through."""
 
 FETCH_BYTES = 8 * MIB  # in memory; worth a thread switch
@@ -40,7 +40,7 @@ class Fetcher:
         self.metrics = metrics
         self._threads = threads
 
-    def items(self, channels: Iterable[LocalInputChannel]) -> Items:
+    def items(self, channels: Iterable[InputChannel]) -> Items:
         """Everything in these channels, in their order. Raises `DataLossError` with the place. Closing the
         generator lets go of everything."""
         limit = self.budget.limit
@@ -99,7 +99,7 @@ class Fetcher:
 
 
 def planned(
-    channels: Iterable[LocalInputChannel], payload: Payload, fetch_bytes: int
+    channels: Iterable[InputChannel], payload: Payload, fetch_bytes: int
 ) -> Generator[Fetch, None, None]:
     """The channels' extents in order, neighbours of one file together up to ``fetch_bytes`` in memory."""
     for channel in channels:

@@ -18,7 +18,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import BATCH_BYTES, BATCH_ROWS, ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.read.channel import Fetch, LocalInputChannel
+from sortshuffle.read.channel import Fetch, InputChannel
 from sortshuffle.read.fetcher import Batches, Fetcher
 from sortshuffle.read.multi_pass import MultiPassMerge
 from sortshuffle.read.spill import NewFile
@@ -33,7 +33,7 @@ class InputGate:
 
     def __init__(
         self,
-        channels: Sequence[LocalInputChannel],
+        channels: Sequence[InputChannel],
         payload: ArrowPayload,
         budget: MemoryBudget,
         threads: int,

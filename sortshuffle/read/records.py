@@ -33,7 +33,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, Event
 from sortshuffle.payload.frames import FrameDecoding, Frames, FramesPayload
-from sortshuffle.read.channel import LocalInputChannel
+from sortshuffle.read.channel import InputChannel
 from sortshuffle.read.fetcher import Fetcher, Items
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -57,7 +57,7 @@ class RecordGate:
 
     def __init__(
         self,
-        channels: Sequence[LocalInputChannel],
+        channels: Sequence[InputChannel],
         payload: FramesPayload,
         budget: MemoryBudget,
         threads: int,
@@ -104,14 +104,14 @@ class RecordGate:
                 for frame in item:
                     yield self._records(frame, channel)
 
-    def _records(self, chunk: memoryview, channel: LocalInputChannel) -> Any:
+    def _records(self, chunk: memoryview, channel: InputChannel) -> Any:
         try:
             with self._metrics.step("decode"):
                 return self._payload.records(chunk)
         except Malformed as problem:
             # which of the channel's extents it came from is not known any more
             subpartition = channel.extents[0].subpartition
-            place = Place(channel.file.data_path, subpartition=subpartition, writer=channel.writer)
+            place = Place(channel.path, subpartition=subpartition, writer=channel.writer)
             raise CorruptDataError(
                 place, problem.what, expected=problem.expected, found=problem.found
             ) from None
@@ -142,7 +142,7 @@ class RecordGate:
 class _Stream:
     """How far one channel's stream came: data, END_OF_DATA, END_OF_PARTITION."""
 
-    def __init__(self, channel: LocalInputChannel) -> None:
+    def __init__(self, channel: InputChannel) -> None:
         self.channel = channel
         self._ends: list[Event] = []
 
@@ -170,7 +170,7 @@ class _Stream:
         channel = self.channel
         last = channel.extents[-1] if channel.extents else None
         place = Place(
-            channel.file.data_path,
+            channel.path,
             last.region if last else None,
             last.subpartition if last else None,
             last.offset if last else None,

@@ -32,7 +32,8 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.read.fetcher import Batches
-from sortshuffle.storage.reader import Extent, PartitionedFileReader, extents_of, read_index
+from sortshuffle.storage.extents import Extent, extents_of
+from sortshuffle.storage.reader import PartitionedFileReader, read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.write.clustering import sliced
 

@@ -6,9 +6,10 @@ drops them with the executor that wrote the files: that is the whole commit prot
 the rows of several exchanges, in a range of partitions each: subpartition s of one of them is partition
 ``first + s``. A task that reads several exchanges tells their rows apart by ``exchange``, its number.
 
-``output`` is little endian: file id (16 bytes), task attempt (8), number of regions (4), length of host (2)
-and of base path (2), host, base path; then one index entry (48 bytes) for each region, or nothing where
-there are more than `INLINE_REGIONS`: then the consumer reads the index file.
+``output`` is little endian: file id (16 bytes), task attempt (8), number of regions (4), length of host (2),
+of base path (2) and of service (2), host, base path, service; then one index entry (48 bytes) for each
+region, or nothing where there are more than `INLINE_REGIONS`: then the consumer reads the index file.
+``service``: host:port of the shuffle service that serves the files, empty if there is none.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from sortshuffle.format.index import ENTRY, Index
-from sortshuffle.read.channel import LocalInputChannel
+from sortshuffle.read.channel import InputChannel, LocalInputChannel
+from sortshuffle.storage.extents import Extent, extent_of, extents_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import extent_of, extents_of, read_index
+from sortshuffle.storage.reader import read_index
 
 COLUMNS = "partition int, subpartition int, map_index int, output binary, exchange int"
 SCHEMA = pa.schema(
@@ -41,18 +45,43 @@ SCHEMA = pa.schema(
 INLINE_REGIONS = 64
 ROWS_PER_BATCH = 4096
 
-_HEAD = struct.Struct("<16sqIHH")
+_HEAD = struct.Struct("<16sqIHHH")
 
 
 @dataclass(frozen=True, slots=True)
 class MapOutput:
-    """A finished map output, as its writer describes it."""
+    """A finished map output, as its writer describes it. ``host``: where it was written. ``service``: host
+    and port of the service that serves it, empty if there is none."""
 
     file: PartitionedFile
     file_id: bytes
     map_index: int
     attempt: int
     host: str
+    service: str = ""
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt} of map {self.map_index} on {self.host}"
+
+
+class Reach(Protocol):
+    """How a task gets at map outputs: by their files, or by the service that has them."""
+
+    def index(self, output: MapOutput) -> Index:
+        """The whole, verified index. Raises `DataLossError`."""
+
+    def channel(self, output: MapOutput, extents: tuple[Extent, ...]) -> InputChannel:
+        """The channel to these extents. Nothing is opened yet."""
+
+
+class LocalReach:
+    """For map outputs whose files this process can open."""
+
+    def index(self, output: MapOutput) -> Index:
+        return read_index(output.file, output.file_id)
+
+    def channel(self, output: MapOutput, extents: tuple[Extent, ...]) -> InputChannel:
+        return LocalInputChannel(output.file, output.file_id, output.map_index, str(output), extents)
 
 
 def control_batches(
@@ -78,11 +107,11 @@ def control_batches(
         )
 
 
-def channels(batches: Iterator[pa.RecordBatch]) -> list[LocalInputChannel]:
+def channels(batches: Iterator[pa.RecordBatch], reach: Reach) -> list[InputChannel]:
     """The channels of one consumer, from the control rows it received; those without a map output only say
     that there is a partition."""
     return [
-        _channel(subpartition, map_index, output)
+        _channel(subpartition, map_index, output, reach)
         for batch in batches
         for subpartition, map_index, output in zip(*(c.to_pylist() for c in batch.columns[1:4]), strict=True)
         if output is not None
@@ -90,21 +119,19 @@ def channels(batches: Iterator[pa.RecordBatch]) -> list[LocalInputChannel]:
 
 
 def _pack_head(output: MapOutput, regions: int) -> bytes:
-    host, base = output.host.encode(), output.file.base.encode()
-    head = _HEAD.pack(output.file_id, output.attempt, regions, len(host), len(base))
-    return head + host + base
+    texts = [text.encode() for text in (output.host, output.file.base, output.service)]
+    head = _HEAD.pack(output.file_id, output.attempt, regions, *map(len, texts))
+    return head + b"".join(texts)
 
 
-def _channel(subpartition: int, map_index: int, packed: bytes) -> LocalInputChannel:
-    file_id, attempt, regions, host_bytes, base_bytes = _HEAD.unpack_from(packed)
-    base_start = _HEAD.size + host_bytes
-    entries_start = base_start + base_bytes
-    host = packed[_HEAD.size : base_start].decode()
-    file = PartitionedFile(packed[base_start:entries_start].decode())
+def _channel(subpartition: int, map_index: int, packed: bytes, reach: Reach) -> InputChannel:
+    file_id, attempt, regions, *lengths = _HEAD.unpack_from(packed)
+    ends = list(accumulate(lengths, initial=_HEAD.size))
+    host, base, service = (packed[start:end].decode() for start, end in pairwise(ends))
+    output = MapOutput(PartitionedFile(base), file_id, map_index, attempt, host, service)
     if regions <= INLINE_REGIONS:
-        entries = np.frombuffer(packed, ENTRY, offset=entries_start)
+        entries = np.frombuffer(packed, ENTRY, offset=ends[-1])
         extents = [extent_of(e, region, subpartition) for region, e in enumerate(entries) if e["bytes"]]
     else:
-        extents = extents_of(read_index(file, file_id), subpartition)
-    writer = f"attempt {attempt} of map {map_index} on {host}"
-    return LocalInputChannel(file, file_id, map_index, writer, tuple(extents))
+        extents = extents_of(reach.index(output), subpartition)
+    return reach.channel(output, tuple(extents))

@@ -76,7 +76,7 @@ class ReadTogether:
 
     def _leg(self, each: Input, control: pa.Table, task: Task, share: int, opened: ExitStack) -> Leg:
         own = control.filter(pc.equal(control["exchange"], each.exchange))
-        found = channels(iter(own.to_batches()))
+        found = channels(iter(own.to_batches()), task.reach)
         raw_bytes = sum(extent.raw_bytes for channel in found for extent in channel.extents)
         budget = task.reading.share(share, f"read exchange {each.exchange}")
         rows = each.opening.read(found, task, budget)

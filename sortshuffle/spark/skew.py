@@ -42,7 +42,7 @@ from pyspark.sql import functions as sf
 from sortshuffle.errors import DataLossError
 from sortshuffle.options import Options, format_size
 from sortshuffle.spark import planner
-from sortshuffle.spark.control import channels
+from sortshuffle.spark.control import LocalReach, channels
 from sortshuffle.spark.functions import MapFunction
 from sortshuffle.spark.naming import call_site
 from sortshuffle.spark.origins import ExchangeOrigin, TogetherOrigin
@@ -109,7 +109,7 @@ def _summed(batches: Iterator[pa.RecordBatch], threshold: int) -> Iterator[pa.Re
         # a Python loop: over control rows, not over rows
         for batch in batches:
             numbers = batch.column("subpartition").to_pylist()
-            for number, channel in zip(numbers, channels(iter([batch])), strict=True):
+            for number, channel in zip(numbers, channels(iter([batch]), LocalReach()), strict=True):
                 size = sum(extent.raw_bytes for extent in channel.extents)
                 sizes.setdefault(number, {})[channel.map_index] = size
     except DataLossError as error:  # an index file that is not inline in its control row

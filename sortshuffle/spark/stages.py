@@ -29,7 +29,7 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import Options
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.read.channel import LocalInputChannel
+from sortshuffle.read.channel import InputChannel
 from sortshuffle.read.gate import InputGate
 from sortshuffle.spark.control import channels
 from sortshuffle.spark.functions import GroupFunction, user_errors
@@ -185,9 +185,9 @@ class ReadExchange:
     holders: ClassVar[int] = 0
 
     def open(self, received: Batches, task: Task) -> Batches:
-        return self.read(channels(received), task, task.reading)
+        return self.read(channels(received, task.reach), task, task.reading)
 
-    def read(self, found: Sequence[LocalInputChannel], task: Task, budget: MemoryBudget) -> Batches:
+    def read(self, found: Sequence[InputChannel], task: Task, budget: MemoryBudget) -> Batches:
         """The rows behind these channels, read ahead within ``budget``."""
         payload = ArrowPayload.of(self.schema, task.options)
         threads = task.options.read_threads

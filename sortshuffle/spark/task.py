@@ -30,6 +30,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.memory.limit import task_memory
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import Options
+from sortshuffle.spark.control import LocalReach, Reach
 from sortshuffle.spark.reports import Reporter, TaskReport, log_task
 from sortshuffle.storage.directories import Homes
 from sortshuffle.storage.home_failures import note_failure
@@ -45,7 +46,7 @@ HOLDING_SHARE = 2  # what its steps may hold of it together, if there are any th
 class Task:
     """One running task: who it is, what it may hold, what it did. ``reading`` and ``writing`` are shares of
     ``memory``, and what its ``holders`` (steps that hold rows) get is the rest of it. ``outputs``: what it
-    did for each exchange that it writes, by number."""
+    did for each exchange that it writes, by number. ``reach``: how it gets at map outputs."""
 
     options: Options
     application: str
@@ -56,6 +57,7 @@ class Task:
     reading: MemoryBudget
     writing: MemoryBudget
     holders: int = 0
+    reach: Reach = field(default_factory=LocalReach)
     metrics: TaskMetrics = field(default_factory=TaskMetrics)
     outputs: dict[int, TaskMetrics] = field(default_factory=dict)
     directory: str = ""

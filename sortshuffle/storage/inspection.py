@@ -44,6 +44,7 @@ from sortshuffle.format.index import (
 )
 from sortshuffle.format.malformed import CutShort, Malformed
 from sortshuffle.options import MIB
+from sortshuffle.storage.extents import Extent, extent_of
 from sortshuffle.storage.lifetime import is_locked
 from sortshuffle.storage.partitioned_file import (
     DATA_SUFFIX,
@@ -51,7 +52,6 @@ from sortshuffle.storage.partitioned_file import (
     PARTIAL_SUFFIX,
     PartitionedFile,
 )
-from sortshuffle.storage.reader import Extent, extent_of
 
 PART_BYTES = 8 * MIB
 _VERSION_OFFSET = 8  # in a file header

@@ -22,7 +22,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.read.channel import Fetch
-from sortshuffle.storage.reader import Extent
+from sortshuffle.storage.extents import Extent
 
 SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string())])
 ENOUGH = 1 << 30

@@ -17,7 +17,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import Seconds, TaskMetrics
 from sortshuffle.read.channel import Decoder, Fetch, LocalInputChannel
 from sortshuffle.read.fetcher import Fetcher, planned
-from sortshuffle.storage.reader import Extent
+from sortshuffle.storage.extents import Extent
 
 SCHEMA = pa.schema([("number", pa.int64())])
 

@@ -52,8 +52,8 @@ from sortshuffle.payload.pickled import PickledPayload, pack_chunk
 from sortshuffle.payload.spanning import SPILL_BYTES, SpanningDeserializer, pack_length
 from sortshuffle.read.channel import LocalInputChannel
 from sortshuffle.read.records import RecordGate
+from sortshuffle.storage.extents import Extent
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import Extent
 from sortshuffle.storage.writer import PartitionedFileWriter
 
 FRAMES, PICKLE = PayloadKind.FRAMES, PayloadKind.PICKLE

@@ -21,7 +21,7 @@ from sortshuffle.read.run_memory import (
     Load,
     RunSize,
 )
-from sortshuffle.storage.reader import Extent
+from sortshuffle.storage.extents import Extent
 
 NUMBERS = pa.schema([("number", pa.int64())])
 BY_NUMBER = RowOrder((0,))

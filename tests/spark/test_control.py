@@ -29,12 +29,14 @@ from sortshuffle.spark.control import (
     INLINE_REGIONS,
     ROWS_PER_BATCH,
     SCHEMA,
+    LocalReach,
     MapOutput,
     channels,
     control_batches,
 )
+from sortshuffle.storage.extents import extents_of
 from sortshuffle.storage.lifetime import Owner
-from sortshuffle.storage.reader import extents_of, read_index
+from sortshuffle.storage.reader import read_index
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -56,7 +58,7 @@ def control_rows(directory: Path, pair: Pair) -> tuple[MapOutput, list[pa.Record
 def received(batches: list[pa.RecordBatch], subpartition: int) -> list[LocalInputChannel]:
     """The channels of the consumer to which Spark moves the rows of this subpartition."""
     kept = [batch.filter(pa.compute.equal(batch["subpartition"], subpartition)) for batch in batches]
-    return channels(iter(kept))
+    return channels(iter(kept), LocalReach())
 
 
 @settings(max_examples=60)
@@ -84,7 +86,7 @@ def test_many_regions_are_looked_up_in_the_index_instead_of_being_sent(tmp_path:
     assert [extent.region for extent in channel.extents] == list(range(0, count, 2))
     assert received(batches, 2) == []
     sizes = {len(row) for batch in batches for row in batch["output"].to_pylist()}
-    head = struct.calcsize("<16sqIHH") + len(HOST.encode()) + len(output.file.base)
+    head = struct.calcsize("<16sqIHHH") + len(HOST.encode()) + len(output.file.base)
     assert sizes == {head + 48 * count if count <= INLINE_REGIONS else head}
     output.file.delete()
     if count > INLINE_REGIONS:
@@ -110,7 +112,7 @@ def test_subpartitions_are_counted_from_zero_wherever_their_rows_go(tmp_path: Pa
 
     assert moved["partition"].to_pylist() == [40, 42]
     assert moved["subpartition"].to_pylist() == [0, 2]
-    assert channels(iter([moved])) == channels(iter(batches))
+    assert channels(iter([moved]), LocalReach()) == channels(iter(batches), LocalReach())
 
 
 # --- lost outputs, in Spark -----------------------------------------------------------------------------

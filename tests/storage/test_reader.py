@@ -32,8 +32,9 @@ from engine import (
 from sortshuffle.errors import CorruptDataError, DataLossError, MissingDataError
 from sortshuffle.format.index import RegionKind
 from sortshuffle.options import KIB, MIB
+from sortshuffle.storage.extents import Extent, extents_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import Extent, PartitionedFileReader, extents_of, read_index
+from sortshuffle.storage.reader import PartitionedFileReader, read_index
 
 SMALL = Pair(
     subpartitions=3,

@@ -35,8 +35,9 @@ from sortshuffle.partitioner import id_dtype
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.read.channel import LocalInputChannel
 from sortshuffle.read.gate import InputGate
+from sortshuffle.storage.extents import extents_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import extents_of, read_index
+from sortshuffle.storage.reader import read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.write.encoders import PartitionLayout
 from sortshuffle.write.result_partition import SortMergeResultPartition

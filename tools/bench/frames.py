@@ -27,8 +27,9 @@ from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.frames import FramesPayload
 from sortshuffle.read.channel import LocalInputChannel
 from sortshuffle.read.records import RecordGate
+from sortshuffle.storage.extents import extents_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import extents_of, read_index
+from sortshuffle.storage.reader import read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.write.frame_encoder import FrameLayout, segment_bytes
 from sortshuffle.write.result_partition import SortMergeResultPartition

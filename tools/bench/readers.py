@@ -32,9 +32,10 @@ from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.options import KIB, MIB
 from sortshuffle.read.scheduler import ReadScheduler, SweptFile, sweep_threads
 from sortshuffle.read.subpartition_reader import SubpartitionReader
+from sortshuffle.storage.extents import extents_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.ranges import SubpartitionRange
-from sortshuffle.storage.reader import extents_of, read_index
+from sortshuffle.storage.reader import read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
 
 READERS = 64

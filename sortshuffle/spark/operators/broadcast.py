@@ -178,7 +178,7 @@ class BroadcastJoin:
             yield from probe(self.spec, build, rows)
 
     def _small_rows(self, control: list[pa.RecordBatch], task: Task, opened: ExitStack) -> Batches:
-        found = channels(iter(control))
+        found = channels(iter(control), task.reach)
         rows = self.small.opening.read(found, task, task.reading)
         return opened_through(rows, self.small.steps, task, opened)
 

@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from sortshuffle.payload.pickled import Chunk, unpack_chunk
-from sortshuffle.read.channel import LocalInputChannel
-from sortshuffle.spark.control import SCHEMA, MapOutput, channels, control_batches
+from sortshuffle.read.channel import InputChannel
+from sortshuffle.spark.control import SCHEMA, MapOutput, Reach, channels, control_batches
 from sortshuffle.spark.rdds.planner import ControlRow
 from sortshuffle.storage.reader import read_index
 
@@ -61,9 +61,9 @@ class Received:
         self._outputs: dict[int, list[bytes]] | None = None
         self._next: bytes | None = None  # the first row that was not asked for yet
 
-    def channels(self, exchange: int) -> list[LocalInputChannel]:
+    def channels(self, exchange: int, reach: Reach) -> list[InputChannel]:
         """The channels to the map outputs of an exchange."""
-        return _channels(self._control().get(exchange, ()))
+        return _channels(self._control().get(exchange, ()), reach)
 
     def passed(self, number: int) -> Iterator[Chunk]:
         """The chunks of an input. To be taken in the order of the inputs; what was not taken of one before is
@@ -89,7 +89,7 @@ class Received:
         return self._outputs
 
 
-def _channels(rows: Iterable[bytes]) -> list[LocalInputChannel]:
+def _channels(rows: Iterable[bytes], reach: Reach) -> list[InputChannel]:
     rows = list(rows)
     heads = np.array([_HEAD.unpack_from(row) for row in rows], np.int64).reshape(-1, 3).astype(np.int32)
     columns = {
@@ -99,4 +99,5 @@ def _channels(rows: Iterable[bytes]) -> list[LocalInputChannel]:
         "output": pa.array([row[_HEAD.size :] for row in rows], pa.binary()),
         "exchange": pa.array(heads[:, 0]),
     }
-    return channels(iter((pa.record_batch([columns[name] for name in SCHEMA.names], schema=SCHEMA),)))
+    batch = pa.record_batch([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+    return channels(iter((batch,)), reach)

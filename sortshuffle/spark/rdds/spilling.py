@@ -27,8 +27,9 @@ from sortshuffle.metrics import Seconds, TaskMetrics
 from sortshuffle.options import KIB
 from sortshuffle.payload.pickled import Chunk, Pairs, PickledPayload
 from sortshuffle.spark.rdds.by_value import pack_any, pack_any_pairs
+from sortshuffle.storage.extents import Extent, extent_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import Extent, PartitionedFileReader, extent_of, read_index
+from sortshuffle.storage.reader import PartitionedFileReader, read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
 
 NewFile: TypeAlias = Callable[[FileHeader], PartitionedFileWriter]

@@ -27,7 +27,7 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import Options
 from sortshuffle.payload.pickled import PickledPayload
 from sortshuffle.payload.spanning import SPILL_BYTES
-from sortshuffle.read.channel import LocalInputChannel
+from sortshuffle.read.channel import InputChannel
 from sortshuffle.read.records import RecordGate
 from sortshuffle.spark.functions import user_errors
 from sortshuffle.spark.rdds.control_rows import Received
@@ -151,7 +151,7 @@ class ReadRecords:
     holders = 0
 
     def open(self, received: Received, task: Task, opened: ExitStack) -> Stream:
-        found = received.channels(self.exchange)
+        found = received.channels(self.exchange, task.reach)
         options = task.options
         gate = RecordGate(
             found,
@@ -189,6 +189,6 @@ def _count_rows(metrics: TaskMetrics) -> None:
     metrics.counts["rows_in"] = metrics.counts["rows_read"]
 
 
-def _may_spill(found: list[LocalInputChannel]) -> bool:
+def _may_spill(found: list[InputChannel]) -> bool:
     """Whether there can be a record that is put together in a file."""
     return any(extent.raw_bytes > SPILL_BYTES for channel in found for extent in channel.extents)
