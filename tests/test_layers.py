@@ -42,7 +42,7 @@ LIBRARIES = {
     "partitioner": {"xxhash", *ARROW},
     "write": ARROW,
     "read": ARROW,
-    "service": ARROW,
+    "service": {"xxhash", "fsspec", "prometheus_client", *ARROW},
     "compute": {"pandas", *ARROW},
 }
 NETWORK = {"socket", "socketserver", "ssl", "http", "urllib", "asyncio", "selectors"}

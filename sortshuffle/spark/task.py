@@ -8,9 +8,7 @@ and the log however the task ends.
 from __future__ import annotations
 
 import gc
-import os
 import resource
-import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -32,9 +30,9 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import Options
 from sortshuffle.spark.control import LocalReach, Reach
 from sortshuffle.spark.reports import Reporter, TaskReport, log_task
-from sortshuffle.storage.directories import Homes
+from sortshuffle.spark.task_files import TaskFiles
 from sortshuffle.storage.home_failures import note_failure
-from sortshuffle.storage.lifetime import Owner, control_files
+from sortshuffle.storage.loss import make_producer_run_again
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
 
@@ -88,27 +86,22 @@ class Task:
         another."""
         return self.memory.share(self.memory.limit // HOLDING_SHARE // max(1, self.holders), label)
 
+    @property
+    def files(self) -> TaskFiles:
+        """Where it writes."""
+        return TaskFiles(self.options, self.application, self.stage, self.partition, self.attempt)
+
     def home(self) -> str:
         """A directory that this task may write to; made on first use."""
-        return Homes.of(self.options, self.application).pick(self.attempt)
+        return self.files.home()
 
     def new_map_output(self, exchange: int, header: FileHeader) -> PartitionedFileWriter:
         """The writer of this attempt's map output of an exchange, in a home that takes it."""
-        return self._created(lambda home: self._named(home, exchange), header)
+        return self.files.new_map_output(exchange, header)
 
     def new_merge_file(self, header: FileHeader) -> PartitionedFileWriter:
-        """A file for what a merge of too many runs puts aside. It is gone when it has been read; that of a
-        killed task is left to the janitor, to which its name means a map output of this attempt."""
-        # one attempt may run a stage several times at once: a frame that is joined to itself
-        name = f"merge-{secrets.token_hex(8)}-{self._named('', self.stage).base}"
-        return self._created(lambda home: PartitionedFile(os.path.join(home, name)), header)
-
-    def _named(self, home: str, exchange: int) -> PartitionedFile:
-        return PartitionedFile.named(home, exchange, self.partition, self.attempt)
-
-    def _created(self, file: Callable[[str], PartitionedFile], header: FileHeader) -> PartitionedFileWriter:
-        homes = Homes.of(self.options, self.application)
-        return homes.create(self.attempt, lambda home: PartitionedFileWriter(file(home), header))
+        """A file for what a merge of too many runs puts aside."""
+        return self.files.new_merge_file(header)
 
     def writer(self, exchange: int, ordering: tuple[str, ...] = ()) -> Writer:
         """What a map output of this task says of who wrote it."""
@@ -184,13 +177,5 @@ def make_spark_rerun(error: DataLossError) -> None:
     """Remove Spark's own control files of the lost map output, where this host can reach them: the next
     attempt of this task then fails to fetch them, and Spark runs the producer again."""
     file = PartitionedFile.of(error.place.file)
-    if file is None or file.attempt is None:
-        return
-    owner = Owner.read(os.path.dirname(file.base))
-    if owner is None:
-        return
-    for path in control_files(owner.local_directories, file.attempt):
-        try:
-            os.unlink(path)
-        except OSError:
-            continue  # whoever removed it meant the same
+    if file is not None:
+        make_producer_run_again(file)

@@ -1,0 +1,52 @@
+"""The files that a task writes: its map outputs, and what a merge puts aside.
+
+In the executor's homes on local disks, used in turn (`storage.directories`).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sortshuffle.format.header import FileHeader
+from sortshuffle.options import Options
+from sortshuffle.storage.directories import Homes
+from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.writer import PartitionedFileWriter
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFiles:
+    """Of one task attempt. ``partition``: its map index."""
+
+    options: Options
+    application: str
+    stage: int
+    partition: int
+    attempt: int
+
+    def home(self) -> str:
+        """A directory that this task may write to; made on first use."""
+        return self._homes().pick(self.attempt)
+
+    def new_map_output(self, exchange: int, header: FileHeader) -> PartitionedFileWriter:
+        """The writer of this attempt's map output of an exchange, in a home that takes it."""
+        return self._created(lambda home: self._named(home, exchange), header)
+
+    def new_merge_file(self, header: FileHeader) -> PartitionedFileWriter:
+        """A file for what a merge of too many runs puts aside. It is gone when it has been read; that of a
+        killed task is left to the janitor, to which its name means a map output of this attempt."""
+        # one attempt may run a stage several times at once: a frame that is joined to itself
+        name = f"merge-{secrets.token_hex(8)}-{self._named('', self.stage).base}"
+        return self._created(lambda home: PartitionedFile(os.path.join(home, name)), header)
+
+    def _homes(self) -> Homes:
+        return Homes.of(self.options, self.application)
+
+    def _named(self, home: str, exchange: int) -> PartitionedFile:
+        return PartitionedFile.named(home, exchange, self.partition, self.attempt)
+
+    def _created(self, file: Callable[[str], PartitionedFile], header: FileHeader) -> PartitionedFileWriter:
+        return self._homes().create(self.attempt, lambda home: PartitionedFileWriter(file(home), header))
