@@ -37,29 +37,19 @@ from typing import Any, ClassVar, Protocol
 from sortshuffle.errors import StateError, UsageError
 from sortshuffle.format.header import PayloadKind
 from sortshuffle.metrics import TaskMetrics
-from sortshuffle.options import KIB, MIB
+from sortshuffle.options import KIB
 from sortshuffle.partitioner.selector import Ids
 from sortshuffle.payload.events import Event
 from sortshuffle.payload.pickled import pack_chunk
 from sortshuffle.write.flusher import NEVER, FlushPolicy, OutputFlusher
+from sortshuffle.write.pickled_sizes import (
+    CHUNK_BYTES,
+    COLLECTED_BYTES,
+    HEAP_BYTES_PER_PICKLED,
+    PickledSizes,
+)
 
-# Of a pickled chunk, about. From 4 to 256 KiB none was quicker than another (a million pairs for 64
-# subpartitions: 0.34 us each to write, 0.11 to read); smaller ones compress worse, larger ones hold more
-CHUNK_BYTES = 64 * KIB
 LEAST_CHUNK_BYTES = KIB
-MOST_OBJECTS = 4096  # in a chunk, however small they are
-# Of objects that wait for their chunks: more leave the processor's caches before they are pickled. Pairs of
-# an int and a short string into 64 subpartitions, us of a task's time each: 0.57 with 16 MiB, 0.54 with 8,
-# 0.40 with 4, 0.38 with 2; into 1000, where chunks get small: 0.83, 0.87, 0.73, 0.82
-COLLECTED_BYTES = 4 * MIB
-# What an object takes in the heap for each byte of its pickle: a pair of an int and a string of ten letters
-# takes 143 bytes, and 18 pickled; larger ones less
-HEAP_BYTES_PER_PICKLED = 8
-# Of so many objects one is pickled alone, for 3 % of the time. If it is so many times as large as those
-# before it, the chunks are closed, and all objects to come are taken to be
-PROBE_EVERY = 128
-SURPRISE = 4
-NEWEST_SHARE = 0.5  # of the newest chunk, or probe, in the mean size of objects: data changes
 
 
 class FrameTarget(Protocol):
@@ -153,9 +143,8 @@ class FrameCollector:
 class ObjectCollector:
     """Objects: collected for each subpartition, and pickled together when they are about `CHUNK_BYTES`.
 
-    ``memory``: bytes that may be collected, as far as that can be told: how large objects are, is known of
-    those that were pickled, and of a few that are for the purpose. Where it is exceeded, all chunks are
-    closed as they are. ``pack``: makes the frame of some of them.
+    ``memory``: bytes that may be collected, as far as that can be told (`PickledSizes`). Where it is
+    exceeded, all chunks are closed as they are. ``pack``: makes the frame of some of them.
     """
 
     def __init__(
@@ -168,20 +157,13 @@ class ObjectCollector:
         self.frames = 0
         self.bytes = 0
         self._target = target
-        self._memory = memory
         self._pack = pack
         share = memory // (HEAP_BYTES_PER_PICKLED * target.subpartitions)
-        self._chunk_bytes = max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, share))
+        self._sizes = PickledSizes(memory, max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, share)))
         self._collected: list[list[Any]] = [[] for _ in range(target.subpartitions)]
         self._append = [objects.append for objects in self._collected]
         self._broadcasts: list[Any] = []
         self._held = 0  # objects in all
-        self._unprobed = 0  # objects since the last probe, less than PROBE_EVERY
-        self._probed = 0.0  # bytes that an object is pickled to alone
-        self._mean = 0.0  # and with others, which shares what they have in common
-        # one at first: their size is not known yet
-        self._most_objects = 1  # in a chunk
-        self._most_held = 1
 
     def add(self, record: Any, subpartition: int) -> None:
         objects = self._collected[subpartition]
@@ -218,13 +200,13 @@ class ObjectCollector:
         """Send what is enough for chunks; then everything, if too much is held. ``subpartition``: None for
         what goes to all."""
         sent = 0
-        while len(objects) - sent >= self._most_objects:  # which changes with each chunk
-            chunk = objects[sent : sent + self._most_objects]
+        while len(objects) - sent >= self._sizes.most_in_chunk:  # which changes with each chunk
+            chunk = objects[sent : sent + self._sizes.most_in_chunk]
             self._send(chunk, subpartition)
             sent += len(chunk)
         if sent:
             del objects[:sent]
-        if self._held > self._most_held:
+        if self._held > self._sizes.most_held:
             self.flush()
 
     def _send_all(self, objects: list[Any], subpartition: int | None) -> None:
@@ -242,29 +224,11 @@ class ObjectCollector:
         self.records += len(objects)
         self.frames += 1
         self.bytes += len(chunk)
-        mean = len(chunk) / len(objects)
-        self._expect(mean if not self._mean else self._mean + NEWEST_SHARE * (mean - self._mean))
+        self._sizes.sent(len(chunk), len(objects))
 
     def _probe_some(self, records: Sequence[Any]) -> None:
-        for record in records[PROBE_EVERY - 1 - self._unprobed :: PROBE_EVERY]:
-            self._probe(record)
-        self._unprobed = (self._unprobed + len(records)) % PROBE_EVERY
-
-    def _probe(self, record: Any) -> None:
-        size, usual = len(self._pack([record])), self._probed
-        if usual and size > SURPRISE * usual:
-            expected = self._mean * size / usual
-            self.flush()
-            self._expect(expected)
-            self._probed = size
-        else:
-            self._probed += (NEWEST_SHARE if usual else 1) * (size - usual)
-
-    def _expect(self, mean: float) -> None:
-        """Objects are pickled to so many bytes each."""
-        self._mean = mean
-        self._most_objects = max(1, min(MOST_OBJECTS, int(self._chunk_bytes / mean)))
-        self._most_held = max(1, int(self._memory / (HEAP_BYTES_PER_PICKLED * mean)))
+        for place in self._sizes.due(len(records)):
+            self._sizes.probed(len(self._pack([records[place]])), self.flush)
 
 
 class RecordWriter:

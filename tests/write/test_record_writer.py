@@ -24,10 +24,8 @@ from sortshuffle.payload.events import SUPERSTEP, Event
 from sortshuffle.payload.pickled import pack_chunk, unpack_chunk
 from sortshuffle.storage.reader import read_index
 from sortshuffle.write.flusher import ALWAYS, NEVER, FlushPolicy
+from sortshuffle.write.pickled_sizes import CHUNK_BYTES, HEAP_BYTES_PER_PICKLED, PROBE_EVERY
 from sortshuffle.write.record_writer import (
-    CHUNK_BYTES,
-    HEAP_BYTES_PER_PICKLED,
-    PROBE_EVERY,
     BroadcastRecordWriter,
     ChannelSelectorRecordWriter,
     ObjectCollector,

@@ -7,9 +7,6 @@ apart, and are put in order when the lists are full, instead of one by one as th
 than the batch it came in, and the loops over records are Python's own, in C. Pairs of an int and a short
 string into 64 subpartitions took 435 ns each as tuples in a list for each subpartition, and 180 so, on a busy
 machine.
-
-How large objects are is known of those that were pickled, and of one in `PROBE_EVERY` that is for the
-purpose.
 """
 
 from __future__ import annotations
@@ -22,17 +19,8 @@ import numpy as np
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.spark.rdds.aggregations import Kind, pairs_of_kind
 from sortshuffle.spark.rdds.by_value import pack_any, pack_any_pairs
-from sortshuffle.write.record_writer import (
-    CHUNK_BYTES,
-    COLLECTED_BYTES,
-    HEAP_BYTES_PER_PICKLED,
-    MOST_OBJECTS,
-    NEWEST_SHARE,
-    PROBE_EVERY,
-    SURPRISE,
-    FrameTarget,
-    KeySelector,
-)
+from sortshuffle.write.pickled_sizes import COLLECTED_BYTES, PickledSizes
+from sortshuffle.write.record_writer import FrameTarget, KeySelector
 
 
 class PairCollector:
@@ -56,15 +44,11 @@ class PairCollector:
         self._target = target
         self._metrics = metrics
         self._whole = whole
-        self._memory = memory
+        self._sizes = PickledSizes(memory)
         self._kind = Kind.PLAIN
         self._keys: list[Any] = []
         self._values: list[Any] = []
         self._frames = 0
-        self._unprobed = 0  # pairs since the last probe, less than PROBE_EVERY
-        self._probed = 0.0  # bytes that a pair is pickled to alone
-        self._mean = 0.0  # and with others, which shares what they have in common
-        self._most_in_chunk = self._most_held = 1  # at first: their size is not known yet
 
     def add(self, keys: Sequence[Any], values: Sequence[Any], kind: Kind = Kind.PLAIN) -> None:
         """Values of one kind; of another than before, what is held is sent first. Raises what the selector
@@ -72,13 +56,12 @@ class PairCollector:
         if kind is not self._kind:
             self.flush()
             self._kind = kind
-        at = PROBE_EVERY - 1 - self._unprobed
-        for probe in range(at, len(keys), PROBE_EVERY):
-            self._probe(keys[probe : probe + 1], values[probe : probe + 1])
-        self._unprobed = (self._unprobed + len(keys)) % PROBE_EVERY
+        for place in self._sizes.due(len(keys)):
+            alone = self._packed(list(keys[place : place + 1]), list(values[place : place + 1]))
+            self._sizes.probed(len(alone), self.flush)
         self._keys += keys
         self._values += values
-        if len(self._keys) >= self._most_held:
+        if len(self._keys) >= self._sizes.most_held:
             self.flush()
 
     def flush(self) -> None:
@@ -93,7 +76,7 @@ class PairCollector:
         ends = [*starts[1:].tolist(), len(keys)]
         for subpartition, start, end in zip(subpartitions.tolist(), starts.tolist(), ends, strict=True):
             while start < end:
-                stop = min(end, start + self._most_in_chunk)  # which changes with each chunk
+                stop = min(end, start + self._sizes.most_in_chunk)  # which changes with each chunk
                 taken = places[start:stop]
                 part = list(map(keys.__getitem__, taken))
                 self._send(subpartition, part, list(map(values.__getitem__, taken)) if values else [])
@@ -111,24 +94,7 @@ class PairCollector:
         self.records += len(keys)
         self._frames += 1
         self.bytes += len(chunk)
-        mean = len(chunk) / len(keys)
-        self._expect(mean if not self._mean else self._mean + NEWEST_SHARE * (mean - self._mean))
+        self._sizes.sent(len(chunk), len(keys))
 
     def _packed(self, keys: list[Any], values: list[Any]) -> bytearray:
         return pack_any(keys) if self._whole else pack_any_pairs(pairs_of_kind(self._kind, keys, values))
-
-    def _probe(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        size, usual = len(self._packed(list(keys), list(values))), self._probed
-        if usual and size > SURPRISE * usual:
-            expected = self._mean * size / usual
-            self.flush()
-            self._expect(expected)
-            self._probed = size
-        else:
-            self._probed += (NEWEST_SHARE if usual else 1) * (size - usual)
-
-    def _expect(self, mean: float) -> None:
-        """Pairs are pickled to so many bytes each."""
-        self._mean = mean
-        self._most_in_chunk = max(1, min(MOST_OBJECTS, int(CHUNK_BYTES / mean)))
-        self._most_held = max(1, int(self._memory / (HEAP_BYTES_PER_PICKLED * mean)))

@@ -19,7 +19,7 @@ from sortshuffle.payload.events import Event
 from sortshuffle.payload.pickled import Pairs, unpack_chunk
 from sortshuffle.spark.rdds.aggregations import Kind
 from sortshuffle.spark.rdds.collecting import PairCollector
-from sortshuffle.write.record_writer import CHUNK_BYTES, MOST_OBJECTS
+from sortshuffle.write.pickled_sizes import CHUNK_BYTES, MOST_OBJECTS
 
 
 class Lengths:
