@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from sortshuffle.service.shuffle_service import serve
     from sortshuffle.spark.data_source import register
     from sortshuffle.spark.frame import ShuffleFrame, frame
     from sortshuffle.spark.operators.joins import broadcast
@@ -36,6 +37,7 @@ _PUBLIC = {
     "read": "sortshuffle.spark.reader",
     "register": "sortshuffle.spark.data_source",
     "configure": "sortshuffle.spark.session",
+    "serve": "sortshuffle.service.shuffle_service",
 }
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "rdd",
     "read",
     "register",
+    "serve",
 ]
 
 

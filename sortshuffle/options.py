@@ -100,10 +100,25 @@ def _path(text: str) -> str:
 
 
 def _directories(text: str) -> tuple[str, ...]:
-    found = tuple(part.strip().removeprefix("file://") for part in text.split(",") if part.strip())
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    if len(found) == 1 and _is_url(found[0]):
+        return (_checked_url(found[0]),)
     if any(not part.startswith("/") for part in found):
         raise ValueError(text)
     return found
+
+
+def _checked_url(text: str) -> str:
+    """A URL without a slash at its end. Whether there is such storage is found out where it is used."""
+    scheme, _, rest = text.rstrip("/").partition("://")
+    is_mounted = scheme in ("file", "local")
+    if not rest or (is_mounted and not rest.startswith("/")):
+        raise ValueError(text)
+    return f"{scheme}://{rest}"
+
+
+def _is_url(text: str) -> bool:
+    return re.match(r"[a-z][a-z0-9+.-]*://", text) is not None
 
 
 def _knob(default: Any, key: str, parse: Callable[[str], Any], allowed: str, unit: str, why: str) -> Any:
@@ -285,6 +300,27 @@ class Options:
                 f"{PREFIX}keep=true needs {PREFIX}dir: Spark deletes its own local directories when the"
                 " application ends"
             )
+        if self.service == "external" and not self.directories:
+            raise OptionError(
+                f"{PREFIX}service=external needs {PREFIX}dir: the directories that the services serve, the"
+                " same on every host"
+            )
+        if any(self.tls_files) and not all(self.tls_files):
+            raise OptionError(
+                f"{PREFIX}service.tls.certificate, {PREFIX}service.tls.key and {PREFIX}service.tls.authority"
+                " belong together: set all three, or none"
+            )
+
+    @property
+    def storage_url(self) -> str:
+        """Storage that every host sees, where map outputs are written there; empty where they are written to
+        local directories."""
+        return self.directories[0] if self.directories and _is_url(self.directories[0]) else ""
+
+    @property
+    def tls_files(self) -> tuple[str, str, str]:
+        """Certificate, key and authority; empty for no TLS."""
+        return self.service_tls_certificate, self.service_tls_key, self.service_tls_authority
 
     @staticmethod
     def of(settings: Mapping[str, str]) -> Options:
@@ -345,4 +381,4 @@ def _shown(default: Any, unit: str) -> str:
         return str(default).lower()
     if isinstance(default, float):
         return f"{default:g}"
-    return "(empty)" if default == () else str(default)
+    return str(default) if default not in ((), "") else "(empty)"

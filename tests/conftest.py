@@ -26,8 +26,8 @@ settings.load_profile("sortshuffle")
 # Before `sortshuffle.memory` is imported, which reads it once. Python workers inherit it.
 os.environ["SORTSHUFFLE_DEBUG_MEMORY"] = "1"
 
-# Every JVM of the tests lives for seconds or plans tiny jobs: the optimising compiler and the parallel collector
-# cost more than they give. 23 tests of joins and lifetimes took 81 s with these and 112 s without.
+# Every JVM of the tests lives for seconds or plans tiny jobs: the optimising compiler and the parallel
+# collector cost more than they give. 23 tests of joins and lifetimes took 81 s with these and 112 s without.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 os.environ["PYSPARK_SUBMIT_ARGS"] = (
     f"--conf 'spark.driver.extraJavaOptions={SHORT_LIVED}'"

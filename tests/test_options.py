@@ -24,14 +24,26 @@ KEYS = {
     "read.threads": "read_threads",
     "skew.factor": "skew_factor",
     "skew.threshold": "skew_threshold",
+    "service": "service",
+    "service.port": "service_port",
+    "service.memory": "service_memory",
+    "service.timeout": "service_timeout",
+    "service.secret.file": "service_secret_file",
+    "service.tls.certificate": "service_tls_certificate",
+    "service.tls.key": "service_tls_key",
+    "service.tls.authority": "service_tls_authority",
     "keep": "keep",
     "grace": "grace",
 }
 
+TLS = ("service.tls.certificate", "service.tls.key", "service.tls.authority")
+
 
 def option(key: str, text: str) -> object:
-    """What one setting gives, beside a directory, without which some may not be set."""
-    return getattr(Options.of({f"{PREFIX}dir": "/data", f"{PREFIX}{key}": text}), KEYS[key])
+    """What one setting gives, beside those without which some may not be set."""
+    beside = dict.fromkeys(TLS, "/pem") if key in TLS and text.strip() else {}
+    settings = {"dir": "/data", **beside, key: text}
+    return getattr(Options.of({f"{PREFIX}{name}": each for name, each in settings.items()}), KEYS[key])
 
 
 def test_without_settings_there_are_the_defaults() -> None:
@@ -47,6 +59,14 @@ def test_without_settings_there_are_the_defaults() -> None:
         "read_threads": 4,
         "skew_factor": 0.0,
         "skew_threshold": 256 * MIB,
+        "service": "auto",
+        "service_port": 7448,
+        "service_memory": 64 * MIB,
+        "service_timeout": 60.0,
+        "service_secret_file": "",
+        "service_tls_certificate": "",
+        "service_tls_key": "",
+        "service_tls_authority": "",
         "keep": False,
         "grace": 600.0,
     }
@@ -57,6 +77,11 @@ def test_every_option_is_here() -> None:
     assert keys == KEYS
 
 
+URL_OR_PATHS = (
+    "absolute local paths, separated by commas; or one URL that fsspec knows, such as s3://bucket/prefix"
+)
+
+
 @pytest.mark.parametrize(
     ("key", "text", "value"),
     [
@@ -64,7 +89,9 @@ def test_every_option_is_here() -> None:
         ("dir", "/a", ("/a",)),
         ("dir", "/a,/b/c", ("/a", "/b/c")),
         ("dir", " /a , ,/b ", ("/a", "/b")),
-        ("dir", "file:///a,/b", ("/a", "/b")),
+        ("dir", "file:///mount/a", ("file:///mount/a",)),
+        ("dir", " s3://bucket/x/ ", ("s3://bucket/x",)),
+        ("dir", "memory://a", ("memory://a",)),
         ("memory", "1048576", MIB),
         ("memory", "1m", MIB),
         ("memory", "512M", 512 * MIB),
@@ -89,6 +116,20 @@ def test_every_option_is_here() -> None:
         ("skew.factor", " 2.5 ", 2.5),
         ("skew.threshold", "1k", KIB),
         ("skew.threshold", "1t", 1024 * GIB),
+        ("service", "auto", "auto"),
+        ("service", " OFF ", "off"),
+        ("service", "external", "external"),
+        ("service.port", "1", 1),
+        ("service.port", "65535", 65535),
+        ("service.memory", "4m", 4 * MIB),
+        ("service.memory", "1t", 1024 * GIB),
+        ("service.timeout", "1s", 1.0),
+        ("service.timeout", "2min", 120.0),
+        ("service.secret.file", " /etc/secret ", "/etc/secret"),
+        ("service.secret.file", "", ""),
+        ("service.tls.certificate", "/a.pem", "/a.pem"),
+        ("service.tls.key", "/a.pem", "/a.pem"),
+        ("service.tls.authority", "/a.pem", "/a.pem"),
         ("keep", "true", True),
         ("keep", "FALSE", False),
         ("keep", " True ", True),
@@ -110,9 +151,14 @@ def test_what_is_allowed_is_understood(key: str, text: str, value: object) -> No
 @pytest.mark.parametrize(
     ("key", "text", "allowed"),
     [
-        ("dir", "relative", "absolute local paths, separated by commas"),
-        ("dir", "/a,b", "absolute local paths, separated by commas"),
-        ("dir", "s3://bucket/x", "absolute local paths, separated by commas"),
+        ("dir", "relative", URL_OR_PATHS),
+        ("dir", "/a,b", URL_OR_PATHS),
+        ("dir", "/a,s3://bucket/x", URL_OR_PATHS),
+        ("dir", "s3://bucket/x,s3://bucket/y", URL_OR_PATHS),
+        ("dir", "file:///a,/b", URL_OR_PATHS),
+        ("dir", "simplecache::s3://bucket/x", URL_OR_PATHS),
+        ("dir", "s3://", URL_OR_PATHS),
+        ("dir", "file://host/a", URL_OR_PATHS),
         ("memory", "", "1m to 1t"),
         ("memory", "1048575", "1m to 1t"),
         ("memory", "1023k", "1m to 1t"),
@@ -138,6 +184,15 @@ def test_what_is_allowed_is_understood(key: str, text: str, value: object) -> No
         ("skew.factor", "inf", "0, or a number of at least 1"),
         ("skew.factor", "much", "0, or a number of at least 1"),
         ("skew.threshold", "1023", "1k to 1t"),
+        ("service", "on", "auto, off, external"),
+        ("service.port", "0", "1 to 65535"),
+        ("service.port", "65536", "1 to 65535"),
+        ("service.memory", "3m", "4m to 1t"),
+        ("service.timeout", "0s", "a time of at least 1s, such as 60s, 2min"),
+        ("service.secret.file", "secret", "an absolute local path"),
+        ("service.tls.certificate", "a.pem", "an absolute local path"),
+        ("service.tls.key", "a.pem", "an absolute local path"),
+        ("service.tls.authority", "a.pem", "an absolute local path"),
         ("keep", "yes", "true, false"),
         ("keep", "1", "true, false"),
         ("grace", "soon", "a time of at least 5s, such as 30s, 10min"),
@@ -185,6 +240,30 @@ def test_keeping_files_needs_a_directory_of_the_users() -> None:
     assert Options.of({f"{PREFIX}keep": "true", f"{PREFIX}dir": "/data"}).keep is True
 
 
+def test_external_services_need_directories_that_they_serve() -> None:
+    with pytest.raises(OptionError, match=rf"{PREFIX}service=external needs {PREFIX}dir: the directories"):
+        Options.of({f"{PREFIX}service": "external"})
+    assert Options.of({f"{PREFIX}service": "external", f"{PREFIX}dir": "/data"}).service == "external"
+
+
+@pytest.mark.parametrize("missing", TLS)
+def test_the_files_for_tls_belong_together(missing: str) -> None:
+    given = {f"{PREFIX}{key}": "/pem" for key in TLS if key != missing}
+    with pytest.raises(OptionError, match="belong together: set all three, or none"):
+        Options.of(given)
+    assert Options.of({f"{PREFIX}{key}": f"/{key}" for key in TLS}).tls_files == tuple(
+        f"/{key}" for key in TLS
+    )
+    assert Options().tls_files == ("", "", "")
+
+
+@pytest.mark.parametrize(
+    ("directories", "url"), [("", ""), ("/a,/b", ""), ("s3://b/x", "s3://b/x"), ("file:///m", "file:///m")]
+)
+def test_storage_that_every_host_sees_is_told_from_local_directories(directories: str, url: str) -> None:
+    assert Options.of({f"{PREFIX}dir": directories}).storage_url == url
+
+
 def test_options_do_not_change_and_survive_pickling() -> None:
     options = Options.of({f"{PREFIX}memory": "1g"})
     with pytest.raises(FrozenInstanceError):
@@ -228,6 +307,14 @@ def test_the_table_has_a_line_for_every_option() -> None:
         "4",
         "0",
         "256 MiB",
+        "auto",
+        "7448",
+        "64 MiB",
+        "60s",
+        "(empty)",
+        "(empty)",
+        "(empty)",
+        "(empty)",
         "false",
         "600s",
     ]

@@ -1,16 +1,23 @@
-"""`sortshuffle clean`: removes what no live application owns, as `cli.cleaning` judges, and says what."""
+"""`sortshuffle clean`: removes what no live application owns, and says what.
+
+On this host as `cli.cleaning` judges, on storage that every host sees as `cli.stored_cleaning` does.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import click
 
 from sortshuffle.cli.cleaning import Thing, Verdict, judge_all, remove
 from sortshuffle.cli.look import warn
 from sortshuffle.cli.output import Output, plural
+from sortshuffle.cli.stored_cleaning import judge_stored, remove_stored
+from sortshuffle.errors import UsageError
 from sortshuffle.options import format_size
+from sortshuffle.storage.stored_files import is_url
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 _STYLES = {"removed": "green", "would remove": "green", "kept": "dim", "failed": "red"}
@@ -26,10 +33,18 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
     return float(match[1]) * _UNITS[match[2]]
 
 
+class _Directory(click.Path):
+    """A directory that exists, or a URL, which is taken as it is."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, file_okay=False)
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        return value.rstrip("/") if is_url(value) else super().convert(value, parameter, context)
+
+
 @click.command(short_help="Remove map outputs that no live application owns.")
-@click.argument(
-    "directories", metavar="DIR...", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False)
-)
+@click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=_Directory())
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option(
     "--older-than",
@@ -37,7 +52,12 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
     metavar="AGE",
     help="Remove also what cannot be judged from here and has not changed for so long, such as 12h or 7d.",
 )
-def clean(directories: tuple[str, ...], dry_run: bool, older_than: float | None) -> None:
+@click.option(
+    "--application", metavar="ID", help="At a URL: only this application's, whose end you are sure of."
+)
+def clean(
+    directories: tuple[str, ...], dry_run: bool, older_than: float | None, application: str | None
+) -> None:
     """Remove map outputs that no live application owns.
 
     DIR is a local directory of Spark, one that spark.sortshuffle.dir names, or any directory above. Removed
@@ -49,6 +69,11 @@ def clean(directories: tuple[str, ...], dry_run: bool, older_than: float | None)
     listed. Run this on their host, or give --older-than. Nothing but sortshuffle's own files is touched, and
     symbolic links are not followed.
 
+    DIR may also be the URL that spark.sortshuffle.dir names, such as s3://bucket/prefix. A driver removes
+    what its application wrote there when it ends, unless it is killed. Whether an application is live cannot
+    be told from a URL: all are listed, and removed is what --older-than or --application says, uploads that
+    were never completed included.
+
     Exit codes: 0 done, 1 something could not be removed, 2 the call is wrong.
     """
     out = Output()
@@ -56,8 +81,10 @@ def clean(directories: tuple[str, ...], dry_run: bool, older_than: float | None)
     kept: list[Verdict] = []
     failed: list[Verdict] = []
     seen: set[str] = set()
+    if application is not None and not all(map(is_url, directories)):
+        raise UsageError("--application is for URLs: of a local directory every home says whose it is")
     for directory in directories:
-        for verdict in judge_all(directory, older_than, warn):
+        for verdict in _judged(directory, application, older_than):
             if verdict.path in seen:
                 continue
             seen.add(verdict.path)
@@ -78,7 +105,24 @@ def _carry_out(verdict: Verdict, dry_run: bool) -> str:
         return "kept"
     if dry_run:
         return "would remove"
-    return "removed" if remove(verdict) else "failed"
+    if verdict.what is not Thing.APPLICATION:
+        return "removed" if remove(verdict) else "failed"
+    try:
+        remove_stored(verdict)
+    except OSError as error:
+        warn(error)
+        return "failed"
+    return "removed"
+
+
+def _judged(directory: str, application: str | None, older_than: float | None) -> Iterator[Verdict]:
+    if not is_url(directory):
+        yield from judge_all(directory, older_than, warn)
+        return
+    try:
+        yield from judge_stored(directory, application, older_than)
+    except OSError as error:
+        raise click.ClickException(f"{error.filename}: {error.strerror}") from None
 
 
 def _say(out: Output, outcome: str, verdict: Verdict) -> None:
@@ -88,8 +132,9 @@ def _say(out: Output, outcome: str, verdict: Verdict) -> None:
 
 def _sum(verdicts: Sequence[Verdict]) -> str:
     homes = sum(verdict.what is Thing.HOME for verdict in verdicts)
-    parts = [plural(homes, "home")] if homes else []
-    if len(verdicts) > homes:
-        parts.append(plural(len(verdicts) - homes, "map output"))
+    applications = sum(verdict.what is Thing.APPLICATION for verdict in verdicts)
+    outputs = len(verdicts) - homes - applications
+    counted = ((homes, "home"), (applications, "application"), (outputs, "map output"))
+    parts = [plural(number, noun) for number, noun in counted if number]
     size = format_size(sum(verdict.bytes for verdict in verdicts))
     return f"{' and '.join(parts)} ({size})" if parts else "nothing"

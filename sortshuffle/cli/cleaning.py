@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from sortshuffle.storage.host import is_this_host
 from sortshuffle.storage.janitor import LOCK_FILE
 from sortshuffle.storage.lifetime import (
     HOME_ROOT,
@@ -53,12 +53,13 @@ class Thing(Enum):
     HOME = "home"
     UNFINISHED_OUTPUT = "unfinished map output"
     FINISHED_OUTPUT = "finished map output"
+    APPLICATION = "all of an application on shared storage"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a home, or one map output in it, is dead, and why. ``bytes``: what its files take. ``path``: of
-    the home, or of the map output without suffixes."""
+    """Whether a home, one map output in it, or what an application has on shared storage is dead, and why.
+    ``bytes``: what its files take. ``path``: of the home, of the map output without suffixes, or a URL."""
 
     path: str
     what: Thing
@@ -93,7 +94,7 @@ def homes_below(directory: str, on_error: Callable[[OSError], None]) -> Iterator
 
 
 def remove(verdict: Verdict) -> bool:
-    """Delete what was judged; False if something is left of it."""
+    """Delete what was judged on this host; False if something is left of it."""
     if verdict.what is Thing.HOME:
         remove_home(verdict.path)
         return not os.path.lexists(verdict.path)
@@ -161,7 +162,7 @@ def _judge(home: _Home, older_than: float | None, now: float) -> Iterator[Verdic
     if is_dead is None:
         age = now - home.changed
         is_dead = older_than is not None and age > older_than
-        reason += f"; nothing has changed in it for {_duration(age)}"
+        reason += f"; nothing has changed in it for {duration(age)}"
     if is_dead and home.foreign is not None:
         is_dead, reason = False, f"{home.foreign!r} in it is not sortshuffle's ({reason})"
     if is_dead and home.is_held:
@@ -178,9 +179,14 @@ def _is_dead(home: _Home, now: float) -> tuple[bool | None, str]:
         return True, "its executor ended before it wrote anything"
     if owner is None:
         return None, "it has no owner.json that can be read"
+    if owner.on_this_host() and owner.outlived and not owner.sees_the_end():
+        return (
+            None,
+            f"{_end_of(owner)}, but its application may still be served from here (sortshuffle serve)",
+        )
     if owner.on_this_host():
         return True, _end_of(owner)
-    if owner.host != socket.gethostname():
+    if not is_this_host(owner.host):
         return None, f"it belongs to host {owner.host}"
     if home.changed < _boot_time():
         return True, "the machine was started again after it was written"
@@ -223,7 +229,8 @@ def _boot_time() -> float:
     return next((float(words[1]) for words in lines if words[0] == "btime"), 0.0)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time for people, in its largest unit."""
     for unit, size in _AGES:
         if seconds >= size:
             number = int(seconds // size)

@@ -13,8 +13,9 @@ from sortshuffle.cli.exchanges import Exchange, Listing
 from sortshuffle.cli.look import Look
 from sortshuffle.cli.records import Rows, schema_of
 from sortshuffle.format.header import VERSION, FileHeader
+from sortshuffle.storage.data_check import LooseBuffer
 from sortshuffle.storage.extents import Extent
-from sortshuffle.storage.inspection import Fault, FoundFile, LooseBuffer, RegionTable, Spread, Totals
+from sortshuffle.storage.inspection import Fault, FoundFile, RegionTable, Spread, Totals
 
 
 def pair(look: Look, subpartition: int | None = None) -> dict[str, Any]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +11,16 @@ import click
 
 from sortshuffle.cli import documents, pages
 from sortshuffle.cli.exchanges import Listing, listing
-from sortshuffle.cli.look import Look, look, look_at_all, pairs_below
+from sortshuffle.cli.look import AnyPath, Look, look, look_at_all, pairs_below, storage_errors
 from sortshuffle.cli.output import Output
 from sortshuffle.cli.records import Rows, first_rows
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.storage.inspection import State
+from sortshuffle.storage.opened_files import is_directory
 
 
 @click.command(short_help="Show what map outputs hold, unfinished and damaged ones too.")
-@click.argument("path", type=click.Path(exists=True))
+@click.argument("path", type=AnyPath())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with everything in it.")
 @click.option("--records", metavar="N", type=click.IntRange(min=1), help="Show the first N rows, decoded.")
 @click.option(
@@ -49,27 +49,32 @@ def dump(
     """Show what map outputs hold.
 
     PATH is a data or index file, of which the other is found beside it, or a directory, of which all map
-    outputs below are listed and added up. Checksums are verified on the way. Files that are unfinished
-    (.partial), damaged or without their other half are shown as far as they can be.
+    outputs below are listed and added up; or the URL of either, such as s3://bucket/prefix. Checksums are
+    verified on the way. Files that are unfinished (.partial), damaged or without their other half are shown
+    as far as they can be.
 
     Exit codes: 0 all is well, 1 something is damaged, missing or unfinished, 2 the call is wrong.
     """
     if unpickle and records is None:
         raise UsageError("--unpickle needs --records N: how many objects to show")
-    if os.path.isdir(path):
-        if records is not None or subpartition is not None:
-            raise UsageError("--records and --subpartition need a data or index file, not a directory")
-        found = listing(look_at_all(pairs_below(path), quick))
-        _print_directory(path, found, as_json, everything)
-        is_well = not found.wrong
-    else:
-        pair = look(path, quick)
-        _check_subpartition(pair, subpartition)
-        wanted = _Wanted(subpartition, records, unpickle, everything)
-        _print_pair(pair, as_json, wanted)
-        is_well = pair.state is State.COMPLETE
+    with storage_errors():
+        is_well = _dumped(path, _Wanted(subpartition, records, unpickle, everything), as_json, quick)
     if not is_well:
         raise SystemExit(1)
+
+
+def _dumped(path: str, wanted: _Wanted, as_json: bool, quick: bool) -> bool:
+    """Print it; gives whether all is well."""
+    if is_directory(path):
+        if wanted.records is not None or wanted.subpartition is not None:
+            raise UsageError("--records and --subpartition need a data or index file, not a directory")
+        found = listing(look_at_all(pairs_below(path), quick))
+        _print_directory(path, found, as_json, wanted.everything)
+        return not found.wrong
+    pair = look(path, quick)
+    _check_subpartition(pair, wanted.subpartition)
+    _print_pair(pair, as_json, wanted)
+    return pair.state is State.COMPLETE
 
 
 def _print_directory(path: str, found: Listing, as_json: bool, everything: bool) -> None:

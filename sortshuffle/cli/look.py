@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import click
 
 from sortshuffle.cli.output import Advance, progress
 from sortshuffle.cli.records import record_counter
 from sortshuffle.errors import UsageError
-from sortshuffle.storage.inspection import (
-    DataCheck,
-    Fault,
-    Inspection,
-    State,
-    Totals,
-    check_data,
-    find_pairs,
-    inspect,
-)
+from sortshuffle.storage.data_check import DataCheck, check_data
+from sortshuffle.storage.finding import find_pairs
+from sortshuffle.storage.inspection import Fault, Inspection, State, Totals, inspect
+from sortshuffle.storage.opened_files import is_file, size_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.stored_files import is_url, mounted_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +52,28 @@ class Look:
         return replace(self, inspection=replace(self.inspection, table=None))
 
 
+class AnyPath(click.Path):
+    """A file or directory that exists, or a URL of one; of something mounted, its local path."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True)
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        path = mounted_path(value) or value
+        return path.rstrip("/") if is_url(path) else super().convert(path, parameter, context)
+
+
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """What a store refuses ends the command, in one line."""
+    try:
+        yield
+    except OSError as error:
+        if not is_url(str(error.filename)):
+            raise
+        raise click.ClickException(f"{error.filename}: {error.strerror}") from None
+
+
 def look(path: str, quick: bool = False, position: str = "") -> Look:
     """Look at the pair that a file belongs to. ``position``: how far this is in a list of them, for the bar.
 
@@ -72,7 +91,7 @@ def look_at_all(paths: Sequence[str], quick: bool = False) -> Iterator[Look]:
             try:
                 yield _look(path, quick, advance)
             except UsageError:
-                if os.path.lexists(path):
+                if is_there(path):
                     raise
 
 
@@ -101,10 +120,15 @@ def _look(path: str, quick: bool, advance: Advance) -> Look:
 
 def _is_there(inspection: Inspection) -> bool:
     files = (inspection.data, inspection.index)
-    return any(file is not None and os.path.lexists(file.path) for file in files)
+    return any(file is not None and is_there(file.path) for file in files)
+
+
+def is_there(path: str) -> bool:
+    """Whether there is anything of that name, though it were a link to nothing."""
+    return is_file(path) if is_url(path) else os.path.lexists(path)
 
 
 def _data_bytes(path: str) -> int:
     file = PartitionedFile.of(path)
     names = [path] if file is None else [file.data_path, file.partial_data_path]
-    return max(os.path.getsize(name) if os.path.isfile(name) else 0 for name in names)
+    return max(map(size_of, names))

@@ -20,6 +20,7 @@ SUMMARIES = {
     "clean": "Remove map outputs that no live application owns.",
     "demo": "Run a PySpark job on real data through sortshuffle.",
     "dump": "Show what map outputs hold, unfinished and damaged ones too.",
+    "serve": "Serve this host's map outputs to other hosts.",
     "verify": "Check every checksum of map outputs.",
 }
 
@@ -58,7 +59,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(sortshuffle.__version__, message="sortshuffle %(version)s")
 def main() -> None:
-    """Look into sortshuffle's files, check them, and clean up after crashes.
+    """Look into sortshuffle's files, check them, clean up after crashes, and serve them to other hosts.
 
     Exit codes: 0 all is well, 1 something is wrong with the files, 2 the call is wrong.
     """

@@ -18,11 +18,11 @@ from sortshuffle.cli.records import Rows, cell, schema_of
 from sortshuffle.format.header import VERSION
 from sortshuffle.format.index import Writer
 from sortshuffle.options import format_size
+from sortshuffle.storage.data_check import LooseBuffer
 from sortshuffle.storage.extents import Extent
 from sortshuffle.storage.inspection import (
     FoundFile,
     Int64s,
-    LooseBuffer,
     RegionTable,
     Spread,
     State,

@@ -30,8 +30,9 @@ from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, unpack_eve
 from sortshuffle.payload.frames import FrameDecoding, FramesPayload
 from sortshuffle.payload.pickled import PickledPayload
 from sortshuffle.read.records import RecordSpill
+from sortshuffle.storage.data_check import RecordCounter, open_data, walk
 from sortshuffle.storage.extents import Extent
-from sortshuffle.storage.inspection import Inspection, RecordCounter, open_data, walk
+from sortshuffle.storage.inspection import Inspection
 
 _UNDECODABLE = (pa.ArrowException, ValueError, OSError, EOFError, MemoryError, LookupError, OverflowError)
 
@@ -217,11 +218,11 @@ def _decoding(payload: FramesPayload) -> FrameDecoding:
 
 
 def _frames(path: str, extents: Iterable[Extent], payload: FramesPayload) -> Iterator[memoryview]:
-    with open_data(path) as descriptor:
+    with open_data(path) as file:
         for extent in extents:
             with closing(_decoding(payload).decoder(defaultdict(float))) as decoder:
                 try:
-                    for found in walk(descriptor, extent.offset, extent.offset + extent.bytes):
+                    for found in walk(file, extent.offset, extent.offset + extent.bytes):
                         item = decoder.decode(found.memory, found.stored)
                         if isinstance(item, list):
                             yield from item
@@ -230,10 +231,10 @@ def _frames(path: str, extents: Iterable[Extent], payload: FramesPayload) -> Ite
 
 
 def _batches(path: str, extents: Iterable[Extent], payload: ArrowPayload) -> Iterator[pa.RecordBatch]:
-    with open_data(path) as descriptor:
+    with open_data(path) as file:
         for extent in extents:
             try:
-                for found in walk(descriptor, extent.offset, extent.offset + extent.bytes):
+                for found in walk(file, extent.offset, extent.offset + extent.bytes):
                     if found.stored.data_type is DataType.DATA:
                         yield _decoded(payload, found.memory, found.stored)
             except Malformed:

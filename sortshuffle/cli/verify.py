@@ -7,15 +7,15 @@ decode, and that raw bytes and rows are as many as the index says.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import click
 
-from sortshuffle.cli.look import Look, look, pairs_below
+from sortshuffle.cli.look import AnyPath, Look, is_there, look, pairs_below, storage_errors
 from sortshuffle.cli.output import Output, plural
 from sortshuffle.errors import UsageError
+from sortshuffle.storage.opened_files import absolute, is_directory
 from sortshuffle.storage.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
 
 _STYLES = {"OK": "green", "OPEN": "cyan", "FAULT": "red"}
@@ -32,29 +32,31 @@ class Line:
 
 
 @click.command(short_help="Check every checksum of map outputs.")
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(exists=True))
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=AnyPath())
 def verify(paths: tuple[str, ...]) -> None:
     """Check every checksum of map outputs, and print one line per file.
 
     PATH is a data or index file, of which the other is found beside it, or a directory, of which all map
-    outputs below are checked. All data is read and decoded. What a live task is writing is checked as far as
-    it is complete and is no fault; what a dead task left unfinished is.
+    outputs below are checked; or the URL of either, such as s3://bucket/prefix. All data is read and decoded.
+    What a live task is writing is checked as far as it is complete and is no fault; what a dead task left
+    unfinished is.
 
     Exit codes: 0 all is well, 1 there is a fault, 2 the call is wrong.
     """
     out = Output()
     verdicts = set()
-    for line in _lines(list(_one_of_each_pair(paths))):
-        verdicts.add(line.verdict)
-        out.line(f"{line.verdict:<5}  {line.path}: {line.why}", _STYLES[line.verdict])
+    with storage_errors():
+        for line in _lines(list(_one_of_each_pair(paths))):
+            verdicts.add(line.verdict)
+            out.line(f"{line.verdict:<5}  {line.path}: {line.why}", _STYLES[line.verdict])
     if "FAULT" in verdicts:
         raise SystemExit(1)
 
 
 def _one_of_each_pair(paths: Sequence[str]) -> Iterator[str]:
     seen: set[str] = set()
-    for path in map(os.path.abspath, paths):
-        found = pairs_below(path) if os.path.isdir(path) else [path]
+    for path in map(absolute, paths):
+        found = pairs_below(path) if is_directory(path) else [path]
         if not found:
             click.echo(f"There are no map outputs below {path}.", err=True)
         for each in found:
@@ -70,7 +72,7 @@ def _lines(paths: Sequence[str]) -> Iterator[Line]:
         try:
             found = look(path, position=f"{number} of {len(paths)}: ")
         except UsageError as error:
-            if os.path.lexists(path):  # and was not removed since it was listed
+            if is_there(path):  # and was not removed since it was listed
                 yield Line("FAULT", path, str(error).removeprefix(path).strip())
             continue
         yield _of_file(found, INDEX_SUFFIX)

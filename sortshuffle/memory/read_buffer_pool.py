@@ -41,6 +41,7 @@ POLL_SECONDS = 2.0  # how long a request waits before it looks whether it is sti
 
 class ReadBufferPool:
     """``total_bytes // segment_bytes`` segments for reading. ``option`` is the setting that sized it.
+    ``batch_bytes``: what one request gets, at least a segment.
 
     Raises `OptionError` when there is not room for one segment, `UsageError` for sizes below 1.
     """
@@ -52,6 +53,7 @@ class ReadBufferPool:
         *,
         option: str,
         clock: Callable[[], float] = time.monotonic,
+        batch_bytes: int = BATCH_BYTES,
     ) -> None:
         if total_bytes < 1 or segment_bytes < 1:
             raise UsageError(f"a pool of {total_bytes} bytes in segments of {segment_bytes} is none")
@@ -59,7 +61,7 @@ class ReadBufferPool:
             raise OptionError(f"{option}: {total_bytes} bytes hold no segment of {segment_bytes} bytes")
         self.segment_bytes = segment_bytes
         self.total_segments = total_bytes // segment_bytes
-        self.segments_per_request = min(self.total_segments, max(1, BATCH_BYTES // segment_bytes))
+        self.segments_per_request = min(self.total_segments, max(1, batch_bytes // segment_bytes))
         self.max_concurrent_requests = self.total_segments // self.segments_per_request
         self.loans = Loans(min(self.total_segments // 2, self.total_segments - self.segments_per_request))
         self.option = option

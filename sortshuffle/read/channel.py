@@ -15,9 +15,11 @@ or an event.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -78,6 +80,10 @@ class InputChannel(Protocol):
     @property
     def extents(self) -> tuple[Extent, ...]: ...
 
+    @property
+    def read_ahead(self) -> int:
+        """Bytes that a reader of parts may hold beyond its part; 0 where it has nothing but that."""
+
     def open(self, extents: Sequence[Extent]) -> ExtentReader:
         """A reader for these extents of the channel, which are read in this order. The caller closes it.
         Raises `DataLossError`."""
@@ -100,6 +106,10 @@ class LocalInputChannel:
     def path(self) -> str:
         return self.file.data_path
 
+    @property
+    def read_ahead(self) -> int:
+        return 0
+
     def open(self, extents: Sequence[Extent]) -> ExtentReader:
         return PartitionedFileReader(self.file, self.file_id, self.writer)
 
@@ -110,6 +120,41 @@ class Fetched:
 
     batches: list[Any]
     metrics: TaskMetrics
+
+
+class OpenReaders:
+    """The readers that a consumer's threads have open. Leaving the context gives up what they wait for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._readers: dict[ExtentReader, None] = {}
+        self._given_up = False
+
+    @contextmanager
+    def knowing(self, reader: ExtentReader) -> Iterator[None]:
+        """It is one of them as long as the block runs. Who opened it closes it."""
+        with self._lock:
+            self._readers[reader] = None
+            given_up = self._given_up
+        try:
+            if given_up:
+                reader.give_up()
+            yield
+        finally:
+            with self._lock:
+                del self._readers[reader]
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._given_up = True
+            readers = list(self._readers)
+        for reader in readers:
+            reader.give_up()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +168,12 @@ class Fetch:
         """Bytes that the fetch holds at most."""
         return sum(memory_of(extent, payload) for extent in self.extents)
 
-    def run(self, payload: Payload) -> Fetched:
-        """Open, read, verify, decompress, decode. Raises `DataLossError` with the place."""
+    def run(self, payload: Payload, readers: OpenReaders | None = None) -> Fetched:
+        """Open, read, verify, decompress, decode. Raises `DataLossError` with the place. ``readers``: by
+        which another thread can give it up."""
         metrics = TaskMetrics()
         batches: list[Any] = []
-        with self.channel.open(self.extents) as reader:
+        with self.channel.open(self.extents) as reader, (readers or OpenReaders()).knowing(reader):
             for extent in self.extents:
                 with metrics.step("read"):
                     memory = reader.read_unverified(extent)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -18,9 +19,10 @@ import pyarrow as pa
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB
-from sortshuffle.read.channel import Fetch, Fetched, InputChannel, Payload, memory_of
+from sortshuffle.read.channel import Fetch, Fetched, InputChannel, OpenReaders, Payload, memory_of
 from sortshuffle.read.read_ahead import ReadAhead
 from sortshuffle.read.run_memory import LEAST_PART
+from sortshuffle.read.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
 from sortshuffle.storage.extents import Extent
 
 Batches: TypeAlias = Generator[pa.RecordBatch, None, None]
@@ -63,7 +65,12 @@ class Fetcher:
         if len(fetches) <= 1:  # nothing to read ahead of: no thread for it
             yield from map(self._fetched_here, fetches)
             return
-        with ReadAhead(fetches, self._run, self._memory, self.budget, self._threads) as ahead:
+        stored = any(isinstance(fetch.channel, StoredInputChannel) for fetch in fetches)
+        threads = max(self._threads, CONCURRENT_FETCHES) if stored else self._threads
+        readers = OpenReaders()
+        run = partial(self._run, readers=readers)
+        # left in reverse: first what is still being read is given up, then the threads are waited for
+        with ReadAhead(fetches, run, self._memory, self.budget, threads) as ahead, readers:
             for fetched in self.metrics.timed(iter(ahead), "wait"):
                 yield self._counted(fetched)
 
@@ -94,8 +101,8 @@ class Fetcher:
         self.metrics.peak(self.budget.peak)
         return fetched.batches
 
-    def _run(self, fetch: Fetch) -> Fetched:
-        return fetch.run(self.payload)
+    def _run(self, fetch: Fetch, readers: OpenReaders | None = None) -> Fetched:
+        return fetch.run(self.payload, readers)
 
 
 def planned(

@@ -98,7 +98,8 @@ class MultiPassMerge:
             yield from self._merge(runs, self._budget.limit)
 
     def _run(self, source: Fetch | SpilledRun, size: RunSize) -> Run:
-        return Run(source, size, self._demands.held(size), self._demands.streamed(size))
+        ahead = source.channel.read_ahead if isinstance(source, Fetch) else 0
+        return Run(source, size, self._demands.held(size), self._demands.streamed(size, ahead))
 
     def _fit(self, runs: Sequence[Run]) -> bool:
         limit = self._budget.limit

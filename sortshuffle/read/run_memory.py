@@ -72,9 +72,14 @@ class Demands:
         """A run that is read whole."""
         return size.stored + size.raw + self._merging(size)
 
-    def streamed(self, size: RunSize) -> int:
-        """A run of which there are a part, the batch decoded of it, and what is left of the one before."""
-        stored = min(size.stored, max(LEAST_PART, size.in_largest_buffer(size.stored)))
+    def streamed(self, size: RunSize, ahead: int = 0) -> int:
+        """A run of which there are a part, the batch decoded of it, and what is left of the one before.
+        ``ahead``: bytes that its reader may hold beyond the part, beside what it then keeps of a buffer
+        that the part cuts; 0 for a reader that keeps nothing."""
+        largest = size.in_largest_buffer(size.stored)
+        stored = min(size.stored, max(LEAST_PART, largest))
+        if ahead:
+            stored += min(size.stored, ahead + largest)
         rows = min(WINDOW_ROWS // 2, size.in_largest_buffer(size.records))
         left = rows * (_row(size) + self.key_bytes)
         return stored + size.in_largest_buffer(size.raw) + left + self._merging(size)

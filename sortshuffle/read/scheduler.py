@@ -12,27 +12,28 @@ task knows all that it will read, has a process of its own, and uses `InputGate`
 Rules
 * At most one run of a partition at a time, one batch per run: the queue of the threads is what makes
   partitions take turns.
-* A *pass* serves each reader once, in ascending file order (`Sweep`). A run ends with its pass, or leaves the
-  rest of it to the next if the batch is used up. So offsets go back only between passes.
+* A *pass* serves each reader once, in ascending file order (`Sweep`). A run makes passes until its batch is
+  used up, and leaves the rest of a pass to the next run. So offsets go back only between passes.
 * What is next in the file for several readers is read with one call, and bytes that several read (a broadcast
   region) once: a segment then belongs to several readers, by reference-counted slices.
 * A reader may hold half of what is left of the partition's allowance: `BATCHES_AHEAD` batches, or its fair
   part of the pool if that is less. So while consumers keep up, a turn takes whole extents and a read a whole
   batch; consumers that keep what they have get less and less, and never all of it. (The dynamic thresholds of
   Choudhury and Hahne, 1998, for queues that share the memory of a switch.)
+* A reader is never given more than its consumer has credit for.
 * When one batch more would go over the allowance, only readers that hold nothing are read for, whatever the
   others keep. So slow consumers, however many, stall nobody as long as the pool has a batch. At most 4
-  batches, the run's own, and one segment per reader are out.
+  batches, the run's own, and one segment per reader are out; more only while the pool has plenty.
 * A failed read fails the readers whose bytes these are; a failed request for segments, or `close`, fails all
   that have something left to read.
 * The files are opened for the first reader and closed when the last has had its last byte, failed or left.
+  They are opened under a lock of their own, so that only who opens a view waits for a disk.
 
 Ownership: the run owns its batch and gives back what it did not fill; a delivered slice is its reader's. When
 slices come to an end the segment returns to the pool by itself.
 
-Lock order: the scheduler's lock, then the pool's. Readers are called, futures completed and runs submitted
-under no lock. The files are opened and the index is read under it: nobody else is served before that. (Who
-gives memory back at that moment waits for it.)
+Lock order: the opening lock, then the scheduler's, then the pool's. Readers are called, futures completed and
+runs submitted under no lock, and none but the opening lock is held while a file is read.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
 from sortshuffle.errors import BufferTimeoutError, CorruptDataError, Place
+from sortshuffle.format.header import Codec
 from sortshuffle.format.index import Index
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.memory.buffer import Buffer
@@ -54,13 +56,24 @@ from sortshuffle.read.segment_batch import SegmentBatch
 from sortshuffle.read.subpartition_reader import ReadPiece, SubpartitionReader
 from sortshuffle.read.sweep import Chunk, Limits, PlannedRead, Sweep
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.ranges import ExtentCursor, RangeExtent, SubpartitionRange
+from sortshuffle.storage.ranges import (
+    EVERYTHING,
+    ExtentCursor,
+    RangeExtent,
+    RangePart,
+    SubpartitionRange,
+)
 from sortshuffle.storage.reader import PartitionedFileReader, read_index
 
 # Batches that the readers of a partition may hold between them: 16 MiB, as in the ancestor. In tools/bench
 # readers, 64 readers with extents of 1 MiB are then read with 3.7 MB per call; equal shares gave 0.5 MB
 BATCHES_AHEAD = 4
 LEAST_SHARE = 1  # segments that each reader may hold whatever the others do
+# And this part of what the pool has beyond that for all, up to half a batch: where memory is plenty, many
+# readers of large extents are read in large pieces, too. 64 consumers of one map output were read with
+# 0.46 MB a call without this, 0.95 MB with a sixteenth, 1.1 to 2 MB with an eighth and the tails
+POOL_SHARES = 8
+TAIL_SEGMENTS = 2  # that a reader gets then beyond its share if they end the extent: or a small read is left
 BUFFER_TIMEOUT = 300.0  # seconds in which nobody got or gave back a segment; the ancestor's
 THREADS_PER_CORE = 4  # they wait for disks more than they compute
 IOV_MAX = os.sysconf("SC_IOV_MAX")  # pieces that one scattered read takes; 1024 on Linux
@@ -126,15 +139,21 @@ class ReadScheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.file = file
-        self._file_id = file_id
+        self.file_id = file_id
         self._pool = pool
         self._threads = threads
         self._timeout = timeout
         self._clock = clock
+        self.reads = 0  # so far; one run at a time counts them
+        self.bytes_read = 0
+        self._opening = threading.Lock()
         self._lock = threading.Lock()
         self._data: SweptFile | None = None  # open while there is something to read
+        self._creating = 0  # readers that are being made: the files stay open for them
         self._sweep = Sweep()
-        self._lent: list[Buffer] = []  # of earlier runs; those without references are back in the pool
+        # Segments of earlier runs that are not back in the pool, by identity. A dictionary, because a segment
+        # may come back in any thread, or in a finalizer: its single operations cannot be interrupted
+        self._lent: dict[int, None] = {}
         self._running = False
         self._cause: BaseException | None = None
         self._closed: Future[None] = Future()
@@ -156,28 +175,41 @@ class ReadScheduler:
         """Passes begun so far: the offsets of its reads have gone back fewer times than that."""
         return self._sweep.passes
 
+    @property
+    def readers(self) -> int:
+        """Readers that have something left to read."""
+        return len(self._sweep.readers)
+
     def create_reader(
-        self, subpartitions: SubpartitionRange, on_available: Callable[[SubpartitionReader], None]
+        self,
+        subpartitions: SubpartitionRange,
+        on_available: Callable[[SubpartitionReader], None],
+        part: RangePart = EVERYTHING,
+        credits: int | None = None,
     ) -> SubpartitionReader:
-        """A view of these subpartitions; reading for it begins at once. The caller releases it.
+        """A view of (a part of) these subpartitions; reading for it begins at once. The caller releases it.
+        ``credits``: segments that its consumer has room for (`SubpartitionReader.grant`), None: any number.
 
         Raises `MissingDataError` or `CorruptDataError` if the files are not what they must be, `UsageError`
-        for subpartitions that are not there, and after `close` its cause.
+        for what is not there, and after `close` its cause.
         """
-        with self._lock:
-            if self._cause is not None:
-                raise self._cause
-            try:
-                cursor = self._cursor(subpartitions)
-                reader = SubpartitionReader(cursor, self._pool.segment_bytes, self, on_available)
-                is_empty = cursor.is_at_end
+        self._begin_creating()
+        try:
+            data = self._opened()
+            cursor = self._cursor(data.index, subpartitions, part)
+            compressed = data.index.header.codec is not Codec.NONE
+            reader = SubpartitionReader(
+                cursor, self._pool.segment_bytes, self, on_available, compressed, credits
+            )
+            is_empty = cursor.is_at_end
+            with self._lock:
+                self._expect_open()
                 if not is_empty:
                     self._sweep.add(reader)
-            finally:
-                self._let_go()
+        finally:
+            self._end_creating()
         if is_empty:
             _add(reader, (), complete=True)
-        self._go_on()
         return reader
 
     def close(self, cause: BaseException) -> Future[None]:
@@ -190,9 +222,14 @@ class ReadScheduler:
         self._go_on()
         return self._closed
 
-    def memory_returned(self) -> None:
-        """A consumer gave memory back: there may be something to read into it."""
-        self._go_on()
+    def recycle(self, segment: MemorySegment) -> None:
+        """Nobody uses the segment any more. Never blocks."""
+        self._lent.pop(id(segment), None)
+        self._pool.recycle(segment)
+
+    def memory_returned(self, reader: SubpartitionReader) -> None:
+        """Its consumer gave memory back, or has more credit: there may be something to read."""
+        self._go_on(reader)
 
     def leave(self, reader: SubpartitionReader) -> None:
         """The reader takes nothing any more."""
@@ -202,35 +239,63 @@ class ReadScheduler:
 
     # Life of the files and of the runs
 
-    def _cursor(self, subpartitions: SubpartitionRange) -> ExtentCursor:
-        index = self._opened().index
+    def _begin_creating(self) -> None:
+        with self._lock:
+            self._expect_open()
+            self._creating += 1
+
+    def _end_creating(self) -> None:
+        with self._lock:
+            self._creating -= 1
+        self._go_on()
+
+    def _expect_open(self) -> None:
+        if self._cause is not None:
+            raise self._cause
+
+    def _cursor(self, index: Index, subpartitions: SubpartitionRange, part: RangePart) -> ExtentCursor:
         try:
-            return ExtentCursor(index, subpartitions)
+            return ExtentCursor(index, subpartitions, part)
         except Malformed as problem:
             place = Place(self.file.index_path, offset=problem.offset, writer=str(index.writer))
             raise CorruptDataError(place, problem.what) from None
 
     def _opened(self) -> SweptFile:
-        if self._data is None:
-            self._data = SweptFile(self.file, read_index(self.file, self._file_id))
-            self._pool.register(self)
-        return self._data
+        """The files, opened if they are not; for whoever is making a reader."""
+        with self._opening:
+            if self._data is None:
+                data = SweptFile(self.file, read_index(self.file, self.file_id))
+                try:
+                    self._pool.register(self)
+                except BaseException:
+                    data.close()
+                    raise
+                with self._lock:
+                    self._data = data
+            return self._data
 
     def _let_go(self) -> None:
         """Close the files if nobody needs them. Under the lock."""
-        if self._data is None or self._running or self._sweep.readers:
+        if self._data is None or self._is_needed:
             return
         self._data.close()
         self._data = None
         self._pool.unregister(self)
 
-    def _go_on(self) -> None:
-        """Start a run if one is due; if nobody reads any more, let go of the files and say so."""
+    @property
+    def _is_needed(self) -> bool:
+        return bool(self._running or self._creating or self._sweep.readers)
+
+    def _go_on(self, changed: SubpartitionReader | None = None) -> None:
+        """Start a run if one is due; if nobody reads any more, let go of the files and say so. ``changed``:
+        as in `Sweep.is_due`."""
+        if self._running and self._cause is None:
+            return  # the run looks at everything when it ends
         with self._lock:
-            start = not self._running and self._cause is None and self._sweep.is_due(self._limits())
+            start = not self._running and self._cause is None and self._sweep.is_due(self._limits(), changed)
             self._running |= start
             self._let_go()
-            tell = self._cause is not None and not (self._running or self._sweep.readers or self._told)
+            tell = self._cause is not None and not (self._is_needed or self._told)
             self._told |= tell
         if tell:
             self._closed.set_result(None)
@@ -238,10 +303,15 @@ class ReadScheduler:
             self._start()
 
     def _limits(self) -> Limits:
-        self._lent = [buffer for buffer in self._lent if buffer.references]
         fair, batch = self._pool.average_per_requester, self._pool.segments_per_request
         lent, allowance = len(self._lent), min(BATCHES_AHEAD * batch, fair)
-        return Limits(share=max(LEAST_SHARE, (allowance - lent) // 2), crowded=lent + batch > allowance)
+        spare = self._pool.available - LEAST_SHARE * len(self._sweep.readers)
+        least = max(LEAST_SHARE, min(batch // 2, spare // POOL_SHARES))
+        return Limits(
+            share=max(least, (allowance - lent) // 2),
+            crowded=lent + batch > allowance,
+            tail=TAIL_SEGMENTS if spare >= POOL_SHARES * TAIL_SEGMENTS else 0,
+        )
 
     def _start(self) -> None:
         try:
@@ -276,16 +346,23 @@ class ReadScheduler:
         segments = self._request_batch()
         if not segments:
             return
-        batch = SegmentBatch(segments, self._pool)
+        batch = SegmentBatch(segments, self)
         try:
-            with self._lock:
-                self._sweep.begin_pass(self._limits())
-            while (read := self._plan(batch)) is not None:
-                self._serve(read, batch)
+            while self._make_pass(batch):
+                continue
         finally:
-            with self._lock:
-                self._lent += batch.buffers
+            self._lent.update(dict.fromkeys(map(id, segments)))
             batch.release()
+
+    def _make_pass(self, batch: SegmentBatch) -> bool:
+        """Begin a pass, or go on with the last one. Whether anything was read for it."""
+        with self._lock:
+            self._sweep.begin_pass(self._limits())
+        planned = False
+        while (read := self._plan(batch)) is not None:
+            self._serve(read, batch)
+            planned = True
+        return planned
 
     def _request_batch(self) -> list[MemorySegment]:
         """One batch; nothing if nobody waits for it any more. Raises `BufferTimeoutError`."""
@@ -311,7 +388,7 @@ class ReadScheduler:
         first = read.chunks[0]
         views = [view for start, size in read.places for view in batch.views(start, size)]
         try:
-            self._opened().read_into(views, first.offset, first.extent)
+            self._read(views, first)
         except Exception as error:
             if len(read.places) > 1:
                 for part in read.place_by_place():
@@ -322,6 +399,12 @@ class ReadScheduler:
             return
         for chunk in read.chunks:
             self._deliver(chunk, batch.slices(chunk.start, chunk.size))
+
+    def _read(self, views: list[memoryview], first: Chunk) -> None:
+        assert self._data is not None  # nobody closes it while a run is on
+        self._data.read_into(views, first.offset, first.extent)
+        self.reads += 1
+        self.bytes_read += sum(map(len, views))
 
     def _deliver(self, chunk: Chunk, slices: list[Buffer]) -> None:
         reader = chunk.reader

@@ -2,8 +2,8 @@
 connection that sends.
 
 The door that uses it is the shuffle service: a long-lived process with many consumers of each map output. A
-connection holds one reader per channel, polls it when it has credit, sends a `Delivery` in one gathered
-write, and recycles it.
+channel of a connection has one reader, polls it when it has credit, sends a `Delivery` in one gathered write,
+and recycles it.
 
 **Extent bytes, not buffers.** A delivery is the extents' own bytes, cut only where a segment of memory ends.
 The alternative, which the ancestor chose, is to walk the buffers of an extent and hand them out one by one.
@@ -19,7 +19,10 @@ credit, the end, is not in the file: the index says what is complete.
 
 Rules
 * Pieces come in the order of the extents, region by region, and never cross an extent or a segment.
-* One credit is room for one segment's bytes at the consumer; small pieces share it. The end costs none.
+* One credit is room for one segment's bytes at the consumer. What a delivery has of one extent, a *run*, is
+  sent as one response, and costs as many credits as segments hold it. The end costs none.
+* Nothing is read that there is no credit for: consumers who are slow to take what they have got keep no
+  memory here, and nothing is read for them in vain. (A consumer without a number of credits takes anything.)
 * ``on_available`` is called when there is something to poll after there was nothing, and when the reader
   fails; in any thread, under no lock, and it must not block. What it raises is a failure of this reader.
 * Who polls a delivery recycles it. Pieces that were not polled go back with `release` or `fail`.
@@ -30,10 +33,12 @@ Lock order: `_lock` is a leaf; nothing is called under it.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol
 
 from sortshuffle.errors import StateError
@@ -56,17 +61,12 @@ class ReadPiece:
     def size(self) -> int:
         return self.buffer.size
 
-    @property
-    def ends_extent(self) -> bool:
-        """Whether the extent is complete with this piece."""
-        return self.position + self.buffer.size == self.extent.bytes
-
 
 class Sweeper(Protocol):
     """Who fills readers: the `ReadScheduler`, as far as a reader knows it. Called under no lock."""
 
-    def memory_returned(self) -> None:
-        """A consumer gave memory back; there may be something to read into it."""
+    def memory_returned(self, reader: SubpartitionReader) -> None:
+        """Its consumer gave memory back, or has more credit; there may be something to read."""
 
     def leave(self, reader: SubpartitionReader) -> None:
         """The reader takes nothing any more."""
@@ -76,14 +76,12 @@ class Sweeper(Protocol):
 class Delivery:
     """What one poll gave. Whoever polled it calls `recycle` when it is sent.
 
-    ``sequence``: number of the first piece, counted from 0 over the whole view. ``credits``: what these
-    pieces cost. ``backlog``: credits that would be needed for what is queued behind them.
+    ``credits``: what these pieces cost. ``backlog``: credits that all that comes behind them needs at least.
     ``end_of_partition``: nothing comes behind them.
     """
 
     reader: SubpartitionReader
     pieces: tuple[ReadPiece, ...]
-    sequence: int
     credits: int
     backlog: int
     end_of_partition: bool
@@ -92,6 +90,12 @@ class Delivery:
     def size(self) -> int:
         """Bytes of all pieces."""
         return sum(piece.size for piece in self.pieces)
+
+    @property
+    def runs(self) -> Iterator[list[memoryview]]:
+        """The bytes, those of each extent by themselves. Not to be used after `recycle`."""
+        for _, run in groupby(self.pieces, _identity):
+            yield [piece.buffer.view for piece in run]
 
     @property
     def views(self) -> list[memoryview]:
@@ -105,20 +109,12 @@ class Delivery:
             self.reader.recycle(pieces)
 
 
-@dataclass(frozen=True, slots=True)
-class Availability:
-    """``available``: a poll with the credit at hand would give something, or the reader is at its end by
-    release or failure. ``backlog``: credits that would be needed for all that is queued."""
-
-    available: bool
-    backlog: int
-
-
 class SubpartitionReader:
     """The view that one consumer has of some subpartitions of one result partition.
 
     ``cursor``: where the sweep stands in its extents; only the sweep touches it. ``segment_bytes``: what one
-    credit is worth. Made by `ReadScheduler.create_reader`.
+    credit is worth. ``compressed``: whether the file has a codec. ``credits``: what the consumer has to begin
+    with; None if it takes anything. Made by `ReadScheduler.create_reader`.
     """
 
     def __init__(
@@ -127,20 +123,29 @@ class SubpartitionReader:
         segment_bytes: int,
         sweeper: Sweeper,
         on_available: Callable[[SubpartitionReader], None],
+        compressed: bool = False,
+        credits: int | None = None,
     ) -> None:
         self.cursor = cursor
+        self.compressed = compressed
         self._segment_bytes = segment_bytes
         self._sweeper = sweeper
         self._on_available = on_available
         self._lock = threading.Lock()
+        self._credits = sys.maxsize if credits is None else credits
+        self._has_credits = credits is not None
+        self._left = cursor.left  # bytes that were not polled yet
         self._queue: deque[ReadPiece] = deque()
-        self._queued_bytes = 0
         self._held = 0
-        self._sequence = 0
         self._complete = False
         self._ended = False
         self._released = False
         self._cause: BaseException | None = None
+
+    @property
+    def wanted(self) -> int:
+        """Segments that there is credit for beyond what is queued."""
+        return self._credits - len(self._queue)  # a piece costs one credit at most
 
     @property
     def held(self) -> int:
@@ -157,34 +162,46 @@ class SubpartitionReader:
         """Why it failed, None if it did not."""
         return self._cause
 
-    def poll(self, credits: int) -> Delivery | None:
+    def poll(self, credits: int, most: int = sys.maxsize) -> Delivery | None:
         """What is queued, as far as ``credits`` go, and the end when it is reached. The caller recycles it.
+        ``most``: bytes after which nothing more is taken.
 
         None if there is nothing to be had: look at `cause` and `is_released`, or wait for ``on_available``.
         """
         with self._lock:
-            pieces, size = self._take(credits * self._segment_bytes)
+            pieces, cost = self._take(credits, most)
             ends = self._is_at_end()
             if not pieces and not ends:
                 return None
             self._ended |= ends
-            sequence = self._sequence
-            self._sequence += len(pieces)
-            return Delivery(self, pieces, sequence, self._in_credits(size), self._backlog(), ends)
+            if self._has_credits:
+                self._credits = credits - cost
+            return Delivery(self, pieces, cost, self._in_credits(self._left), ends)
 
-    def availability(self, credits: int) -> Availability:
+    def grant(self, credits: int) -> None:
+        """So many credits the consumer has now: there may be more to read for it."""
+        with self._lock:
+            if not self._has_credits:
+                return
+            self._credits = credits
+        self._sweeper.memory_returned(self)
+
+    def is_available(self, credits: int) -> bool:
         """Whether a poll makes sense: there is data and credit, or the end, or a failure to be told."""
         with self._lock:
-            has_data = bool(self._queue) and credits > 0
-            available = has_data or self._is_at_end() or self._released
-            return Availability(available, self._backlog())
+            return bool(self._queue and credits) or self._is_at_end() or self._released
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether there is data that was read and not polled: with credit, it could be had."""
+        return bool(self._queue)
 
     def recycle(self, pieces: Sequence[ReadPiece]) -> None:
         """Give the memory of delivered pieces back."""
         with self._lock:  # first, so that whoever gets the memory sees that this reader has room
             self._held -= len(pieces)
         _recycle_all(pieces)
-        self._sweeper.memory_returned()
+        self._sweeper.memory_returned(self)
 
     def release(self) -> None:
         """The consumer wants no more. May be called again, in any state and from any thread."""
@@ -202,7 +219,6 @@ class SubpartitionReader:
             if not released:
                 notify = not self._queue
                 self._queue += pieces
-                self._queued_bytes += sum(piece.size for piece in pieces)
                 self._held += len(pieces)
                 self._complete = complete
         if released:
@@ -224,30 +240,37 @@ class SubpartitionReader:
             self._cause = cause
             queued, self._queue = list(self._queue), deque()
             self._held -= len(queued)
-            self._queued_bytes = 0
         _recycle_all(queued)
         self._sweeper.leave(self)
         return True
 
-    def _take(self, most: int) -> tuple[tuple[ReadPiece, ...], int]:
+    def _take(self, credits: int, most: int) -> tuple[tuple[ReadPiece, ...], int]:
+        """Pieces, and what they cost."""
         taken: list[ReadPiece] = []
-        size = 0
-        while self._queue and size + self._queue[0].size <= most:
-            piece = self._queue.popleft()
-            taken.append(piece)
-            size += piece.size
-        self._queued_bytes -= size
-        return tuple(taken), size
+        size = run = cost = 0
+        while self._queue and size < most:
+            piece = self._queue[0]
+            if not taken or taken[-1].extent is not piece.extent:
+                run = 0
+            more = self._in_credits(run + piece.size) - self._in_credits(run)
+            if cost + more > credits:
+                break
+            taken.append(self._queue.popleft())
+            size, run, cost = size + piece.size, run + piece.size, cost + more
+        self._left -= size
+        return tuple(taken), cost
 
     def _is_at_end(self) -> bool:
         """Whether the end, which was not told yet, comes next."""
         return self._complete and not (self._queue or self._ended or self._released)
 
-    def _backlog(self) -> int:
-        return self._in_credits(self._queued_bytes)
-
     def _in_credits(self, size: int) -> int:
         return -(-size // self._segment_bytes)
+
+
+def _identity(piece: ReadPiece) -> int:
+    """Tells the extents of neighbours apart; an extent of a view is one object."""
+    return id(piece.extent)
 
 
 def _recycle_all(pieces: Sequence[ReadPiece]) -> None:

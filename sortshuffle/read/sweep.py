@@ -61,15 +61,17 @@ class PlannedRead:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How many segments a reader may hold at this moment. ``share``: at most. ``crowded``: the partition has
-    no room for a batch more, so only readers that hold nothing may have something."""
+    no room for a batch more, so only readers that hold nothing may have something. ``tail``: segments that a
+    reader is given beyond that if they end its extent."""
 
     share: int
     crowded: bool
+    tail: int = 0
 
     def room(self, reader: SubpartitionReader) -> int:
         """Segments that the reader may be given now."""
         held = reader.held
-        return 0 if self.crowded and held else max(0, self.share - held)
+        return 0 if self.crowded and held else max(0, min(self.share - held, reader.wanted))
 
 
 class Sweep:
@@ -79,6 +81,7 @@ class Sweep:
         self.passes = 0
         self.readers: dict[SubpartitionReader, None] = {}  # a set that keeps their order
         self._pass: deque[SubpartitionReader] = deque()
+        self._is_short = False  # whether somebody wanted something, and there was no memory
 
     def add(self, reader: SubpartitionReader) -> None:
         """It takes part from the next pass on."""
@@ -90,9 +93,14 @@ class Sweep:
         if reader in self._pass:
             self._pass.remove(reader)
 
-    def is_due(self, limits: Limits) -> bool:
-        """Whether any reader may be given something."""
-        return any(limits.room(reader) for reader in self.readers)
+    def is_due(self, limits: Limits, changed: SubpartitionReader | None = None) -> bool:
+        """Whether any reader may be given something. ``changed``: who alone may have come to want more since
+        it was asked last, None if that is not known. Hundreds of others need not be looked at then, but where
+        memory kept one of them waiting."""
+        if changed is not None and not self._is_short:
+            return changed in self.readers and self._is_ready(changed, limits)
+        self._is_short = False
+        return any(self._is_ready(reader, limits) for reader in self.readers)
 
     def begin_pass(self, limits: Limits) -> None:
         """A new pass with all readers that may have more, if the last one is through."""
@@ -118,9 +126,18 @@ class Sweep:
             chunk = _joining_chunk(read, self._pass[0], limits, batch) if self._pass else None
         return read
 
+    def _is_ready(self, reader: SubpartitionReader, limits: Limits) -> bool:
+        room = limits.room(reader)
+        self._is_short |= not room and reader.wanted > 0
+        return room > 0
+
 
 def _wanted(reader: SubpartitionReader, limits: Limits, batch: SegmentBatch) -> int:
-    return min(reader.cursor.left_in_extent, limits.room(reader) * batch.segment_bytes)
+    left, room = reader.cursor.left_in_extent, limits.room(reader)
+    with_tail = min(room + limits.tail, reader.wanted) if room else 0
+    if left <= with_tail * batch.segment_bytes:
+        return left
+    return min(left, room * batch.segment_bytes)
 
 
 def _first_chunk(reader: SubpartitionReader, limits: Limits, batch: SegmentBatch) -> Chunk | None:

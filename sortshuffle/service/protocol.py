@@ -18,7 +18,9 @@ from typing import Any
 
 from sortshuffle.errors import Place, ProtocolError
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.ranges import SubpartitionRange
+from sortshuffle.storage.ranges import ALL_REGIONS as ALL_REGIONS
+from sortshuffle.storage.ranges import RegionRange as RegionRange
+from sortshuffle.storage.ranges import SubpartitionRange as SubpartitionRange
 
 VERSION = 1
 MAGIC = b"\x89SSW\r\n\x1a\n"
@@ -54,6 +56,9 @@ class Kind(IntEnum):
     FIND_RESPONSE = 8
     DAMAGE_REPORT = 9
     DAMAGE_VERDICT = 10
+
+
+_WITHOUT_BODY = frozenset((Kind.ADD_CREDIT, Kind.CANCEL, Kind.CLOSE))
 
 
 class Stream(IntEnum):
@@ -152,6 +157,8 @@ class Header:
             known = Kind(kind)
         except ValueError:
             raise ProtocolError(f"a frame of kind {kind}, which version {VERSION} does not know") from None
+        if length and known in _WITHOUT_BODY:
+            raise ProtocolError(f"a frame of kind {known.name} with a body of {length} bytes")
         return Header(length, known, channel, data_type, flags, credit, sequence)
 
 
@@ -200,20 +207,6 @@ def is_plain_name(text: str) -> bool:
     return 0 < len(text) <= 255 and text.isprintable() and "/" not in text and text not in (".", "..")
 
 
-@dataclass(frozen=True, slots=True)
-class RegionRange:
-    """``count`` regions from ``first`` on; 0: all from there on."""
-
-    first: int = 0
-    count: int = 0
-
-    def of(self, regions: int) -> range:
-        """Their numbers, where there are so many regions."""
-        end = regions if not self.count else min(regions, self.first + self.count)
-        return range(min(self.first, end), end)
-
-
-ALL_REGIONS = RegionRange()
 FIRST_SUBPARTITION = SubpartitionRange(0, 0)
 
 
@@ -315,6 +308,14 @@ def pack_find_request(channel: int, output: MapOutputAddress) -> bytes:
     return Header(len(body), Kind.FIND_REQUEST, channel).pack() + body
 
 
+def unpack_find_request(body: bytes | memoryview) -> MapOutputAddress:
+    """Raises `ProtocolError`."""
+    output, rest = MapOutputAddress.unpack(body)
+    if rest:
+        raise ProtocolError(f"{len(rest)} bytes behind the address of a map output")
+    return output
+
+
 def pack_find_response(channel: int, found: FoundOutput | None) -> bytes:
     fields = (
         {"id": found.file_id.hex(), "attempt": found.attempt, "base": found.base, "host": found.host}
@@ -333,7 +334,7 @@ def unpack_find_response(body: bytes | memoryview) -> FoundOutput | None:
     try:
         file_id, attempt = bytes.fromhex(fields["id"]), int(fields["attempt"])
         found = FoundOutput(file_id, attempt, str(fields["base"]), str(fields["host"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"a find response without what it must have: {error!r}") from None
     if len(file_id) != 16:
         raise ProtocolError(f"an id of {len(file_id)} bytes")

@@ -1,22 +1,25 @@
-"""`ResultPartitionManager`: the result partitions that the shuffle service has, and who reads them.
+"""`ResultPartitionManager`: the result partitions that the shuffle service reads, each known by the 16-byte
+id that both of its files carry.
 
-The door that uses it is the shuffle service: its writers and its scan at start register map outputs, its
-connections ask for views of them, its sweep releases them. Result partitions are known by the 16-byte id that
-both of their files carry.
+The catalog registers a map output when a consumer first asks for it; views are made by what it gets for that,
+the partition's `ReadScheduler`.
 
-    unknown --register--> registered --release--> unknown (files deleted)
-    any --shutdown--> shut down (files stay: the next service finds them by scanning)
+    unknown --register--> registered --forget, or idle and many others--> unknown
+                                     --release--> unknown, files deleted
+    any --shutdown--> shut down
 
 Rules
-* Only files below the root are served, symbolic links followed: a request can name nothing else.
+* Only files below the roots are served, symbolic links followed: a request can name nothing else. The roots
+  are asked for at each registration, because executors come with directories of their own.
 * Nothing is opened to register. The first view opens a partition's files and reads its index; they are closed
   when the last view has been read to its end, has failed or was released (`ReadScheduler`).
-* A consumer may come before its map output: `await_view` waits for it, no longer than its time-out.
-  `expire_waiting`, called from time to time, ends what has waited too long.
-* `release` fails at once every view that was not read to its end, and wakes who waits; the files are deleted
-  when the last view has let go of them. (As the ancestor does. The alternative, to let open views read on,
-  would let one stuck consumer keep the disk full; a consumer that still needed the data fails where its
-  producer can run again.)
+* What nobody reads is forgotten, the longest unused first, once more than `MOST_REGISTERED` are there. It
+  costs nothing to register again.
+* What is forgotten is not closed: who got it a moment ago makes a view of it all the same. The files stay.
+* `release` fails at once every view that was not read to its end; the files are deleted when the last view
+  has let go of them. (As the ancestor does. To let open views read on would let one stuck consumer keep a
+  disk full; one that still needed the data fails where its producer can run again. The door that will call
+  it is a shuffle manager, which tells the service that a shuffle is over.)
 * After `shutdown` nothing is registered.
 
 Lock order: the manager's lock is held for look-ups only. Schedulers are called, futures completed and files
@@ -28,191 +31,153 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from sortshuffle.errors import MissingDataError, Place, StateError, UsageError
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.read.scheduler import BUFFER_TIMEOUT, ReadScheduler, sweep_threads
-from sortshuffle.read.subpartition_reader import SubpartitionReader
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.ranges import SubpartitionRange
 
-VIEW_TIMEOUT = 10.0  # seconds that a consumer waits for a map output that is not there yet
+# one costs a few KiB while it is not read; a stage of so many map tasks on one host is looked up once
+MOST_REGISTERED = 4096
 
-OnAvailable = Callable[[SubpartitionReader], None]
+Roots = Callable[[], Sequence[str]]
+"""The directories that are served, at this moment."""
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds. ``buffers``: without anybody's progress, until readers fail. ``view``: until a consumer is
-    told that a map output does not come."""
+class ReadFigures:
+    """What is read at a moment, and has been. ``waiting``: partitions whose reads wait for a thread or for
+    memory, or are made right now."""
 
-    buffers: float = BUFFER_TIMEOUT
-    view: float = VIEW_TIMEOUT
-
-
-@dataclass(eq=False, slots=True)
-class _Waiting:
-    """A consumer that waits for a partition; ``until`` on the manager's clock."""
-
-    subpartitions: SubpartitionRange
-    on_available: OnAvailable
-    until: float
-    view: Future[SubpartitionReader]
+    partitions_open: int
+    readers: int
+    waiting: int
+    reads_total: int
+    bytes_read_total: int
 
 
 class ResultPartitionManager:
-    """Result partitions below ``root``, read into ``pool``. ``clock``: the pool's own."""
+    """Result partitions below ``roots``, read into ``pool``. ``timeout``: seconds without anybody's progress
+    until readers fail, on ``clock``, the pool's own. ``most``: idle partitions that are remembered."""
 
     def __init__(
         self,
-        root: str,
+        roots: Roots,
         pool: ReadBufferPool,
         *,
-        timeouts: Timeouts = Timeouts(),
+        timeout: float = BUFFER_TIMEOUT,
         clock: Callable[[], float] = time.monotonic,
+        most: int = MOST_REGISTERED,
     ) -> None:
-        self._root = os.path.realpath(root)
+        self._roots = roots
         self._pool = pool
-        self._timeouts = timeouts
+        self._timeout = timeout
         self._clock = clock
+        self._most = most
         self._lock = threading.Lock()
-        self._partitions: dict[bytes, ReadScheduler] = {}
-        self._waiting: dict[bytes, list[_Waiting]] = {}
+        self._partitions: dict[bytes, ReadScheduler] = {}  # the longest unused first
+        self._reads = self._bytes_read = 0  # of those that are forgotten
         self._shut_down = False
         self._threads = ThreadPoolExecutor(sweep_threads(pool), thread_name_prefix="sortshuffle-sweep")
 
-    def register(self, file_id: bytes, file: PartitionedFile) -> None:
-        """From now on views of this finished pair may be had; who waits for it gets theirs.
+    def register(self, file_id: bytes, file: PartitionedFile) -> ReadScheduler:
+        """The reads of this finished pair, known from now on. Of one that is known already, perhaps under
+        another name, those that are there: the id says that they have the same bytes.
 
-        Raises `UsageError` for a file outside the root or an id that is taken, `StateError` after `shutdown`.
+        Raises `UsageError` for a file outside the roots, `StateError` after `shutdown`.
         """
-        self._check_inside(file)
+        check_inside(file, self._roots())
         scheduler = ReadScheduler(
-            file, file_id, self._pool, self._threads, timeout=self._timeouts.buffers, clock=self._clock
+            file, file_id, self._pool, self._threads, timeout=self._timeout, clock=self._clock
         )
         with self._lock:
             if self._shut_down:
                 raise StateError("the result partition manager is shut down: it registers nothing any more")
-            if file_id in self._partitions:
-                raise UsageError(f"result partition {file_id.hex()} is registered already: {file.base}")
-            self._partitions[file_id] = scheduler
-            waiting = self._waiting.pop(file_id, [])
-        for each in waiting:
-            _create_for(each, scheduler)
+            known = self._partitions.setdefault(file_id, scheduler)
+            self._forget_idle()
+        return known
+
+    def registered(self, file_id: bytes) -> ReadScheduler | None:
+        """The reads of a partition, if it is known. It is the last that is forgotten, then."""
+        with self._lock:
+            scheduler = self._partitions.pop(file_id, None)
+            if scheduler is not None:
+                self._partitions[file_id] = scheduler
+            return scheduler
+
+    def forget(self, scheduler: ReadScheduler) -> None:
+        """Its files are not where they were. Nothing if it is not known any more."""
+        with self._lock:
+            if self._partitions.get(scheduler.file_id) is scheduler:
+                self._take_out(scheduler)
+
+    def release(self, file_id: bytes) -> Future[None]:
+        """Forget the partition, fail its open views, and delete its files when the last has let go: then the
+        future is done, with the OSError if they could not be deleted. Nothing if it is not registered. Cannot
+        be cancelled; the same file may be registered again afterwards."""
+        deleted: Future[None] = Future()
+        deleted.set_running_or_notify_cancel()
+        with self._lock:
+            scheduler = self._partitions.get(file_id)
+            if scheduler is not None:
+                self._take_out(scheduler)
+        if scheduler is None:
+            deleted.set_result(None)
+            return deleted
+        file = scheduler.file
+        cause = MissingDataError(Place(file.data_path), f"result partition {file_id.hex()} was released")
+        scheduler.close(cause).add_done_callback(lambda _: _delete(file, deleted))
+        return deleted
 
     def __contains__(self, file_id: bytes) -> bool:
         return file_id in self._partitions
 
-    def create_view(
-        self, file_id: bytes, subpartitions: SubpartitionRange, on_available: OnAvailable
-    ) -> SubpartitionReader:
-        """A view of these subpartitions, which the caller releases.
+    def __len__(self) -> int:
+        return len(self._partitions)
 
-        Raises `MissingDataError` if the partition is not registered or its files are gone,
-        `CorruptDataError` if they are damaged, `UsageError` for subpartitions that it does not have.
-        """
-        scheduler = self._partitions.get(file_id)
-        if scheduler is None:
-            raise _not_found(file_id, "is not registered")
-        return scheduler.create_reader(subpartitions, on_available)
-
-    def await_view(
-        self, file_id: bytes, subpartitions: SubpartitionRange, on_available: OnAvailable
-    ) -> Future[SubpartitionReader]:
-        """The same as soon as the partition is there; the future fails with what `create_view` raises, and
-        with `MissingDataError` when it was not registered in time. When the consumer is gone, cancel the
-        future, or release its view if it is too late for that."""
-        until = self._clock() + self._timeouts.view
-        waiting = _Waiting(subpartitions, on_available, until, Future())
+    def figures(self) -> ReadFigures:
+        """What is read at this moment."""
         with self._lock:
-            scheduler = self._partitions.get(file_id)
-            if scheduler is None and not self._shut_down:
-                self._waiting.setdefault(file_id, []).append(waiting)
-                return waiting.view
-        if scheduler is not None:
-            _create_for(waiting, scheduler)
-        else:
-            _refuse(waiting, _not_found(file_id, "cannot be had: the service is shut down"))
-        return waiting.view
-
-    def expire_waiting(self) -> None:
-        """Tell those that have waited too long that their partition does not come."""
-        now = self._clock()
-        expired: list[tuple[bytes, _Waiting]] = []
-        with self._lock:
-            for file_id, waiting in list(self._waiting.items()):
-                expired += [(file_id, each) for each in waiting if each.until <= now]
-                left = [each for each in waiting if each.until > now and not each.view.cancelled()]
-                self._waiting[file_id] = left
-                if not left:
-                    del self._waiting[file_id]
-        for file_id, each in expired:
-            _refuse(each, _not_found(file_id, f"was not registered within {self._timeouts.view:g} s"))
-
-    def release(self, file_id: bytes) -> Future[None]:
-        """Forget the partition, fail its open views, and delete its files when the last has let go: then the
-        future is done, with the OSError if they could not be deleted. Nothing if it is not registered, but
-        who waits for it is told. Cannot be cancelled; the same file may be registered again afterwards."""
-        with self._lock:
-            scheduler = self._partitions.pop(file_id, None)
-            waiting = self._waiting.pop(file_id, [])
-        for each in waiting:
-            _refuse(each, _not_found(file_id, "was released"))
-        deleted: Future[None] = Future()
-        deleted.set_running_or_notify_cancel()
-        if scheduler is None:
-            deleted.set_result(None)
-            return deleted
-        closed = scheduler.close(_not_found(file_id, "was released", scheduler.file))
-        closed.add_done_callback(lambda _: _delete(scheduler.file, deleted))
-        return deleted
+            known = list(self._partitions.values())
+            reads, size = self._reads, self._bytes_read
+        return ReadFigures(
+            partitions_open=sum(each.is_open for each in known),
+            readers=sum(each.readers for each in known),
+            waiting=sum(not each.is_idle for each in known),
+            reads_total=reads + sum(each.reads for each in known),
+            bytes_read_total=size + sum(each.bytes_read for each in known),
+        )
 
     def shutdown(self) -> None:
-        """Fail all open views and wake all who wait; returns when no file is open. The files stay. May be
-        called again."""
+        """Fail all open views; returns when no file is open. May be called again."""
         with self._lock:
             self._shut_down = True
-            partitions, self._partitions = self._partitions, {}
-            waiting, self._waiting = self._waiting, {}
-        why = "cannot be had: the service is shut down"
-        for file_id, each in [(file_id, each) for file_id, found in waiting.items() for each in found]:
-            _refuse(each, _not_found(file_id, why))
-        closed = [
-            scheduler.close(_not_found(file_id, why, scheduler.file))
-            for file_id, scheduler in partitions.items()
-        ]
-        for each_closed in closed:
-            each_closed.result()
+            partitions = list(self._partitions.values())
+        for closed in [each.close(_shut_down_cause(each)) for each in partitions]:
+            closed.result()
         self._threads.shutdown()
+        with self._lock:
+            for each in list(self._partitions.values()):
+                self._take_out(each)
 
-    def _check_inside(self, file: PartitionedFile) -> None:
-        for path in (file.data_path, file.index_path):
-            if os.path.commonpath([self._root, os.path.realpath(path)]) != self._root:
-                raise UsageError(f"{path} is not below {self._root}: it is not served")
+    def _forget_idle(self) -> None:
+        """Forget what nobody reads, if there is too much: some more than that, so that it is not asked at
+        every registration. Never the one that is being registered. Under the lock."""
+        excess = len(self._partitions) - self._most
+        if excess <= 0:
+            return
+        others = list(self._partitions.values())[:-1]
+        idle = [each for each in others if each.is_idle and not each.is_open]
+        for each in idle[: excess + self._most // 8]:
+            self._take_out(each)
 
-
-def _create_for(waiting: _Waiting, scheduler: ReadScheduler) -> None:
-    if not waiting.view.set_running_or_notify_cancel():
-        return
-    try:
-        view = scheduler.create_reader(waiting.subpartitions, waiting.on_available)
-    except Exception as error:
-        waiting.view.set_exception(error)
-    else:
-        waiting.view.set_result(view)
-
-
-def _refuse(waiting: _Waiting, error: MissingDataError) -> None:
-    if waiting.view.set_running_or_notify_cancel():
-        waiting.view.set_exception(error)
-
-
-def _not_found(file_id: bytes, what: str, file: PartitionedFile | None = None) -> MissingDataError:
-    place = Place(file.data_path if file else "no file")
-    return MissingDataError(place, f"result partition {file_id.hex()} {what}")
+    def _take_out(self, scheduler: ReadScheduler) -> None:
+        del self._partitions[scheduler.file_id]
+        self._reads += scheduler.reads
+        self._bytes_read += scheduler.bytes_read
 
 
 def _delete(file: PartitionedFile, deleted: Future[None]) -> None:
@@ -222,3 +187,16 @@ def _delete(file: PartitionedFile, deleted: Future[None]) -> None:
         deleted.set_exception(error)
     else:
         deleted.set_result(None)
+
+
+def check_inside(file: PartitionedFile, roots: Sequence[str]) -> None:
+    """Raises `UsageError` unless both files of the pair lie below one of the roots, links followed."""
+    real_roots = [os.path.realpath(root) for root in roots]
+    for path in (file.data_path, file.index_path):
+        real = os.path.realpath(path)
+        if not any(os.path.commonpath([root, real]) == root for root in real_roots):
+            raise UsageError(f"{path} is not below {' or '.join(real_roots)}: it is not served")
+
+
+def _shut_down_cause(scheduler: ReadScheduler) -> StateError:
+    return StateError(f"{scheduler.file.base} is not read any more: the service is shut down")

@@ -51,7 +51,7 @@ _HEAD = struct.Struct("<16sqIHHH")
 @dataclass(frozen=True, slots=True)
 class MapOutput:
     """A finished map output, as its writer describes it. ``host``: where it was written. ``service``: host
-    and port of the service that serves it, empty if there is none."""
+    and port of the service that serves it, empty if there is none. ``exchange``: the number of its own."""
 
     file: PartitionedFile
     file_id: bytes
@@ -59,6 +59,7 @@ class MapOutput:
     attempt: int
     host: str
     service: str = ""
+    exchange: int = 0
 
     def __str__(self) -> str:
         return f"attempt {self.attempt} of map {self.map_index} on {self.host}"
@@ -73,6 +74,9 @@ class Reach(Protocol):
     def channel(self, output: MapOutput, extents: tuple[Extent, ...]) -> InputChannel:
         """The channel to these extents. Nothing is opened yet."""
 
+    def close(self) -> None:
+        """Let go of what connects it to services. No channel is used any more."""
+
 
 class LocalReach:
     """For map outputs whose files this process can open."""
@@ -82,6 +86,9 @@ class LocalReach:
 
     def channel(self, output: MapOutput, extents: tuple[Extent, ...]) -> InputChannel:
         return LocalInputChannel(output.file, output.file_id, output.map_index, str(output), extents)
+
+    def close(self) -> None:
+        pass
 
 
 def control_batches(
@@ -111,9 +118,11 @@ def channels(batches: Iterator[pa.RecordBatch], reach: Reach) -> list[InputChann
     """The channels of one consumer, from the control rows it received; those without a map output only say
     that there is a partition."""
     return [
-        _channel(subpartition, map_index, output, reach)
+        _channel(subpartition, map_index, output, exchange, reach)
         for batch in batches
-        for subpartition, map_index, output in zip(*(c.to_pylist() for c in batch.columns[1:4]), strict=True)
+        for subpartition, map_index, output, exchange in zip(
+            *(column.to_pylist() for column in batch.columns[1:5]), strict=True
+        )
         if output is not None
     ]
 
@@ -124,11 +133,11 @@ def _pack_head(output: MapOutput, regions: int) -> bytes:
     return head + b"".join(texts)
 
 
-def _channel(subpartition: int, map_index: int, packed: bytes, reach: Reach) -> InputChannel:
+def _channel(subpartition: int, map_index: int, packed: bytes, exchange: int, reach: Reach) -> InputChannel:
     file_id, attempt, regions, *lengths = _HEAD.unpack_from(packed)
     ends = list(accumulate(lengths, initial=_HEAD.size))
     host, base, service = (packed[start:end].decode() for start, end in pairwise(ends))
-    output = MapOutput(PartitionedFile(base), file_id, map_index, attempt, host, service)
+    output = MapOutput(PartitionedFile(base), file_id, map_index, attempt, host, service, exchange)
     if regions <= INLINE_REGIONS:
         entries = np.frombuffer(packed, ENTRY, offset=ends[-1])
         extents = [extent_of(e, region, subpartition) for region, e in enumerate(entries) if e["bytes"]]

@@ -43,7 +43,8 @@ from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.read.channel import Fetch, LocalInputChannel
 from sortshuffle.spark.schema import conform, from_arrow, to_arrow
 from sortshuffle.storage.extents import Extent
-from sortshuffle.storage.inspection import RegionTable, find_pairs
+from sortshuffle.storage.finding import find_pairs
+from sortshuffle.storage.inspection import RegionTable
 from sortshuffle.storage.partitioned_file import PARTIAL_SUFFIX, PartitionedFile
 from sortshuffle.storage.reader import read_index
 

@@ -126,8 +126,8 @@ class Exchange:
         """How large its subpartitions are. Runs the map stage, once."""
         with self._measuring:
             if self._sizes is None:
-                threshold = self.upstream.context.options.skew_threshold
-                self._sizes = skew.measured(self.number, self.control(), self.subpartitions, threshold)
+                service = self.upstream.context.host_service()
+                self._sizes = skew.measured(self.number, self.control(), self.subpartitions, service)
             return self._sizes
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -22,12 +22,12 @@ from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.spark.adoption import Adopts, adopt
 from sortshuffle.spark.control import MapOutput, control_batches
 from sortshuffle.spark.placements import Placement, turn
 from sortshuffle.spark.stages import Batches, Step, through
 from sortshuffle.spark.task import Task
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import read_index
 from sortshuffle.write.encoders import PartitionLayout
 from sortshuffle.write.result_partition import SortMergeResultPartition
 
@@ -49,15 +49,17 @@ class WriteExchange:
 
 
 @dataclass(frozen=True)
-class WriteExchanges:
+class WriteExchanges(Adopts):
     """Into one map output of this task for each exchange; Spark gets their control rows."""
 
     exchanges: tuple[WriteExchange, ...]
 
     def close(self, batches: Batches, task: Task) -> Batches:
-        for exchange, output in self._write(batches, task):
-            index = read_index(output.file, output.file_id)
-            yield from control_batches(output, index, exchange.first, exchange.exchange)
+        yield from _control_rows(self._write(batches, task), task)
+
+    def adopted(self, task: Task) -> Batches | None:
+        found = adopt(task, [exchange.exchange for exchange in self.exchanges])
+        return None if found is None else _control_rows(zip(self.exchanges, found, strict=True), task)
 
     def _write(self, batches: Batches, task: Task) -> list[tuple[WriteExchange, MapOutput]]:
         """The finished map outputs; an exchange that got no rows has none, and no files."""
@@ -70,6 +72,12 @@ class WriteExchanges:
             finished = [(output.exchange, output.finish()) for output in outputs]
             opened.pop_all()
         return [(exchange, output) for exchange, output in finished if output is not None]
+
+
+def _control_rows(written: Iterable[tuple[WriteExchange, MapOutput]], task: Task) -> Batches:
+    for exchange, output in written:
+        index = task.reach.index(output)
+        yield from control_batches(output, index, exchange.first, exchange.exchange)
 
 
 class _Output:
@@ -103,7 +111,7 @@ class _Output:
         self._finished = self._partition.finish(
             task.writer(self.exchange.exchange, self.exchange.order_names)
         )
-        return MapOutput(self._finished, file_id, task.partition, task.attempt, socket.gethostname())
+        return task.map_output(self.exchange.exchange, self._finished, file_id)
 
     def __enter__(self) -> _Output:
         return self

@@ -23,13 +23,20 @@ from pyspark.sql.types import StructType
 from sortshuffle.errors import UnsupportedError
 from sortshuffle.options import Options
 from sortshuffle.payload.ordering import SortKey
-from sortshuffle.spark import skew
+from sortshuffle.spark import shared_storage, skew
 from sortshuffle.spark.fanout import FanOuts
 from sortshuffle.spark.functions import FunctionConf
 from sortshuffle.spark.planning import Planner, planner_of
 from sortshuffle.spark.reports import SourceReports, wants_log
 from sortshuffle.spark.schema import to_arrow
-from sortshuffle.spark.session import application_of, check_workers, options_of, require_session
+from sortshuffle.spark.service import NO_SERVICE, HostService, ServiceSettings
+from sortshuffle.spark.session import (
+    application_of,
+    check_workers,
+    is_classic,
+    require_session,
+    settings_of,
+)
 from sortshuffle.spark.stages import Closing, Stage, Step
 
 if TYPE_CHECKING:
@@ -56,21 +63,34 @@ class FrameContext:
     reports: SourceReports
     planner: Planner
     fan_outs: FanOuts
+    services: ServiceSettings = NO_SERVICE
 
     @staticmethod
     def of(spark: Any) -> FrameContext:
         """Read the session's settings. Raises `OptionError`, `UnsupportedError`."""
         session = require_session(spark)
         planner = planner_of(session)
+        settings = settings_of(session)
+        options = Options.of(settings)
+        shared_storage.use(session.sparkContext if is_classic(session) else None, options)
         return FrameContext(
             session,
-            options_of(session),
+            options,
             FunctionConf.of(session),
             str(session.conf.get("spark.sql.caseSensitive")).lower() == "true",
             SourceReports.of(session),
             planner,
             FanOuts(shared=planner.keeps),
+            ServiceSettings.of(options, application_of(session), settings),
         )
+
+    def spark_context(self) -> Any:
+        """The SparkContext; None over Spark Connect."""
+        return self.spark.sparkContext if is_classic(self.spark) else None
+
+    def host_service(self) -> HostService:
+        """What a task asks of its host's shuffle service."""
+        return HostService(self.options, application_of(self.spark), self.services)
 
     def wire(self, schema: StructType) -> pa.Schema:
         """The Arrow schema in which rows of this schema travel. Raises `UnsupportedError` for types that
@@ -166,6 +186,7 @@ class Chain:
             closing,
             context.reports.reporter,
             wants_log(),
+            context.services.planned(context.spark_context()),
         )
 
         def run(batches: Any) -> Any:

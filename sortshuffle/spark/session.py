@@ -90,10 +90,15 @@ def check_no_rollback(spark: SparkSession) -> None:
         )
 
 
+def settings_of(spark: SparkSession) -> dict[str, str]:
+    """All settings of the session now, those of its application among them."""
+    settings: Any = spark.conf.getAll
+    return dict(settings)
+
+
 def options_of(spark: SparkSession) -> Options:
     """The ``spark.sortshuffle.*`` settings of the session now. Raises `OptionError`."""
-    settings: Any = spark.conf.getAll
-    return Options.of(settings)
+    return Options.of(settings_of(spark))
 
 
 def check_workers(spark: SparkSession | SparkContext) -> None:

@@ -30,6 +30,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,10 +43,12 @@ from pyspark.sql import functions as sf
 from sortshuffle.errors import DataLossError
 from sortshuffle.options import Options, format_size
 from sortshuffle.spark import planner
-from sortshuffle.spark.control import LocalReach, channels
+from sortshuffle.spark.control import channels
 from sortshuffle.spark.functions import MapFunction
 from sortshuffle.spark.naming import call_site
 from sortshuffle.spark.origins import ExchangeOrigin, TogetherOrigin
+from sortshuffle.spark.reach import ClusterReach
+from sortshuffle.spark.service import HostService
 from sortshuffle.spark.stages import PER_BATCH, Batches, Opening, Step
 from sortshuffle.spark.task import Task, make_spark_rerun
 
@@ -81,12 +84,11 @@ class Sizes:
         return [number for number, size in enumerate(self.totals) if size > least]
 
 
-def measured(exchange: int, control: DataFrame, subpartitions: int, threshold: int) -> Sizes:
-    """Run a job that sums up control rows. ``exchange``: its number; ``threshold``: bytes above which a
-    subpartition is told by map index, too."""
+def measured(exchange: int, control: DataFrame, subpartitions: int, service: HostService) -> Sizes:
+    """Run a job that sums up control rows. ``exchange``: its number; ``service``: of each task's host."""
 
     def run(batches: Any) -> Any:
-        return _summed(batches, threshold)
+        return _summed(batches, service)
 
     context = control.sparkSession.sparkContext
     few = max(1, min(subpartitions, context.defaultParallelism))  # the rows of a partition stay together
@@ -101,20 +103,22 @@ def measured(exchange: int, control: DataFrame, subpartitions: int, threshold: i
     return Sizes(tuple(totals), by_map)
 
 
-def _summed(batches: Iterator[pa.RecordBatch], threshold: int) -> Iterator[pa.RecordBatch]:
-    """The bytes of some subpartitions, of which all control rows are here: of large ones a row for each map
-    output, of others one, without map index."""
+def _summed(batches: Iterator[pa.RecordBatch], service: HostService) -> Iterator[pa.RecordBatch]:
+    """The bytes of some subpartitions, of which all control rows are here: of those above the threshold a row
+    for each map output, of others one, without map index."""
     sizes: dict[int, dict[int, int]] = {}
     try:
-        # a Python loop: over control rows, not over rows
-        for batch in batches:
-            numbers = batch.column("subpartition").to_pylist()
-            for number, channel in zip(numbers, channels(iter([batch]), LocalReach()), strict=True):
-                size = sum(extent.raw_bytes for extent in channel.extents)
-                sizes.setdefault(number, {})[channel.map_index] = size
+        with closing(ClusterReach(service)) as reach:
+            # a Python loop: over control rows, not over rows
+            for batch in batches:
+                numbers = batch.column("subpartition").to_pylist()
+                for number, channel in zip(numbers, channels(iter([batch]), reach), strict=True):
+                    size = sum(extent.raw_bytes for extent in channel.extents)
+                    sizes.setdefault(number, {})[channel.map_index] = size
     except DataLossError as error:  # an index file that is not inline in its control row
         make_spark_rerun(error)
         raise
+    threshold = service.options.skew_threshold
     found: list[tuple[int, int | None, int]] = []
     for number, by_map in sizes.items():
         total = sum(by_map.values())

@@ -31,11 +31,13 @@ from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.read.channel import InputChannel
 from sortshuffle.read.gate import InputGate
+from sortshuffle.spark.adoption import adopted_by
 from sortshuffle.spark.control import channels
 from sortshuffle.spark.functions import GroupFunction, user_errors
 from sortshuffle.spark.parquet.scanning import ParquetScan
 from sortshuffle.spark.reports import Reporter
 from sortshuffle.spark.schema import conform
+from sortshuffle.spark.service import NO_SERVICE, HostService, ServiceSettings
 from sortshuffle.spark.task import Task, running, settle_worker
 from sortshuffle.spark.with_columns import WithColumns
 
@@ -102,7 +104,7 @@ class Closing(Protocol):
 @dataclass(frozen=True)
 class Stage:
     """The function of one stage. ``number``: of the stage, in the order of the data. ``logs``: write a line
-    to the worker's log for each task."""
+    to the worker's log for each task. ``services``: the shuffle services of the application."""
 
     number: int
     options: Options
@@ -112,6 +114,7 @@ class Stage:
     closing: Closing
     reporter: Reporter
     logs: bool = False
+    services: ServiceSettings = NO_SERVICE
 
     def __call__(self, received: Batches) -> Batches:
         """What goes back to Spark. Errors of users' functions come with the users' frames, not ours."""
@@ -121,9 +124,11 @@ class Stage:
     def _run(self, received: Batches) -> Batches:
         partition = TaskContext.get().partitionId()
         holders = self.opening.holders + holders_of(self.steps)
-        task = Task.starting(self.options, self.application, self.number, partition, holders)
+        service = HostService(self.options, self.application, self.services)
+        task = Task.starting(service, self.number, partition, holders)
         with running(task, self.reporter, self.logs, _user_seconds) as opened:
-            yield from self._chained(received, task, opened)
+            adopted = adopted_by(self.closing, task)
+            yield from self._chained(received, task, opened) if adopted is None else adopted
 
     def _chained(self, received: Batches, task: Task, opened: ExitStack) -> Batches:
         """What the closing yields. ``opened`` closes every link, the last one first."""

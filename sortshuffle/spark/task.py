@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import resource
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,10 +27,14 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.memory.limit import task_memory
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import Options
-from sortshuffle.spark.control import LocalReach, Reach
+from sortshuffle.spark.control import LocalReach, MapOutput, Reach
+from sortshuffle.spark.reach import ClusterReach, credit_within
 from sortshuffle.spark.reports import Reporter, TaskReport, log_task
+from sortshuffle.spark.service import HostService
 from sortshuffle.spark.task_files import TaskFiles
+from sortshuffle.storage.directories import spark_directories
 from sortshuffle.storage.home_failures import note_failure
+from sortshuffle.storage.host import host_name
 from sortshuffle.storage.loss import make_producer_run_again
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
@@ -44,7 +47,8 @@ HOLDING_SHARE = 2  # what its steps may hold of it together, if there are any th
 class Task:
     """One running task: who it is, what it may hold, what it did. ``reading`` and ``writing`` are shares of
     ``memory``, and what its ``holders`` (steps that hold rows) get is the rest of it. ``outputs``: what it
-    did for each exchange that it writes, by number. ``reach``: how it gets at map outputs."""
+    did for each exchange that it writes, by number. ``reach``: how it gets at map outputs. ``service``: of
+    its host."""
 
     options: Options
     application: str
@@ -56,29 +60,35 @@ class Task:
     writing: MemoryBudget
     holders: int = 0
     reach: Reach = field(default_factory=LocalReach)
+    service: HostService | None = None
     metrics: TaskMetrics = field(default_factory=TaskMetrics)
     outputs: dict[int, TaskMetrics] = field(default_factory=dict)
     directory: str = ""
 
     @staticmethod
-    def starting(options: Options, application: str, stage: int, partition: int, holders: int = 0) -> Task:
+    def starting(service: HostService, stage: int, partition: int, holders: int = 0) -> Task:
         """The task that this worker runs now. ``partition``: as the stage counts its inputs. ``holders``: how
         many of its steps hold rows."""
         context: Any = TaskContext.get()
+        options = service.options
         memory = task_memory(options)
         budget = MemoryBudget(memory)
         reading = min(options.read_memory, memory // READING_SHARE)
         held = memory // HOLDING_SHARE if holders else 0
+        credit = credit_within(service, reading)
+        service.revive()
         return Task(
             options,
-            application,
+            service.application,
             stage,
             partition,
             context.taskAttemptId(),
             budget,
-            budget.share(reading, "read"),
+            budget.share(reading - credit, "read"),
             budget.share(memory - reading - held, "write"),
             holders,
+            ClusterReach(service, credit),
+            service,
         )
 
     def holding(self, label: str) -> MemoryBudget:
@@ -96,8 +106,16 @@ class Task:
         return self.files.home()
 
     def new_map_output(self, exchange: int, header: FileHeader) -> PartitionedFileWriter:
-        """The writer of this attempt's map output of an exchange, in a home that takes it."""
+        """The writer of this attempt's map output of an exchange, in a home that takes it. The host's service
+        is started if need be, and comes up while the task writes."""
+        if self.service is not None:
+            self.service.address()
         return self.files.new_map_output(exchange, header)
+
+    def map_output(self, exchange: int, file: PartitionedFile, file_id: bytes) -> MapOutput:
+        """A finished map output of this task, as its consumers are told of it."""
+        service = "" if self.service is None else self.service.address()
+        return MapOutput(file, file_id, self.partition, self.attempt, host_name(), service, exchange)
 
     def new_merge_file(self, header: FileHeader) -> PartitionedFileWriter:
         """A file for what a merge of too many runs puts aside."""
@@ -111,7 +129,7 @@ class Task:
             stage=self.stage,
             map_index=self.partition,
             attempt=self.attempt,
-            host=socket.gethostname(),
+            host=host_name(),
             time=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             software=f"sortshuffle {sortshuffle.__version__}",
             ordering=ordering,
@@ -130,6 +148,7 @@ def running(
     started = time.perf_counter()
     try:
         with ExitStack() as opened:
+            opened.callback(task.reach.close)
             yield opened
         outcome = "finished"
     except GeneratorExit:
@@ -178,4 +197,4 @@ def make_spark_rerun(error: DataLossError) -> None:
     attempt of this task then fails to fetch them, and Spark runs the producer again."""
     file = PartitionedFile.of(error.place.file)
     if file is not None:
-        make_producer_run_again(file)
+        make_producer_run_again(file, spark_directories())

@@ -1,6 +1,8 @@
 """The files that a task writes: its map outputs, and what a merge puts aside.
 
-In the executor's homes on local disks, used in turn (`storage.directories`).
+Map outputs go to storage that every host sees if ``spark.sortshuffle.dir`` is a URL (`storage.stored_files`).
+Otherwise they go where all else goes: to the executor's homes on local disks, used in turn
+(`storage.directories`).
 """
 
 from __future__ import annotations
@@ -8,12 +10,13 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sortshuffle.format.header import FileHeader
 from sortshuffle.options import Options
 from sortshuffle.storage.directories import Homes
 from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.stored_files import application_url
 from sortshuffle.storage.writer import PartitionedFileWriter
 
 
@@ -28,11 +31,19 @@ class TaskFiles:
     attempt: int
 
     def home(self) -> str:
-        """A directory that this task may write to; made on first use."""
+        """A local directory that this task may write to; made on first use."""
         return self._homes().pick(self.attempt)
 
+    def homes(self) -> tuple[str, ...]:
+        """The local directories that this task may write to; made on first use."""
+        return self._homes().paths
+
     def new_map_output(self, exchange: int, header: FileHeader) -> PartitionedFileWriter:
-        """The writer of this attempt's map output of an exchange, in a home that takes it."""
+        """The writer of this attempt's map output of an exchange, in a home that takes it or in the storage
+        that every host sees."""
+        if self.options.storage_url:
+            directory = application_url(self.options.storage_url, self.application)
+            return PartitionedFileWriter(self._named(directory, exchange), header)
         return self._created(lambda home: self._named(home, exchange), header)
 
     def new_merge_file(self, header: FileHeader) -> PartitionedFileWriter:
@@ -43,10 +54,13 @@ class TaskFiles:
         return self._created(lambda home: PartitionedFile(os.path.join(home, name)), header)
 
     def _homes(self) -> Homes:
-        return Homes.of(self.options, self.application)
+        options = self.options
+        if options.storage_url:  # the homes are then in Spark's own directories, which end with the executor
+            options = replace(options, directories=(), keep=False, service="off")
+        return Homes.of(options, self.application)
 
-    def _named(self, home: str, exchange: int) -> PartitionedFile:
-        return PartitionedFile.named(home, exchange, self.partition, self.attempt)
+    def _named(self, directory: str, exchange: int) -> PartitionedFile:
+        return PartitionedFile.named(directory, exchange, self.partition, self.attempt)
 
     def _created(self, file: Callable[[str], PartitionedFile], header: FileHeader) -> PartitionedFileWriter:
         return self._homes().create(self.attempt, lambda home: PartitionedFileWriter(file(home), header))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,6 +19,7 @@ from typing import TypeVar
 from sortshuffle.errors import OutOfDiskError, UsageError
 from sortshuffle.options import MIB, Options, format_size
 from sortshuffle.storage import home_failures, janitor
+from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import HOME_ROOT, Owner, boot_id, executor_pid, process_start
 
 Made = TypeVar("Made")
@@ -42,25 +42,8 @@ class Homes:
 
         Raises `UsageError` if no directory is known, `OutOfDiskError` or OSError if none can be used.
         """
-        spark_directories = tuple(filter(None, os.environ.get(LOCAL_DIRS_VARIABLE, "").split(",")))
-        roots = options.directories or spark_directories
-        if not roots:
-            raise UsageError(
-                f"no directory to write to: {LOCAL_DIRS_VARIABLE} is not set in this worker; set"
-                " spark.sortshuffle.dir"
-            )
-        pid = executor_pid()
-        owner = Owner(
-            application=application,
-            host=socket.gethostname(),
-            boot=boot_id(),
-            pid=pid,
-            started=process_start(pid) or 0,
-            local_directories=spark_directories,
-            grace=options.grace,
-            keep=options.keep,
-        )
-        homes = Homes(_make_homes(roots, owner), owner)
+        owner = owner_of_homes(options, application)
+        homes = Homes(_make_homes(roots(options), owner), owner)
         home_failures.watch(homes.paths)
         janitor.ensure(homes.paths)
         return homes
@@ -111,6 +94,38 @@ class Homes:
             error = OSError(code, f"no local directory can be written to ({reasons}): {REMEDY}")
         error.__cause__ = reasons
         return error
+
+
+def roots(options: Options) -> tuple[str, ...]:
+    """The local directories in which this executor has its homes. Raises `UsageError` if none is known."""
+    found = options.directories or spark_directories()
+    if not found:
+        raise UsageError(
+            f"no directory to write to: {LOCAL_DIRS_VARIABLE} is not set in this worker; set"
+            " spark.sortshuffle.dir"
+        )
+    return found
+
+
+def owner_of_homes(options: Options, application: str) -> Owner:
+    """The executor that this process works for, as the owner of its homes."""
+    pid = executor_pid()
+    return Owner(
+        application=application,
+        host=host_name(),
+        boot=boot_id(),
+        pid=pid,
+        started=process_start(pid) or 0,
+        local_directories=spark_directories(),
+        grace=options.grace,
+        keep=options.keep,
+        outlived=options.service == "external",
+    )
+
+
+def spark_directories() -> tuple[str, ...]:
+    """Those in which the executor that this process works for has its blocks; none if it works for none."""
+    return tuple(filter(None, os.environ.get(LOCAL_DIRS_VARIABLE, "").split(",")))
 
 
 def _make_homes(roots: Sequence[str], owner: Owner) -> tuple[str, ...]:

@@ -74,6 +74,10 @@ class ExtentReader(ABC):
     def close(self) -> None:
         """Let go of everything. May be called again."""
 
+    def give_up(self) -> None:  # noqa: B027  # most readers wait for nobody
+        """Whoever waits for bytes in another thread waits no longer, and gets an error. For readers that wait
+        for somebody; it is closed all the same."""
+
     def read_extent(self, extent: Extent) -> ExtentPart:
         """The whole extent in one go, all of it verified."""
         return self.verified(self.read_unverified(extent), extent)

@@ -9,8 +9,8 @@ unfinished files; and an executor that dies by SIGKILL leaves everything behind.
   a second. An executor has one janitor, or more if its tasks came to use further directories later.
 * Every second it removes unfinished files without a writer; every five, finished ones that Spark has
   forgotten (`storage.lifetime` says which).
-* When the executor ends it deletes the homes (unless files are to be kept) and ends itself, within two
-  seconds. It ends as well when its homes are gone.
+* When the executor ends it deletes the homes and ends itself, within two seconds. Where files are to be kept,
+  or outlive the executor, it deletes only the unfinished ones. It ends as well when its homes are gone.
 * It reads ``owner.json`` anew at each look: a later frame of the application may have other settings.
 
 Started by the first producer task of an executor (`ensure`). Standard library only: about 10 MB.
@@ -27,6 +27,7 @@ from collections.abc import Sequence
 
 import sortshuffle
 from sortshuffle.storage.lifetime import Owner, remove_home, sweep, sweep_partials
+from sortshuffle.storage.partitioned_file import PARTIAL_SUFFIX
 
 LOCK_FILE = "janitor.lock"
 TICK = 1.0  # seconds between looks at the executor and its unfinished files
@@ -38,7 +39,7 @@ _started: list[subprocess.Popen[bytes]] = []  # keeps them from being reported a
 
 def ensure(homes: Sequence[str]) -> None:
     """Start a janitor for those of these homes that have none. The caller has made the homes."""
-    unattended = [home for home in homes if not _is_running(home)]
+    unattended = [home for home in homes if not is_running(home)]
     if not unattended:
         return
     package_root = os.path.dirname(os.path.dirname(sortshuffle.__file__))
@@ -84,12 +85,14 @@ def _tidy(home: str, owner: Owner, whole: bool) -> None:
 def _clear(home: str, owner: Owner) -> None:
     for _ in range(TRIES):  # the executor's last workers may still be writing
         try:
-            if owner.keep:
+            if owner.keep or owner.outlived:
                 sweep_partials(home, float("inf"))
-                return
-            remove_home(home)
-            if not os.path.lexists(home):
-                return
+                if not any(name.endswith(PARTIAL_SUFFIX) for name in os.listdir(home)):
+                    return
+            else:
+                remove_home(home)
+                if not os.path.lexists(home):
+                    return
         except OSError:
             pass
         time.sleep(TICK / TRIES)
@@ -107,7 +110,7 @@ def _take_over(homes: Sequence[str]) -> list[str]:
     return taken
 
 
-def _is_running(home: str) -> bool:
+def is_running(home: str) -> bool:
     lock = _lock(home, fcntl.LOCK_SH)
     if lock is None:
         return True

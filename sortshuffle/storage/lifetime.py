@@ -8,7 +8,8 @@ A map output lives exactly as long as Spark's own shuffle files of the same task
 * a ``.partial`` pair whose data file nobody holds a lock on (its task failed or was killed);
 * a finished pair older than the grace time for which none of the executor's local directories has
   ``shuffle_<any>_<attempt>_0.index`` any more (Spark removes that when no frame can use it);
-* a whole home whose executor has ended: its process is gone, or Spark removed its local directories.
+* a whole home whose executor has ended: its process is gone, or Spark removed its local directories. Where
+  an external shuffle service serves its files they outlive it, and the service sweeps them.
 
 Only the standard library is imported here: the janitor process (`storage.janitor`) must stay small.
 Nothing outside directories named as above is ever deleted, and symbolic links are never followed.
@@ -22,12 +23,12 @@ import json
 import os
 import re
 import shutil
-import socket
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from sortshuffle.errors import UsageError
+from sortshuffle.storage.host import is_this_host
 from sortshuffle.storage.partitioned_file import (
     DATA_SUFFIX,
     INDEX_SUFFIX,
@@ -51,7 +52,8 @@ class Owner:
 
     ``pid`` and ``started``: its JVM and the start time of that process in clock ticks since boot, so that
     a recycled pid is not taken for it. ``local_directories``: Spark's, empty if unknown. ``keep``: the
-    user wants finished files left where they are.
+    user wants finished files left where they are. ``outlived``: finished files outlive the executor, because
+    the host's shuffle service serves them until it sweeps (`sortshuffle serve`).
     """
 
     application: str
@@ -62,6 +64,7 @@ class Owner:
     local_directories: tuple[str, ...]
     grace: float
     keep: bool
+    outlived: bool = False
 
     def write(self, home: str) -> None:
         path = os.path.join(home, OWNER_FILE)
@@ -86,13 +89,19 @@ class Owner:
             return None
 
     def on_this_host(self) -> bool:
-        return self.host == socket.gethostname() and self.boot == boot_id()
+        return self.boot == boot_id() and is_this_host(self.host)
 
     def is_live(self) -> bool:
         """Whether the executor still runs and still has its local directories. Only for this host."""
         if process_start(self.pid) != self.started:
             return False
         return not self.local_directories or any(map(os.path.isdir, self.local_directories))
+
+    def sees_the_end(self) -> bool:
+        """Whether its application is known to have ended: Spark (standalone, YARN) removes the directories
+        above an executor's local ones with the application, not with the executor. Only for this host."""
+        above = {os.path.dirname(directory) for directory in self.local_directories}
+        return bool(above) and not any(map(os.path.isdir, above))
 
 
 def boot_id() -> str:

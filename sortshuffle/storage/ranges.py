@@ -1,8 +1,8 @@
 """Ranges of subpartitions: where their bytes lie in the data file, and how much there is of them.
 
 Pure arithmetic on an `Index`; no file is touched. The door that uses it is the shuffle service: a consumer
-asks it for one subpartition or, where an adaptive plan has joined small ones, for a range of them, and the
-planner asks it how large each of them is.
+asks it for one subpartition or, where an adaptive plan has joined small ones, for a range of them. The door
+for the sizes is a shuffle manager, which tells Spark's planner how large each subpartition is.
 
 Rules
 * The subpartitions ``a..b`` of a region are one contiguous extent of the file, or two where the range goes
@@ -10,6 +10,7 @@ Rules
   range ascend through the whole file.
 * A broadcast region has one extent for all: it is read once, with the number of subpartitions it stands for.
 * Empty extents are left out.
+* A consumer that goes on where it stopped asks for a part of a range (`RangePart`).
 """
 
 from __future__ import annotations
@@ -63,6 +64,34 @@ class SubpartitionRange:
 
 
 @dataclass(frozen=True, slots=True)
+class RegionRange:
+    """``count`` regions from ``first`` on; 0: all from there on."""
+
+    first: int = 0
+    count: int = 0
+
+    def of(self, regions: int) -> range:
+        """Their numbers, where there are so many regions."""
+        end = regions if not self.count else min(regions, self.first + self.count)
+        return range(min(self.first, end), end)
+
+
+ALL_REGIONS = RegionRange()
+
+
+@dataclass(frozen=True, slots=True)
+class RangePart:
+    """Which bytes of a range are wanted: those of its extents in these regions, one after the other, without
+    the first ``skip``."""
+
+    regions: RegionRange = ALL_REGIONS
+    skip: int = 0
+
+
+EVERYTHING = RangePart()
+
+
+@dataclass(frozen=True, slots=True)
 class RangeExtent:
     """Contiguous bytes of the data file: the extents of these subpartitions in one region.
 
@@ -86,8 +115,10 @@ class RangeSize:
     records: int
 
 
-def extents_of_range(index: Index, subpartitions: SubpartitionRange) -> Iterator[RangeExtent]:
-    """The non-empty extents of the range, ascending in the file.
+def extents_of_range(
+    index: Index, subpartitions: SubpartitionRange, regions: RegionRange = ALL_REGIONS
+) -> Iterator[RangeExtent]:
+    """The non-empty extents of the range in these regions, ascending in the file.
 
     They are made one at a time: a service has thousands of consumers, each with an extent per region.
     Raises `UsageError` for subpartitions that are not there; `Malformed` if extents that must follow each
@@ -96,7 +127,7 @@ def extents_of_range(index: Index, subpartitions: SubpartitionRange) -> Iterator
     parts = subpartitions.checked(index).in_write_order(index.header.first_subpartition)
     broadcast = _is_broadcast(index)
     placed = [_contiguous(index, part, ~broadcast) for part in parts]
-    return _non_empty(index, subpartitions, parts, placed, broadcast)
+    return _non_empty(regions.of(index.regions), subpartitions, parts, placed, broadcast)
 
 
 def size_of_range(index: Index, subpartitions: SubpartitionRange) -> RangeSize:
@@ -120,14 +151,19 @@ def subpartition_records(index: Index) -> Counts:
 
 class ExtentCursor:
     """How far one consumer has come through its extents: at ``position`` of the current one. At the end there
-    is none, and what asks for it raises ValueError."""
+    is none, and what asks for it raises ValueError. ``left``: bytes of all extents that are still to be read.
 
-    __slots__ = ("_extent", "_extents", "position")
+    Raises as `extents_of_range` does, and `UsageError` where the part begins behind the last byte.
+    """
 
-    def __init__(self, index: Index, subpartitions: SubpartitionRange) -> None:
-        self._extents = extents_of_range(index, subpartitions)
+    __slots__ = ("_extent", "_extents", "left", "position")
+
+    def __init__(self, index: Index, subpartitions: SubpartitionRange, part: RangePart = EVERYTHING) -> None:
+        self._extents = extents_of_range(index, subpartitions, part.regions)
         self._extent = next(self._extents, None)
+        self.left = _bytes_of(index, subpartitions, part.regions)
         self.position = 0
+        self._skip(part.skip)
 
     @property
     def is_at_end(self) -> bool:
@@ -155,9 +191,27 @@ class ExtentCursor:
         if size > self.left_in_extent:
             raise ValueError(f"{size} bytes are more than the {self.left_in_extent} left of the extent")
         self.position += size
+        self.left -= size
         if not self.left_in_extent:
             self._extent = next(self._extents, None)
             self.position = 0
+
+    def _skip(self, size: int) -> None:
+        left = size
+        while left and self._extent is not None:
+            step = min(left, self.left_in_extent)
+            self.advance(step)
+            left -= step
+        if left:
+            raise UsageError(f"{size} bytes are to be skipped, which is {left} more than there are")
+
+
+def _bytes_of(index: Index, subpartitions: SubpartitionRange, regions: RegionRange) -> int:
+    """What is read of the file for the range in these regions: a broadcast region once."""
+    rows = regions.of(index.regions)
+    sizes = index.entries["bytes"][rows.start : rows.stop, subpartitions.first : subpartitions.last + 1]
+    broadcast = _is_broadcast(index)[rows.start : rows.stop]
+    return int(sizes[~broadcast].sum() + sizes[broadcast, :1].sum())
 
 
 def _summed(index: Index, name: str) -> Counts:
@@ -189,13 +243,13 @@ def _contiguous(
 
 
 def _non_empty(
-    index: Index,
+    regions: range,
     asked: SubpartitionRange,
     parts: tuple[SubpartitionRange, ...],
     placed: list[tuple[Counts, Counts]],
     broadcast: npt.NDArray[np.bool_],
 ) -> Iterator[RangeExtent]:
-    for region in range(index.regions):
+    for region in regions:
         if broadcast[region]:
             (starts, sizes), *_ = placed
             if sizes[region]:

@@ -26,7 +26,8 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.storage.extents import Extent, ExtentReader, aligned_memory
 from sortshuffle.storage.partitioned_file import PartitionedFile
 
-_NOT_OF_THE_FILE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+NOT_OF_THE_FILE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What an OSError may have that says nothing of the file but of this process."""
 
 
 class PartitionedFileReader(ExtentReader):
@@ -44,7 +45,7 @@ class PartitionedFileReader(ExtentReader):
         try:
             self._descriptor = os.open(file.data_path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            if error.errno in _NOT_OF_THE_FILE:
+            if error.errno in NOT_OF_THE_FILE:
                 raise
             raise self._missing(f"the data file cannot be opened: {error.strerror}") from error
         try:
@@ -86,7 +87,7 @@ class PartitionedFileReader(ExtentReader):
         try:
             yield
         except OSError as error:
-            if error.errno in _NOT_OF_THE_FILE:
+            if error.errno in NOT_OF_THE_FILE:
                 raise
             place = self.place(extent.offset if extent else 0, extent)
             raise CorruptDataError(place, f"the data file cannot be read: {error.strerror}") from error
@@ -101,7 +102,7 @@ def read_index(file: PartitionedFile, file_id: bytes | None = None) -> Index:
         with open(file.index_path, "rb") as opened:
             data = opened.read()
     except OSError as error:
-        if error.errno in _NOT_OF_THE_FILE:
+        if error.errno in NOT_OF_THE_FILE:
             raise
         what = f"the index file cannot be opened: {error.strerror}"
         raise MissingDataError(Place(file.index_path), what) from error

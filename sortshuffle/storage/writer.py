@@ -10,39 +10,53 @@ Rules
   `StateError`.
 * Subpartitions come in the file's order (`write_order`), so that empty ones can be given the offset where
   they would have been.
-* Until `finish()` the names end in ``.partial`` and the writer holds an exclusive lock on the data file:
-  a ``.partial`` without a lock holder is a dead task's, and anyone may delete it (`storage.lifetime`).
-* A region is one gathered append (several, past `IOV_MAX` pieces). No fsync: like Spark's own shuffle
+* Where the bytes go is the affair of a `NewPair`: files of this host (`storage.local_pair`) or, if the base
+  path is a URL, objects of a store (`storage.stored_pair`). Until `finish()` neither has its name.
+* A region is one gathered append (several, past `PIECES_AT_ONCE`). No fsync: like Spark's own shuffle
   files these do not outlive the machine's crash, and a damaged one is found by its checksums.
 
-Single-threaded. Owns both descriptors. Does not own the buffers: they may be freed when a call returns.
+Single-threaded. Owns the new pair. Does not own the buffers: they may be freed when a call returns.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 import xxhash
 
-from sortshuffle.errors import OutOfDiskError, StateError
+from sortshuffle.errors import StateError
 from sortshuffle.format.buffer import SealedBuffer
 from sortshuffle.format.checksum import BytesLike, checksum_of_checksums
 from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, INDEX_MAGIC, FileHeader
 from sortshuffle.format.index import ENTRY, Entries, RegionKind, Writer, pack_tail
-from sortshuffle.storage.lifetime import delete_unfinished
+from sortshuffle.storage.local_pair import IOV_MAX, LocalPair
 from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.stored_files import is_url, mounted
+from sortshuffle.storage.stored_pair import StoredPair
 
-IOV_MAX = os.sysconf("SC_IOV_MAX")  # pieces that one gathered write takes; 1024 on Linux
+PIECES_AT_ONCE = IOV_MAX  # that are gathered for one append; no more go into one write to a local file
 _PIECES_PER_BUFFER = 3
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+class NewPair(Protocol):
+    """The two files of a result partition while they are written. `commit` or `discard` is the last call; a
+    `commit` that fails is followed by `discard`."""
+
+    def append_data(self, pieces: Sequence[BytesLike]) -> None: ...
+
+    def append_index(self, data: bytes) -> None: ...
+
+    def commit(self) -> None:
+        """Let both be seen under their names, the index last."""
+
+    def discard(self) -> None:
+        """Leave nothing of either."""
 
 
 class _State(Enum):
@@ -77,7 +91,8 @@ class _OpenExtent:
 
 class PartitionedFileWriter:
     """Writes one result partition. Raises `OutOfDiskError` when the disk is full, `StateError` when
-    called out of order, FileExistsError when this attempt's file is there already."""
+    called out of order, FileExistsError when this attempt's file is there already (a store is not asked),
+    OSError with the URL when a store fails."""
 
     def __init__(self, file: PartitionedFile, header: FileHeader) -> None:
         self.file = file
@@ -93,9 +108,9 @@ class PartitionedFileWriter:
         self._index_digest = xxhash.xxh3_64()
         self._index_bytes = 0
         self._state = _State.BETWEEN_REGIONS
-        self._data, self._index = _create_pair(file)
+        self._pair = _new_pair(file)
         try:
-            _write_all(self._data, [header.pack(DATA_MAGIC)], file.partial_data_path)
+            self._pair.append_data([header.pack(DATA_MAGIC)])
             self._append_index(header.pack(INDEX_MAGIC))
         except BaseException:
             self.abandon()
@@ -126,11 +141,11 @@ class PartitionedFileWriter:
                 self._place(subpartition, buffers)
                 for buffer in buffers:
                     pieces += (buffer.header, buffer.payload, buffer.tail)
-                if len(pieces) + _PIECES_PER_BUFFER > IOV_MAX:
-                    _write_all(self._data, pieces, self.file.partial_data_path)
+                if len(pieces) + _PIECES_PER_BUFFER > PIECES_AT_ONCE:
+                    self._pair.append_data(pieces)
                     pieces = []
             if pieces:
-                _write_all(self._data, pieces, self.file.partial_data_path)
+                self._pair.append_data(pieces)
 
     def finish_region(self) -> None:
         """End the region; one without any bytes leaves no trace."""
@@ -149,23 +164,20 @@ class PartitionedFileWriter:
             self._append_index(self._entries.tobytes())
 
     def finish(self, writer: Writer, schema: bytes = b"") -> PartitionedFile:
-        """Complete the index and give both files their names. Raises `StateError` inside a region."""
+        """Complete the index and let both files be seen. Raises `StateError` inside a region."""
         self._expect(_State.BETWEEN_REGIONS)
         with self._or_failed():
             self._append_tail(writer, schema)
-            os.rename(self.file.partial_data_path, self.file.data_path)
-            os.rename(self.file.partial_index_path, self.file.index_path)
-        self._close(_State.FINISHED)
+            self._pair.commit()
+        self._state = _State.FINISHED
         return self.file
 
     def abandon(self) -> None:
         """Delete both files. Does nothing after `finish()` or a second time."""
         if self._state in (_State.FINISHED, _State.ABANDONED):
             return
-        try:
-            delete_unfinished(self.file)
-        finally:
-            self._close(_State.ABANDONED)
+        self._state = _State.ABANDONED
+        self._pair.discard()
 
     def __enter__(self) -> PartitionedFileWriter:
         return self
@@ -233,7 +245,7 @@ class PartitionedFileWriter:
     def _append_index(self, data: bytes) -> None:
         self._index_digest.update(data)
         self._index_bytes += len(data)
-        _write_all(self._index, [data], self.file.partial_index_path)
+        self._pair.append_index(data)
 
     def _expect(self, state: _State) -> None:
         if self._state is not state:
@@ -247,58 +259,9 @@ class PartitionedFileWriter:
             self._state = _State.FAILED
             raise
 
-    def _close(self, state: _State) -> None:
-        self._state = state
-        try:
-            os.close(self._data)
-        finally:
-            os.close(self._index)
 
-
-def _create_pair(file: PartitionedFile) -> tuple[int, int]:
-    """Descriptors of the two new files, the data file locked; no file and no descriptor on an error."""
-    for path in (file.data_path, file.index_path):
-        if os.path.lexists(path):
-            raise FileExistsError(errno.EEXIST, "this attempt's map output is there already", path)
-    data = _create(file.partial_data_path)
-    try:
-        fcntl.flock(data, fcntl.LOCK_EX)
-        return data, _create(file.partial_index_path)
-    except BaseException:
-        try:
-            os.unlink(file.partial_data_path)
-        finally:
-            os.close(data)
-        raise
-
-
-def _create(path: str) -> int:
-    try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise _translated(error, path, 0) from error
-
-
-def _write_all(descriptor: int, pieces: Sequence[BytesLike], path: str) -> None:
-    """Append all pieces, in as few gathered writes as the system allows, finishing short ones."""
-    views = [memoryview(piece).cast("B") for piece in pieces]
-    start = 0
-    while start < len(views):
-        try:
-            written = os.writev(descriptor, views[start : start + IOV_MAX])
-        except OSError as error:
-            raise _translated(error, path, sum(map(len, views[start:]))) from error
-        while start < len(views) and written >= len(views[start]):
-            written -= len(views[start])
-            start += 1
-        if written:
-            views[start] = views[start][written:]
-
-
-def _translated(error: OSError, path: str, wanted: int) -> OSError:
-    if error.errno not in _NO_SPACE:
-        error.filename = path  # a write's own error names none
-        return error
-    directory = os.path.dirname(path)
-    space = os.statvfs(directory)
-    return OutOfDiskError(directory, wanted, space.f_bavail * space.f_frsize)
+def _new_pair(file: PartitionedFile) -> NewPair:
+    if not is_url(file.base):
+        return LocalPair(file)
+    local = mounted(file)
+    return StoredPair(file) if local is None else LocalPair(local, mounted=True)

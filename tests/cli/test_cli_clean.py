@@ -132,6 +132,20 @@ def test_kept_files_go_when_their_application_has_ended(tmp_path: Path, ended: t
     assert not path.exists()
 
 
+def test_files_that_a_service_serves_on_go_when_spark_has_removed_what_goes_with_the_application(
+    tmp_path: Path, ended: tuple[int, int]
+) -> None:
+    blocks = tmp_path / "spark" / "executor-1" / "blockmgr"
+    blocks.mkdir(parents=True)
+    path = home(tmp_path / "served", owner_of(*ended, outlived=True, local_directories=(str(blocks),)))
+    assert "may still be served from here" in run("clean", tmp_path / "served").stdout
+    assert path.exists()
+    blocks.rmdir()
+    blocks.parent.rmdir()
+    assert "its executor has ended" in run("clean", tmp_path / "served").stdout
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("start_at", ["", "sortshuffle", "sortshuffle/app-1", "sortshuffle/app-1/NAME"])
 def test_it_may_start_anywhere_at_or_above_a_home(
     tmp_path: Path, ended: tuple[int, int], start_at: str

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from consumers import PATIENCE
 from engine import open_files
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,9 +18,9 @@ from map_outputs import MIB, MapOutput, reading_threads, write_map
 
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import Seconds, TaskMetrics
-from sortshuffle.read.channel import Decoder, Fetch, LocalInputChannel
+from sortshuffle.read.channel import Decoder, Fetch, LocalInputChannel, OpenReaders
 from sortshuffle.read.fetcher import Fetcher, planned
-from sortshuffle.storage.extents import Extent
+from sortshuffle.storage.extents import Extent, ExtentReader
 
 SCHEMA = pa.schema([("number", pa.int64())])
 
@@ -116,3 +119,84 @@ def test_whoever_closes_the_items_lets_go_of_everything(tmp_path: Path, memory: 
     next(items)
     items.close()
     assert (fetcher.budget.used, open_files(tmp_path), reading_threads()) == (0, [], [])
+
+
+@dataclass
+class Gone:
+    """Whether somebody was asked, and whether he was given up."""
+
+    asked: threading.Event = field(default_factory=threading.Event)
+    given_up: threading.Event = field(default_factory=threading.Event)
+
+
+class WaitingReader(ExtentReader):
+    """Waits for somebody who never answers."""
+
+    def __init__(self, path: str, gone: Gone) -> None:
+        super().__init__(path, None)
+        self._gone = gone
+
+    def fetch(self, size: int, extent: Extent, position: int = 0) -> pa.Buffer:
+        self._gone.asked.set()
+        assert self._gone.given_up.wait(PATIENCE)
+        raise RuntimeError("given up")
+
+    def give_up(self) -> None:
+        self._gone.given_up.set()
+
+    def close(self) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class WaitingChannel:
+    """An `InputChannel` behind somebody who does not answer."""
+
+    local: LocalInputChannel
+    gone: Gone
+    read_ahead: int = 0
+
+    @property
+    def map_index(self) -> int:
+        return self.local.map_index
+
+    @property
+    def path(self) -> str:
+        return self.local.path
+
+    @property
+    def writer(self) -> str:
+        return self.local.writer
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        return self.local.extents
+
+    def open(self, extents: Sequence[Extent]) -> ExtentReader:
+        return WaitingReader(self.local.path, self.gone)
+
+
+def test_whoever_closes_what_is_fetched_does_not_wait_for_somebody_who_does_not_answer(
+    tmp_path: Path,
+) -> None:
+    output = output_of(tmp_path, 3)
+    gone = Gone()
+    first, *others = fetches_of(output)
+    silent = [Fetch(WaitingChannel(output.channel(), gone), fetch.extents) for fetch in others]
+    fetcher = Fetcher(output.payload, MemoryBudget(MIB), 3, TaskMetrics())
+    fetched = fetcher.fetched([first, *silent])
+    next(fetched)
+    assert gone.asked.wait(PATIENCE)
+    assert not gone.given_up.is_set()
+    fetched.close()
+    assert gone.given_up.is_set()
+    assert fetcher.budget.used == 0
+    assert reading_threads() == []
+
+
+def test_what_is_opened_after_it_was_given_up_is_given_up_at_once(tmp_path: Path) -> None:
+    readers, gone = OpenReaders(), Gone()
+    with readers:
+        pass
+    with readers.knowing(WaitingReader("somewhere", gone)):
+        assert gone.given_up.is_set()

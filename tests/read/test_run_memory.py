@@ -63,6 +63,13 @@ def test_of_one_buffer_less_is_taken_whole_and_of_many_in_parts() -> None:
     assert demands.streamed(many) < demands.held(many) // 5
 
 
+def test_what_a_reader_holds_beyond_its_part_counts_with_what_it_keeps_of_a_buffer() -> None:
+    demands, size = Demands(8, RUN_BYTES), RunSize(10_000_000, 10_000_000, 100_000, 101)
+    assert demands.streamed(size, 65_536) - demands.streamed(size) == 65_536 + 125_000
+    small = RunSize(1000, 1000, 10, 1)
+    assert demands.streamed(small, 65_536) - demands.streamed(small) == 1000
+
+
 def test_a_streamed_run_takes_the_same_however_long_it_is() -> None:
     demands = Demands.of(BY_NUMBER, NUMBERS)
     sizes = [RunSize(n * 64_000, n * 64_000, n * 8000, n) for n in (10, 100, 1000)]

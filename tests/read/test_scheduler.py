@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +37,7 @@ from sortshuffle.errors import (
     UsageError,
 )
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import RegionKind
+from sortshuffle.format.index import Index, RegionKind
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
@@ -53,7 +54,7 @@ from sortshuffle.read.scheduler import (
 from sortshuffle.read.subpartition_reader import Delivery, SubpartitionReader
 from sortshuffle.read.sweep import Sweep
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.ranges import SubpartitionRange
+from sortshuffle.storage.ranges import ExtentCursor, RangePart, RegionRange, SubpartitionRange
 from sortshuffle.storage.reader import read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.write.frame_encoder import FrameLayout
@@ -298,10 +299,20 @@ def test_readers_that_take_nothing_hold_a_bounded_part_of_the_pool_and_each_has_
 
 
 def test_the_more_is_out_the_less_each_reader_may_hold(stage: MakeStage) -> None:
-    here = stage(random_pair(8, 1, 100 * SEGMENT), read_pool(64, SEGMENT, batch=4))
+    here = stage(random_pair(8, 1, 100 * SEGMENT), read_pool(23, SEGMENT, batch=4))
     opened = [here.open(subpartition) for subpartition in range(8)]
     here.threads.run()
     assert [reader.held for reader, _ in opened] == [4, 4, 4, 2, 2, 1, 1, 1]  # of 16
+    for reader, _ in opened:
+        reader.release()
+    here.threads.run()
+
+
+def test_while_the_pool_has_plenty_each_reader_may_hold_half_a_batch(stage: MakeStage) -> None:
+    here = stage(random_pair(8, 1, 100 * SEGMENT), read_pool(200, SEGMENT, batch=8))
+    opened = [here.open(subpartition) for subpartition in range(8)]
+    here.threads.run()
+    assert [reader.held for reader, _ in opened] == [8, 8, 8, 4, 4, 4, 4, 4]
     for reader, _ in opened:
         reader.release()
     here.threads.run()
@@ -944,3 +955,93 @@ def test_any_readers_polling_and_recycling_in_any_order_get_every_byte(
                 assert bytes(consumer.data) == expected
     finally:
         session.end()
+
+
+# Parts of a range, and credit
+
+
+@pytest.mark.parametrize("skip", [0, 1, 5000, 10_048, 25_000])
+def test_a_reader_may_begin_anywhere(stage: MakeStage, skip: int) -> None:
+    here = stage(random_pair(3, 4, 10_000, first=1))
+    consumer = Consumer()
+    part = RangePart(RegionRange(1), skip)
+    reader = here.scheduler.create_reader(one(2), consumer.on_available, part)
+    here.drain((reader, consumer))
+    whole = stored(here.file, one(2))
+    assert bytes(consumer.data) == whole[len(whole) // 4 + skip :]
+    assert consumer.ended
+
+
+def test_a_reader_that_begins_at_the_end_is_at_its_end(stage: MakeStage) -> None:
+    here = stage(random_pair(1, 1, 1000))
+    consumer = Consumer()
+    part = RangePart(skip=len(stored(here.file, one(0))))
+    reader = here.scheduler.create_reader(one(0), consumer.on_available, part)
+    consumer.drain(reader)
+    assert (bytes(consumer.data), consumer.ended) == (b"", True)
+
+
+def test_a_part_that_is_not_there_is_refused_and_leaves_no_file_open(stage: MakeStage) -> None:
+    here = stage(random_pair(1, 1, 1000))
+    with pytest.raises(UsageError, match="bytes are to be skipped"):
+        here.scheduler.create_reader(one(0), lambda reader: None, RangePart(skip=1 << 30))
+
+
+def test_nothing_is_read_without_credit_and_no_more_than_it_is_for(stage: MakeStage, reads: Reads) -> None:
+    here = stage(random_pair(1, 2, 10 * SEGMENT))
+    consumer = Consumer()
+    reader = here.scheduler.create_reader(one(0), consumer.on_available, credits=0)
+    here.threads.run()
+    assert reads.made == []
+    for credits in (3, 1, 5):
+        before = sum(size for _, size in reads.made)
+        reader.grant(credits)
+        here.threads.run()
+        assert sum(size for _, size in reads.made) - before == credits * SEGMENT
+        delivery = consumer.take(reader, credits)
+        assert delivery is not None and delivery.credits == credits
+        consumer.give_back()
+        here.threads.run()
+        assert sum(size for _, size in reads.made) - before == credits * SEGMENT
+    reader.release()
+
+
+def test_small_extents_fill_a_batch_in_one_run(stage: MakeStage, reads: Reads) -> None:
+    here = stage(random_pair(1, 40, 100))
+    reader, consumer = here.open(0)
+    here.threads.step()
+    assert len(reads.made) == 32  # half of what the partition may have: one piece each
+    consumer.drain(reader)
+    here.drain((reader, consumer))
+    assert bytes(consumer.data) == stored(here.file, one(0))
+
+
+def test_opening_the_files_keeps_nobody_waiting_who_gives_memory_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = read_pool(64, SEGMENT, batch=16)
+    file = write_pair(tmp_path, random_pair(2, 1, 10_000))
+    opening, go_on = threading.Event(), threading.Event()
+
+    def slow(file: PartitionedFile, file_id: bytes | None = None) -> Index:
+        opening.set()
+        assert go_on.wait(PATIENCE)
+        return read_index(file, file_id)
+
+    monkeypatch.setattr(sys.modules[ReadScheduler.__module__], "read_index", slow)
+    scheduler = ReadScheduler(file, ID, pool, Steps())
+    cursor = ExtentCursor(read_index(file), one(1))
+    other = SubpartitionReader(cursor, SEGMENT, scheduler, lambda reader: None)
+
+    def create() -> None:
+        with pytest.raises(StateError, match="ended meanwhile"):
+            scheduler.create_reader(one(0), lambda reader: None)
+
+    with together(create):
+        assert opening.wait(PATIENCE)
+        scheduler.memory_returned(other)  # comes back at once
+        closed = scheduler.close(StateError("ended meanwhile"))
+        assert not closed.done()  # the files are about to be open
+        go_on.set()
+        closed.result(PATIENCE)
+    assert open_files(tmp_path) == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from engine import write_pair
 from sortshuffle.errors import StateError
 from sortshuffle.memory.buffer import Buffer
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
-from sortshuffle.read.subpartition_reader import Availability, ReadPiece, SubpartitionReader
+from sortshuffle.read.subpartition_reader import ReadPiece, SubpartitionReader
 from sortshuffle.storage.ranges import ExtentCursor
 from sortshuffle.storage.reader import read_index
 
@@ -26,7 +28,7 @@ class Sweeper:
         self.returned = 0
         self.left: list[SubpartitionReader] = []
 
-    def memory_returned(self) -> None:
+    def memory_returned(self, reader: SubpartitionReader) -> None:
         self.returned += 1
 
     def leave(self, reader: SubpartitionReader) -> None:
@@ -36,7 +38,7 @@ class Sweeper:
 class View:
     """A reader, its consumer, and pieces of an extent of 5 to 6 segments to add to it."""
 
-    def __init__(self, directory: Path, pool: ReadBufferPool) -> None:
+    def __init__(self, directory: Path, pool: ReadBufferPool, credits: int | None = None) -> None:
         index = read_index(write_pair(directory, random_pair(2, 1, 5 * SEGMENT + 100)))
         self.pool = pool
         self.segments = pool.request(0)
@@ -45,7 +47,8 @@ class View:
         cursor = ExtentCursor(index, one(0))
         self.extent = cursor.current
         self.position = 0
-        self.reader = SubpartitionReader(cursor, SEGMENT, self.sweeper, self.consumer.on_available)
+        on_available = self.consumer.on_available
+        self.reader = SubpartitionReader(cursor, SEGMENT, self.sweeper, on_available, credits=credits)
 
     def add(self, *sizes: int, complete: bool = False) -> None:
         """One piece of each size, each in a segment of its own and filled with its number."""
@@ -56,6 +59,19 @@ class View:
             pieces.append(ReadPiece(self.extent, self.position, Buffer(segment, self.pool, size)))
             self.position += size
         self.reader.add(pieces, complete=complete)
+
+    def next_extent(self) -> None:
+        """What is added from now on is of another extent."""
+        self.extent = replace(self.extent, region=self.extent.region + 1)
+        self.position = 0
+
+    def taken(self, credits: int, most: int = sys.maxsize) -> list[list[int]]:
+        """The sizes of one poll's pieces, those of each run by themselves. It is recycled."""
+        delivery = self.reader.poll(credits, most)
+        assert delivery is not None
+        sizes = [[len(piece) for piece in run] for run in delivery.runs]
+        delivery.recycle()
+        return sizes
 
     @property
     def is_whole(self) -> bool:
@@ -86,7 +102,7 @@ def test_the_consumer_is_told_only_when_there_is_something_after_there_was_nothi
     assert view.consumer.notified == 2
 
 
-def test_pieces_come_in_order_with_their_places_and_numbers(view: View) -> None:
+def test_pieces_come_in_order_with_their_places(view: View) -> None:
     view.add(SEGMENT, SEGMENT, 500)
     first = view.reader.poll(2)
     second = view.reader.poll(2)
@@ -94,22 +110,13 @@ def test_pieces_come_in_order_with_their_places_and_numbers(view: View) -> None:
     assert [(piece.position, piece.size) for piece in first.pieces] == [(0, SEGMENT), (SEGMENT, SEGMENT)]
     assert [(piece.position, piece.size) for piece in second.pieces] == [(2 * SEGMENT, 500)]
     assert [bytes(seen) for seen in second.views] == [bytes([7]) * 500]  # 10 segments: 9 and 8 went first
-    assert (first.sequence, second.sequence) == (0, 2)
     assert (first.size, second.size) == (2 * SEGMENT, 500)
     first.recycle()
     second.recycle()
     assert view.is_whole
 
 
-def test_a_piece_says_whether_it_ends_its_extent(view: View) -> None:
-    view.add(*[SEGMENT] * 5, view.extent.bytes - 5 * SEGMENT)
-    delivery = view.reader.poll(6)
-    assert delivery is not None
-    assert [piece.ends_extent for piece in delivery.pieces] == [False] * 5 + [True]
-    delivery.recycle()
-
-
-def test_a_credit_is_worth_one_segment_and_small_pieces_share_it(view: View) -> None:
+def test_a_credit_is_worth_one_segment_and_pieces_of_one_extent_share_it(view: View) -> None:
     view.add(400, 400, 400, SEGMENT)
     assert view.reader.poll(0) is None
     bought = []
@@ -118,26 +125,65 @@ def test_a_credit_is_worth_one_segment_and_small_pieces_share_it(view: View) -> 
         assert delivery is not None
         bought.append((len(delivery.pieces), delivery.credits, delivery.backlog))
         delivery.recycle()
-    assert bought == [(2, 1, 2), (1, 1, 1), (1, 1, 0)]
+    assert bought == [(2, 1, 5), (1, 1, 4), (1, 1, 3)]  # of 5 segments and a bit in all
     assert view.reader.poll(1) is None
+
+
+def test_extents_do_not_share_credits_because_each_becomes_a_response(view: View) -> None:
+    view.add(300, 300)
+    view.next_extent()
+    view.add(300, SEGMENT)
+    assert view.taken(2) == [[300, 300], [300]]
+    assert view.taken(2) == [[SEGMENT]]
+
+
+def test_what_is_wanted_is_what_there_is_credit_for_beyond_the_queue(tmp_path: Path) -> None:
+    pool = read_pool(10, SEGMENT)
+    view = View(tmp_path, pool, credits=4)
+    assert view.reader.wanted == 4
+    view.add(SEGMENT, SEGMENT, SEGMENT)
+    assert view.reader.wanted == 1
+    assert view.taken(4, most=1) == [[SEGMENT]]
+    assert view.reader.wanted == 1
+    before = view.sweeper.returned
+    view.reader.grant(10)
+    assert (view.reader.wanted, view.sweeper.returned) == (8, before + 1)
+    view.reader.release()
+    pool.recycle(view.segments)
+    pool.destroy()
+
+
+def test_a_consumer_without_a_number_of_credits_wants_anything(view: View) -> None:
+    view.add(SEGMENT, SEGMENT)
+    view.reader.grant(1)
+    assert view.reader.wanted > 1 << 40
+    assert view.taken(1) == [[SEGMENT]]
+    assert view.reader.wanted > 1 << 40
+
+
+def test_a_poll_takes_no_more_than_it_is_told(view: View) -> None:
+    view.add(SEGMENT, SEGMENT, SEGMENT)
+    assert view.taken(9, most=1) == [[SEGMENT]]
+    assert view.taken(9, most=SEGMENT + 1) == [[SEGMENT, SEGMENT]]
 
 
 @pytest.mark.parametrize(
     ("added", "complete", "credits", "available"),
     [
-        ((), False, 5, Availability(False, 0)),
-        ((SEGMENT, 10), False, 1, Availability(True, 2)),
-        ((SEGMENT, 10), False, 0, Availability(False, 2)),
-        ((SEGMENT,), True, 0, Availability(False, 1)),
-        ((), True, 0, Availability(True, 0)),
+        ((), False, 5, False),
+        ((SEGMENT, 10), False, 1, True),
+        ((SEGMENT, 10), False, 0, False),
+        ((SEGMENT,), True, 0, False),
+        ((), True, 0, True),
     ],
     ids=["nothing", "data and credit", "data without credit", "data before the end", "the end is free"],
 )
 def test_data_costs_credit_and_the_end_is_free(
-    view: View, added: tuple[int, ...], complete: bool, credits: int, available: Availability
+    view: View, added: tuple[int, ...], complete: bool, credits: int, available: bool
 ) -> None:
     view.add(*added, complete=complete)
-    assert view.reader.availability(credits) == available
+    assert view.reader.is_available(credits) == available
+    assert view.reader.is_queued == bool(added)
 
 
 def test_the_end_comes_once_with_the_last_piece_or_alone(view: View) -> None:
@@ -148,7 +194,7 @@ def test_the_end_comes_once_with_the_last_piece_or_alone(view: View) -> None:
     assert not first.end_of_partition
     assert last.end_of_partition and len(last.pieces) == 1
     assert view.reader.poll(1) is None
-    assert view.reader.availability(1) == Availability(False, 0)
+    assert not view.reader.is_available(1)
     first.recycle()
     last.recycle()
 
@@ -169,7 +215,7 @@ def test_failing_gives_the_queue_back_and_tells_the_consumer_why(view: View) -> 
     assert view.consumer.notified == 2
     assert view.reader.cause is cause
     assert view.reader.is_released
-    assert view.reader.availability(0) == Availability(True, 0)
+    assert view.reader.is_available(0)
     assert view.is_whole
     assert view.sweeper.left == [view.reader]
 

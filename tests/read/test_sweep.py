@@ -19,6 +19,17 @@ SEGMENT = 1024
 PLENTY = Limits(share=100, crowded=False)
 
 
+class Looked(SubpartitionReader):
+    """A reader that counts how often it is looked at."""
+
+    looks = 0
+
+    @property
+    def wanted(self) -> int:
+        self.looks += 1
+        return super().wanted
+
+
 class Plan:
     """A sweep over readers of one partition, and a batch to plan into."""
 
@@ -28,17 +39,19 @@ class Plan:
         self.pool = read_pool(16, SEGMENT)
         self.batch = SegmentBatch(self.pool.request(0), self.pool)
 
-    def memory_returned(self) -> None:
+    def memory_returned(self, reader: SubpartitionReader) -> None:
         raise AssertionError("nothing is delivered")
 
     def leave(self, reader: SubpartitionReader) -> None:
         raise AssertionError("nobody leaves")
 
-    def add(self, pair: Pair, *subpartitions: int) -> None:
+    def add(self, pair: Pair, *subpartitions: int, credits: int | None = None) -> list[Looked]:
         index = read_index(write_pair(self.directory, pair))
-        for subpartition in subpartitions:
-            cursor = ExtentCursor(index, one(subpartition))
-            self.sweep.add(SubpartitionReader(cursor, SEGMENT, self, Consumer().on_available))
+        cursors = [ExtentCursor(index, one(subpartition)) for subpartition in subpartitions]
+        added = [Looked(cursor, SEGMENT, self, Consumer().on_available, False, credits) for cursor in cursors]
+        for reader in added:
+            self.sweep.add(reader)
+        return added
 
     def reads(self, limits: Limits) -> list[list[tuple[int, int, int]]]:
         """Offset, size and place of every chunk, read by read, until there is no more to plan."""
@@ -54,6 +67,27 @@ def plan(tmp_path: Path) -> Iterator[Plan]:
     yield made
     made.batch.release()
     assert made.pool.available == made.pool.total_segments
+
+
+def test_only_who_changed_is_looked_at_where_nobody_waits_for_memory(plan: Plan) -> None:
+    changed, *others = plan.add(random_pair(4, 1, 100), 0, 1, 2, 3, credits=0)
+    assert not plan.sweep.is_due(PLENTY)
+    seen = [reader.looks for reader in others]
+    assert not plan.sweep.is_due(PLENTY, changed)
+    changed._credits = 1
+    assert plan.sweep.is_due(PLENTY, changed)
+    plan.sweep.remove(changed)
+    assert not plan.sweep.is_due(PLENTY, changed)
+    assert [reader.looks for reader in others] == seen
+
+
+def test_who_waits_for_memory_is_looked_at_whoever_changed(plan: Plan) -> None:
+    waiting, changed = plan.add(random_pair(2, 1, 100), 0, 1, credits=0)
+    waiting._credits = 1
+    none_left = Limits(share=0, crowded=False)
+    assert not plan.sweep.is_due(none_left, waiting)
+    assert not plan.sweep.is_due(none_left, changed)
+    assert plan.sweep.is_due(PLENTY, changed)
 
 
 def test_nothing_is_planned_before_a_pass_begins(plan: Plan) -> None:

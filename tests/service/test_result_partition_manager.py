@@ -1,26 +1,28 @@
-"""Result partitions of a service: who gets a view, who waits for one, and when files and handles go."""
+"""Result partitions of a service: which are served, what is forgotten, and when descriptors go."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from consumers import PATIENCE, Consumer, Reads, one, random_pair, read_pool, reads, stored, together
 from engine import ID, OTHER_ID, names, open_files, write_pair
+from serving import until
 
-from sortshuffle.errors import CorruptDataError, MissingDataError, StateError, UsageError
+from sortshuffle.errors import MissingDataError, StateError, UsageError
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.read.subpartition_reader import SubpartitionReader
-from sortshuffle.service.result_partition_manager import ResultPartitionManager, Timeouts
+from sortshuffle.service.result_partition_manager import ResultPartitionManager
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.ranges import SubpartitionRange
 
 __all__ = ["reads"]  # a fixture
 SEGMENT = 4096
+MOST = 4
 
 
 class Service:
@@ -31,7 +33,7 @@ class Service:
         self.now = 0.0
         self.pool: ReadBufferPool = read_pool(16, SEGMENT, batch=4)
         self.manager = ResultPartitionManager(
-            str(root), self.pool, timeouts=Timeouts(view=10), clock=lambda: self.now
+            lambda: [str(self.root)], self.pool, clock=lambda: self.now, most=MOST
         )
 
     def write(self, subpartitions: int = 4, payload: int = 10_000, regions: int = 5) -> PartitionedFile:
@@ -42,9 +44,14 @@ class Service:
         self.manager.register(ID, file)
         return file
 
+    def view(self, subpartitions: SubpartitionRange, consumer: Consumer) -> SubpartitionReader:
+        scheduler = self.manager.registered(ID)
+        assert scheduler is not None
+        return scheduler.create_reader(subpartitions, consumer.on_available)
+
     def consume(self, subpartitions: SubpartitionRange) -> Consumer:
         consumer = Consumer()
-        consumer.consume(self.manager.create_view(ID, subpartitions, consumer.on_available))
+        consumer.consume(self.view(subpartitions, consumer))
         return consumer
 
 
@@ -75,30 +82,15 @@ def test_files_are_open_from_the_first_view_to_the_last_byte_of_the_last_one(
     with together(*[lambda s=s: service.consume(one(s)) for s in range(4)]):
         pass
     assert set(opened) == {1}
-    service.manager.release(ID).result(PATIENCE)
-    assert open_files(service.root) == []
-
-
-def test_a_partition_that_is_not_registered_is_missing_data(service: Service) -> None:
-    with pytest.raises(MissingDataError, match=f"result partition {ID.hex()} is not registered"):
-        service.manager.create_view(ID, one(0), lambda reader: None)
-
-
-def test_a_partition_whose_files_are_gone_or_damaged_says_so_when_it_is_asked_for(service: Service) -> None:
-    file = service.registered()
-    with open(file.index_path, "r+b") as index:
-        index.write(b"not this")
-    with pytest.raises(CorruptDataError):
-        service.manager.create_view(ID, one(0), lambda reader: None)
-    file.delete()
-    with pytest.raises(MissingDataError):
-        service.manager.create_view(ID, one(0), lambda reader: None)
+    until(lambda: open_files(service.root) == [])
 
 
 def test_an_id_is_registered_once(service: Service) -> None:
     file = service.registered()
-    with pytest.raises(UsageError, match="registered already"):
-        service.manager.register(ID, file)
+    known = service.manager.registered(ID)
+    assert known is service.manager.register(ID, PartitionedFile(file.base + "0"))
+    assert known is not None and known.file == file
+    assert service.manager.registered(OTHER_ID) is None
 
 
 def test_only_files_below_the_root_are_served(
@@ -122,70 +114,92 @@ def test_only_files_below_the_root_are_served(
     assert ID not in service.manager
 
 
-# Waiting for a partition
+def test_the_roots_are_asked_for_anew(service: Service, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    file = write_pair(elsewhere, random_pair(1, 1, 10))
+    with pytest.raises(UsageError, match="it is not served"):
+        service.manager.register(ID, file)
+    service.root = elsewhere
+    service.manager.register(ID, file)
+    assert bytes(service.consume(one(0)).data) == stored(file, one(0))
 
 
-def test_who_comes_first_gets_its_view_when_the_partition_does(service: Service) -> None:
-    consumers = [Consumer(), Consumer()]
-    views = [service.manager.await_view(ID, one(s), c.on_available) for s, c in enumerate(consumers)]
-    assert not any(view.done() for view in views)
+# Forgetting
+
+
+def other_outputs(service: Service, count: int) -> list[bytes]:
+    """So many more partitions, registered one after the other."""
+    ids = []
+    for number in range(count):
+        home = service.root / f"home-{number}"
+        home.mkdir()
+        ids.append(bytes([number]) * 16)
+        pair = replace(random_pair(1, 1, 10_000), file_id=ids[-1])
+        service.manager.register(ids[-1], write_pair(home, pair))
+    return ids
+
+
+def test_the_longest_unused_are_forgotten_when_there_are_too_many(service: Service) -> None:
+    first, second, *_ = other_outputs(service, MOST)
+    assert len(service.manager) == MOST
+    assert service.manager.registered(first) is not None
+    service.registered()
+    assert first in service.manager
+    assert second not in service.manager
+    assert len(service.manager) == MOST
+
+
+def test_what_is_forgotten_when_somebody_is_about_to_read_it_is_read(service: Service) -> None:
     file = service.registered()
-    for subpartition, (consumer, view) in enumerate(zip(consumers, views, strict=True)):
-        consumer.consume(view.result(PATIENCE))
-        assert bytes(consumer.data) == stored(file, one(subpartition))
+    scheduler = service.manager.registered(ID)
+    assert scheduler is not None
+    other_outputs(service, 2 * MOST)
+    assert ID not in service.manager
+    consumer = Consumer()
+    consumer.consume(scheduler.create_reader(one(1), consumer.on_available))
+    assert bytes(consumer.data) == stored(file, one(1))
 
 
-def test_who_comes_later_gets_its_view_at_once(service: Service) -> None:
-    service.registered()
-    view = service.manager.await_view(ID, one(0), lambda reader: None)
-    assert view.done()
-    view.result().release()
+def test_what_is_being_read_is_not_forgotten(service: Service, reads: Reads) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+
+    def wait(offset: int, size: int) -> None:
+        reading.set()
+        assert go_on.wait(PATIENCE)
+
+    reads.before = wait
+    file = service.registered()
+    consumer = Consumer()
+    view = service.view(one(0), consumer)
+    assert reading.wait(PATIENCE)
+    other_outputs(service, 3 * MOST)
+    assert ID in service.manager
+    assert len(service.manager) == MOST
+    go_on.set()
+    consumer.consume(view)
+    assert bytes(consumer.data) == stored(file, one(0))
 
 
-def test_waiting_ends_with_missing_data_after_the_time_out_and_not_before(service: Service) -> None:
-    early = service.manager.await_view(ID, one(0), lambda reader: None)
-    service.now = 5
-    late = service.manager.await_view(ID, one(1), lambda reader: None)
-    service.now = 9.9
-    service.manager.expire_waiting()
-    assert not early.done()
-    service.now = 10
-    service.manager.expire_waiting()
-    with pytest.raises(MissingDataError, match="was not registered within 10 s"):
-        early.result(0)
-    assert not late.done()
-    service.registered()
-    late.result(PATIENCE).release()
-
-
-def test_a_wait_that_is_cancelled_gets_no_view(service: Service) -> None:
-    cancelled = service.manager.await_view(ID, one(0), lambda reader: None)
-    forgotten = service.manager.await_view(OTHER_ID, one(0), lambda reader: None)
-    for view in (cancelled, forgotten):
-        assert view.cancel()
-    service.registered()
-    with pytest.raises(CancelledError):
-        cancelled.result(0)
-    service.manager.expire_waiting()
-    assert open_files(service.root) == []
-
-
-def test_a_wait_for_subpartitions_that_are_not_there_fails_when_the_partition_comes(service: Service) -> None:
-    view = service.manager.await_view(ID, one(9), lambda reader: None)
-    service.registered()
-    with pytest.raises(UsageError, match="subpartitions 9"):
-        view.result(0)
-
-
-# Releasing
+def test_forgetting_leaves_open_views_and_whoever_has_taken_the_place(service: Service) -> None:
+    file = service.registered()
+    consumer = Consumer()
+    view = service.view(one(0), consumer)
+    first = service.manager.registered(ID)
+    assert first is not None
+    service.manager.forget(first)
+    assert ID not in service.manager
+    second = service.manager.register(ID, file)
+    service.manager.forget(first)
+    assert service.manager.registered(ID) is second
+    consumer.consume(view)
+    assert bytes(consumer.data) == stored(file, one(0))
 
 
 def test_release_without_views_deletes_the_files_at_once(service: Service) -> None:
     service.registered()
     assert service.manager.release(ID).done()
     assert names(service.root) == []
-    with pytest.raises(MissingDataError, match="is not registered"):
-        service.manager.create_view(ID, one(0), lambda reader: None)
+    assert service.manager.registered(ID) is None
 
 
 def test_release_fails_open_views_and_deletes_the_files_when_the_last_has_let_go(
@@ -200,7 +214,7 @@ def test_release_fails_open_views_and_deletes_the_files_when_the_last_has_let_go
         assert go_on.wait(PATIENCE)
 
     reads.before = wait
-    views = [service.manager.create_view(ID, one(s), c.on_available) for s, c in enumerate(consumers)]
+    views = [service.view(one(s), c) for s, c in enumerate(consumers)]
     assert reading.wait(PATIENCE)
     deleted = service.manager.release(ID)
     for view, consumer in zip(views, consumers, strict=True):
@@ -221,7 +235,7 @@ def test_what_was_read_to_its_end_before_a_release_can_be_polled_after_it(servic
     expected = stored(file, one(0))
     service.manager.register(ID, file)
     consumer = Consumer()
-    view = service.manager.create_view(ID, one(0), consumer.on_available)
+    view = service.view(one(0), consumer)
     consumer.wait()
     service.manager.release(ID).result(PATIENCE)
     consumer.drain(view)
@@ -237,7 +251,7 @@ def test_a_deletion_cannot_be_cancelled(service: Service, reads: Reads) -> None:
         assert go_on.wait(PATIENCE)
 
     reads.before = wait
-    service.manager.create_view(ID, one(0), lambda reader: None)
+    service.view(one(0), Consumer())
     assert reading.wait(PATIENCE)
     deleted = service.manager.release(ID)
     assert not deleted.cancel()
@@ -249,7 +263,7 @@ def test_a_deletion_cannot_be_cancelled(service: Service, reads: Reads) -> None:
 def test_what_was_delivered_before_a_release_can_be_sent_after_it(service: Service) -> None:
     expected = stored(service.registered(), one(0))
     consumer = Consumer()
-    view = service.manager.create_view(ID, one(0), consumer.on_available)
+    view = service.view(one(0), consumer)
     consumer.wait()
     delivery = view.poll(1)
     assert delivery is not None
@@ -258,13 +272,6 @@ def test_what_was_delivered_before_a_release_can_be_sent_after_it(service: Servi
     assert sent and expected.startswith(sent)
     delivery.recycle()
     view.release()
-
-
-def test_release_wakes_who_waits_for_a_partition_that_never_came(service: Service) -> None:
-    view = service.manager.await_view(ID, one(0), lambda reader: None)
-    assert service.manager.release(ID).done()
-    with pytest.raises(MissingDataError, match="was released"):
-        view.result(0)
 
 
 def test_a_released_id_can_be_registered_again(service: Service) -> None:
@@ -287,10 +294,25 @@ def test_files_that_cannot_be_deleted_are_reported(service: Service, monkeypatch
         deleted.result(0)
 
 
+def test_figures_are_of_all_partitions_that_ever_were(service: Service, reads: Reads) -> None:
+    file = service.registered()
+    for _ in range(2):
+        service.consume(one(1))
+    until(lambda: open_files(service.root) == [])
+    scheduler = service.manager.registered(ID)
+    assert scheduler is not None
+    service.manager.forget(scheduler)
+    service.manager.register(ID, file)
+    service.consume(one(2))
+    figures = service.manager.figures()
+    assert figures.bytes_read_total == 2 * len(stored(file, one(1))) + len(stored(file, one(2)))
+    assert figures.reads_total == len(reads.made)
+
+
 # The end
 
 
-def test_shutdown_fails_views_wakes_who_waits_and_keeps_the_files(service: Service, reads: Reads) -> None:
+def test_shutdown_fails_views_and_keeps_the_files(service: Service, reads: Reads) -> None:
     service.registered()
     reading, go_on = threading.Event(), threading.Event()
 
@@ -300,58 +322,44 @@ def test_shutdown_fails_views_wakes_who_waits_and_keeps_the_files(service: Servi
 
     reads.before = wait
     consumer = Consumer()
-    view = service.manager.create_view(ID, one(0), consumer.on_available)
-    waiting = service.manager.await_view(OTHER_ID, one(0), lambda reader: None)
+    view = service.view(one(0), consumer)
     assert reading.wait(PATIENCE)
     with together(service.manager.shutdown):
         consumer.wait()
-        assert isinstance(view.cause, MissingDataError)
+        assert isinstance(view.cause, StateError)
         go_on.set()
-    with pytest.raises(MissingDataError, match="shut down"):
-        waiting.result(PATIENCE)
     assert len(names(service.root)) == 2
     assert open_files(service.root) == []
 
 
-def test_nothing_is_registered_or_waited_for_after_shutdown(service: Service) -> None:
+def test_nothing_is_registered_after_shutdown(service: Service) -> None:
     file = service.write()
     service.manager.shutdown()
     service.manager.shutdown()
     with pytest.raises(StateError, match="is shut down"):
         service.manager.register(ID, file)
-    with pytest.raises(MissingDataError, match="shut down"):
-        service.manager.await_view(ID, one(0), lambda reader: None).result(0)
-    with pytest.raises(MissingDataError):
-        service.manager.create_view(ID, one(0), lambda reader: None)
+    assert service.manager.registered(ID) is None
 
 
-def test_views_registrations_and_releases_at_the_same_time_leave_nothing_behind(service: Service) -> None:
+def test_views_registrations_and_forgetting_at_the_same_time_leave_nothing_behind(service: Service) -> None:
+    file = service.write(payload=2000, regions=2)
     start = threading.Barrier(5)
     rounds = 20
 
     def read(subpartition: int) -> None:
+        expected = stored(file, one(subpartition))
         start.wait(PATIENCE)
         for _ in range(rounds):
             consumer = Consumer()
-            try:
-                view: SubpartitionReader = service.manager.await_view(
-                    ID, one(subpartition), consumer.on_available
-                ).result(PATIENCE)
-                consumer.consume(view)
-            except MissingDataError:
-                continue
-            assert consumer.ended or isinstance(consumer.cause, MissingDataError)
+            scheduler = service.manager.register(ID, file)
+            consumer.consume(scheduler.create_reader(one(subpartition), consumer.on_available))
+            assert bytes(consumer.data) == expected
 
-    def come_and_go() -> None:
+    def forget() -> None:
         start.wait(PATIENCE)
         for _ in range(rounds):
-            file = service.write(payload=2000, regions=2)
-            service.manager.register(ID, file)
-            service.manager.release(ID).result(PATIENCE)
-        stays = service.write(payload=2000, regions=2)
-        service.manager.register(ID, stays)
+            service.manager.forget(service.manager.register(ID, file))
 
-    with together(come_and_go, *[lambda s=s: read(s) for s in range(4)]):
+    with together(forget, *[lambda s=s: read(s) for s in range(4)]):
         pass
-    service.manager.release(ID).result(PATIENCE)
-    assert names(service.root) == []
+    until(lambda: open_files(service.root) == [])

@@ -69,15 +69,30 @@ def test_every_home_says_whose_it_is(local: list[Path]) -> None:
     assert [Owner.read(home) for home in homes.paths] == [homes.owner] * 2
 
 
+def test_with_external_services_homes_say_that_they_outlive_the_executor(local: list[Path]) -> None:
+    roots = tuple(map(str, local))
+    homes = Homes.of(Options(directories=roots, service="external"), "app-1")
+    assert [owner and owner.outlived for owner in map(Owner.read, homes.paths)] == [True, True]
+    assert not Homes.of(Options(directories=roots), "app-1").owner.outlived
+
+
+def test_homes_carry_the_name_that_spark_was_told(local: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.2")
+    homes = Homes.of(Options(), "app-1")
+    assert {os.path.basename(home) for home in homes.paths} == {f"127.0.0.2-{executor_pid()}"}
+    assert homes.owner.host == "127.0.0.2"
+    assert homes.owner.on_this_host()
+
+
 def test_every_home_is_attended(local: list[Path]) -> None:
     homes = Homes.of(Options(), "app-1")
-    eventually(lambda: all(map(janitor._is_running, homes.paths)), "the janitor takes its locks")
+    eventually(lambda: all(map(janitor.is_running, homes.paths)), "the janitor takes its locks")
     assert len(janitor._started) == 1
 
 
 def test_another_task_of_the_executor_finds_the_same_homes(local: list[Path]) -> None:
     first = Homes.of(Options(), "app-1")
-    eventually(lambda: all(map(janitor._is_running, first.paths)), "the janitor takes its locks")
+    eventually(lambda: all(map(janitor.is_running, first.paths)), "the janitor takes its locks")
     before = [os.stat(os.path.join(home, "owner.json")).st_ino for home in first.paths]
     assert Homes.of(Options(), "app-1") == first
     assert [os.stat(os.path.join(home, "owner.json")).st_ino for home in first.paths] == before

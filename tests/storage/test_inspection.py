@@ -17,17 +17,10 @@ from sortshuffle.format.checksum import checksum
 from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import ENTRY_BYTES, FOOTER_BYTES, RegionKind, Writer
 from sortshuffle.format.malformed import Malformed
-from sortshuffle.storage import inspection as inspecting
-from sortshuffle.storage.inspection import (
-    DataCheck,
-    Fault,
-    Inspection,
-    Spread,
-    State,
-    check_data,
-    find_pairs,
-    inspect,
-)
+from sortshuffle.storage import data_check
+from sortshuffle.storage.data_check import DataCheck, check_data
+from sortshuffle.storage.finding import find_pairs
+from sortshuffle.storage.inspection import Fault, Inspection, Spread, State, inspect
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
 
@@ -177,7 +170,7 @@ def test_progress_adds_up_to_the_data(file: PartitionedFile) -> None:
 def test_buffers_larger_than_a_part_are_walked(
     file: PartitionedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspecting, "PART_BYTES", 64)
+    monkeypatch.setattr(data_check, "PART_BYTES", 64)
     found = inspect(file.data_path)
     assert check_data(found) == DataCheck()
     os.unlink(file.index_path)

@@ -216,17 +216,35 @@ def test_a_home_without_an_owner_is_not_touched(executor: Executor, text: str | 
     assert len(pairs(str(home))) == 2
 
 
-def test_files_to_be_kept_outlive_the_executor_and_unfinished_ones_do_not(executor: Executor) -> None:
+@pytest.mark.parametrize("why", ["keep", "outlived"])
+def test_finished_files_may_outlive_the_executor_and_unfinished_ones_do_not(
+    executor: Executor, why: str
+) -> None:
     home = executor.homes[0]
-    replace(executor.owner, keep=True).write(home)
-    aged(write_pair(home, Pair(2), attempt=1))
+    owner = replace(executor.owner, **{why: True})
+    owner.write(home)
+    finished = write_pair(home, Pair(2), attempt=1)
+    if why == "keep":
+        aged(finished)
     Path(PartitionedFile.named(home, 3, 17, 2).partial_data_path).touch()  # has not settled, and need not
     with janitor_of(home) as process:
         eventually(lambda: is_attended(home), "the janitor takes its lock")
         executor.end()
         assert process.wait(SOON) == 0
     assert pairs(home) == ["exchange-3-map-17-attempt-1.data", "exchange-3-map-17-attempt-1.index"]
-    assert Owner.read(home) == replace(executor.owner, keep=True)
+    assert Owner.read(home) == owner
+
+
+def test_an_unfinished_file_whose_writer_ends_after_the_executor_goes_too(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = executor.homes[0]
+    left = PartitionedFile.named(home, 3, 17, 2).partial_data_path
+    with open(left, "wb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        monkeypatch.setattr(janitor.time, "sleep", lambda seconds: writer.close())
+        janitor._clear(home, replace(executor.owner, outlived=True))
+    assert not os.path.exists(left)
 
 
 def test_settings_of_a_later_frame_count(executor: Executor) -> None:

@@ -141,6 +141,32 @@ def test_an_owner_is_on_this_host_if_host_and_boot_are_its_own() -> None:
     assert not replace(here, boot="an earlier one").on_this_host()
 
 
+def test_a_host_may_go_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = replace(OWNER, host="127.0.0.7", boot=boot_id())
+    assert here.on_this_host()
+    assert not replace(here, host="192.0.2.7").on_this_host()
+    monkeypatch.setenv("SPARK_LOCAL_HOSTNAME", "worker-3")
+    assert replace(here, host="worker-3").on_this_host()
+    assert replace(here, host=socket.gethostname()).on_this_host()  # written before the name was given
+
+
+def test_what_is_above_an_executors_directories_shows_whether_the_application_goes_on(tmp_path: Path) -> None:
+    above = [tmp_path / name for name in ("one", "two")]
+    blocks = [each / "blockmgr" for each in above]
+    owner = replace(OWNER, local_directories=tuple(map(str, blocks)))
+    for each in blocks:
+        each.mkdir(parents=True)
+    assert not owner.sees_the_end()
+    for each in blocks:
+        each.rmdir()  # as an executor does at its end
+    assert not owner.sees_the_end()
+    above[0].rmdir()
+    assert not owner.sees_the_end()
+    above[1].rmdir()
+    assert owner.sees_the_end()
+    assert not replace(owner, local_directories=()).sees_the_end()
+
+
 def test_the_boot_id_is_that_of_the_kernel() -> None:
     assert len(boot_id()) == 36
     assert printed("from sortshuffle.storage.lifetime import boot_id; print(boot_id())") == [boot_id()]

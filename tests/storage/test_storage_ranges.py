@@ -20,7 +20,9 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.storage.ranges import (
     ExtentCursor,
     RangeExtent,
+    RangePart,
     RangeSize,
+    RegionRange,
     SubpartitionRange,
     extents_of_range,
     size_of_range,
@@ -104,6 +106,7 @@ def test_empty_extents_are_left_out_and_do_not_break_a_range(tmp_path: Path) -> 
 def test_a_file_without_regions_has_no_extents_and_nothing_to_count(tmp_path: Path) -> None:
     index = index_of(tmp_path, Pair(4))
     assert list(extents_of_range(index, over(0, 3))) == []
+    assert ExtentCursor(index, over(0, 3)).left == 0
     assert size_of_range(index, over(0, 3)) == RangeSize(0, 0)
     assert subpartition_bytes(index).tolist() == subpartition_records(index).tolist() == [0, 0, 0, 0]
 
@@ -123,6 +126,8 @@ def test_bytes_and_rows_are_counted_per_subpartition_over_all_regions(tmp_path: 
 def test_a_range_reads_a_broadcast_region_once_but_has_its_rows_for_each_subpartition(tmp_path: Path) -> None:
     index = index_of(tmp_path, Pair(3, regions=[Region({0: [b"a"], 1: [b"b"]}), BROADCAST]))
     broadcast = sealed_size(11) + sealed_size(8)
+    assert ExtentCursor(index, over(0, 2)).left == 2 * sealed_size(1) + broadcast
+    assert ExtentCursor(index, over(2, 2)).left == broadcast
     assert size_of_range(index, over(0, 2)) == RangeSize(2 * sealed_size(1) + broadcast, 2 + 3 * 2)
     assert size_of_range(index, over(2, 2)) == RangeSize(broadcast, 2)
 
@@ -164,6 +169,48 @@ def test_a_cursor_goes_through_the_extents_by_any_steps(tmp_path: Path) -> None:
     assert places == sorted(places)
 
 
+@pytest.mark.parametrize(
+    ("regions", "numbers"),
+    [
+        (RegionRange(), [0, 1, 2, 3]),
+        (RegionRange(2), [2, 3]),
+        (RegionRange(1, 2), [1, 2]),
+        (RegionRange(3, 9), [3]),
+        (RegionRange(4), []),
+        (RegionRange(9, 1), []),
+    ],
+    ids=str,
+)
+def test_extents_of_some_regions(tmp_path: Path, regions: RegionRange, numbers: list[int]) -> None:
+    index = index_of(
+        tmp_path, Pair(5, first=2, regions=[Region(ONE_EACH), BROADCAST, *[Region(ONE_EACH)] * 2])
+    )
+    everything = list(extents_of_range(index, over(1, 3)))
+    assert list(extents_of_range(index, over(1, 3), regions)) == [
+        extent for extent in everything if extent.region in numbers
+    ]
+
+
+@pytest.mark.parametrize("skip", [0, 1, BUFFER, 2 * BUFFER + 5, 5 * BUFFER - 1, 5 * BUFFER])
+def test_a_cursor_may_begin_anywhere_in_its_part(tmp_path: Path, skip: int) -> None:
+    index = index_of(tmp_path, Pair(5, first=2, regions=[Region(ONE_EACH)] * 6))
+    part = RangePart(RegionRange(1), skip)
+    cursor = ExtentCursor(index, over(4, 4), part)
+    offsets = [each.offset for each in extents_of_range(index, over(4, 4), RegionRange(1))]
+    whole, within = divmod(skip, BUFFER)
+    if skip < 5 * BUFFER:
+        assert cursor.offset == offsets[whole] + within
+        assert cursor.left_in_extent == BUFFER - within
+    else:
+        assert cursor.is_at_end
+
+
+def test_a_cursor_that_would_begin_behind_the_last_byte_is_refused(tmp_path: Path) -> None:
+    index = index_of(tmp_path, Pair(5, regions=[Region(ONE_EACH)] * 2))
+    with pytest.raises(UsageError, match="which is 1 more than there are"):
+        ExtentCursor(index, over(1, 1), RangePart(skip=2 * BUFFER + 1))
+
+
 def test_a_cursor_refuses_to_leave_its_extent(tmp_path: Path) -> None:
     cursor = ExtentCursor(index_of(tmp_path, Pair(5, regions=[Region(ONE_EACH)])), over(1, 1))
     with pytest.raises(ValueError, match=f"{BUFFER + 1} bytes are more than the {BUFFER} left"):
@@ -202,7 +249,7 @@ def test_the_extents_of_a_range_hold_exactly_its_subpartitions_and_ascend(
             entry = index.entries[region, target]
             expected += data[int(entry["offset"]) :][: int(entry["bytes"])]
     assert b"".join(data[e.offset : e.offset + e.bytes] for e in extents) == expected
-    assert size_of_range(index, asked).bytes == len(expected)
+    assert ExtentCursor(index, asked).left == size_of_range(index, asked).bytes == len(expected)
 
 
 def test_many_threads_look_up_every_entry_of_one_index(tmp_path: Path) -> None:

@@ -33,9 +33,10 @@ from sortshuffle.errors import OutOfDiskError, StateError
 from sortshuffle.format.buffer import SealedBuffer, seal
 from sortshuffle.format.index import RegionKind, Writer
 from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, seal_event
+from sortshuffle.storage.local_pair import IOV_MAX, _write_all
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import read_index
-from sortshuffle.storage.writer import IOV_MAX, PartitionedFileWriter, _write_all
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 BROADCAST = RegionKind.BROADCAST
 DOCUMENT = Path(__file__).parents[2] / "docs" / "format.md"

@@ -39,17 +39,19 @@ def total(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield pa.RecordBatch.from_pylist([sums])
 
 
-def session() -> SparkSession:
+def session(master: str = "local[2]", **settings: str) -> SparkSession:
     os.environ["PYTHONPATH"] = os.path.dirname(__file__)  # the workers import this module too
-    spark = (
+    builder = (
         sortshuffle.configure(SparkSession.builder)
-        .master("local[2]")
+        .master(master)
         .appName("sortshuffle bench")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.memory", "4g")
-        .getOrCreate()
     )
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     return spark
 
@@ -84,7 +86,7 @@ def _compare(spark: SparkSession, rows: int, quick: bool) -> None:
 
     def run_ours() -> tuple[int, int]:
         frame = ours(spark, files)
-        moved = _check(frame.collect(), rows)
+        moved = checked(frame.collect(), rows)
         steps.clear()
         for stage in frame.stage_totals():
             for step, seconds in stage.metrics.seconds.items():
@@ -97,7 +99,7 @@ def _compare(spark: SparkSession, rows: int, quick: bool) -> None:
         f"{rows / 1e6:g} M rows ({rows * ROW_BYTES / 1e9:.2f} GB), {len(files)} files,"
         f" {PARTITIONS} partitions, local[2], page cache warm",
         Side("sortshuffle", run_ours),
-        Side("Spark's repartition", lambda: _check(plain(spark, files).collect(), rows)),
+        Side("Spark's repartition", lambda: checked(plain(spark, files).collect(), rows)),
         rounds=1 if quick else 2,
         rows=rows,
         partitions=PARTITIONS,
@@ -108,7 +110,7 @@ def _compare(spark: SparkSession, rows: int, quick: bool) -> None:
     record("exchange steps", rows=rows, seconds=steps)
 
 
-def _check(sums: list, rows: int) -> tuple[int, int]:
+def checked(sums: list, rows: int) -> tuple[int, int]:
     counted = sum(row.rows for row in sums)
     if counted != rows or sum(row.letters for row in sums) != 40 * rows:
         sys.exit(f"the exchange lost rows: {counted} of {rows}")

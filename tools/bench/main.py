@@ -11,6 +11,7 @@ os.environ[ALLOCATOR_VARIABLE] = ALLOCATOR_DELAY  # as in the workers; read when
 warnings.filterwarnings("ignore", category=FutureWarning)
 
 import click  # noqa: E402
+import cluster_exchange  # noqa: E402
 import engine  # noqa: E402
 import exchange  # noqa: E402
 import frames  # noqa: E402
@@ -20,6 +21,7 @@ import partitioners  # noqa: E402
 import rdd  # noqa: E402
 import readers  # noqa: E402
 import scale  # noqa: E402
+import service  # noqa: E402
 import sort  # noqa: E402
 import tpch  # noqa: E402
 
@@ -28,9 +30,11 @@ CASES = {
     "frames": frames.main,
     "partitioners": partitioners.main,
     "readers": readers.main,
+    "service": service.main,
     "scale": scale.main,
     "growth": growth.main,
     "exchange": exchange.main,
+    "cluster": cluster_exchange.main,
     "sort": sort.main,
     "rdd": rdd.main,
     "tpch": tpch.main,

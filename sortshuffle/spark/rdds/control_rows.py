@@ -24,16 +24,15 @@ from sortshuffle.payload.pickled import Chunk, unpack_chunk
 from sortshuffle.read.channel import InputChannel
 from sortshuffle.spark.control import SCHEMA, MapOutput, Reach, channels, control_batches
 from sortshuffle.spark.rdds.planner import ControlRow
-from sortshuffle.storage.reader import read_index
 
 PASSED = 2**32 - 1  # no map task has this number
 
 _HEAD = struct.Struct("<III")
 
 
-def control_rows(output: MapOutput, exchange: int) -> Iterator[ControlRow]:
+def control_rows(output: MapOutput, reach: Reach) -> Iterator[ControlRow]:
     """What a map task tells the reduce tasks of its map output."""
-    index = read_index(output.file, output.file_id)
+    index, exchange = reach.index(output), output.exchange
     has_records = index.entries["records"].sum(axis=0).tolist()
     for batch in control_batches(output, index, exchange=exchange):
         subpartitions, map_indexes, packed = (

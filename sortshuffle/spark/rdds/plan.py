@@ -21,6 +21,7 @@ from pyspark.core.rdd import Partitioner, portable_hash
 from pyspark.sql import SparkSession
 
 from sortshuffle.options import Options
+from sortshuffle.spark import shared_storage
 from sortshuffle.spark.plan import next_number
 from sortshuffle.spark.rdds import planner
 from sortshuffle.spark.rdds.aggregations import Aggregation
@@ -39,7 +40,8 @@ from sortshuffle.spark.rdds.steps import Step
 from sortshuffle.spark.rdds.together import Input, ReadPassed, ReadTogether
 from sortshuffle.spark.rdds.writing import PassRecords, WriteRecords
 from sortshuffle.spark.reports import SourceReports, wants_log
-from sortshuffle.spark.session import check_workers, options_of
+from sortshuffle.spark.service import NO_SERVICE, ServiceSettings
+from sortshuffle.spark.session import check_workers, settings_of
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class RddContext:
     spark: SparkContext
     options: Options
     reports: SourceReports
+    services: ServiceSettings = NO_SERVICE
 
     @staticmethod
     def of(context: SparkContext) -> RddContext:
@@ -56,10 +59,13 @@ class RddContext:
         `OptionError`."""
         session = SparkSession.getActiveSession()
         if session is not None and session.sparkContext is context:
-            options = options_of(session)
+            settings = settings_of(session)
         else:
-            options = Options.of(dict(context.getConf().getAll()))
-        return RddContext(context, options, SourceReports(context))
+            settings = dict(context.getConf().getAll())
+        options = Options.of(settings)
+        shared_storage.use(context, options)
+        services = ServiceSettings.of(options, context.applicationId, settings)
+        return RddContext(context, options, SourceReports(context), services)
 
 
 class RecordOrigin(Protocol):
@@ -290,6 +296,7 @@ class RecordChain:
             closing,
             context.reports.reporter,
             wants_log(),
+            context.services.planned(context.spark),
         )
 
     def rdd(self, number: int) -> RDD[Any]:

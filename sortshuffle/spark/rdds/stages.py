@@ -29,11 +29,13 @@ from sortshuffle.payload.pickled import PickledPayload
 from sortshuffle.payload.spanning import SPILL_BYTES
 from sortshuffle.read.channel import InputChannel
 from sortshuffle.read.records import RecordGate
+from sortshuffle.spark.adoption import adopted_by
 from sortshuffle.spark.functions import user_errors
 from sortshuffle.spark.rdds.control_rows import Received
 from sortshuffle.spark.rdds.steps import HoldingStep, Step
 from sortshuffle.spark.rdds.streams import Records, Stream
 from sortshuffle.spark.reports import Reporter
+from sortshuffle.spark.service import NO_SERVICE, HostService, ServiceSettings
 from sortshuffle.spark.task import Task, running, settle_worker
 
 # Objects that Python makes before it looks for garbage among them, in place of 700, while a stage runs: it
@@ -65,7 +67,7 @@ class RecordClosing(Protocol):
 @dataclass(frozen=True)
 class RecordStage:
     """The function of one stage. ``number``: of the stage, in the order of the data. ``logs``: write a line
-    to the worker's log for each task."""
+    to the worker's log for each task. ``services``: the shuffle services of the application."""
 
     number: int
     options: Options
@@ -75,6 +77,7 @@ class RecordStage:
     closing: RecordClosing
     reporter: Reporter
     logs: bool = False
+    services: ServiceSettings = NO_SERVICE
 
     def __call__(self, split: int, received: Iterable[Any]) -> Iterator[Any]:
         """What goes back to Spark, for partition ``split``."""
@@ -84,8 +87,13 @@ class RecordStage:
     def _run(self, split: int, received: Iterator[Any]) -> Iterator[Any]:
         holders = self.opening.holders + holders_of(self.steps) + self.closing.holders
         # not TaskContext's partition: a union or coalesce behind this RDD numbers its tasks otherwise
-        task = Task.starting(self.options, self.application, self.number, split, holders)
+        service = HostService(self.options, self.application, self.services)
+        task = Task.starting(service, self.number, split, holders)
         with running(task, self.reporter, self.logs, _user_seconds) as opened:
+            adopted = adopted_by(self.closing, task)
+            if adopted is not None:
+                yield from adopted
+                return
             opened.enter_context(rare_collections())
             stream = self.opening.open(Received(received, bool(self.steps)), task, opened)
             yield from self.closing.close(through(self.steps, stream, task, opened), task, opened)

@@ -22,6 +22,7 @@ from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB, PREFIX
 from sortshuffle.payload.pickled import Pairs, PickledPayload
+from sortshuffle.spark.adoption import Adopts, adopt
 from sortshuffle.spark.control import MapOutput
 from sortshuffle.spark.placements import turn
 from sortshuffle.spark.rdds.aggregations import Aggregation
@@ -44,7 +45,7 @@ _KEY, _VALUE = itemgetter(0), itemgetter(1)
 
 
 @dataclass(frozen=True)
-class WriteRecords:
+class WriteRecords(Adopts):
     """Pairs into one map output of this task; Spark gets its control rows.
 
     ``exchange``: its number. ``aggregation``: by what pairs are combined before; None for not at all.
@@ -73,7 +74,11 @@ class WriteRecords:
                 output.write(batch)
                 batch = _taken(records, output.next_batch(), task.metrics)
             written = output.finish()
-        yield from control_rows(written, self.exchange)
+        yield from control_rows(written, task.reach)
+
+    def adopted(self, task: Task) -> Iterator[ControlRow] | None:
+        found = adopt(task, [self.exchange])
+        return None if found is None else control_rows(found[0], task.reach)
 
 
 @dataclass(frozen=True)
@@ -167,9 +172,9 @@ class _Output:
             self._collector.finish()
         seconds = self._metrics.seconds
         seconds["encode"] -= sum(seconds.get(step, 0.0) for step in _WITHIN_ENCODE)
-        writer = self._task.writer(self._exchange.exchange)
-        file = self._partition.finish(writer)
-        return MapOutput(file, self._partition.file_id, writer.map_index, writer.attempt, writer.host)
+        exchange = self._exchange.exchange
+        file = self._partition.finish(self._task.writer(exchange))
+        return self._task.map_output(exchange, file, self._partition.file_id)
 
     def __enter__(self) -> _Output:
         return self

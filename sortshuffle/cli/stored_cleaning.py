@@ -1,0 +1,44 @@
+"""Which applications' map outputs on storage that every host sees are to be removed: for `sortshuffle clean`.
+
+Usually there are none: a driver removes its own at its end. Whether an application is live cannot be told
+from here, so nothing is removed but what the caller names, or what has not changed for as long as it says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from sortshuffle.cli.cleaning import Thing, Verdict, duration
+from sortshuffle.cli.output import plural
+from sortshuffle.storage.stored_cleaning import Remains, remains_below, remove_remains
+
+
+def judge_stored(url: str, application: str | None, older_than: float | None) -> Iterator[Verdict]:
+    """A verdict on what each application has below a URL, or on that of one.
+
+    ``older_than``: seconds; without it only the application that is named is dead. Raises OSError where the
+    storage cannot be listed.
+    """
+    now = time.time()
+    for remains in remains_below(url, application):
+        age = max(0.0, now - remains.changed)
+        named = remains.application == application
+        is_dead = age > older_than if older_than is not None else named
+        yield Verdict(remains.url, Thing.APPLICATION, is_dead, remains.bytes, _reason(remains, age))
+
+
+def remove_stored(verdict: Verdict) -> None:
+    """Delete what was judged. Raises OSError where the storage does not let it."""
+    url, _, application = verdict.path.rpartition("/")
+    remove_remains(url, application)
+
+
+def _reason(remains: Remains, age: float) -> str:
+    parts = [plural(remains.map_outputs, "map output")]
+    if remains.uploads:
+        parts.append(plural(remains.uploads, "unfinished upload"))
+    reason = f"{' and '.join(parts)}; nothing has changed for {duration(age)}"
+    if remains.foreign is not None:
+        reason += f"; {remains.foreign!r} there is not sortshuffle's and stays"
+    return reason

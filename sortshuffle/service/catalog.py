@@ -1,0 +1,187 @@
+"""`Catalog`: which map outputs lie on this host's disks, and where.
+
+The shuffle service's knowledge of files, all of it from the disks themselves: what a client names is looked
+up when it is first asked for, so a service that was just started serves everything that the last one did.
+
+    <root>/sortshuffle/<application>/<home>/exchange-E-map-M-attempt-A.data, .index
+
+Rules
+* The roots are asked for anew each time: executors come with directories of their own.
+* A request names an application, numbers and an id, never a path. What is found must carry the id, and lie
+  below a root with all symbolic links followed (`ResultPartitionManager.register`).
+* What this process cannot open for want of descriptors or memory is not lost: that is an OSError, and the
+  client asks again.
+* Only what an executor that has *ended* left may be adopted: a live one may still be about to lose its task.
+
+Every method touches disks; they are called by threads that may block, several at a time. No locks here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+
+from sortshuffle.errors import DataLossError, MissingDataError, Place, UsageError
+from sortshuffle.read.scheduler import ReadScheduler
+from sortshuffle.read.subpartition_reader import SubpartitionReader
+from sortshuffle.service.index_view import IndexView
+from sortshuffle.service.protocol import FoundOutput, MapOutputAddress, PartitionRequest
+from sortshuffle.service.result_partition_manager import ResultPartitionManager, Roots, check_inside
+from sortshuffle.service.status import ApplicationStatus
+from sortshuffle.storage.lifetime import HOME_ROOT, Owner
+from sortshuffle.storage.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
+from sortshuffle.storage.ranges import RangePart
+from sortshuffle.storage.reader import NOT_OF_THE_FILE, PartitionedFileReader, read_index
+
+OnAvailable = Callable[[SubpartitionReader], None]
+
+
+class Catalog:
+    """Map outputs below ``roots``, whose views are ``manager``'s. ``segment_bytes``: what one credit is
+    worth."""
+
+    def __init__(self, roots: Roots, manager: ResultPartitionManager, segment_bytes: int) -> None:
+        self._roots = roots
+        self._manager = manager
+        self._segment_bytes = segment_bytes
+
+    def roots(self) -> tuple[str, ...]:
+        """The directories that are served now."""
+        return tuple(self._roots())
+
+    def homes(self, application: str) -> list[str]:
+        """The directories of its executors, whether they live or not."""
+        return [
+            home
+            for root in self._roots()
+            for home in _directories(os.path.join(root, HOME_ROOT, application))
+        ]
+
+    def find(self, output: MapOutputAddress) -> PartitionedFile:
+        """The finished pair that carries the id.
+
+        Raises `MissingDataError` if there is none, `CorruptDataError` if what has the name is damaged.
+        """
+        for home in self.homes(output.application):
+            file = output.file_in(home)
+            if os.path.exists(file.index_path) and self._is_served(file):
+                try:
+                    PartitionedFileReader(file, output.file_id).close()
+                except MissingDataError:
+                    continue
+                return file
+        place = Place(output.file_in(os.path.join(HOME_ROOT, output.application, "*")).data_path)
+        what = f"no directory that this service serves has the map output ({', '.join(self._roots())})"
+        raise MissingDataError(place, what, expected=f"id {output.file_id.hex()}")
+
+    def create_view(self, request: PartitionRequest, on_available: OnAvailable) -> SubpartitionReader:
+        """A view of the extents that are asked for, which the caller releases.
+
+        Raises `MissingDataError`, `CorruptDataError`, and `UsageError` for what the map output does not have.
+        """
+        output = request.output
+        known = self._manager.registered(output.file_id)
+        if known is not None:
+            try:
+                return _view(known, request, on_available)
+            except MissingDataError:  # it went, perhaps to another place
+                self._manager.forget(known)
+        return _view(self._manager.register(output.file_id, self.find(output)), request, on_available)
+
+    def index_view(self, request: PartitionRequest) -> IndexView:
+        """The index file, verified. Raises as `create_view` does."""
+        file = self.find(request.output)
+        read_index(file, request.output.file_id)
+        return IndexView(file, self._segment_bytes, request.skip)
+
+    def adoptable(self, application: str, exchange: int, map_index: int) -> FoundOutput | None:
+        """A finished map output that an executor of this host left when it ended; of several attempts the
+        first."""
+        found = [
+            (file, owner)
+            for home in self.homes(application)
+            if (owner := Owner.read(home)) is not None and _has_ended(owner)
+            for file in _attempts(home, exchange, map_index)
+        ]
+        for file, owner in sorted(found, key=lambda each: each[0].attempt or 0):
+            file_id = self._finished_id(file)
+            if file_id is not None:
+                return FoundOutput(file_id, file.attempt or 0, file.base, owner.host)
+        return None
+
+    def applications(self) -> list[ApplicationStatus]:
+        """What is there, by application."""
+        names = {name for root in self._roots() for name in _names(os.path.join(root, HOME_ROOT))}
+        return [status for name in sorted(names) if (status := self._status(name)) is not None]
+
+    def _is_served(self, file: PartitionedFile) -> bool:
+        try:
+            check_inside(file, self._roots())
+        except UsageError:
+            return False
+        return True
+
+    def _finished_id(self, file: PartitionedFile) -> bytes | None:
+        """Its id, if the pair is whole as far as the index tells."""
+        try:
+            check_inside(file, self._roots())
+            index = read_index(file)
+            PartitionedFileReader(file, index.header.file_id).close()
+            whole = os.stat(file.data_path).st_size == index.data_bytes
+        except (DataLossError, UsageError, OSError):
+            return None
+        return index.header.file_id if whole else None
+
+    def _status(self, application: str) -> ApplicationStatus | None:
+        homes = self.homes(application)
+        if not homes:
+            return None
+        outputs = size = 0
+        for home in homes:
+            for name in _names(home):
+                if name.endswith(INDEX_SUFFIX):
+                    outputs += 1
+                    size += _size(os.path.join(home, name.removesuffix(INDEX_SUFFIX) + DATA_SUFFIX))
+        return ApplicationStatus(application, len(homes), outputs, size)
+
+
+def _view(
+    scheduler: ReadScheduler, request: PartitionRequest, on_available: OnAvailable
+) -> SubpartitionReader:
+    part = RangePart(request.regions, request.skip)
+    return scheduler.create_reader(request.subpartitions, on_available, part, request.credit)
+
+
+def _has_ended(owner: Owner) -> bool:
+    return owner.on_this_host() and not owner.is_live()
+
+
+def _attempts(home: str, exchange: int, map_index: int) -> Iterator[PartitionedFile]:
+    name = re.compile(rf"exchange-{exchange}-map-{map_index}-attempt-\d+{re.escape(INDEX_SUFFIX)}")
+    for each in _names(home):
+        file = PartitionedFile.of(os.path.join(home, each)) if name.fullmatch(each) else None
+        if file is not None:
+            yield file
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError as error:
+        if error.errno in NOT_OF_THE_FILE:
+            raise
+        return []
+
+
+def _directories(directory: str) -> list[str]:
+    return [
+        path for name in sorted(_names(directory)) if os.path.isdir(path := os.path.join(directory, name))
+    ]
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0

@@ -1,0 +1,328 @@
+"""`ClientChannel`: one request of a client to a shuffle service, what comes for it, and who waits for it.
+
+    ClientChannel
+      Question       one answer: find a map output, report damage
+      IndexChannel   an index file, whose size is not known before
+      ExtentStream   extents of one subpartition                          (`service.extent_streams`)
+
+    new --(sent)--> requested --(all came)--> complete
+     ^                 |
+     +-----(cut, or refused for now)          any --fail--> failed          any --close--> closed
+
+Two threads meet here: the consumer's, which waits, and the client's receiving one, which fills memory. All
+methods are called under the client's lock, but for the filling itself, so memory that was given out to be
+filled stays as it is until `filled`.
+
+A channel outlives its connection: when it is requested anew, under another number, what it has is skipped, to
+the byte. Sequence numbers and credit begin anew with each request.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sortshuffle.errors import (
+    CorruptDataError,
+    DataLossError,
+    MissingDataError,
+    Place,
+    ProtocolError,
+    ServiceUnavailableError,
+)
+from sortshuffle.service.backoff import Backoff
+from sortshuffle.service.protocol import (
+    NO_CHANNEL,
+    DamageReport,
+    ErrorResponse,
+    Fault,
+    FoundOutput,
+    Header,
+    Kind,
+    MapOutputAddress,
+    PartitionRequest,
+    Stream,
+    Verdict,
+    pack_find_request,
+    unpack_find_response,
+)
+
+INDEX_CREDIT = 16  # segments; an index file seldom has more than one
+MOST_PROTOCOL_ERRORS = 3  # in a row: a peer that breaks the protocol so often will do it again
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a channel asks for, for errors. ``what``: in words; ``place``: in which file; ``host``: whose."""
+
+    what: str
+    place: Place
+    host: str
+
+
+class ClientChannel(ABC):
+    """``failure``: why it failed, None if it has not. ``protocol_errors``: in a row, that were about this
+    channel."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.number = NO_CHANNEL
+        self.failure: BaseException | None = None
+        self.is_closed = False
+        self.protocol_errors = 0
+        self.retry_at: float | None = None
+        self.segment_bytes = 0
+        self.credit = 0
+        self.backlog = 0
+        self._sequence = 0
+        self._backoff: Backoff | None = None
+        self._changed: threading.Condition | None = None
+
+    @property
+    def changed(self) -> threading.Condition:
+        """Notified when what its consumer waits for has come, or never will."""
+        assert self._changed is not None, "the channel was not opened"
+        return self._changed
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether the service knows of it, on the present connection."""
+        return self.number != NO_CHANNEL
+
+    @property
+    @abstractmethod
+    def is_complete(self) -> bool:
+        """Whether all that was asked for is here."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether what is missing is still to come."""
+        return not (self.is_complete or self.is_closed or self.failure)
+
+    @property
+    def is_expecting(self) -> bool:
+        """Whether the service may send something, and has not."""
+        return self.is_requested and not self.is_complete and self.credit > 0
+
+    def attach(self, lock: threading.Lock, backoff: Backoff) -> None:
+        """It is opened. ``backoff``: for when the service refuses it."""
+        self._changed = threading.Condition(lock)
+        self._backoff = backoff
+
+    def request(self, number: int, segment_bytes: int) -> bytes | None:
+        """The frame that asks for what is missing; None if there is no room for any of it."""
+        self.segment_bytes = segment_bytes
+        self.credit = 0
+        self._sequence = 0
+        self.backlog = 0
+        frame = self._request(number)
+        if frame is not None:
+            self.number = number
+            self.retry_at = None
+        return frame
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self.number = NO_CHANNEL
+        self.credit = 0
+
+    def accept(self, header: Header) -> list[memoryview]:
+        """Where the data behind this header go. Raises `ProtocolError`."""
+        self._expect_sequence(header)
+        cost = -(-header.length // self.segment_bytes)
+        if not cost:
+            raise ProtocolError("data of no bytes")
+        if cost > self.credit:
+            raise ProtocolError(f"data that cost {cost} credits, where {self.credit} are left")
+        self.credit -= cost
+        self.backlog = header.credit
+        return self._place(header.length)
+
+    def filled(self, count: int) -> None:
+        """So many bytes are in place. If that is less than there was place for, the connection broke."""
+        if count:
+            self._got_on()
+        self._filled(count)
+
+    def end(self, header: Header) -> None:
+        """The service says that there is no more. Raises `ProtocolError` if there must be."""
+        self._expect_sequence(header)
+        self._check_end()
+        self._got_on()
+
+    def answer(self, header: Header, body: bytearray) -> None:
+        """Something else than data came. Raises `ProtocolError`."""
+        raise ProtocolError(f"a frame of kind {header.kind.name} for a channel that asked for data")
+
+    def credit_due(self) -> int:
+        """Credit that is worth being announced now."""
+        return 0
+
+    def refuse(self, response: ErrorResponse, now: float, who: str) -> None:
+        """The service does not serve it: for now, then `retry_at` says when to ask again, or for good.
+        ``who``: the service, for errors."""
+        self.lost()
+        if response.fault in (Fault.TOO_MUCH, Fault.TIMEOUT, Fault.INTERNAL):
+            assert self._backoff is not None
+            delay = self._backoff.failed()
+            if delay is not None:
+                self.retry_at = now + delay
+                self.changed.notify_all()
+                return
+        self.fail(self._error(response, who))
+
+    def fail(self, error: BaseException) -> None:
+        """It will never be complete: who waits is told."""
+        if self.failure is None:
+            self.failure = error
+        self.changed.notify_all()
+
+    def close(self) -> None:
+        """Nobody wants it any more; who waits is woken."""
+        self.is_closed = True
+        self.changed.notify_all()
+
+    @abstractmethod
+    def _request(self, number: int) -> bytes | None: ...
+
+    def _place(self, size: int) -> list[memoryview]:
+        raise ProtocolError("data where an answer was asked for")
+
+    def _filled(self, count: int) -> None:
+        raise NotImplementedError
+
+    def _check_end(self) -> None:
+        raise ProtocolError("an end of data where an answer was asked for")
+
+    def _got_on(self) -> None:
+        self.protocol_errors = 0
+        assert self._backoff is not None
+        self._backoff.progress()
+
+    def _expect_sequence(self, header: Header) -> None:
+        if header.sequence != self._sequence:
+            raise ProtocolError(f"buffer {header.sequence} came where {self._sequence} is next")
+        self._sequence += 1
+
+    def _error(self, response: ErrorResponse, who: str) -> BaseException:
+        asked = self.asked
+        if response.fault is Fault.MISSING:
+            return self._loss(MissingDataError, response)
+        if response.fault is Fault.DAMAGED:
+            return self._loss(CorruptDataError, response)
+        if response.fault is Fault.BAD_REQUEST:
+            return ProtocolError(f"{who} does not understand what was asked, {asked.what}: {response.what}")
+        return ServiceUnavailableError(f"{who} cannot serve {asked.what}: {response.what}")
+
+    def _loss(self, kind: Callable[..., DataLossError], response: ErrorResponse) -> DataLossError:
+        what = f"{response.what}, says the shuffle service of {self.asked.host}"
+        place = response.place or self.asked.place
+        return kind(place, what, expected=response.expected, found=response.found)
+
+
+class Question(ClientChannel):
+    """A request with one answer, of ``kind``. ``result``: what the answer says, when it is complete."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        pack: Callable[[int], bytes],
+        kind: Kind,
+        unpack: Callable[[Header, bytearray], object],
+    ) -> None:
+        super().__init__(asked)
+        self._pack = pack
+        self._kind = kind
+        self._unpack = unpack
+        self._is_answered = False
+        self.result: object = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self._is_answered
+
+    @property
+    def is_expecting(self) -> bool:
+        return self.is_requested and not self._is_answered
+
+    def answer(self, header: Header, body: bytearray) -> None:
+        if header.kind is not self._kind or self._is_answered:
+            raise ProtocolError(f"a frame of kind {header.kind.name} that was not asked for")
+        self.result = self._unpack(header, body)
+        self._is_answered = True
+        self._got_on()
+        self.changed.notify_all()
+
+    def _request(self, number: int) -> bytes:
+        return self._pack(number)
+
+
+def find_question(asked: Asked, output: MapOutputAddress) -> Question:
+    """Answered by a `FoundOutput` or None."""
+
+    def unpack(header: Header, body: bytearray) -> FoundOutput | None:
+        return unpack_find_response(bytes(body))
+
+    return Question(asked, lambda number: pack_find_request(number, output), Kind.FIND_RESPONSE, unpack)
+
+
+def damage_question(asked: Asked, output: MapOutputAddress, subpartition: int, region: int) -> Question:
+    """Answered by a `Verdict`."""
+
+    def pack(number: int) -> bytes:
+        return DamageReport(number, output, subpartition, region).pack()
+
+    def unpack(header: Header, body: bytearray) -> Verdict:
+        try:
+            return Verdict(header.data_type)
+        except ValueError:
+            raise ProtocolError(f"a verdict of kind {header.data_type}") from None
+
+    return Question(asked, pack, Kind.DAMAGE_VERDICT, unpack)
+
+
+class IndexChannel(ClientChannel):
+    """An index file, piece by piece as it comes."""
+
+    def __init__(self, asked: Asked, output: MapOutputAddress) -> None:
+        super().__init__(asked)
+        self._output = output
+        self._pieces: list[memoryview] = []
+        self._received = 0
+        self._ended = False
+
+    @property
+    def is_complete(self) -> bool:
+        return self._ended
+
+    @property
+    def data(self) -> bytes:
+        """The whole file, when it is complete."""
+        return b"".join(self._pieces)
+
+    def credit_due(self) -> int:
+        due = INDEX_CREDIT - self.credit
+        if 2 * due < INDEX_CREDIT:
+            return 0
+        self.credit += due
+        return due
+
+    def _request(self, number: int) -> bytes:
+        self.credit = INDEX_CREDIT
+        return PartitionRequest(
+            number, self.credit, self._output, skip=self._received, stream=Stream.INDEX
+        ).pack()
+
+    def _place(self, size: int) -> list[memoryview]:
+        self._pieces.append(memoryview(bytearray(size)))
+        return [self._pieces[-1]]
+
+    def _filled(self, count: int) -> None:
+        self._received += count
+        self._pieces[-1] = self._pieces[-1][:count]
+
+    def _check_end(self) -> None:
+        self._ended = True
+        self.changed.notify_all()

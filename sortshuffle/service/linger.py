@@ -1,0 +1,92 @@
+"""What an external shuffle service deletes: homes of applications that have ended.
+
+With external services finished map outputs outlive their executors (`Owner.outlived`), so the janitors leave
+them, and the service sweeps.
+
+    live --its last executor on this host has ended--> lingering --Spark has removed its directories-->   gone
+                                                           |------so many seconds have passed------>
+                                                           |--an executor comes again--> live
+
+An application lingers because its other executors read here, and adopt what its lost ones had finished. That
+it has ended itself shows in the directory *above* those that an executor had for its blocks: Spark
+(standalone, YARN) removes it with the application, not with the executor. Where it stays, because the daemon
+that would have removed it died first, time is all that can be gone by.
+
+Rules
+* Only homes whose owner says that they outlive their executor, of executors that ran on this host, are looked
+  at; one of an application that are to be kept, none.
+* An executor lives if its process does, or if its janitor holds the lock of one of its homes: the processes
+  of other containers cannot be seen, but their locks can.
+* What is in homes of live executors is their janitors' business.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from sortshuffle.storage import janitor
+from sortshuffle.storage.lifetime import HOME_ROOT, Owner, remove_home
+
+# seconds; longer than a job whose executors on this host are all gone is likely to read what they left, and
+# short enough for a disk on which nothing else tells that the application has ended
+LINGER = 12 * 3600.0
+SWEEP_EVERY = 10.0  # seconds; a look costs some system calls for each home
+
+
+class LingeringSweep:
+    """Sweeps below ``roots``. ``linger``: seconds after an application's last executor on this host ended.
+    ``clock``: seconds. For one thread."""
+
+    def __init__(
+        self,
+        roots: Callable[[], Sequence[str]],
+        linger: float = LINGER,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._roots = roots
+        self._linger = linger
+        self._clock = clock
+        self._ended: dict[str, float] = {}  # applications without a live executor, and since when
+
+    def sweep(self) -> list[str]:
+        """Delete what is due; the homes that are gone."""
+        homes = _homes_by_application(self._roots())
+        self._ended = {name: since for name, since in self._ended.items() if name in homes}
+        gone: list[str] = []
+        for application, owners in homes.items():
+            if self._is_over(application, owners):
+                gone += [home for home in owners if _is_removed(home)]
+        return gone
+
+    def _is_over(self, application: str, owners: dict[str, Owner]) -> bool:
+        if any(owner.is_live() or janitor.is_running(home) for home, owner in owners.items()):
+            self._ended.pop(application, None)
+            return False
+        since = self._ended.setdefault(application, self._clock())
+        return self._clock() - since >= self._linger or all(owner.sees_the_end() for owner in owners.values())
+
+
+def _homes_by_application(roots: Sequence[str]) -> dict[str, dict[str, Owner]]:
+    found: dict[str, dict[str, Owner]] = {}
+    for root in roots:
+        for application in _directories(os.path.join(root, HOME_ROOT)):
+            for home in _directories(application):
+                owner = Owner.read(home)
+                if owner is not None and owner.outlived and not owner.keep and owner.on_this_host():
+                    found.setdefault(owner.application, {})[home] = owner
+    return found
+
+
+def _is_removed(home: str) -> bool:
+    remove_home(home)
+    return not os.path.lexists(home)
+
+
+def _directories(directory: str) -> Iterator[str]:
+    try:
+        with os.scandir(directory) as scan:
+            yield from sorted(entry.path for entry in scan if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return

@@ -1,0 +1,183 @@
+"""`EventLoop`: one thread that waits for sockets, for other threads' messages and for the time.
+
+The server's only thread but for those that touch disks. Everything that is the loop's own (connections,
+channels) is touched by no other thread; others leave calls to it (`call_soon`).
+
+    made --run, in one thread--> running --stop, from any--> stopped --close--> closed
+
+Rules
+* Nothing that the loop calls may block.
+* A call that fails is logged and costs nothing else: whoever has a part of its own to lose (a connection)
+  catches its own failures.
+* Work that blocks goes to `in_background`, which says in the loop what came of it. `close` does what is left
+  of these answers, so that what a worker has opened always comes to somebody who closes it. Work that has not
+  begun when the loop is stopped fails instead.
+* Work that takes long has threads of its own, so that nobody who only opens a file waits behind it.
+* Who leaves a call wakes the loop only while it sleeps, or is about to.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Protocol, TypeVar
+
+from sortshuffle.errors import StateError
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+# they wait for disks: index files that are not in the page cache, one seek each
+BACKGROUND_THREADS = 4
+LONG_THREADS = 2  # they read whole extents: more would only take the disk from those who stream
+TICK = 0.25  # seconds between looks at the time: time-outs are seconds
+
+
+class Watched(Protocol):
+    """What has a descriptor that the loop watches."""
+
+    def fileno(self) -> int:
+        """The descriptor."""
+
+    def on_ready(self, events: int) -> None:
+        """Something can be done. In the loop's thread."""
+
+
+class EventLoop:
+    """``on_turn``: called in every round; says whether there is more to do at once. ``on_tick``: called every
+    `TICK` seconds."""
+
+    def __init__(self) -> None:
+        self.on_turn: Callable[[], bool] = lambda: False
+        self.on_tick: Callable[[], None] = lambda: None
+        self._selector = selectors.DefaultSelector()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._awake = False
+        self._stopped = False
+        self._thread: int | None = None
+        self._background = ThreadPoolExecutor(BACKGROUND_THREADS, thread_name_prefix="sortshuffle-open")
+        self._long = ThreadPoolExecutor(LONG_THREADS, thread_name_prefix="sortshuffle-long")
+        self._wake, self._waker = socket.socketpair()
+        for end in (self._wake, self._waker):
+            end.setblocking(False)
+        self._selector.register(self._wake, selectors.EVENT_READ, None)
+
+    def run(self) -> None:
+        """Until `stop`."""
+        self._thread = threading.get_ident()
+        next_tick = time.monotonic() + TICK
+        busy = False
+        while not self._stopped:
+            self._awake = False  # first: a call that is left from here on is seen below, or wakes the loop
+            self._wait(0.0 if busy or self._calls else max(0.0, next_tick - time.monotonic()))
+            self._make_calls()
+            busy = self.on_turn()
+            if time.monotonic() >= next_tick:
+                _guarded(self.on_tick)
+                next_tick = time.monotonic() + TICK
+
+    def stop(self) -> None:
+        """End `run` soon. From any thread, any number of times."""
+        self._stopped = True
+        self._wake_up()
+
+    def close(self) -> None:
+        """Wait for the work in the background and do what it has left to be done. After `run`."""
+        self._background.shutdown()
+        self._long.shutdown()
+        while self._calls:
+            self._make_calls()
+        self._selector.close()
+        self._wake.close()
+        self._waker.close()
+
+    def watch(self, watched: Watched, events: int) -> None:
+        """Call its `on_ready` at these events from now on; 0: at none."""
+        known = watched.fileno() in self._selector.get_map()
+        if known and not events:
+            self._selector.unregister(watched)
+        elif known:
+            self._selector.modify(watched, events, watched)
+        elif events:
+            self._selector.register(watched, events, watched)
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Have it called by the loop's thread. From any thread; never blocks."""
+        self._calls.append(call)
+        if not self._awake:
+            self._wake_up()
+
+    def in_background(
+        self, work: Callable[[], T], done: Callable[[Future[T]], None], takes_long: bool = False
+    ) -> None:
+        """Have ``work`` done by a thread that may block, and ``done`` called by the loop's thread with what
+        came of it: `StateError`, if the loop was stopped before it began."""
+
+        def unless_stopped() -> T:
+            if self._stopped:
+                raise StateError("the shuffle service is stopped")
+            return work()
+
+        future = (self._long if takes_long else self._background).submit(unless_stopped)
+        future.add_done_callback(lambda over: self.call_soon(lambda: done(over)))
+
+    def ask(self, question: Callable[[], T], timeout: float) -> T:
+        """What ``question`` says in the loop's thread, or in this one if the loop does not run.
+
+        Raises TimeoutError when the loop does not come to it within ``timeout`` seconds.
+        """
+        if self._thread is None or self._stopped or threading.get_ident() == self._thread:
+            return question()
+        answer: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                answer.set_result(question())
+            except Exception as error:
+                answer.set_exception(error)
+
+        self.call_soon(call)
+        try:
+            return answer.result(timeout)
+        except FutureTimeoutError:  # which is not a TimeoutError before Python 3.11
+            raise TimeoutError(f"the shuffle service's loop did not answer within {timeout:g} s") from None
+
+    def _wait(self, seconds: float) -> None:
+        ready = self._selector.select(seconds)
+        self._awake = True
+        for key, events in ready:
+            if key.data is None:
+                self._hear()
+            else:
+                _guarded(key.data.on_ready, events)
+
+    def _hear(self) -> None:
+        try:
+            self._wake.recv(4096)
+        except BlockingIOError:
+            pass
+
+    def _wake_up(self) -> None:
+        self._awake = True
+        try:
+            self._waker.send(b"\0")
+        except OSError:
+            pass  # full: it is awake. Closed: nobody is to be woken
+
+    def _make_calls(self) -> None:
+        for _ in range(len(self._calls)):
+            _guarded(self._calls.popleft())
+
+
+def _guarded(call: Callable[..., None], *arguments: int) -> None:
+    try:
+        call(*arguments)
+    except Exception:
+        _log.exception("a call of the shuffle service's loop failed: %r", call)

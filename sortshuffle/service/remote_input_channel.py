@@ -1,0 +1,46 @@
+"""`RemoteInputChannel`: the `InputChannel` to a map output behind the shuffle service of another host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sortshuffle.options import KIB
+from sortshuffle.service.client import ServiceClients
+from sortshuffle.service.protocol import MapOutputAddress
+from sortshuffle.service.remote_reader import RemoteFile, RemoteReader
+from sortshuffle.storage.extents import Extent, ExtentReader
+
+# What a reader of parts has asked for beyond its part: one segment of the service, whose default it is. That
+# it is another one is known only when the service has greeted, and plans are made before
+SEGMENT_BYTES = 256 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteInputChannel:
+    """``service``: host:port. ``host``: where the files lie; ``path``: of the data file there, and
+    ``writer``: who wrote it, for errors. ``extents``: all of the subpartition, or so many of them that none
+    lies between two others and is left out.
+
+    It belongs to the task that ``clients`` belongs to: only there it may be opened.
+    """
+
+    clients: ServiceClients
+    service: str
+    output: MapOutputAddress
+    host: str
+    path: str
+    writer: str
+    extents: tuple[Extent, ...]
+
+    @property
+    def map_index(self) -> int:
+        return self.output.map_index
+
+    @property
+    def read_ahead(self) -> int:
+        return SEGMENT_BYTES
+
+    def open(self, extents: Sequence[Extent]) -> ExtentReader:
+        file = RemoteFile(self.output, self.host, self.path, self.writer)
+        return RemoteReader(self.clients.client(self.service), file, extents)

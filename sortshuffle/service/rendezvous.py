@@ -1,0 +1,416 @@
+"""Rendezvous: where the tasks of an application find the shuffle service of their host, and start it if it
+does not run.
+
+    <temporary directory>/sortshuffle-<uid>/<application>-<host>-<digest>/       0700
+        lock           held (flock) by whoever starts the service, registers with it, or ends it
+        service.json   where it listens, and which process is its supervisor                      0600
+        roots/<pid>    of each executor: whose process it is, and where its homes are             0600
+        status         where the service's status page is                                         0600
+        service.log    what supervisor and service have to say
+
+The first producer task on a host makes all that, binds the listening socket, and starts a supervisor
+(`service.supervisor`) that holds it and keeps the service running on it: so the port stays the same however
+often the service dies, and early clients wait in the backlog. Nobody waits for the service to be up.
+
+Rules
+* What is looked at and changed together is so under the lock: concurrent producers find one supervisor.
+* Whoever ends the service does it under the lock as well, and only if no registered executor is live. The
+  lock goes with the directory; whoever gets the lock of a directory that is gone begins anew.
+* A supervisor that has died is replaced by the next task that looks, on the same port if it can be had. One
+  that is not in service.json, or no longer, ends: nobody finds it.
+* A directory that is a link, or not this user's alone, is refused: what is in it decides whom tasks talk to.
+* Services with other secrets or certificates meet elsewhere: ``digest``.
+* Once a process has found the service, it only looks whether the supervisor still runs: some 20 us.
+
+Standard library only: the supervisor uses it, too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+
+import sortshuffle
+from sortshuffle.errors import ServiceUnavailableError, UsageError
+from sortshuffle.service.address import join_address, listen_at_host
+from sortshuffle.storage.host import is_this_host
+from sortshuffle.storage.lifetime import Owner, process_start
+
+LOCK_FILE = "lock"
+SERVICE_FILE = "service.json"
+LOG_FILE = "service.log"
+STATUS_FILE = "status"
+ROOTS = "roots"
+LOCK_PATIENCE = 30.0  # seconds; the lock is held for as long as starting a process takes, some milliseconds
+LOOK = 0.005  # seconds between looks at a lock that another process holds
+DIGEST_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """What a service is told that a task starts. ``memory``: bytes to read into. ``certificate``, ``key``,
+    ``authority``: PEM files for TLS, all empty for none."""
+
+    secret: bytes = field(repr=False)
+    memory: int
+    certificate: str = ""
+    key: str = ""
+    authority: str = ""
+
+    def pack(self) -> bytes:
+        """One line, which a process is given on its standard input: arguments can be seen by everybody."""
+        return json.dumps({**asdict(self), "secret": self.secret.hex()}).encode() + b"\n"
+
+    @staticmethod
+    def unpack(line: bytes) -> ServiceConfig:
+        found = json.loads(line)
+        return ServiceConfig(**{**found, "secret": bytes.fromhex(found["secret"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """An executor that has map outputs on this host, and the directories in which its homes are."""
+
+    owner: Owner
+    roots: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Supervised:
+    """A service: where it listens, and its supervisor's process."""
+
+    host: str
+    port: int
+    pid: int
+    started: int
+
+    @property
+    def address(self) -> str:
+        return join_address(self.host, self.port)
+
+    def is_live(self) -> bool:
+        return bool(self.started) and process_start(self.pid) == self.started
+
+
+_found: dict[str, Supervised] = {}  # by directory; of this process
+_registered: set[tuple[str, Registration]] = set()
+_started: list[subprocess.Popen[bytes]] = []  # keeps them from being reported as forgotten
+
+
+def directory_of(application: str, host: str, *apart: str) -> str:
+    """The rendezvous of an application on this host. ``apart``: what tells its services apart; a digest of it
+    is part of the name, which anybody may see, so no secret that could be guessed is among it."""
+    import hashlib  # 4 MB, which the supervisor does without
+
+    digest = hashlib.blake2b(json.dumps(apart).encode(), digest_size=DIGEST_BYTES).hexdigest()
+    return os.path.join(_own_directory(), f"{application}-{host}-{digest}")
+
+
+def _own_directory() -> str:
+    import tempfile  # takes hashlib with it
+
+    return os.path.join(tempfile.gettempdir(), f"sortshuffle-{os.geteuid()}")
+
+
+def status_pages() -> list[str]:
+    """Of the services that this user's tasks have started on this host, and that run."""
+    found = glob.glob(os.path.join(glob.escape(_own_directory()), "*", STATUS_FILE))
+    running = [path for path in sorted(found) if _running(os.path.dirname(path)) is not None]
+    return [str(page) for page in map(_read, running) if page]
+
+
+def tell_status_page(directory: str, url: str) -> None:
+    """The service of this rendezvous has its status page there."""
+    _write(os.path.join(directory, STATUS_FILE), url)
+
+
+def ensure(directory: str, host: str, config: ServiceConfig, registration: Registration) -> str:
+    """The address of this host's service, which serves what the executor has below its roots; starts it if it
+    does not run. ``host``: by which others reach this host.
+
+    Raises `ServiceUnavailableError` if it cannot be started, `UsageError` for a directory that others could
+    have put there.
+    """
+    found = _found.get(directory)
+    if found is not None and (directory, registration) in _registered and found.is_live():
+        return found.address
+    try:
+        with _locked(directory):
+            _register(directory, registration)
+            found = _running(directory) or _start(directory, host, config)
+    except OSError as error:
+        raise ServiceUnavailableError(
+            f"the shuffle service of host {host} cannot be started: {error}. Set"
+            " spark.sortshuffle.service=off if every host sees the same files, or =external where an"
+            " administrator runs the services"
+        ) from error
+    if found.pid in (each.pid for each in _started):
+        _remove_left_behind(directory)
+    _registered.add((directory, registration))
+    _found[directory] = found
+    return found.address
+
+
+def registrations(directory: str) -> list[Registration]:
+    """Those of the executors that have registered; what cannot be read is passed over."""
+    roots = os.path.join(directory, ROOTS)
+    found = (_read(os.path.join(roots, name)) for name in sorted(_names(roots)) if name.isdigit())
+    return [each for each in map(_as_registration, found) if each is not None]
+
+
+def forget_ended(directory: str) -> bool:
+    """Drop the registrations of executors that have ended; whether any is left."""
+    live = False
+    for each in registrations(directory):
+        if each.owner.is_live():
+            live = True
+        else:
+            _remove(os.path.join(directory, ROOTS, str(each.owner.pid)))
+    return live
+
+
+def dissolve(directory: str) -> bool:
+    """Remove the rendezvous, unless a registered executor is live. From then on it belongs to nobody, and who
+    comes makes a new one."""
+    if not os.path.isdir(directory):
+        return True
+    with _locked(directory):
+        if forget_ended(directory):
+            return False
+        shutil.rmtree(directory, ignore_errors=True)
+    _remove_if_empty(os.path.dirname(directory))
+    return not os.path.isdir(directory)
+
+
+def is_recorded(directory: str, pid: int) -> bool:
+    """Whether tasks find this process as the supervisor."""
+    found = _recorded(directory)
+    return found is not None and found.pid == pid
+
+
+def is_recorded_by_its_starter(directory: str, pid: int) -> bool:
+    """The same, once the starter of the process has told of it, or has ended before."""
+    if not os.path.isdir(directory):
+        return False
+    with _locked(directory):
+        return is_recorded(directory, pid)
+
+
+def _remove_left_behind(directory: str) -> None:
+    """Dissolve what other applications' supervisors could not, because they were killed."""
+    own = os.path.dirname(directory)
+    for other in (os.path.join(own, name) for name in _names(own)):
+        if other != directory and _running(other) is None and _is_of_this_host(other):
+            try:
+                dissolve(other)
+            except (OSError, UsageError):
+                continue
+
+
+def _is_of_this_host(directory: str) -> bool:
+    """Hosts and containers may share their temporary directory, and do not see each other's processes."""
+    return all(is_this_host(each.owner.host) for each in registrations(directory))
+
+
+def roots_of(directory: str) -> tuple[str, ...]:
+    """The directories in which registered executors have their homes."""
+    return tuple(dict.fromkeys(root for each in registrations(directory) for root in each.roots))
+
+
+def changed_at(directory: str) -> int:
+    """When executors last registered or were dropped, ns since 1970; 0 if none ever were."""
+    try:
+        return os.stat(os.path.join(directory, ROOTS)).st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+# --- what is in the directory ------------------------------------------------------------------------------
+
+
+def _register(directory: str, registration: Registration) -> None:
+    """An executor may come again with further roots."""
+    roots = os.path.join(directory, ROOTS)
+    os.makedirs(roots, mode=0o700, exist_ok=True)
+    path = os.path.join(roots, str(registration.owner.pid))
+    before = _as_registration(_read(path))
+    known = before.roots if before is not None and _is_same_process(before, registration) else ()
+    every = tuple(dict.fromkeys((*known, *registration.roots)))
+    _write(path, {"owner": asdict(registration.owner), "roots": every})
+
+
+def _is_same_process(one: Registration, other: Registration) -> bool:
+    return (one.owner.pid, one.owner.started) == (other.owner.pid, other.owner.started)
+
+
+def _as_registration(fields: object) -> Registration | None:
+    try:
+        owner = dict(fields["owner"])  # type: ignore[index]
+        owner["local_directories"] = tuple(owner["local_directories"])
+        return Registration(Owner(**owner), tuple(map(str, fields["roots"])))  # type: ignore[index]
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _running(directory: str) -> Supervised | None:
+    found = _recorded(directory)
+    return found if found is not None and found.is_live() else None
+
+
+def _recorded(directory: str) -> Supervised | None:
+    fields = _read(os.path.join(directory, SERVICE_FILE))
+    try:
+        return Supervised(**fields)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _start(directory: str, host: str, config: ServiceConfig) -> Supervised:
+    before = _recorded(directory)
+    with listen_at_host(host, before.port if before is not None else 0) as listening:
+        process = _supervisor(directory, listening.fileno(), config)
+        port = listening.getsockname()[1]
+    found = Supervised(host, port, process.pid, process_start(process.pid) or 0)
+    try:
+        _write(os.path.join(directory, SERVICE_FILE), asdict(found))
+    except BaseException:
+        process.kill()  # nobody would find it
+        raise
+    return found
+
+
+def _supervisor(directory: str, listening: int, config: ServiceConfig) -> subprocess.Popen[bytes]:
+    log = os.open(os.path.join(directory, LOG_FILE), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sortshuffle.service.supervisor", directory, str(listening)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=(listening,),
+            env=environment(),
+            start_new_session=True,  # Spark's daemon hangs up its own process group when it ends
+            cwd="/",
+        )
+    finally:
+        os.close(log)
+    assert process.stdin is not None
+    with process.stdin as told:
+        told.write(config.pack())
+    _started[:] = [each for each in _started if each.poll() is None]
+    _started.append(process)
+    return process
+
+
+def environment() -> dict[str, str]:
+    """Of a process that imports this package, wherever it was imported from here."""
+    package_root = os.path.dirname(os.path.dirname(sortshuffle.__file__))
+    path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path}
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    """The lock of a directory, which is made if it is not there. Raises OSError, `UsageError`."""
+    until = time.monotonic() + LOCK_PATIENCE
+    path = os.path.join(directory, LOCK_FILE)
+    while True:
+        try:
+            _make_private(os.path.dirname(directory))
+            _make_private(directory)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            if time.monotonic() >= until:
+                raise  # not dissolved meanwhile, which happens once: the temporary directory is gone
+            time.sleep(LOOK)
+            continue
+        try:
+            _wait_for(lock, path, until)
+            if _is_still_there(lock, path):
+                yield
+                return
+        finally:
+            os.close(lock)
+
+
+def _wait_for(lock: int, path: str, until: float) -> None:
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise TimeoutError(f"another process holds {path} for {LOCK_PATIENCE:g} s") from None
+            time.sleep(LOOK)
+
+
+def _is_still_there(lock: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(lock), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _make_private(directory: str) -> None:
+    try:
+        os.mkdir(directory, 0o700)
+    except FileExistsError:
+        pass
+    found = os.lstat(directory)
+    others = stat.S_IMODE(found.st_mode) & 0o077
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or others:
+        raise UsageError(
+            f"{directory} is not a directory of user {os.geteuid()} alone: it could have been put there by"
+            " another user. Remove it, or set TMPDIR in the executors' environment (spark.executorEnv.TMPDIR)"
+        )
+
+
+def _write(path: str, fields: object) -> None:
+    """A file has one writer, or is written under the lock: so the partial name is free."""
+    partial = f"{path}.partial"
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as opened:
+        json.dump(fields, opened)
+    os.replace(partial, path)
+
+
+def _read(path: str) -> object:
+    try:
+        with open(path, encoding="utf-8") as opened:
+            return json.load(opened)
+    except (OSError, ValueError):
+        return None
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+
+
+def _remove_if_empty(directory: str) -> None:
+    try:
+        os.rmdir(directory)
+    except OSError:
+        pass  # other applications are there
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass

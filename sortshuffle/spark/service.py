@@ -1,0 +1,210 @@
+"""Which shuffle services an application has, and how its tasks get at them.
+
+    driver      `ServiceSettings.of`: on or off, and the secret; travels in every stage
+    task        `HostService`: the address of this host's service, which the first task that writes starts
+
+    mode        on each host                               secret
+    off         none: all hosts see the same files
+    auto        one of this application's (`rendezvous`)   of a file; Spark's own; random, by application
+    external    one of the administrator's                 of a file; Spark's own; none
+
+Spark's own secret is taken where ``spark.authenticate`` is on and ``spark.authenticate.secret`` is set. It
+does not travel: Spark puts it into the environment of executors, and so of their Python workers. (Tried on
+4.3, standalone.) Where it is kept elsewhere (YARN, Kubernetes) the random one travels, as secret as Spark
+keeps what it sends.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from sortshuffle.errors import WorkerSetupError
+from sortshuffle.options import Options
+from sortshuffle.service import rendezvous
+from sortshuffle.service.address import address_of_host, join_address
+from sortshuffle.service.rendezvous import Registration, ServiceConfig
+from sortshuffle.service.secret import read_secret
+from sortshuffle.storage.directories import owner_of_homes, roots
+
+if TYPE_CHECKING:
+    from sortshuffle.service.client import ClientSettings
+
+SPARK_SECRET_VARIABLE = "_SPARK_AUTH_SECRET"
+SECRET_BYTES = 32
+
+_secrets: dict[str, bytes] = {}  # random ones, by application; of this driver
+_lock = threading.Lock()
+
+
+class Mode(Enum):
+    """Who runs services."""
+
+    OFF = "off"
+    AUTO = "auto"
+    EXTERNAL = "external"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """What tasks must know of services beside the options. ``driver_host``: on the way to which a host finds
+    its own address. ``secret``: the random one; ``of_spark``: the secret is Spark's own. ``adopts``: a map
+    task that runs again asks for its finished output (`adoption`), also on the ``hosts``."""
+
+    mode: Mode = Mode.OFF
+    driver_host: str = ""
+    secret: bytes = field(default=b"", repr=False)
+    of_spark: bool = False
+    adopts: bool = False
+    hosts: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(options: Options, application: str, conf: Mapping[str, str]) -> ServiceSettings:
+        """For an application with this Spark configuration."""
+        mode = _mode(options, conf)
+        if mode is Mode.OFF:
+            return NO_SERVICE
+        of_spark = _uses_sparks_secret(options, conf)
+        random = mode is Mode.AUTO and not of_spark and not options.service_secret_file
+        secret = _random_secret(application) if random else b""
+        return ServiceSettings(mode, conf.get("spark.driver.host", ""), secret, of_spark)
+
+    def planned(self, context: Any) -> ServiceSettings:
+        """For a stage that is planned now. ``context``: the SparkContext, None where there is none."""
+        if self.mode is not Mode.EXTERNAL or context is None or not _is_first_driver(context):
+            return self
+        return replace(self, adopts=True, hosts=_executor_hosts(context))
+
+
+NO_SERVICE = ServiceSettings()
+
+
+def _mode(options: Options, conf: Mapping[str, str]) -> Mode:
+    if options.storage_url:
+        return Mode.OFF  # every host reads it
+    mode = Mode(options.service)
+    if mode is Mode.AUTO and _is_local(conf.get("spark.master", "")):
+        return Mode.OFF
+    return mode
+
+
+def _is_local(master: str) -> bool:
+    """Whether all tasks run in the driver's host. What cannot be told is a cluster."""
+    return master == "local" or master.startswith("local[")
+
+
+def _uses_sparks_secret(options: Options, conf: Mapping[str, str]) -> bool:
+    authenticates = conf.get("spark.authenticate", "").lower() == "true"
+    return authenticates and bool(conf.get("spark.authenticate.secret")) and not options.service_secret_file
+
+
+def _random_secret(application: str) -> bytes:
+    with _lock:
+        return _secrets.setdefault(application, secrets.token_bytes(SECRET_BYTES))
+
+
+def _is_first_driver(context: Any) -> bool:
+    """Whether exchange numbers are unique in the application. YARN replaces a driver that died by another
+    one, which counts them from 0 again."""
+    attempt = context._jsc.sc().applicationAttemptId()
+    return not attempt.isDefined() or str(attempt.get()) == "1"
+
+
+def _executor_hosts(context: Any) -> tuple[str, ...]:
+    """The hosts of all executors that there have been so far."""
+    found = context._jsc.sc().statusStore().executorList(False)
+    executors = [found.apply(at) for at in range(found.size())]
+    return tuple(sorted({_host_of(str(each.hostPort())) for each in executors if each.id() != "driver"}))
+
+
+def _host_of(host_port: str) -> str:
+    return host_port.rpartition(":")[0].removeprefix("[").removesuffix("]")
+
+
+# --- in a task ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HostService:
+    """The service of the host that this task runs on."""
+
+    options: Options
+    application: str
+    settings: ServiceSettings
+
+    @property
+    def is_on(self) -> bool:
+        return self.settings.mode is not Mode.OFF
+
+    @cached_property
+    def host(self) -> str:
+        """The name or address by which other hosts reach this one."""
+        return address_of_host(self.settings.driver_host)
+
+    @cached_property
+    def secret(self) -> bytes:
+        """What is shared with the services; empty for nothing. Raises `UsageError` for a file that cannot be
+        used, `WorkerSetupError` where Spark's own is not in the environment."""
+        if self.options.service_secret_file:
+            return read_secret(self.options.service_secret_file)
+        if not self.settings.of_spark:
+            return self.settings.secret
+        found = os.environ.get(SPARK_SECRET_VARIABLE, "")
+        if not found:
+            raise WorkerSetupError(
+                f"spark.authenticate is on, but Spark's secret is not in this worker's environment"
+                f" ({SPARK_SECRET_VARIABLE}): name a file with a secret for the shuffle services on every"
+                " host, spark.sortshuffle.service.secret.file"
+            )
+        return found.encode()
+
+    def client_settings(self, floating_bytes: int, timeout: float | None = None) -> ClientSettings:
+        """How this task talks to services; ``timeout``: seconds, None for that of the options. Raises as
+        `secret` does."""
+        from sortshuffle.service.client import ClientSettings
+        from sortshuffle.service.client_connection import ClientTls
+
+        _, _, authority = self.options.tls_files
+        tls = ClientTls(authority) if authority else None
+        return ClientSettings(
+            self.secret or None, tls, timeout or self.options.service_timeout, floating_bytes
+        )
+
+    def address(self) -> str:
+        """Where it listens; it is started if it does not run. Empty if there are no services.
+
+        Raises `ServiceUnavailableError` if it cannot be started.
+        """
+        if self.settings.mode is Mode.OFF:
+            return ""
+        if self.settings.mode is Mode.EXTERNAL:
+            return join_address(self.host, self.options.service_port)
+        return rendezvous.ensure(self._rendezvous, self.host, self._config, self._registration)
+
+    def other_addresses(self) -> tuple[str, ...]:
+        """Of the external services on all hosts that had executors when the stage was planned."""
+        return tuple(join_address(host, self.options.service_port) for host in self.settings.hosts)
+
+    def revive(self) -> None:
+        """Start it again if tasks on this host had started one and its supervisor has died."""
+        if self.settings.mode is Mode.AUTO and os.path.isdir(self._rendezvous):
+            self.address()
+
+    @cached_property
+    def _registration(self) -> Registration:
+        return Registration(owner_of_homes(self.options, self.application), roots(self.options))
+
+    @cached_property
+    def _config(self) -> ServiceConfig:
+        return ServiceConfig(self.secret, self.options.service_memory, *self.options.tls_files)
+
+    @cached_property
+    def _rendezvous(self) -> str:
+        apart = (self.settings.secret.hex(), self.options.service_secret_file, *self.options.tls_files)
+        return rendezvous.directory_of(self.application, self.host, *apart)

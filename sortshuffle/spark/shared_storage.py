@@ -1,0 +1,113 @@
+"""The driver's part in storage that every host sees: it removes what the application wrote, at the end.
+
+    no frame has used it --use--> to be removed at the end --the context stops, or Python exits--> removed
+
+The end is when the SparkContext is stopped, by whatever name (`SparkSession.stop`, ``with``), or else when
+Python exits, with an exception or without; the context is stopped first, so that no task writes any more. A
+driver that is killed leaves everything to `sortshuffle clean`, and so does Spark Connect, where no client
+knows when the application ends. ``spark.sortshuffle.keep`` of one frame keeps what all of them wrote to the
+same URL.
+
+At the exit, Python no longer starts the threads in which asyncio resolves names, without which no store is
+reached: so another Python is started to remove what there is, and waited for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import subprocess
+import sys
+import threading
+import warnings
+from typing import Any
+
+from pyspark import SparkContext
+
+from sortshuffle.errors import OptionError, SortShuffleError
+from sortshuffle.options import PREFIX, Options
+from sortshuffle.storage.stored_cleaning import remove_remains
+from sortshuffle.storage.stored_files import mounted_path
+
+EXIT_SECONDS = 300  # for removing at the exit: a store deletes some thousand objects a second
+
+_ends: dict[str, _End] = {}
+"""By application; until its context is stopped."""
+_lock = threading.Lock()  # of _ends
+
+
+def use(context: SparkContext | None, options: Options) -> None:
+    """Note that a frame writes to the storage that its options name, if any. ``context``: None over Connect.
+
+    Raises `OptionError` for a URL of a kind that fsspec does not know.
+    """
+    if not options.storage_url:
+        return
+    _check_scheme(options.storage_url)
+    if context is None or getattr(context, "_jsc", None) is None:
+        return
+    application = str(context.applicationId)
+    with _lock:
+        if application not in _ends:
+            _ends[application] = _End(context, application)
+        _ends[application].note(options.storage_url, options.keep)
+
+
+class _End:
+    """Waits for the end of one application. Takes the place of its context's ``stop``."""
+
+    def __init__(self, context: SparkContext, application: str) -> None:
+        self._application = application
+        self._kept: dict[str, bool] = {}  # by URL
+        self._stop_context = context.stop
+        self._exiting = False
+        stopped: Any = context
+        stopped.stop = self.stop  # Spark tells nobody in Python that a context has stopped
+        atexit.register(self._exit)
+
+    def note(self, url: str, keep: bool) -> None:
+        self._kept[url] = keep or self._kept.get(url, False)
+
+    def stop(self) -> None:
+        """Stop the context, and then remove what the application wrote. May be called again."""
+        try:
+            self._stop_context()
+        finally:
+            atexit.unregister(self._exit)
+            _ends.pop(self._application, None)
+            urls = [url for url, keep in self._kept.items() if not keep]
+            self._kept.clear()
+            for url in urls:
+                self._remove(url)
+
+    def _exit(self) -> None:
+        self._exiting = True
+        self.stop()
+
+    def _remove(self, url: str) -> None:
+        """A warning says what cannot be removed: the job itself is done."""
+        try:
+            if not self._exiting or mounted_path(url) is not None:
+                remove_remains(url, self._application)
+                return
+            program = [sys.executable, "-m", "sortshuffle.storage.stored_cleaning", url, self._application]
+            subprocess.run(program, check=True, timeout=EXIT_SECONDS, capture_output=True, text=True)
+        except (OSError, SortShuffleError, subprocess.SubprocessError) as error:
+            told = getattr(error, "stderr", None) or str(error)
+            warnings.warn(
+                f"map outputs of {self._application} are left below {url}: {told.strip().splitlines()[-1]}."
+                f" Remove them with: sortshuffle clean {url} --application {self._application}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _check_scheme(url: str) -> None:
+    """Only by name: the driver need not reach the storage, nor have its library."""
+    from fsspec.registry import known_implementations, registry
+
+    scheme = url.partition("://")[0]
+    if scheme not in known_implementations and scheme not in registry:
+        raise OptionError(
+            f"{PREFIX}dir = {url!r} is not allowed: fsspec knows no storage {scheme}://. It knows, among"
+            " others, s3://, gs://, abfs://, hdfs:// and file://, a directory that all hosts have mounted"
+        )

@@ -1,0 +1,303 @@
+"""`check_data`: reads all the data of a pair, whatever state it is in, and says what is wrong with it.
+
+Every buffer, every extent, and every byte that no extent covers. It never raises for what the bytes are:
+whatever is wrong becomes a `Fault` with its place. Used by the command line, after `storage.inspection`.
+Knows no records: who does passes a `RecordCounter`.
+
+Memory is bounded: a few MiB, or the largest single buffer that fits where it is said to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import pyarrow as pa
+
+from sortshuffle.errors import Place
+from sortshuffle.format.buffer import StoredBuffer, raw_size, scan_buffer, sealed_size
+from sortshuffle.format.checksum import checksum_of_checksums
+from sortshuffle.format.header import HEADER_BYTES
+from sortshuffle.format.malformed import CutShort, Malformed
+from sortshuffle.options import MIB
+from sortshuffle.storage.extents import Extent
+from sortshuffle.storage.inspection import Fault, FoundFile, Inspection
+from sortshuffle.storage.opened_files import OpenedFile, is_file, opened
+from sortshuffle.storage.partitioned_file import PARTIAL_SUFFIX
+
+PART_BYTES = 8 * MIB
+_SIZE_FIELD = slice(4, 8)  # in a buffer header
+
+
+# ---- who knows records ---------------------------------------------------------------------------------
+
+
+class ExtentCounter(Protocol):
+    """Counts the records of one extent, whose verified buffers it is given in order."""
+
+    def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> int:
+        """How many records end in a buffer. Raises `Malformed` if it cannot be decoded."""
+
+    def finish(self) -> None:
+        """The extent ends here. Raises `Malformed` if that is within a record."""
+
+
+class RecordCounter(Protocol):
+    """Knows what the payloads of a pair hold."""
+
+    def of_extent(self) -> ExtentCounter:
+        """For the next extent, in the order of the index."""
+
+    def alone(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
+        """How many records end in a buffer of which nothing else is known; None if that cannot be told.
+        Raises `Malformed` if it cannot be decoded."""
+
+    def finish(self) -> None:
+        """The pair is finished and sound, and has no more extents. Raises `Malformed` if it must have."""
+
+
+# ---- what is found --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBuffer:
+    """A verified buffer in the data file. ``bytes``: with header and padding. ``memory`` holds it, and
+    ``stored`` says where in that."""
+
+    offset: int
+    bytes: int
+    raw_bytes: int
+    checksum: int
+    memory: pa.Buffer
+    stored: StoredBuffer
+
+
+@dataclass(frozen=True, slots=True)
+class LooseBuffer:
+    """A verified buffer that no index entry covers. ``records``: None if they were not counted."""
+
+    offset: int
+    bytes: int
+    raw_bytes: int
+    data_type: str
+    records: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DataCheck:
+    """What reading all the data found. ``stopped_at``: the offset from which on nothing can be told, because
+    the region being written breaks off there, or because it is not known where the next buffer begins."""
+
+    faults: tuple[Fault, ...] = ()
+    loose: tuple[LooseBuffer, ...] = ()
+    stopped_at: int | None = None
+
+    def faulty_extents(self) -> frozenset[tuple[int, int | None]]:
+        """(region, subpartition) of damaged extents; the subpartition is None in a broadcast region."""
+        places = (fault.place for fault in self.faults)
+        return frozenset((at.region, at.subpartition) for at in places if at.region is not None)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------
+
+
+def check_data(
+    inspection: Inspection,
+    counter: RecordCounter | None = None,
+    advance: Callable[[int], None] = lambda size: None,
+) -> DataCheck:
+    """Read and verify the whole data file of a pair. ``advance`` is told of bytes as they are done.
+
+    One fault for each damaged extent, at its first bad buffer. Data of another format version is left alone.
+    """
+    data = inspection.data
+    if data is None or data.bytes <= HEADER_BYTES or not inspection.is_known_version:
+        return DataCheck()
+    try:
+        with open_data(data.path) as file:
+            return _Checker(inspection, data, file, counter, advance).check()
+    except OSError as error:
+        return DataCheck((Fault(Place(data.path), f"the file cannot be read: {error.strerror}"),))
+
+
+@contextmanager
+def open_data(path: str) -> Iterator[OpenedFile]:
+    """The data file for positioned reads. A partial file is found also if it was finished meanwhile."""
+    if not is_file(path):
+        path = path.removesuffix(PARTIAL_SUFFIX)
+    with opened(path) as file:
+        yield file
+
+
+def walk(file: OpenedFile, start: int, end: int) -> Iterator[FoundBuffer]:
+    """The buffers from offset ``start`` to ``end``, each verified before it is given.
+
+    Raises `Malformed` at the first that is wrong, with its offset in the file; OSError if reading fails.
+    """
+    position, wanted = start, PART_BYTES
+    while position < end:
+        asked = min(wanted, end - position)
+        memory = file.read(position, asked)
+        start_of_part = position
+        try:
+            for found in _buffers_in(memory, start_of_part):
+                yield found
+                position = found.offset + found.bytes
+            wanted = PART_BYTES
+        except CutShort as problem:
+            needed = problem.expected  # bytes from `position` on
+            if memory.size < asked or position + needed > end:
+                raise _moved(problem, start_of_part) from None
+            wanted = max(PART_BYTES, needed)
+        except Malformed as problem:
+            raise _moved(problem, start_of_part) from None
+
+
+def _buffers_in(memory: pa.Buffer, start: int) -> Iterator[FoundBuffer]:
+    """The buffers in ``memory``, which stands at ``start`` in the file. Raises `Malformed`."""
+    view = memoryview(memory)
+    position = 0
+    while position < len(view) or position == 0:
+        scan = scan_buffer(view, position)
+        stored = scan.buffer
+        raw = raw_size(view, stored) if stored.compressed else stored.size
+        yield FoundBuffer(start + position, scan.end - position, raw, scan.checksum, memory, stored)
+        position = scan.end
+
+
+def _moved(problem: Malformed, start: int) -> Malformed:
+    return type(problem)(problem.what, start + problem.offset, problem.expected, problem.found)
+
+
+class _Checker:
+    """One pass over a data file: the extents that the index knows, then what lies behind them."""
+
+    def __init__(
+        self,
+        inspection: Inspection,
+        data: FoundFile,
+        file: OpenedFile,
+        counter: RecordCounter | None,
+        advance: Callable[[int], None],
+    ) -> None:
+        self._inspection = inspection
+        self._data = data
+        self._file = file
+        self._counter = counter
+        self._advance = advance
+        self._faults: list[Fault] = []
+        self._loose: list[LooseBuffer] = []
+        self._stopped_at: int | None = None
+
+    def check(self) -> DataCheck:
+        table = self._inspection.table if self._inspection.is_pair else None
+        if table is not None:
+            for extent in table.extents():
+                if extent.bytes:
+                    self._check_extent(extent, table.is_broadcast(extent.region))
+                    self._advance(extent.bytes)
+            self._check_end()
+        self._walk_loose(HEADER_BYTES if table is None else table.end)
+        return DataCheck(tuple(self._faults), tuple(self._loose), self._stopped_at)
+
+    def _check_extent(self, extent: Extent, is_broadcast: bool) -> None:
+        place = Place(
+            self._data.path, extent.region, None if is_broadcast else extent.subpartition, extent.offset
+        )
+        if extent.offset >= self._data.bytes:
+            self._faults.append(Fault(place, "the extent lies behind the end of the file"))
+            return
+        checksums: list[int] = []
+        raw_bytes = records = 0
+        counter = self._counter.of_extent() if self._counter is not None else None
+        end = extent.offset + extent.bytes
+        try:
+            for found in walk(self._file, extent.offset, end):
+                checksums.append(found.checksum)
+                raw_bytes += found.raw_bytes
+                if counter is not None:
+                    with _at(found.offset):
+                        records += counter.count(found.memory, found.stored)
+            if counter is not None:
+                with _at(end):
+                    counter.finish()
+        except Malformed as problem:
+            place = replace(place, offset=problem.offset)
+            self._faults.append(Fault(place, problem.what, problem.expected, problem.found))
+            return
+        comparisons = (
+            ("buffers", extent.buffers, len(checksums)),
+            ("checksum", f"{extent.checksum:#018x}", f"{checksum_of_checksums(checksums):#018x}"),
+            ("raw bytes", extent.raw_bytes, raw_bytes),
+            ("records", extent.records, extent.records if counter is None else records),
+        )
+        for what, expected, got in comparisons:
+            if expected != got:
+                self._faults.append(Fault(place, f"the extent has other {what}", expected, got))
+                return
+
+    def _check_end(self) -> None:
+        is_whole = not (self._faults or self._inspection.faults or self._inspection.unfinished)
+        if self._counter is None or not is_whole:
+            return
+        try:
+            self._counter.finish()
+        except Malformed as problem:
+            place = Place(self._data.path, offset=self._data.bytes)
+            self._faults.append(Fault(place, problem.what, problem.expected, problem.found))
+
+    def _walk_loose(self, start: int) -> None:
+        """List the buffers that no entry covers.
+
+        Past a bad one the walk goes on where its size says that the next begins, if a good one does.
+        """
+        problem = self._list_buffers(start)
+        while problem is not None:
+            if isinstance(problem, CutShort) and self._inspection.unfinished:
+                self._stopped_at = problem.offset  # a task that is stopped leaves its file cut anywhere
+                return
+            place = Place(self._data.path, offset=problem.offset)
+            self._faults.append(Fault(place, problem.what, problem.expected, problem.found))
+            behind = self._claimed_end(problem.offset)
+            if behind != self._data.bytes and not self._begins_buffer(behind):
+                self._stopped_at = problem.offset
+                return
+            problem = self._list_buffers(behind)
+
+    def _list_buffers(self, start: int) -> Malformed | None:
+        """Add the buffers from ``start`` on; gives what ended that before the end of the file."""
+        try:
+            for found in walk(self._file, start, self._data.bytes):
+                kind, records = found.stored.data_type.name, self._records_alone(found)
+                self._loose.append(LooseBuffer(found.offset, found.bytes, found.raw_bytes, kind, records))
+                self._advance(found.bytes)
+        except Malformed as problem:
+            return problem
+        return None
+
+    def _begins_buffer(self, offset: int) -> bool:
+        try:
+            return next(walk(self._file, offset, self._data.bytes), None) is not None
+        except Malformed:
+            return False
+
+    def _claimed_end(self, offset: int) -> int:
+        size = bytes(self._file.read(offset, _SIZE_FIELD.stop))[_SIZE_FIELD]
+        return offset + sealed_size(int.from_bytes(size, "little"))
+
+    def _records_alone(self, found: FoundBuffer) -> int | None:
+        if self._counter is None:
+            return None
+        with _at(found.offset):
+            return self._counter.alone(found.memory, found.stored)
+
+
+@contextmanager
+def _at(offset: int) -> Iterator[None]:
+    """What a counter finds wrong is wrong there in the file."""
+    try:
+        yield
+    except Malformed as problem:
+        raise Malformed(problem.what, offset, problem.expected, problem.found) from None

@@ -1,0 +1,45 @@
+"""What this host is called: in the names of homes, in map outputs, and to other hosts.
+
+The name is an identity, not an address: whoever has the same one may find the files of a map output by their
+path. Spark's own variables come first, because they tell apart executors that stand for hosts of their own on
+one machine (workers that were each given a loopback address), and reach every Python worker of an executor.
+(Tried on 4.3: a worker process started with ``SPARK_LOCAL_IP=127.0.0.2`` hands it to its executors' Python.)
+
+Only the standard library is imported here: the janitor must stay small.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+NAME_VARIABLE = "SPARK_LOCAL_HOSTNAME"
+ADDRESS_VARIABLE = "SPARK_LOCAL_IP"
+
+
+def host_name() -> str:
+    """What this process calls its host."""
+    return named_by_spark() or socket.gethostname()
+
+
+def named_by_spark() -> str:
+    """The name or address that Spark was told this host has; empty if it was told none."""
+    return os.environ.get(NAME_VARIABLE) or os.environ.get(ADDRESS_VARIABLE) or ""
+
+
+def is_this_host(name: str) -> bool:
+    """Whether that is a name, or an address, of the machine or container that this process runs in, whatever
+    this process itself calls it."""
+    return name in (host_name(), socket.gethostname()) or _is_own_address(name)
+
+
+def _is_own_address(text: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, text)
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.bind((text, 0))
+        except (OSError, ValueError):
+            continue
+        return True
+    return False

@@ -1,0 +1,138 @@
+"""Storage that every host sees, named by a URL: what a URL means, and how its errors are told.
+
+    file:///mount/dir      a directory that all hosts have mounted: read and written by descriptor
+    s3://bucket/prefix     and any other that fsspec knows: read by ranges, written in one stream each
+
+Used by `PartitionedFileWriter` (`storage.stored_pair`), by `StoredFileReader`, and by whoever cleans up. A
+map output lies at ``<URL>/<application>/exchange-E-map-M-attempt-A``. There is no level of hashes above it:
+S3 divides a range of keys by itself where the requests are, and what is asked for at one time, the outputs of
+one exchange, differs in the number of the map.
+
+Address and keys of a store are no options of ours: its library takes them from where it always does. For S3
+those are the ``AWS_*`` variables and files, and fsspec's own configuration (``FSSPEC_S3_*`` variables, files
+in ``~/.config/fsspec``), on the driver and on every host.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from sortshuffle.errors import SortShuffleError, UsageError, WorkerSetupError
+from sortshuffle.storage.partitioned_file import PartitionedFile
+
+Result = TypeVar("Result")
+
+MOUNTED_SCHEMES = ("file://", "local://")
+# What the library of a store has tried some times by itself (s3fs: five times, for 5 s where nothing listens)
+# is tried again, for a store that is busy for longer: a task that fails reads everything again.
+ATTEMPTS = 3
+FIRST_WAIT = 0.5  # seconds; doubled before each further attempt
+# it does not help to ask again
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError)
+# of errors that are raised without one
+_CODES = (
+    (FileNotFoundError, errno.ENOENT),
+    (PermissionError, errno.EACCES),
+    (TimeoutError, errno.ETIMEDOUT),
+)
+_OUT_OF_RANGE = "InvalidRange"  # S3's code for a range that begins behind the end
+_REMEDY = (
+    "See that this host reaches the store and may use it; its address and keys come from the environment and"
+    " from fsspec's configuration (docs/operations.md)"
+)
+
+
+def is_url(path: str) -> bool:
+    """Whether a directory or the base path of a map output is on storage that every host sees."""
+    return "://" in path
+
+
+def mounted_path(url: str) -> str | None:
+    """The local path of a URL of a directory that all hosts have mounted, or of something in it."""
+    for scheme in MOUNTED_SCHEMES:
+        if url.startswith(scheme):
+            return url.removeprefix(scheme)
+    return None
+
+
+def mounted(file: PartitionedFile) -> PartitionedFile | None:
+    """The same by its local path, if it is in a mounted directory."""
+    base = mounted_path(file.base)
+    return None if base is None else PartitionedFile(base)
+
+
+def application_url(root: str, application: str) -> str:
+    """Where the map outputs of an application are."""
+    return f"{root.rstrip('/')}/{application}"
+
+
+def open_store(url: str) -> tuple[Any, str]:
+    """fsspec's file system for a URL, and the path in it. No request is made.
+
+    Raises `WorkerSetupError` where the store's library is not installed, `UsageError` for what fsspec does
+    not take.
+    """
+    from fsspec.core import url_to_fs
+
+    try:
+        filesystem, path = url_to_fs(url)
+    except ImportError as error:
+        raise WorkerSetupError(
+            f"{url} cannot be used by the Python at {sys.executable} on {socket.gethostname()}: {error}."
+            " Install it there"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"{url} is no URL that fsspec takes: {error}") from error
+    return filesystem, path
+
+
+@contextmanager
+def store_errors(doing: str, url: str) -> Iterator[None]:
+    """Turn whatever the library of a store raises into an OSError that names the URL and a remedy."""
+    try:
+        yield
+    except SortShuffleError:
+        raise
+    except Exception as error:
+        raise store_error(doing, url, error) from error
+
+
+def store_error(doing: str, url: str, error: Exception) -> OSError:
+    """The OSError to raise for ``error``; of its own kind, such as PermissionError, where it has one."""
+    if isinstance(error, OSError) and error.filename == url:
+        return error  # told already
+    code = error.errno if isinstance(error, OSError) else None
+    if code is None:
+        code = next((number for kind, number in _CODES if isinstance(error, kind)), errno.EIO)
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return OSError(code, f"{doing} failed: {text or type(error).__name__}. {_REMEDY}", url)
+
+
+def patiently(call: Callable[[], Result], wait: Callable[[float], None] = time.sleep) -> Result:
+    """What ``call`` returns, tried `ATTEMPTS` times with a doubling wait. Raises what it raised last, or what
+    asking again would not mend."""
+    for attempt in range(ATTEMPTS - 1):
+        try:
+            return call()
+        except Exception as error:
+            if is_final(error):
+                raise
+        wait(FIRST_WAIT * 2**attempt)
+    return call()
+
+
+def is_final(error: Exception) -> bool:
+    """Whether the store would say the same again."""
+    return isinstance(error, _FINAL) or is_behind_the_end(error)
+
+
+def is_behind_the_end(error: Exception) -> bool:
+    """Whether the store says that an object ends before the range that was asked for."""
+    response = getattr(error.__cause__, "response", None)
+    return isinstance(response, dict) and response.get("Error", {}).get("Code") == _OUT_OF_RANGE

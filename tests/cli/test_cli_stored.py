@@ -1,0 +1,82 @@
+"""`sortshuffle dump` and `verify` of URLs: what they say of a store is what they say of local files."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from map_outputs import MapOutput, write_map
+from run_cli import run, run_json
+from s3_server import S3Server
+from stores import Store, s3_fixture, store_fixture  # noqa: F401
+
+SCHEMA = pa.schema([("number", pa.int64())])
+
+
+def batch(start: int, rows: int) -> pa.RecordBatch:
+    return pa.record_batch([list(range(start, start + rows))], schema=SCHEMA)
+
+
+@pytest.fixture
+def output(store: Store) -> MapOutput:
+    regions = [{0: [batch(0, 10), batch(10, 5)], 1: [batch(100, 3)]}, {0: [batch(50, 1)]}]
+    return write_map(f"{store.root}/app-1", SCHEMA, regions, subpartitions=2)
+
+
+def shown(store: Store) -> str:
+    """How the commands name the store: a mounted directory by its path."""
+    return store.root.removeprefix("file://")
+
+
+def test_verify_reads_all_of_a_prefix(store: Store, output: MapOutput) -> None:
+    write_map(f"{store.root}/app-2", SCHEMA, [{0: [batch(0, 2)]}], map_index=4)
+    result = run("verify", store.root)
+    assert result.exit_code == 0, result.output
+    first, second = f"{shown(store)}/app-1/exchange-1-map-0-attempt-0", "app-2/exchange-1-map-4-attempt-4"
+    size = f"{len(store.get(output.file.data_path)):,} bytes"
+    assert result.stdout.splitlines()[:2] == [
+        f"OK     {first}.index: 2 regions, 2 subpartitions",
+        f"OK     {first}.data: {size}, 3 extents, 4 buffers, 19 rows",
+    ]
+    assert f"{second}.data" in result.stdout.splitlines()[3]
+
+
+def test_dump_shows_a_map_output(store: Store, output: MapOutput) -> None:
+    code, document = run_json("dump", output.file.index_path, "--records", "20", "--subpartition", "0")
+    assert code == 0
+    assert document["state"] == "complete"
+    assert [row["number"] for row in document["records"]["rows"]] == [*range(15), 50]
+    page = run("dump", output.file.data_path)
+    assert page.exit_code == 0
+    assert "exchange-1-map-0-attempt-0" in page.stdout
+
+
+def test_dump_lists_a_prefix(store: Store, output: MapOutput) -> None:
+    code, document = run_json("dump", f"{store.root}/app-1/")
+    assert code == 0
+    assert "exchange-1-map-0-attempt-0" in str(document)
+
+
+def test_damage_is_found_with_its_place(store: Store, output: MapOutput) -> None:
+    data = store.get(output.file.data_path)
+    store.put(output.file.data_path, data[:80] + bytes([data[80] ^ 1]) + data[81:])
+    result = run("verify", output.file.data_path)
+    assert result.exit_code == 1
+    assert "FAULT" in result.stdout
+    assert "region 0, subpartition 0, offset 56" in result.stdout
+    store.remove(output.file.index_path)
+    assert "the index file is missing" in run("verify", store.root).stdout
+
+
+def test_what_is_not_there_is_a_wrong_call(store: Store, output: MapOutput) -> None:
+    result = run("dump", f"{store.root}/app-1/exchange-1-map-9-attempt-9.data")
+    assert result.exit_code == 2, result.output
+
+
+def test_a_store_that_refuses_is_one_line(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError("Forbidden")
+
+    monkeypatch.setattr(s3.filesystem(), "isdir", refuse)
+    result = run("dump", "s3://shuffles/x.data")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: s3://shuffles/x.data: looking for a directory failed: Forbidden.")

@@ -1,0 +1,245 @@
+"""What one task asks of services beside extents: indexes, what can be adopted, verdicts; and that it has one
+connection to each, which no other process shares."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from consumers import together
+from engine import ID, Pair, Region, eventually, write_pair
+from scripted_server import HonestService, Peer, ScriptedServer, after, cut
+
+from sortshuffle.errors import MissingDataError, ProtocolError, StateError, UsageError
+from sortshuffle.service import backoff
+from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceClients
+from sortshuffle.service.protocol import (
+    Fault,
+    FoundOutput,
+    Kind,
+    MapOutputAddress,
+    Verdict,
+    pack_damage_verdict,
+    pack_find_response,
+)
+
+OUTPUT = MapOutputAddress("app", 3, 17, 204, ID)
+FOUND = FoundOutput(bytes(range(16)), 9, "/far/exchange-1-map-2-attempt-9", "far")
+
+
+def client_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("sortshuffle-client")]
+
+
+@contextmanager
+def clients_of() -> Iterator[ServiceClients]:
+    clients = ServiceClients(ClientSettings(timeout=20.0))
+    try:
+        yield clients
+    finally:
+        clients.close()
+        assert client_threads() == []
+
+
+@contextmanager
+def client_of(server: ScriptedServer) -> Iterator[ServiceClient]:
+    with clients_of() as clients:
+        yield clients.client(server.address)
+
+
+@pytest.fixture
+def honest(tmp_path: Path) -> HonestService:
+    """With a map output whose index takes several segments."""
+    regions = [Region({s: [b"x" * (s + 1)] for s in range(100)}) for _ in range(3)]
+    return HonestService([write_pair(tmp_path, Pair(100, 0, regions))], piece=1000)
+
+
+# --- the index ---------------------------------------------------------------------------------------------
+
+
+def test_the_index_is_the_file(honest: HonestService) -> None:
+    expected = Path(honest.files[0].index_path).read_bytes()
+    assert len(expected) > 3 * 4096
+    with ScriptedServer(honest) as server, client_of(server) as client:
+        assert client.index(OUTPUT, "far") == expected
+        assert client.index(OUTPUT, "far") == expected
+        assert server.connections == 1
+
+
+def test_an_index_of_any_size_needs_no_more_credit_than_a_few_segments(tmp_path: Path) -> None:
+    regions = [Region({s: [b"x"] for s in range(1000)}) for _ in range(4)]
+    honest = HonestService([write_pair(tmp_path, Pair(1000, 0, regions))])
+    expected = Path(honest.files[0].index_path).read_bytes()
+    with ScriptedServer(honest) as server, client_of(server) as client:
+        assert client.index(OUTPUT, "far") == expected
+    assert len(expected) > 30 * 4096
+    assert honest.most_credit <= 16
+
+
+def test_an_index_goes_on_where_the_connection_broke(
+    honest: HonestService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backoff, "FIRST_DELAY", 0.001)
+    expected = Path(honest.files[0].index_path).read_bytes()
+    for most_sent in range(0, 5000, 119):
+        with ScriptedServer(after(most_sent, honest), honest) as server, client_of(server) as client:
+            assert client.index(OUTPUT, "far") == expected, most_sent
+
+
+def test_an_index_that_is_gone_is_missing(honest: HonestService) -> None:
+    def gone(peer: Peer) -> None:
+        peer.fail(peer.request().channel, Fault.MISSING, "no such map output")
+        peer.until_gone()
+
+    with ScriptedServer(gone) as server, client_of(server) as client:
+        with pytest.raises(
+            MissingDataError, match="no such map output, says the shuffle service of far"
+        ) as caught:
+            client.index(OUTPUT, "far")
+        assert caught.value.place.file == str(OUTPUT)
+
+
+# --- questions ---------------------------------------------------------------------------------------------
+
+
+def _answering(found: FoundOutput | None = None, verdict: Verdict = Verdict.SOUND) -> object:
+    def run(peer: Peer) -> None:
+        while True:
+            header, _ = peer.next()
+            if header.kind is Kind.FIND_REQUEST:
+                peer.send(pack_find_response(header.channel, found))
+            elif header.kind is Kind.DAMAGE_REPORT:
+                peer.send(pack_damage_verdict(header.channel, verdict))
+
+    return run
+
+
+@pytest.mark.parametrize("found", [None, FOUND], ids=["none", "one"])
+def test_what_can_be_adopted(found: FoundOutput | None) -> None:
+    with ScriptedServer(_answering(found)) as server, client_of(server) as client:
+        assert client.find("app", 1, 2) == found
+        assert client.find("app", 1, 3) == found
+        assert server.connections == 1
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_what_the_service_finds_of_damage(verdict: Verdict) -> None:
+    with ScriptedServer(_answering(verdict=verdict)) as server, client_of(server) as client:
+        assert client.report_damage(OUTPUT, "far", 5, 2) is verdict
+
+
+def test_a_question_is_asked_again_when_the_connection_breaks() -> None:
+    with ScriptedServer(cut, _answering(FOUND)) as server, client_of(server) as client:
+        assert client.find("app", 1, 2) == FOUND
+        assert server.connections == 2
+
+
+def test_an_answer_to_another_question_breaks_the_protocol() -> None:
+    def confused(peer: Peer) -> None:
+        header, _ = peer.next()
+        peer.send(pack_damage_verdict(header.channel, Verdict.SOUND))
+        peer.until_gone()
+
+    with ScriptedServer(confused) as server, client_of(server) as client:
+        with pytest.raises(ProtocolError, match="DAMAGE_VERDICT that was not asked for"):
+            client.find("app", 1, 2)
+        assert server.connections == 3
+
+
+def test_many_questions_at_once_each_get_their_own_answer() -> None:
+    def numbered(peer: Peer) -> None:
+        waiting = []
+        while True:
+            header, body = peer.next()
+            if header.kind is not Kind.FIND_REQUEST:
+                return
+            waiting.append((header.channel, MapOutputAddress.unpack(body)[0].map_index))
+            if len(waiting) == 8:  # all of them, and the last one first
+                for channel, map_index in reversed(waiting):
+                    peer.send(pack_find_response(channel, replace(FOUND, attempt=map_index)))
+                waiting = []
+
+    with ScriptedServer(numbered) as server, client_of(server) as client:
+        found: dict[int, int] = {}
+
+        def ask(map_index: int) -> None:
+            answer = client.find("app", 1, map_index)
+            assert answer is not None
+            found[map_index] = answer.attempt
+
+        with together(*[lambda n=n: ask(n) for n in range(8)]):
+            pass
+    assert found == {n: n for n in range(8)}
+
+
+# --- clients -----------------------------------------------------------------------------------------------
+
+
+def test_one_client_for_each_service() -> None:
+    with clients_of() as clients:
+        first = clients.client("127.0.0.1:1")
+        assert clients.client("127.0.0.1:1") is first
+        assert clients.client("127.0.0.1:2") is not first
+        assert client_threads() == []
+
+
+def test_secrets_are_not_shown() -> None:
+    assert "hush" not in repr(ClientSettings(b"hush"))
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:many", "host:0"])
+def test_what_is_no_address(address: str) -> None:
+    with clients_of() as clients, pytest.raises(UsageError, match="address of a service"):
+        clients.client(address)
+
+
+def test_closed_clients_open_nothing(honest: HonestService) -> None:
+    with ScriptedServer(honest) as server:
+        with client_of(server) as client:
+            client.index(OUTPUT, "far")
+        with pytest.raises(StateError, match="closed"):
+            client.index(OUTPUT, "far")
+
+
+def test_a_service_is_told_when_a_client_leaves(honest: HonestService) -> None:
+    with ScriptedServer(honest) as server:
+        with client_of(server) as client:
+            client.index(OUTPUT, "far")
+        (peer,) = server.peers
+        eventually(lambda: peer.received[-1].kind is Kind.CLOSE, "goodbye")
+
+
+def test_a_connection_that_breaks_while_nothing_is_asked_is_made_anew_when_something_is(
+    honest: HonestService,
+) -> None:
+    with ScriptedServer(honest) as server, client_of(server) as client:
+        client.index(OUTPUT, "far")
+        server.cut_all()
+        eventually(lambda: not client_threads(), "the end of the thread")
+        assert not client.is_connected
+        assert client.index(OUTPUT, "far") == Path(honest.files[0].index_path).read_bytes()
+        assert server.connections == 2
+
+
+def test_a_forked_process_has_connections_of_its_own(honest: HonestService) -> None:
+    with ScriptedServer(honest) as server, clients_of() as clients:
+        expected = clients.client(server.address).index(OUTPUT, "far")
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                if clients.client(server.address).index(OUTPUT, "far") == expected:
+                    clients.close()
+                    status = 0
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+        assert server.connections == 2
+        assert clients.client(server.address).index(OUTPUT, "far") == expected
+        assert server.connections == 2

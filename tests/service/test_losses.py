@@ -1,0 +1,79 @@
+"""What is done about map outputs that are damaged or gone: judged by reading, and told once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from engine import ID, changed
+from serving import OUTPUT, Disk, Shelf, ended_owner, make_disk, make_home
+
+from sortshuffle.errors import UsageError
+from sortshuffle.service.losses import Losses
+from sortshuffle.service.protocol import DamageReport, Verdict
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return make_disk(tmp_path / "one")
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, disk: Disk) -> Iterator[Shelf]:
+    (tmp_path / "two").mkdir()
+    made = Shelf(tmp_path / "one", tmp_path / "two")
+    yield made
+    made.close()
+
+
+def test_a_loss_is_told_once(tmp_path: Path, shelf: Shelf) -> None:
+    control = tmp_path / "blockmgr" / "0a" / "shuffle_5_204_0.index"
+    control.parent.mkdir(parents=True)
+    other = control.with_name("shuffle_5_205_0.index")
+    home = make_home(tmp_path / "two", "ended", ended_owner([str(tmp_path / "blockmgr")]))
+    _, output = Disk(tmp_path / "two", home).write_random()
+    losses = Losses(shelf.catalog)
+    control.touch()
+    other.touch()
+    losses.tell(output)
+    assert not control.exists()
+    assert other.exists()
+    control.touch()
+    losses.tell(output)
+    assert control.exists()
+
+
+def test_where_homes_are_gone_control_files_are_looked_for_beside_them(tmp_path: Path, shelf: Shelf) -> None:
+    """Where tasks write to Spark's own directories, homes and control files have the same root."""
+    blocks = tmp_path / "two" / "0a"
+    blocks.mkdir()
+    (blocks / "shuffle_5_204_0.index").touch()
+    (blocks / "shuffle_5_205_0.index").touch()
+    Losses(shelf.catalog).tell(OUTPUT)
+    assert os.listdir(blocks) == ["shuffle_5_205_0.index"]
+
+
+def test_reports_are_judged_extent_by_extent(disk: Disk, shelf: Shelf) -> None:
+    file, output = disk.write_random(subpartitions=2, regions=2, payload=1000)
+    losses = Losses(shelf.catalog)
+    size = os.path.getsize(file.data_path)
+    with changed(file.data_path, size - 200, 1):
+        verdicts = {
+            (region, subpartition): losses.judge(DamageReport(1, output, subpartition, region))
+            for region in range(2)
+            for subpartition in range(2)
+        }
+    assert sorted(verdicts.values()) == [Verdict.SOUND] * 3 + [Verdict.DAMAGED]
+    assert verdicts[1, 0] is Verdict.DAMAGED  # the rotation puts subpartition 0 last
+    missing = replace(output, file_id=ID)
+    assert losses.judge(DamageReport(1, missing, 0, 0)) is Verdict.MISSING
+
+
+def test_an_extent_that_there_is_not_cannot_be_judged(disk: Disk, shelf: Shelf) -> None:
+    _, output = disk.write_random(subpartitions=2, regions=2)
+    for subpartition, region in [(2, 0), (0, 2)]:
+        with pytest.raises(UsageError, match="2 regions and 2 subpartitions"):
+            Losses(shelf.catalog).judge(DamageReport(1, output, subpartition, region))

@@ -1,0 +1,142 @@
+"""The process that a supervisor runs: it serves what the registered executors have, and the next one goes on
+serving that when it is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+from engine import Pair, eventually, write_pair
+
+from sortshuffle.errors import AuthenticationError
+from sortshuffle.service import process, rendezvous
+from sortshuffle.service.client import ClientSettings, ServiceClients
+from sortshuffle.service.client_connection import ClientTls
+from sortshuffle.service.http import fetch_status
+from sortshuffle.service.process import RegisteredRoots, settings_of
+from sortshuffle.service.protocol import MapOutputAddress
+from sortshuffle.service.rendezvous import Registration, ServiceConfig
+from sortshuffle.service.transport import ServerTls
+from sortshuffle.storage.lifetime import Owner, boot_id, process_start
+from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.reader import read_index
+
+HOST = "127.0.0.1"
+CONFIG = ServiceConfig(b"s" * 32, 8 << 20)
+SOON = 30.0
+
+
+def registration(*roots: str) -> Registration:
+    """Of this process, as if it were an executor."""
+    pid = os.getpid()
+    return Registration(
+        Owner("app-1", HOST, boot_id(), pid, process_start(pid) or 0, (), 600.0, False), roots
+    )
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A rendezvous, whose supervisor ends with the test."""
+    (tmp_path / "own").mkdir(mode=0o700)
+    monkeypatch.setattr(rendezvous, "_own_directory", lambda: str(tmp_path / "own"))
+    yield str(tmp_path / "own" / "app-1")
+    for started in rendezvous._started:
+        started.kill()
+        started.wait()
+    rendezvous._started.clear()
+    rendezvous._found.clear()
+    rendezvous._registered.clear()
+
+
+@pytest.fixture
+def clients() -> Iterator[ServiceClients]:
+    opened = ServiceClients(ClientSettings(CONFIG.secret, timeout=SOON))
+    yield opened
+    opened.close()
+
+
+def map_output(root: Path) -> tuple[PartitionedFile, MapOutputAddress]:
+    home = root / "sortshuffle" / "app-1" / "host-17"
+    home.mkdir(parents=True)
+    file = write_pair(home, Pair(2))
+    return file, MapOutputAddress("app-1", 3, 17, 204, read_index(file).header.file_id)
+
+
+def pid_of_service() -> int:
+    eventually(rendezvous.status_pages, "the service tells where its page is")
+    return fetch_status(rendezvous.status_pages()[0]).pid
+
+
+def test_what_registered_executors_have_is_served_whichever_process_serves(
+    place: str, clients: ServiceClients, tmp_path: Path
+) -> None:
+    file, output = map_output(tmp_path / "a")
+    later, later_output = map_output(tmp_path / "b")
+    address = rendezvous.ensure(place, HOST, CONFIG, registration(str(tmp_path / "a")))
+    client = clients.client(address)
+    assert client.index(output, HOST) == Path(file.index_path).read_bytes()
+
+    rendezvous.ensure(place, HOST, CONFIG, registration(str(tmp_path / "b")))
+    assert client.index(later_output, HOST) == Path(later.index_path).read_bytes()
+
+    os.kill(pid_of_service(), signal.SIGKILL)
+    assert client.index(output, HOST) == Path(file.index_path).read_bytes()
+    assert client.index(later_output, HOST) == Path(later.index_path).read_bytes()
+
+
+def test_it_speaks_tls_where_it_is_told_to(place: str, tmp_path: Path) -> None:
+    file, output = map_output(tmp_path)
+    authority = trustme.CA()
+    issued = authority.issue_cert(HOST)
+    names = [str(tmp_path / name) for name in ("certificate", "key", "authority")]
+    issued.cert_chain_pems[0].write_to_path(names[0])
+    issued.private_key_pem.write_to_path(names[1])
+    authority.cert_pem.write_to_path(names[2])
+    config = ServiceConfig(CONFIG.secret, CONFIG.memory, *names)
+    address = rendezvous.ensure(place, HOST, config, registration(str(tmp_path)))
+    encrypted = ServiceClients(ClientSettings(CONFIG.secret, ClientTls(names[2]), timeout=SOON))
+    try:
+        assert encrypted.client(address).index(output, HOST) == Path(file.index_path).read_bytes()
+    finally:
+        encrypted.close()
+
+
+def test_it_asks_for_the_secret(place: str, tmp_path: Path) -> None:
+    _, output = map_output(tmp_path)
+    address = rendezvous.ensure(place, HOST, CONFIG, registration(str(tmp_path)))
+    strangers = ServiceClients(ClientSettings(b"t" * 32, timeout=SOON))
+    try:
+        with pytest.raises(AuthenticationError):
+            strangers.client(address).index(output, HOST)
+    finally:
+        strangers.close()
+
+
+def test_directories_are_read_anew_only_when_executors_have_come(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendezvous.ensure(place, HOST, CONFIG, registration("/a"))
+    roots = RegisteredRoots(place)
+    assert roots() == ("/a",)
+    rendezvous.ensure(place, HOST, CONFIG, registration("/b"))  # perhaps within one tick of the clock
+    assert roots() == ("/a", "/b")
+
+    monkeypatch.setattr(process, "JUST_NOW", 0)
+    assert roots() == ("/a", "/b")
+    monkeypatch.setattr(rendezvous, "roots_of", lambda directory: ("nobody asked",))
+    assert roots() == ("/a", "/b")
+
+
+def test_where_no_executor_has_registered_there_is_no_directory(tmp_path: Path) -> None:
+    assert RegisteredRoots(str(tmp_path / "missing"))() == ()
+
+
+def test_it_takes_what_it_is_told() -> None:
+    settings = settings_of(ServiceConfig(b"secret", 5 << 20, "/c", "/k", "/a"))
+    assert (settings.secret, settings.memory, settings.tls) == (b"secret", 5 << 20, ServerTls("/c", "/k"))
+    open_to_all = settings_of(ServiceConfig(b"", 5 << 20))
+    assert (open_to_all.secret, open_to_all.tls) == (None, None)

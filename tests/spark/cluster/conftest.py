@@ -1,0 +1,20 @@
+"""A cluster of three hosts, for all tests here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cluster import Cluster
+
+HOSTS = 3
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    cluster.up(HOSTS, cores=1, memory="1g")
+    try:
+        yield cluster
+    finally:
+        cluster.down()

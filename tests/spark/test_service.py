@@ -1,0 +1,202 @@
+"""Which shuffle services an application has, by its settings; their secret; how a task finds its host's."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sortshuffle.errors import UsageError, WorkerSetupError
+from sortshuffle.options import PREFIX, Options
+from sortshuffle.service import rendezvous
+from sortshuffle.service.client_connection import ClientTls
+from sortshuffle.spark.service import NO_SERVICE, HostService, Mode, ServiceSettings
+from sortshuffle.storage.directories import LOCAL_DIRS_VARIABLE
+
+CLUSTER = {"spark.master": "spark://host:7077", "spark.driver.host": "127.0.0.1"}
+AUTHENTICATED = {**CLUSTER, "spark.authenticate": "true", "spark.authenticate.secret": "of Spark"}
+
+
+def options(**settings: str) -> Options:
+    return Options.of({PREFIX + name.replace("_", "."): value for name, value in settings.items()})
+
+
+EXTERNAL = options(service="external", dir="/data")
+
+
+@pytest.mark.parametrize(
+    ("master", "mode"),
+    [
+        ("local", Mode.OFF),
+        ("local[*]", Mode.OFF),
+        ("local[4,2]", Mode.OFF),
+        ("local-cluster[2,1,1024]", Mode.AUTO),
+        ("spark://host:7077", Mode.AUTO),
+        ("yarn", Mode.AUTO),
+        ("k8s://https://host", Mode.AUTO),
+        ("", Mode.AUTO),
+    ],
+)
+def test_services_are_started_where_the_master_is_not_local(master: str, mode: Mode) -> None:
+    assert ServiceSettings.of(Options(), "app", {"spark.master": master}).mode is mode
+
+
+def test_options_say_otherwise() -> None:
+    assert ServiceSettings.of(options(service="off"), "app", CLUSTER) == NO_SERVICE
+    assert ServiceSettings.of(EXTERNAL, "app", CLUSTER).mode is Mode.EXTERNAL
+    assert ServiceSettings.of(EXTERNAL, "app", {"spark.master": "local[2]"}).mode is Mode.EXTERNAL
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "file:///mount", "memory://x"])
+def test_storage_that_every_host_sees_needs_none(url: str) -> None:
+    assert ServiceSettings.of(options(dir=url), "app", CLUSTER) == NO_SERVICE
+    assert ServiceSettings.of(options(dir=url, service="external"), "app", CLUSTER) == NO_SERVICE
+
+
+def test_a_random_secret_is_made_once_for_each_application() -> None:
+    first, again = (ServiceSettings.of(Options(), "app-1", CLUSTER) for _ in range(2))
+    assert first == again
+    assert len(first.secret) == 32
+    assert ServiceSettings.of(Options(), "app-2", CLUSTER).secret != first.secret
+    assert first.secret.hex() not in repr(first)
+    assert repr(first.secret) not in repr(HostService(Options(), "app-1", first))
+
+
+def test_spark_s_own_secret_is_taken_from_where_spark_puts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ServiceSettings.of(Options(), "app", AUTHENTICATED)
+    assert (settings.secret, settings.of_spark) == (b"", True)  # it does not travel
+    monkeypatch.setenv("_SPARK_AUTH_SECRET", "of Spark")
+    assert HostService(Options(), "app", settings).secret == b"of Spark"
+    monkeypatch.delenv("_SPARK_AUTH_SECRET")
+    with pytest.raises(WorkerSetupError, match=r"_SPARK_AUTH_SECRET.*service\.secret\.file"):
+        _ = HostService(Options(), "app", settings).secret
+
+
+def test_where_spark_keeps_its_secret_elsewhere_a_random_one_is_made() -> None:
+    conf = {**CLUSTER, "spark.authenticate": "true"}
+    settings = ServiceSettings.of(Options(), "app", conf)
+    assert (len(settings.secret), settings.of_spark) == (32, False)
+
+
+def test_a_file_comes_first(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("0123456789abcdef\n")
+    path.chmod(0o600)
+    chosen = options(service_secret_file=str(path))
+    settings = ServiceSettings.of(chosen, "app", AUTHENTICATED)
+    assert (settings.secret, settings.of_spark) == (b"", False)
+    assert HostService(chosen, "app", settings).secret == b"0123456789abcdef"
+    path.chmod(0o640)
+    with pytest.raises(UsageError, match="others may read it: chmod 600"):
+        _ = HostService(chosen, "app", settings).secret
+
+
+def test_external_services_without_a_secret_are_not_given_a_random_one() -> None:
+    service = HostService(EXTERNAL, "app", ServiceSettings.of(EXTERNAL, "app", CLUSTER))
+    assert service.secret == b""
+    assert service.client_settings(5).secret is None
+
+
+def test_clients_are_told_what_the_options_say() -> None:
+    pem = {f"service_tls_{name}": f"/{name}" for name in ("certificate", "key", "authority")}
+    chosen = options(service_timeout="7s", **pem)
+    service = HostService(chosen, "app", ServiceSettings.of(chosen, "app", CLUSTER))
+    told = service.client_settings(5)
+    assert (told.secret, told.timeout, told.floating_bytes) == (service.settings.secret, 7.0, 5)
+    assert told.tls == ClientTls("/authority")
+    assert service.client_settings(0, 0.5).timeout == 0.5
+
+
+@pytest.fixture
+def executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """This process as an executor's worker on 127.0.0.1; what it starts ends with the test."""
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    monkeypatch.setenv(LOCAL_DIRS_VARIABLE, f"{tmp_path}/a,{tmp_path}/b")
+    monkeypatch.setattr(rendezvous, "_own_directory", lambda: str(tmp_path / "own"))
+    yield tmp_path
+    for process in rendezvous._started:
+        process.kill()
+        process.wait()
+    rendezvous._started.clear()
+    rendezvous._found.clear()
+    rendezvous._registered.clear()
+
+
+def service_of(application: str) -> HostService:
+    """As it arrives in a task."""
+    options = Options()
+    settings = ServiceSettings.of(options, application, CLUSTER)
+    arrived: HostService = pickle.loads(pickle.dumps(HostService(options, application, settings)))
+    return arrived
+
+
+def test_the_address_is_that_of_a_service_that_serves_the_executors_directories(executor: Path) -> None:
+    service = service_of("app")
+    address = service.address()
+    assert address.startswith("127.0.0.1:")
+    assert service_of("app").address() == address
+    (directory,) = (executor / "own").iterdir()
+    assert directory.name.startswith("app-127.0.0.1-")
+    (registered,) = rendezvous.registrations(str(directory))
+    assert registered.roots == (f"{executor}/a", f"{executor}/b")
+    assert registered.owner.application == "app"
+
+
+def test_a_task_that_only_reads_starts_none_but_revives_one(executor: Path) -> None:
+    service = service_of("app")
+    service.revive()
+    assert not (executor / "own").exists()
+    address = service.address()
+    (process,) = rendezvous._started
+    process.kill()
+    process.wait()
+    service.revive()
+    assert len(rendezvous._started) == 1
+    assert rendezvous._started[0].pid != process.pid
+    assert service.address() == address
+
+
+def test_external_services_have_one_port_on_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.3")
+    settings = ServiceSettings(Mode.EXTERNAL, adopts=True, hosts=("127.0.0.4", "::1"))
+    service = HostService(EXTERNAL, "app", settings)
+    assert service.address() == "127.0.0.3:7448"
+    assert service.other_addresses() == ("127.0.0.4:7448", "[::1]:7448")
+
+
+def test_without_services_there_is_no_address() -> None:
+    service = HostService(Options(), "app", NO_SERVICE)
+    assert (service.is_on, service.address()) == (False, "")
+    service.revive()
+
+
+class _SecondAttempt:
+    """As a context on YARN whose driver died: another, which counts exchanges from 0 in one application."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._jsc = self
+
+    def sc(self) -> Any:
+        return self
+
+    def statusStore(self) -> Any:
+        return self._context._jsc.sc().statusStore()
+
+    def applicationAttemptId(self) -> Any:
+        return self._context._jvm.scala.Option.apply("2")
+
+
+def test_only_external_services_are_asked_for_what_lost_executors_had_finished(spark: SparkSession) -> None:
+    context = spark.sparkContext
+    external = ServiceSettings.of(EXTERNAL, "app", CLUSTER)
+    assert external.planned(context).adopts
+    assert external.planned(context).hosts == ()  # there is only the driver
+    assert not external.planned(None).adopts
+    assert not external.planned(_SecondAttempt(context)).adopts
+    auto = ServiceSettings.of(Options(), "app", CLUSTER)
+    assert auto.planned(context) is auto

@@ -1,0 +1,241 @@
+"""Jobs that shuffle through storage that every host sees, with Spark's own results; and that the driver
+leaves nothing behind there, however it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from engine import ENVIRONMENT
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import col, count, sum
+from s3_server import S3Server
+from stores import Store, s3_fixture, store_of  # noqa: F401
+
+import sortshuffle
+from sortshuffle.errors import OptionError
+from sortshuffle.options import PREFIX, Options
+from sortshuffle.spark import shared_storage
+
+DIR = f"{PREFIX}dir"
+
+
+@pytest.fixture(params=["s3", "file"])
+def root(
+    request: pytest.FixtureRequest, tmp_path: Path, s3: S3Server, spark: SparkSession
+) -> Iterator[Store]:
+    """Storage that the session's frames write to. Workers find the server as a user's would: by variables."""
+    with store_of(request.param, tmp_path, s3) as store:
+        spark.conf.set(DIR, store.root)
+        yield store
+        spark.conf.unset(DIR)
+        # the session outlives this store
+        shared_storage._ends[spark.sparkContext.applicationId]._kept.pop(store.root, None)
+
+
+@pytest.fixture(autouse=True)
+def workers_environment(spark: SparkSession, s3: S3Server) -> Iterator[None]:
+    environment = spark.sparkContext.environment
+    before = dict(environment)
+    environment.update(s3.environment)
+    yield
+    environment.clear()
+    environment.update(before)
+
+
+def names_of(store: Store, spark: SparkSession) -> list[str]:
+    return store.names(spark.sparkContext.applicationId)
+
+
+def test_frames(spark: SparkSession, root: Store) -> None:
+    df = spark.range(5000).select("id", (col("id") % 7).alias("key"), col("id").cast("string").alias("text"))
+    frame = sortshuffle.frame(df)
+    exchanged = frame.repartition(6, "key")
+    assert sorted(map(tuple, exchanged.collect())) == sorted(map(tuple, df.collect()))
+    names = names_of(root, spark)
+    assert names
+    assert {name.rpartition(".")[2] for name in names} == {"data", "index"}
+    grouped = frame.groupBy("key").agg(sum("id"), count("*"))
+    assert sorted(map(tuple, grouped.collect())) == sorted(
+        map(tuple, df.groupBy("key").agg(sum("id"), count("*")).collect())
+    )
+
+
+def test_a_merge_of_sorted_runs(spark: SparkSession, root: Store) -> None:
+    df = spark.range(4000).select("id", (col("id") * 31 % 100).alias("key"))
+
+    def span(key: tuple[int], rows: object) -> object:
+        import pandas as pd
+
+        assert isinstance(rows, pd.DataFrame)
+        return pd.DataFrame({"key": [key[0]], "least": [rows["id"].min()], "rows": [len(rows)]})
+
+    schema = "key long, least long, rows long"
+    found = sortshuffle.frame(df).groupBy("key").applyInPandas(span, schema).collect()
+    expected = df.groupBy("key").applyInPandas(span, schema).collect()
+    assert sorted(map(tuple, found)) == sorted(map(tuple, expected))
+    ordered = sortshuffle.frame(df).sort("key", "id").collect()
+    assert list(map(tuple, ordered)) == list(map(tuple, df.sort("key", "id").collect()))
+
+
+def test_rdds(spark: SparkSession, root: Store) -> None:
+    pairs = spark.sparkContext.parallelize([(n % 11, n) for n in range(3000)], 3)
+    found = sortshuffle.rdd(pairs).groupByKey(4).mapValues(sorted).collect()
+    expected = pairs.groupByKey(4).mapValues(sorted).collect()
+    assert sorted(found) == sorted(expected)
+    assert names_of(root, spark)
+
+
+def test_an_unknown_kind_of_storage_is_refused_on_the_driver(spark: SparkSession) -> None:
+    spark.conf.set(DIR, "s4://bucket/prefix")
+    try:
+        with pytest.raises(OptionError, match="fsspec knows no storage s4://"):
+            sortshuffle.frame(spark.range(3))
+    finally:
+        spark.conf.unset(DIR)
+
+
+# The end of the application
+
+JOB = """
+import sys, fsspec, sortshuffle
+from pyspark.sql import SparkSession
+url, kept, ending = sys.argv[1:]
+spark = (
+    sortshuffle.configure(SparkSession.builder).master("local[2]").config("spark.ui.enabled", "false")
+    .config("spark.sortshuffle.dir", url).getOrCreate()
+)
+def job():
+    assert sortshuffle.frame(spark.range(100)).repartition(3, "id").count() == 100
+def files(url):
+    filesystem, path = fsspec.core.url_to_fs(url)
+    filesystem.invalidate_cache()
+    print("files", len(filesystem.find(path)), flush=True)
+job()
+files(url)
+exec(ending)
+"""
+STOP = """
+spark.conf.set("spark.sortshuffle.dir", kept)
+spark.conf.set("spark.sortshuffle.keep", "true")
+job()
+spark.stop()
+files(url)
+files(kept)
+"""
+LOSE = """
+frame = sortshuffle.frame(spark.range(100)).repartition(3, "id")
+assert frame.count() == 100
+filesystem, path = fsspec.core.url_to_fs(url)
+filesystem.invalidate_cache()
+for name in filesystem.find(path):
+    if name.endswith(".data"):
+        filesystem.rm_file(name)
+try:
+    frame.collect()
+except Exception as error:
+    assert "MissingDataError" in str(error), error
+else:
+    raise AssertionError
+assert len(frame.collect()) == 100  # with one attempt for each task: it is the next action that can
+"""
+KILL = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that has ended. ``counted``: the numbers of files that it saw. ``left``: names in its storage."""
+
+    store: Store
+    kept: Store
+    counted: list[int]
+    said: str
+    code: int
+    left: list[str]
+
+
+def run_job(kind: str, directory: Path, server: S3Server, ending: str) -> Ended:
+    directory.mkdir()
+    kept = Store(f"file://{directory}/kept")
+    with store_of(kind, directory, server) as store:
+        # by name, because resolving names is what a Python that exits no longer does
+        endpoint = server.environment["AWS_ENDPOINT_URL_S3"].replace("127.0.0.1", "localhost")
+        environment = {**ENVIRONMENT, **server.environment, "AWS_ENDPOINT_URL_S3": endpoint}
+        command = [sys.executable, "-c", JOB, store.root, kept.root, ending]
+        done = subprocess.run(
+            command, env=environment, text=True, capture_output=True, timeout=180, check=False
+        )
+        lines = [line.split() for line in done.stdout.splitlines() if line.startswith("files")]
+        counted = [int(number) for _, number in lines]
+        return Ended(store, kept, counted, done.stderr, done.returncode, store.names())
+
+
+@pytest.fixture(scope="module")
+def jobs(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """Each is an application with a driver of its own, and takes some seconds: all at once."""
+    endings = {
+        "exit": ("s3", ""),
+        "exception": ("file", "raise ZeroDivisionError"),
+        "stop": ("s3", STOP),
+        "kill": ("file", KILL),
+        "lose": ("s3", LOSE),
+    }
+    directory = tmp_path_factory.mktemp("jobs")
+    with ThreadPoolExecutor(len(endings)) as pool:
+        running = {
+            name: pool.submit(run_job, kind, directory / name, s3, ending)
+            for name, (kind, ending) in endings.items()
+        }
+        return {name: job.result() for name, job in running.items()}
+
+
+@pytest.mark.parametrize(("ending", "code"), [("exit", 0), ("exception", 1)])
+def test_a_driver_that_ends_leaves_nothing(jobs: dict[str, Ended], ending: str, code: int) -> None:
+    job = jobs[ending]
+    assert job.code == code, job.said
+    assert job.counted[0] > 0
+    assert "are left below" not in job.said
+    assert job.left == []
+
+
+def test_map_tasks_run_again_whose_outputs_are_lost(jobs: dict[str, Ended]) -> None:
+    assert jobs["lose"].code == 0, jobs["lose"].said
+
+
+def test_where_the_driver_cannot_reach_the_storage_it_warns(spark: SparkSession) -> None:
+    """It need not have the library of a store that only the workers use."""
+    context = SimpleNamespace(applicationId="nobody", _jsc=object(), stopped=0)
+    context.stop = lambda: setattr(context, "stopped", context.stopped + 1)
+    shared_storage.use(context, Options(directories=("gs://bucket/prefix",)))  # type: ignore[arg-type]
+    with pytest.warns(RuntimeWarning, match="clean gs://bucket/prefix --application nobody"):
+        context.stop()
+    context.stop()
+    assert context.stopped == 2
+
+
+def test_a_session_that_stops_leaves_what_is_to_be_kept(jobs: dict[str, Ended]) -> None:
+    job = jobs["stop"]
+    assert job.code == 0, job.said
+    before, after, kept = job.counted
+    assert before > 0
+    assert after == 0
+    assert kept == len(job.kept.names()) > 0
+    assert job.left == []
+
+
+def test_a_killed_driver_leaves_it_to_clean(jobs: dict[str, Ended]) -> None:
+    job = jobs["kill"]
+    assert job.code == -9
+    (application,) = {name.split("/")[0] for name in job.left}
+    root = job.store.root
+    command = [sys.executable, "-m", "sortshuffle.cli.main", "clean", root, "--application", application]
+    said = subprocess.run(command, env=ENVIRONMENT, text=True, capture_output=True, timeout=60, check=True)
+    assert "Removed 1 application" in said.stdout
+    assert os.listdir(root.removeprefix("file://")) == []

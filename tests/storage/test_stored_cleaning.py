@@ -1,0 +1,129 @@
+"""What applications have left on shared storage is found and removed, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine import ENVIRONMENT, Pair, Region, write_pair
+from s3_server import S3Server
+from stores import Store, s3_fixture, store_fixture  # noqa: F401
+
+from sortshuffle.storage import stored_cleaning
+from sortshuffle.storage.stored_cleaning import remains_below, remove_remains
+
+PAIR = Pair(2, 0, [Region({0: [b"first"], 1: [bytes(1000)]})])
+
+
+def fill(store: Store, application: str, attempts: int = 1) -> int:
+    """Write so many map outputs; gives their bytes."""
+    files = [write_pair(f"{store.root}/{application}", PAIR, attempt) for attempt in range(attempts)]
+    return sum(len(store.get(path)) for file in files for path in (file.data_path, file.index_path))
+
+
+def test_nothing_is_found_where_there_is_nothing(store: Store) -> None:
+    assert remains_below(store.root) == []
+    assert remains_below(store.root, "app-1") == []
+    remove_remains(store.root, "app-1")
+
+
+def test_each_application_is_found_with_what_it_has(store: Store) -> None:
+    started = time.time()
+    sizes = {"app-1": fill(store, "app-1"), "app-2": fill(store, "app-2", attempts=3)}
+    found = remains_below(store.root)
+    assert [(each.application, each.map_outputs, each.uploads) for each in found] == [
+        ("app-1", 1, 0),
+        ("app-2", 3, 0),
+    ]
+    assert {each.application: each.bytes for each in found} == sizes
+    assert all(started - 2 <= each.changed <= time.time() + 2 for each in found)
+    assert [each.url for each in remains_below(store.root, "app-2")] == [f"{store.root}/app-2"]
+
+
+def test_only_the_applications_own_are_removed(store: Store) -> None:
+    fill(store, "app-1")
+    fill(store, "app-10")
+    foreign = "app-1/notes.txt"
+    store.put(f"{store.root}/{foreign}", b"precious")
+    assert [each.foreign for each in remains_below(store.root)] == ["notes.txt", None]
+    kept = store.names("app-10")
+    remove_remains(store.root, "app-1")
+    assert store.names() == sorted([foreign, *kept])
+
+
+def test_the_root_may_be_a_whole_bucket(s3: S3Server) -> None:
+    store = Store("s3://shuffles", s3)
+    fill(store, "app-7")
+    key = "app-8/exchange-1-map-2-attempt-3.data"
+    s3.filesystem().call_s3("create_multipart_upload", Bucket="shuffles", Key=key)
+    found = {each.application: each for each in remains_below(store.root)}
+    assert (found["app-7"].map_outputs, found["app-8"].uploads) == (1, 1)
+    for application in ("app-7", "app-8"):
+        remove_remains(store.root, application)
+    assert remains_below(store.root) == []
+    assert store.uploads() == []
+
+
+def test_partial_files_of_a_killed_task_are_removed(tmp_path: Path) -> None:
+    store = Store(f"file://{tmp_path}")
+    store.put(f"{store.root}/app-1/exchange-1-map-2-attempt-3.data.partial", b"half")
+    (found,) = remains_below(store.root)
+    assert (found.map_outputs, found.bytes) == (1, 4)
+    remove_remains(store.root, "app-1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_a_program_too(tmp_path: Path) -> None:
+    store = Store(f"file://{tmp_path}")
+    fill(store, "app-1")
+    command = [sys.executable, "-m", "sortshuffle.storage.stored_cleaning", store.root, "app-1"]
+    subprocess.run(command, env=ENVIRONMENT, check=True, timeout=60)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "changed"),
+    [
+        ({"LastModified": datetime(2026, 1, 2, tzinfo=timezone.utc)}, 1767312000.0),
+        ({"mtime": 12.5}, 12.5),
+        ({"LastModified": None, "created": 7}, 7.0),
+    ],
+)
+def test_stores_tell_times_in_their_own_ways(told: Mapping[str, Any], changed: float) -> None:
+    assert stored_cleaning._changed(dict(told)) == changed
+
+
+def test_a_file_of_unknown_age_is_new() -> None:
+    before = time.time()
+    assert before <= stored_cleaning._changed({"size": 1}) <= time.time()
+
+
+class PagedStore:
+    """S3 as s3fs shows it, with one upload on a page: the server of the tests does not page."""
+
+    keys = ("app-1/exchange-1-map-1-attempt-1.data", "app-1/exchange-1-map-2-attempt-2.data")
+
+    def split_path(self, path: str) -> tuple[str, str, None]:
+        bucket, _, key = path.partition("/")
+        return bucket, key, None
+
+    def call_s3(self, method: str, **named: str) -> dict[str, Any]:
+        assert method == "list_multipart_uploads"
+        assert (named["Bucket"], named["Prefix"]) == ("bucket", "app-1/")
+        page = 1 if named.get("KeyMarker") == self.keys[0] and named.get("UploadIdMarker") == "id-0" else 0
+        upload = {"Key": self.keys[page], "UploadId": f"id-{page}", "Initiated": datetime.now(timezone.utc)}
+        more = {"NextKeyMarker": self.keys[0], "NextUploadIdMarker": "id-0"}
+        return {"Uploads": [upload], "IsTruncated": page == 0, **(more if page == 0 else {})}
+
+
+def test_all_pages_of_uploads_are_read() -> None:
+    found = list(stored_cleaning._uploads_below(PagedStore(), "bucket/app-1"))
+    assert [(each.path, each.upload) for each in found] == [
+        (f"bucket/{key}", f"id-{number}") for number, key in enumerate(PagedStore.keys)
+    ]
