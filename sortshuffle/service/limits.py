@@ -22,7 +22,7 @@ class Limits:
     strangers: int = 1_000
     # of a connection: a task that reads from all map outputs of a host at once, with room to spare
     channels: int = 10_000
-    # segments of one channel: 1 GiB at 256 KiB each. More room than that is an error of the client
+    # segments of one channel: 2 GiB at 512 KiB each. More room than that is an error of the client
     credit: int = 4096
     # of a connection, being answered: reports of damage and searches for outputs, each of which reads disks
     questions: int = 64

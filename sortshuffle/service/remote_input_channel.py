@@ -13,7 +13,7 @@ from sortshuffle.storage.extents import Extent, ExtentReader
 
 # What a reader of parts has asked for beyond its part: one segment of the service, whose default it is. That
 # it is another one is known only when the service has greeted, and plans are made before
-SEGMENT_BYTES = 256 * KIB
+SEGMENT_BYTES = 512 * KIB
 
 
 @dataclass(frozen=True, slots=True)
