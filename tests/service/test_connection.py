@@ -483,6 +483,7 @@ def test_a_map_output_that_is_gone_makes_its_producer_run_again(tmp_path: Path) 
     with serving(disk.root) as service, Client(service.address) as client:
         assert client.fetch(output, 0).ended
         assert control.exists()
+        until(lambda: not open_files(disk.root), "the end of the first view")  # or it could be read on
         file.delete()
         stream = client.fetch(output, 1)
         assert stream.error is not None and stream.error.fault is Fault.MISSING

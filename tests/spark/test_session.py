@@ -170,5 +170,6 @@ print(read is sortshuffle.read, InputGate.__module__)
         "rdd function",
         "read function",
         "register function",
+        "serve function",
         "True sortshuffle.read.gate",
     ]
