@@ -40,9 +40,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
-import sortshuffle
 from sortshuffle.errors import ServiceUnavailableError, UsageError
 from sortshuffle.service.address import join_address, listen_at_host
+from sortshuffle.storage.environment import environment
 from sortshuffle.storage.host import is_this_host
 from sortshuffle.storage.lifetime import Owner, process_start
 
@@ -310,13 +310,6 @@ def _supervisor(directory: str, listening: int, config: ServiceConfig) -> subpro
     _started[:] = [each for each in _started if each.poll() is None]
     _started.append(process)
     return process
-
-
-def environment() -> dict[str, str]:
-    """Of a process that imports this package, wherever it was imported from here."""
-    package_root = os.path.dirname(os.path.dirname(sortshuffle.__file__))
-    path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": path}
 
 
 # --- files -------------------------------------------------------------------------------------------------

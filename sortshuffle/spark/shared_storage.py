@@ -25,6 +25,7 @@ from pyspark import SparkContext
 
 from sortshuffle.errors import OptionError, SortShuffleError
 from sortshuffle.options import PREFIX, Options
+from sortshuffle.storage.environment import environment
 from sortshuffle.storage.stored_cleaning import remove_remains
 from sortshuffle.storage.stored_files import mounted_path
 
@@ -90,7 +91,14 @@ class _End:
                 remove_remains(url, self._application)
                 return
             program = [sys.executable, "-m", "sortshuffle.storage.stored_cleaning", url, self._application]
-            subprocess.run(program, check=True, timeout=EXIT_SECONDS, capture_output=True, text=True)
+            subprocess.run(
+                program,
+                check=True,
+                timeout=EXIT_SECONDS,
+                capture_output=True,
+                text=True,
+                env=environment(),
+            )
         except (OSError, SortShuffleError, subprocess.SubprocessError) as error:
             told = getattr(error, "stderr", None) or str(error)
             warnings.warn(

@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-import sortshuffle
+from sortshuffle.storage.environment import environment
 from sortshuffle.storage.lifetime import Owner, remove_home, sweep, sweep_partials
 from sortshuffle.storage.partitioned_file import PARTIAL_SUFFIX
 
@@ -42,8 +42,6 @@ def ensure(homes: Sequence[str]) -> None:
     unattended = [home for home in homes if not is_running(home)]
     if not unattended:
         return
-    package_root = os.path.dirname(os.path.dirname(sortshuffle.__file__))
-    path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
     _started[:] = [process for process in _started if process.poll() is None]
     _started.append(
         subprocess.Popen(
@@ -51,7 +49,7 @@ def ensure(homes: Sequence[str]) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
+            env=environment(),
             start_new_session=True,  # Spark's daemon hangs up its own process group when it ends
             cwd="/",
         )
