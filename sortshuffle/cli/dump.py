@@ -35,6 +35,12 @@ from sortshuffle.storage.opened_files import is_directory
     help="Show objects, not just how many a chunk has. This runs what the file names: only for files that you"
     " trust.",
 )
+@click.option(
+    "--schema",
+    metavar="DDL",
+    default="",
+    help="Columns of the rows in a file of the shuffle manager, such as 'a long, b string'.",
+)
 @click.option("--all", "everything", is_flag=True, help="Show long tables and lists whole.")
 @click.option("--quick", is_flag=True, help="Do not read the data: what is damaged in it is not found.")
 def dump(
@@ -43,6 +49,7 @@ def dump(
     records: int | None,
     subpartition: int | None,
     unpickle: bool,
+    schema: str,
     everything: bool,
     quick: bool,
 ) -> None:
@@ -57,8 +64,10 @@ def dump(
     """
     if unpickle and records is None:
         raise UsageError("--unpickle needs --records N: how many objects to show")
+    if schema and records is None:
+        raise UsageError("--schema needs --records N: how many rows to show")
     with storage_errors():
-        is_well = _dumped(path, _Wanted(subpartition, records, unpickle, everything), as_json, quick)
+        is_well = _dumped(path, _Wanted(subpartition, records, unpickle, schema, everything), as_json, quick)
     if not is_well:
         raise SystemExit(1)
 
@@ -91,6 +100,7 @@ class _Wanted:
     subpartition: int | None
     records: int | None
     unpickle: bool
+    schema: str
     everything: bool
 
 
@@ -123,7 +133,7 @@ def _rows(pair: Look, wanted: _Wanted) -> tuple[Rows | None, str]:
         return None, ""
     chosen = _first_with_records(pair) if wanted.subpartition is None else wanted.subpartition
     try:
-        return first_rows(pair.inspection, chosen, wanted.records, wanted.unpickle), ""
+        return first_rows(pair.inspection, chosen, wanted.records, wanted.unpickle, wanted.schema), ""
     except (UnsupportedError, OSError) as error:
         return None, str(error)
 

@@ -160,10 +160,8 @@ def _facts(look: Look) -> Iterator[tuple[str, str]]:
     yield "index", _described(inspection.index)
     header = inspection.header
     if header is not None:
-        yield (
-            "format",
-            f"version {VERSION}, {header.payload_kind.name.lower()}, codec {header.codec.name.lower()}",
-        )
+        payload = header.payload_kind.name.lower().replace("_", " ")
+        yield "format", f"version {VERSION}, {payload}, codec {header.codec.name.lower()}"
         first = f", written from {header.first_subpartition} on" if header.first_subpartition else ""
         yield "layout", plural(header.subpartitions, "subpartition") + first
         yield "id", header.file_id.hex()

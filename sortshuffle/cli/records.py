@@ -11,7 +11,7 @@ import datetime
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from decimal import Decimal
@@ -29,6 +29,8 @@ from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, unpack_event
 from sortshuffle.payload.frames import FrameDecoding, FramesPayload
 from sortshuffle.payload.pickled import PickledPayload
+from sortshuffle.payload.record_bytes import RecordBytesPayload
+from sortshuffle.payload.unsafe_row import UnsafeRows
 from sortshuffle.read.records import RecordSpill
 from sortshuffle.storage.data_check import RecordCounter, open_data, walk
 from sortshuffle.storage.extents import Extent
@@ -77,6 +79,8 @@ def record_counter(inspection: Inspection) -> RecordCounter | None:
         return None
     if header.payload_kind is PayloadKind.ARROW:
         return _RowCounter(ArrowPayload(schema_of(inspection) or pa.schema([]), header.codec))
+    if header.payload_kind is PayloadKind.RECORD_BYTES:
+        return _NoCounter(RecordBytesPayload(header.codec))
     return _FrameCounter(_frames_payload(header))
 
 
@@ -95,6 +99,24 @@ class _RowCounter:
 
     def alone(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
         return self.count(memory, buffer)
+
+    def finish(self) -> None:
+        pass
+
+
+class _NoCounter:
+    """Record bytes: only the serializer that wrote them could count them. They must decompress."""
+
+    def __init__(self, payload: RecordBytesPayload) -> None:
+        self._payload = payload
+
+    def of_extent(self) -> _NoCounter:
+        return self
+
+    def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> None:
+        self._payload.decoder(defaultdict(float)).decode(memory, buffer)
+
+    alone = count
 
     def finish(self) -> None:
         pass
@@ -141,13 +163,16 @@ class _FramesOfExtent:
         self._decoder.finish()
 
 
-def first_rows(inspection: Inspection, subpartition: int, count: int, unpickle: bool = False) -> Rows:
+def first_rows(
+    inspection: Inspection, subpartition: int, count: int, unpickle: bool = False, schema: str = ""
+) -> Rows:
     """The first records that the consumer of a subpartition gets from this pair; what is in bad buffers is
     left out.
 
     Of opaque frames their size and beginning; of pickled chunks their size, or with ``unpickle``, which
-    **runs what the file names**, the objects. Raises `UnsupportedError` where records cannot be decoded, and
-    says why; OSError if the file cannot be read.
+    **runs what the file names**, the objects; of record bytes the rows of Spark's, if ``schema`` says what
+    they are, as DDL. Raises `UnsupportedError` where records cannot be decoded, and says why; `UsageError`
+    for a schema that is none; OSError if the file cannot be read.
     """
     table, header, data = inspection.table, inspection.header, inspection.data
     if table is None or header is None:
@@ -159,18 +184,53 @@ def first_rows(inspection: Inspection, subpartition: int, count: int, unpickle: 
         raise UnsupportedError("no rows can be shown without the data file that the index describes")
     total = int(table.per_subpartition("records")[subpartition])
     extents = table.extents(subpartition)
+    if header.payload_kind is PayloadKind.RECORD_BYTES:
+        names, values = _unsafe_rows(data.path, extents, RecordBytesPayload(header.codec), schema, count)
+        return Rows(subpartition, _distinct(names), values, total)
+    if schema:
+        raise UnsupportedError(
+            "--schema is for files of the shuffle manager: this one says what its rows are"
+        )
     if header.payload_kind is not PayloadKind.ARROW:
         payload = _frames_payload(header)
         columns, unit, total_unit, rows = _frame_rows(payload, _frames(data.path, extents, payload), unpickle)
         return Rows(subpartition, columns, tuple(islice(rows, count)), total, unit, total_unit)
-    schema = schema_of(inspection)
-    if schema is None:
+    arrow_schema = schema_of(inspection)
+    if arrow_schema is None:
         raise UnsupportedError(
             "no rows can be shown: their schema stands at the end of the index, which is missing, damaged or"
             " not written yet"
         )
-    batches = _batches(data.path, extents, ArrowPayload(schema, header.codec))
-    return Rows(subpartition, _distinct(schema.names), tuple(_arrow_rows(batches, count)), total)
+    batches = _batches(data.path, extents, ArrowPayload(arrow_schema, header.codec))
+    return Rows(subpartition, _distinct(arrow_schema.names), tuple(_arrow_rows(batches, count)), total)
+
+
+def _unsafe_rows(
+    path: str, extents: Iterable[Extent], payload: RecordBytesPayload, schema: str, count: int
+) -> tuple[tuple[str, ...], tuple[Sequence[Any], ...]]:
+    """Names of columns, and rows."""
+    if not schema:
+        raise UnsupportedError(
+            "the file holds rows of Spark's, which do not say what they are: add their columns, such as"
+            " --schema 'a long, b string'"
+        )
+    rows = UnsafeRows.of(schema)
+    with closing(_record_bytes(path, extents, payload)) as pieces:
+        found = tuple([printable(value) for value in row] for row in islice(rows.rows(pieces), count))
+    return rows.names, found
+
+
+def _record_bytes(
+    path: str, extents: Iterable[Extent], payload: RecordBytesPayload
+) -> Generator[memoryview, None, None]:
+    with open_data(path) as file:
+        for extent in extents:
+            decoder = payload.decoder(defaultdict(float))
+            try:
+                for found in walk(file, extent.offset, extent.offset + extent.bytes):
+                    yield memoryview(decoder.decode(found.memory, found.stored))
+            except Malformed:
+                continue  # the fault is reported by whoever checks the data
 
 
 def _arrow_rows(batches: Iterable[pa.RecordBatch], count: int) -> list[Sequence[Any]]:

@@ -37,6 +37,7 @@ class PayloadKind(IntEnum):
     ARROW = 1
     PICKLE = 2
     FRAMES = 3
+    RECORD_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ Used by `ShuffleFrame`. The payload is thread-safe; its decoder is one thread's.
 from __future__ import annotations
 
 import time
+from typing import ClassVar
 
 import pyarrow as pa
 
 from sortshuffle.format.buffer import SealedBuffer, StoredBuffer, seal, seal_compressed
-from sortshuffle.format.header import Codec
+from sortshuffle.format.header import Codec, PayloadKind
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.metrics import Seconds
 from sortshuffle.options import MIB, Options
@@ -27,6 +28,8 @@ BATCH_BYTES = 4 * MIB
 
 class ArrowPayload:
     """Encodes batches of one schema into buffers, and decodes them."""
+
+    kind: ClassVar[PayloadKind] = PayloadKind.ARROW
 
     def __init__(self, schema: pa.Schema, codec: Codec, level: int | None = None) -> None:
         self.schema = schema

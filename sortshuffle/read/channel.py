@@ -35,12 +35,14 @@ from sortshuffle.storage.reader import PartitionedFileReader
 
 
 class Decoder(Protocol):
-    """Decodes the buffers of one extent, in their order. ``records``: in those decoded so far.
+    """Decodes the buffers of one extent, in their order. ``records``: in those decoded so far; None where the
+    payload cannot count them.
 
     The caller closes it.
     """
 
-    records: int
+    @property
+    def records(self) -> int | None: ...
 
     def decode(self, memory: pa.Buffer, buffer: StoredBuffer) -> Any:
         """The item that a verified buffer holds. Raises `Malformed`."""
@@ -238,8 +240,9 @@ class _ExtentDecoder:
             decoder.finish()
         except Malformed as problem:
             raise self._corrupt(problem) from problem
-        if (decoder.records, self._raw_bytes) != (extent.records, extent.raw_bytes):
-            raise self._other_sums(f"{decoder.records} rows in {self._raw_bytes} bytes")
+        records = extent.records if decoder.records is None else decoder.records
+        if (records, self._raw_bytes) != (extent.records, extent.raw_bytes):
+            raise self._other_sums(f"{records} rows in {self._raw_bytes} bytes")
         self._metrics.add(
             rows_read=extent.records,
             bytes_read=extent.bytes,

@@ -236,9 +236,16 @@ def _refuse_twins(chosen: Sequence[_Candidate]) -> None:
             )
 
 
+_KINDS = {
+    PayloadKind.PICKLE: "pickled objects",
+    PayloadKind.FRAMES: "opaque frames",
+    PayloadKind.RECORD_BYTES: "records of the shuffle manager",
+}
+
+
 def _rows_schema(file: PartitionedFile, index: Index) -> pa.Schema:
     if index.header.payload_kind is not PayloadKind.ARROW:
-        kind = "pickled objects" if index.header.payload_kind is PayloadKind.PICKLE else "opaque frames"
+        kind = _KINDS[index.header.payload_kind]
         raise UnsupportedError(
             f"{file.data_path} holds {kind}, which have no columns: `sortshuffle dump --records N"
             f" {file.data_path}` shows them"

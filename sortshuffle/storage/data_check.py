@@ -37,8 +37,9 @@ _SIZE_FIELD = slice(4, 8)  # in a buffer header
 class ExtentCounter(Protocol):
     """Counts the records of one extent, whose verified buffers it is given in order."""
 
-    def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> int:
-        """How many records end in a buffer. Raises `Malformed` if it cannot be decoded."""
+    def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
+        """How many records end in a buffer; None if only who wrote them could tell. Raises `Malformed` if it
+        cannot be decoded."""
 
     def finish(self) -> None:
         """The extent ends here. Raises `Malformed` if that is within a record."""
@@ -210,7 +211,8 @@ class _Checker:
             self._faults.append(Fault(place, "the extent lies behind the end of the file"))
             return
         checksums: list[int] = []
-        raw_bytes = records = 0
+        raw_bytes = 0
+        records: int | None = None if self._counter is None else 0
         counter = self._counter.of_extent() if self._counter is not None else None
         end = extent.offset + extent.bytes
         try:
@@ -219,7 +221,8 @@ class _Checker:
                 raw_bytes += found.raw_bytes
                 if counter is not None:
                     with _at(found.offset):
-                        records += counter.count(found.memory, found.stored)
+                        count = counter.count(found.memory, found.stored)
+                        records = None if count is None or records is None else records + count
             if counter is not None:
                 with _at(end):
                     counter.finish()
@@ -231,7 +234,7 @@ class _Checker:
             ("buffers", extent.buffers, len(checksums)),
             ("checksum", f"{extent.checksum:#018x}", f"{checksum_of_checksums(checksums):#018x}"),
             ("raw bytes", extent.raw_bytes, raw_bytes),
-            ("records", extent.records, extent.records if counter is None else records),
+            ("records", extent.records, extent.records if records is None else records),
         )
         for what, expected, got in comparisons:
             if expected != got:

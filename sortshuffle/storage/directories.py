@@ -30,23 +30,10 @@ REMEDY = "mend one, or name others with spark.sortshuffle.dir (spark.local.dir s
 
 
 @dataclass(frozen=True, slots=True)
-class Homes:
-    """This executor's homes, in the order of the local directories. ``owner``: the executor."""
+class Directories:
+    """Directories that are written to in turn. ``paths``: in the order of the local directories."""
 
     paths: tuple[str, ...]
-    owner: Owner
-
-    @staticmethod
-    def of(options: Options, application: str) -> Homes:
-        """The homes of the executor that this process works for; makes them on first use.
-
-        Raises `UsageError` if no directory is known, `OutOfDiskError` or OSError if none can be used.
-        """
-        owner = owner_of_homes(options, application)
-        homes = Homes(_make_homes(roots(options), owner), owner)
-        home_failures.watch(homes.paths)
-        janitor.ensure(homes.paths)
-        return homes
 
     def pick(self, turn: int) -> str:
         """The home for a task: ``turn`` goes around those that have room and did not fail lately.
@@ -94,6 +81,25 @@ class Homes:
             error = OSError(code, f"no local directory can be written to ({reasons}): {REMEDY}")
         error.__cause__ = reasons
         return error
+
+
+@dataclass(frozen=True, slots=True)
+class Homes(Directories):
+    """This executor's homes. ``owner``: the executor."""
+
+    owner: Owner
+
+    @staticmethod
+    def of(options: Options, application: str) -> Homes:
+        """The homes of the executor that this process works for; makes them on first use.
+
+        Raises `UsageError` if no directory is known, `OutOfDiskError` or OSError if none can be used.
+        """
+        owner = owner_of_homes(options, application)
+        homes = Homes(_make_homes(roots(options), owner), owner)
+        home_failures.watch(homes.paths)
+        janitor.ensure(homes.paths)
+        return homes
 
 
 def roots(options: Options) -> tuple[str, ...]:

@@ -92,16 +92,17 @@ class Owner:
         return self.boot == boot_id() and is_this_host(self.host)
 
     def is_live(self) -> bool:
-        """Whether the executor still runs and still has its local directories. Only for this host."""
-        if process_start(self.pid) != self.started:
+        """Whether the executor still runs and still has its local directories. Only for this host. What the
+        system does not tell counts as running: what is deleted cannot be had back."""
+        if not is_running(self.pid, self.started):
             return False
-        return not self.local_directories or any(map(os.path.isdir, self.local_directories))
+        return not self.local_directories or not all(map(is_gone, self.local_directories))
 
     def sees_the_end(self) -> bool:
         """Whether its application is known to have ended: Spark (standalone, YARN) removes the directories
         above an executor's local ones with the application, not with the executor. Only for this host."""
         above = {os.path.dirname(directory) for directory in self.local_directories}
-        return bool(above) and not any(map(os.path.isdir, above))
+        return bool(above) and all(map(is_gone, above))
 
 
 def boot_id() -> str:
@@ -114,9 +115,30 @@ def boot_id() -> str:
 
 
 def process_start(pid: int) -> int | None:
-    """Start time of a process in ticks since boot, None if there is no such process or it has ended."""
+    """Start time of a process in ticks since boot, None if there is no such process or it has ended.
+    Raises OSError if the system does not tell."""
     fields = _stat_fields(pid)
     return None if fields is None or fields[0] in _ENDED else int(fields[19])
+
+
+def is_running(pid: int, started: int) -> bool:
+    """Whether the process that began then still runs. What the system does not tell, because it is out of
+    files for example, counts as running."""
+    try:
+        return process_start(pid) == started
+    except OSError:
+        return True
+
+
+def is_gone(path: str) -> bool:
+    """Whether nothing has that name. What the system does not tell counts as there."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def executor_pid() -> int:
@@ -197,7 +219,7 @@ def remove_home(home: str) -> None:
     Raises `UsageError` for a directory that is not named like a home.
     """
     if not _is_home(home):
-        raise UsageError(f"{home} is not <directory>/{HOME_ROOT}/<application>/<host>-<pid>: not deleted")
+        raise UsageError(f"{home} is not <directory>/{HOME_ROOT}/<application>/<home>: not deleted")
     for name in _names(home):
         if name != OWNER_FILE:
             _remove(os.path.join(home, name))
@@ -283,11 +305,12 @@ def is_locked(path: str) -> bool:
 
 
 def _stat_fields(pid: int) -> list[str] | None:
-    """Fields of /proc/<pid>/stat behind the command name, which may contain anything."""
+    """Fields of /proc/<pid>/stat behind the command name, which may contain anything; None if there is no
+    such process. Raises OSError if the system does not tell."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as opened:
             return opened.read().rpartition(")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
 
 

@@ -26,8 +26,13 @@ class PartitionedFile:
     def named(directory: str, exchange: int, map_index: int, attempt: int) -> PartitionedFile:
         """The file that this attempt of a map task writes. ``attempt`` is unique in the application."""
         return PartitionedFile(
-            os.path.join(directory, f"exchange-{exchange}-map-{map_index}-attempt-{attempt}")
+            os.path.join(directory, f"{PartitionedFile.prefix_of(exchange)}{map_index}-attempt-{attempt}")
         )
+
+    @staticmethod
+    def prefix_of(exchange: int) -> str:
+        """What the names of all map outputs of an exchange begin with."""
+        return f"exchange-{exchange}-map-"
 
     @staticmethod
     def of(path: str) -> PartitionedFile | None:

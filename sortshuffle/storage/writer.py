@@ -33,6 +33,7 @@ import xxhash
 from sortshuffle.errors import StateError
 from sortshuffle.format.buffer import SealedBuffer
 from sortshuffle.format.checksum import BytesLike, checksum_of_checksums
+from sortshuffle.format.extent_run import ExtentRun
 from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, INDEX_MAGIC, FileHeader
 from sortshuffle.format.index import ENTRY, Entries, RegionKind, Writer, pack_tail
 from sortshuffle.storage.local_pair import IOV_MAX, LocalPair
@@ -105,6 +106,7 @@ class PartitionedFileWriter:
         self._entries: Entries = np.empty(0, ENTRY)
         self._written = -1  # position in the write order of the last subpartition of this region
         self._extent = _OpenExtent(0)  # its extent, which may go on
+        self._is_extent_open = False
         self._index_digest = xxhash.xxh3_64()
         self._index_bytes = 0
         self._state = _State.BETWEEN_REGIONS
@@ -146,6 +148,33 @@ class PartitionedFileWriter:
                     pieces = []
             if pieces:
                 self._pair.append_data(pieces)
+
+    def write_run(self, run: ExtentRun) -> None:
+        """Append whole extents of a unicast region at once, in the write order, each the only data of its
+        subpartition."""
+        self._expect(_State.IN_REGION)
+        first, count = self.header.first_subpartition, self.header.subpartitions
+        positions = (run.subpartitions - first) % count
+        is_ordered = bool((np.diff(positions) > 0).all()) and int(positions[0]) > self._written
+        if not is_ordered or self._kinds[-1] is RegionKind.BROADCAST:
+            raise StateError(f"a run of extents comes out of order in region {len(self._kinds) - 1}")
+        with self._or_failed():
+            self._end_extent()
+            ends = self.data_bytes + np.cumsum(run.bytes)
+            # between the last extent and the run's last an empty one stands where the one before it ends
+            between = np.arange(self._written + 1, int(positions[-1]) + 1)
+            before = np.searchsorted(positions, between)  # extents of the run that stand before it
+            offsets = np.concatenate(([self.data_bytes], ends))[before]
+            self._entries["offset"][(between + first) % count] = offsets
+            for name in ("bytes", "raw_bytes", "records"):
+                self._entries[name][run.subpartitions] = getattr(run, name)
+            self._entries["checksum"][run.subpartitions] = run.checksums
+            self._entries["buffers"][run.subpartitions] = 1
+            self._written, self._is_extent_open = int(positions[-1]), False
+            self.data_bytes = int(ends[-1])
+            self.records += int(run.records.sum())
+            self.buffers += len(run)
+            self._pair.append_data([run.data])
 
     def finish_region(self) -> None:
         """End the region; one without any bytes leaves no trace."""
@@ -191,7 +220,7 @@ class PartitionedFileWriter:
         """Count buffers that are about to be appended in the entry of their extent."""
         first, count = self.header.first_subpartition, self.header.subpartitions
         position = (subpartition - first) % count
-        if not 0 <= subpartition < count or position != self._written:
+        if not 0 <= subpartition < count or position != self._written or not self._is_extent_open:
             self._begin_extent(subpartition, position)
         for buffer in buffers:
             self._extent.add(buffer)
@@ -203,19 +232,20 @@ class PartitionedFileWriter:
                 f"subpartition {subpartition} in broadcast region {len(self._kinds) - 1}: its one extent is"
                 " written as subpartition 0's"
             )
-        if not 0 <= subpartition < self.header.subpartitions or position < self._written:
+        if not 0 <= subpartition < self.header.subpartitions or position <= self._written:
             raise StateError(
                 f"subpartition {subpartition} comes out of order in region {len(self._kinds) - 1}: its data"
                 " must come together, in the write order"
             )
         self._end_extent()
         self._place_empty(self._written + 1, position)
-        self._written = position
+        self._written, self._is_extent_open = position, True
         self._extent = _OpenExtent(self.data_bytes)
 
     def _end_extent(self) -> None:
         """Fill in the entry of the extent that was begun last."""
-        if self._written >= 0:
+        if self._is_extent_open:
+            self._is_extent_open = False
             subpartition = (self._written + self.header.first_subpartition) % self.header.subpartitions
             self._entries[subpartition] = self._extent.entry()
             self.records += self._extent.records

@@ -8,11 +8,26 @@ drained: whoever writes it releases it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 from sortshuffle.format.buffer import SealedBuffer
+from sortshuffle.format.extent_run import ExtentRun
 from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.options import MIB
+
+# bytes handed to one gathered write: large enough that the call's cost vanishes, small enough that the
+# messages are still in cache
+WRITE_BATCH = 8 * MIB
+WRITE_BATCH_SHARE = 8  # part of the budget that a gathered write is at most
 
 Extent = tuple[int, list[SealedBuffer]]
+Drained: TypeAlias = Extent | ExtentRun
+"""What a drain gives: extents, or parts of them, one by one; or many small ones at once."""
+
+
+def write_batch(memory: int) -> int:
+    """Bytes of encoded rows that are handed to one gathered write."""
+    return max(1, min(WRITE_BATCH, memory // WRITE_BATCH_SHARE))
 
 
 def bytes_of(extent: list[SealedBuffer]) -> int:

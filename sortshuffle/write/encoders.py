@@ -32,7 +32,7 @@ import pyarrow as pa
 from sortshuffle.format.buffer import SealedBuffer
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
-from sortshuffle.options import GIB, MIB
+from sortshuffle.options import GIB
 from sortshuffle.partitioner.selector import ChannelSelector, Ids
 from sortshuffle.payload.arrow import BATCH_BYTES, BATCH_ROWS, ArrowPayload
 from sortshuffle.payload.ordering import Ranks, RowOrder
@@ -49,15 +49,11 @@ from sortshuffle.write.clustering import (
     sliced,
     unit_bytes,
 )
-from sortshuffle.write.data_buffer import Extent
+from sortshuffle.write.data_buffer import Extent, write_batch
 
 # part of a unit from which on it is clustered rather than filled up: the usual batch of 64 Ki rows, some
 # 4 MiB, is then one unit, neither cut nor copied to join another
 FULL_SHARE = 2
-# bytes handed to one gathered write: large enough that the call's cost vanishes, small enough that the
-# messages are still in cache
-WRITE_BATCH = 8 * MIB
-WRITE_BATCH_SHARE = 8  # part of the budget that a gathered write is at most
 MESSAGE_SHARE = 16  # part of the budget that a message is at most
 COPIES_OF_A_MESSAGE = 4  # rows joined, serialized, compressed, and the block fitted into memory of its size
 # A group whose rows must lie in one batch: 32-bit offsets of strings end at 2 GiB
@@ -78,11 +74,6 @@ class PartitionLayout:
     selector: ChannelSelector
     buffer_size: int
     order: RowOrder | None = None
-
-
-def write_batch(memory: int) -> int:
-    """Bytes of encoded rows that are handed to one gathered write."""
-    return max(1, min(WRITE_BATCH, memory // WRITE_BATCH_SHARE))
 
 
 class RowEncoder:

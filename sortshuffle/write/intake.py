@@ -26,7 +26,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.events import Event
 from sortshuffle.write.clustering import sliced
-from sortshuffle.write.data_buffer import DataBuffer, Extent
+from sortshuffle.write.data_buffer import DataBuffer, Drained, Extent
 from sortshuffle.write.encoders import PartitionLayout, RowEncoder
 
 BROADCAST_SHARE = 4  # part of the budget that broadcast records may hold before they become a region
@@ -54,7 +54,7 @@ class Intake(Protocol):
     def add(self, piece: Any) -> None:
         """Take it over, or copy it: the caller may use its memory again once `is_due` was acted on."""
 
-    def drain(self) -> Iterator[Extent]:
+    def drain(self) -> Iterator[Drained]:
         """The extents of all that was added since the last drain, in the write order, each in one or more
         parts. The bytes of a part stay charged to the budget: the caller releases them."""
 

@@ -4,9 +4,9 @@
       \\--a call that fails--> failed; records may be lost, so nothing but abandon is left
       \\----------------------------abandon---> abandoned (no files)
 
-Used by every door: `ShuffleFrame` writes Arrow batches (`write`, `broadcast`), `ShuffleRDD` and the shuffle
-manager write frames (`emit`, `broadcast_frame`, `broadcast_event`). Its layout says which; the other calls
-are a `UsageError`.
+Used by every door: `ShuffleFrame` writes Arrow batches (`write`, `broadcast`), `ShuffleRDD` writes frames
+(`emit`, `broadcast_frame`, `broadcast_event`), the shuffle manager's engine writes placed records
+(`write_placed`). Its layout says which; the other calls are a `UsageError`.
 
 Records are held until the task's memory is full; then everything held becomes a region. A record never spans
 regions. What is broadcast has a region of its own, stored once for all subpartitions; it is collected
@@ -15,8 +15,8 @@ keep their order among themselves, not with each other.
 
 An event keeps its order with everything: what was written before it is before it, for every consumer. So it
 ends the regions that are open, and has one of its own. `finish()` broadcasts `END_OF_DATA` and
-`END_OF_PARTITION` as the last region of frames, by which a consumer knows that its stream is complete. Arrow
-partitions have no events: their index and their control rows say it.
+`END_OF_PARTITION` as the last region of frames, by which a consumer knows that its stream is complete. Others
+have no events: their index says it, and their control rows.
 
 Single-threaded. Owns the file writer and the layout's buffer pool: `finish()` or `abandon()`, nothing
 between; as a context manager, leaving without `finish()` abandons.
@@ -27,25 +27,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from sortshuffle.errors import StateError, UnsupportedError, UsageError
-from sortshuffle.format.header import PayloadKind
+from sortshuffle.format.extent_run import ExtentRun
 from sortshuffle.format.index import RegionKind, Writer
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.events import Event, seal_event
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
-from sortshuffle.write.data_buffer import Extent, bytes_of
-from sortshuffle.write.encoders import PartitionLayout, write_batch
+from sortshuffle.write.data_buffer import Drained, Extent, bytes_of, write_batch
+from sortshuffle.write.encoders import PartitionLayout
 from sortshuffle.write.frame_encoder import BytesLike, Frame, FrameEncoder, FrameLayout, frame_intakes
 from sortshuffle.write.intake import Intake, Intakes, row_intakes
+from sortshuffle.write.placed_records import PlacedRecords, RecordBytesLayout, placed_record_intakes
 
 Counts = npt.NDArray[np.int64]
+Layout: TypeAlias = PartitionLayout | FrameLayout | RecordBytesLayout
+"""How a partition's records become extents: rows, frames, or placed records."""
 
 
 class SortMergeResultPartition:
@@ -59,7 +63,7 @@ class SortMergeResultPartition:
     def __init__(
         self,
         writer: PartitionedFileWriter,
-        layout: PartitionLayout | FrameLayout,
+        layout: Layout,
         budget: MemoryBudget,
         metrics: TaskMetrics,
     ) -> None:
@@ -104,6 +108,11 @@ class SortMergeResultPartition:
         """Send each row to the subpartition that the selector gives it. The batch is of the payload's
         schema; it is not kept beyond the region it goes into."""
         self._put(self._unicast, batch)
+
+    def write_placed(self, records: PlacedRecords) -> None:
+        """Send each record to the subpartition that it names. Its memory may be used again when the call
+        returns."""
+        self._put(self._unicast, records)
 
     def broadcast(self, batch: pa.RecordBatch) -> None:
         """Send every row to every subpartition. Not where extents are ordered by key: `UnsupportedError`."""
@@ -199,7 +208,7 @@ class SortMergeResultPartition:
     def _event_intake(self) -> FrameEncoder:
         if isinstance(self._broadcast, FrameEncoder):
             return self._broadcast
-        raise UnsupportedError("a partition of Arrow batches has no events: its index says what is complete")
+        raise UnsupportedError("this partition has no events: its index says what is complete")
 
     def _put(self, intake: Intake, item: object) -> None:
         self._expect_open()
@@ -230,13 +239,27 @@ class SortMergeResultPartition:
     def _write_region(self, intake: Intake) -> None:
         self._writer.start_region(intake.kind)
         for batch in _batched(intake.drain(), write_batch(self._budget.limit)):
-            self._count(intake.kind, batch)
-            with self.metrics.step("write"):
-                self._writer.write_extents(batch)
-            self._budget.release(sum(bytes_of(extent) for _, extent in batch))
+            if isinstance(batch, ExtentRun):
+                self._write_run(batch)
+            else:
+                self._write_extents(intake.kind, batch)
             del batch  # before the next ones are made
         self._writer.finish_region()
         intake.written()
+
+    def _write_extents(self, kind: RegionKind, batch: list[Extent]) -> None:
+        self._count(kind, batch)
+        with self.metrics.step("write"):
+            self._writer.write_extents(batch)
+        self._budget.release(sum(bytes_of(extent) for _, extent in batch))
+
+    def _write_run(self, run: ExtentRun) -> None:
+        self._subpartition_bytes[run.subpartitions] += run.bytes
+        self._subpartition_records[run.subpartitions] += run.records
+        self.metrics.add(raw_bytes_written=int(run.raw_bytes.sum()))
+        with self.metrics.step("write"):
+            self._writer.write_run(run)
+        self._budget.release(int(run.bytes.sum()))
 
     def _count(self, kind: RegionKind, batch: list[Extent]) -> None:
         for subpartition, extent in batch:
@@ -246,9 +269,9 @@ class SortMergeResultPartition:
         self.metrics.add(raw_bytes_written=sum(b.raw_bytes for _, extent in batch for b in extent))
 
 
-def _check_header(writer: PartitionedFileWriter, layout: PartitionLayout | FrameLayout) -> None:
+def _check_header(writer: PartitionedFileWriter, layout: Layout) -> None:
     said = (writer.header.payload_kind, writer.header.codec)
-    kind = layout.payload.kind if isinstance(layout, FrameLayout) else PayloadKind.ARROW
+    kind = layout.payload.kind
     if said != (kind, layout.payload.codec):
         raise UsageError(
             f"the file's header says {said[0].name} with codec {said[1].name}, its layout {kind.name} with"
@@ -256,19 +279,26 @@ def _check_header(writer: PartitionedFileWriter, layout: PartitionLayout | Frame
         )
 
 
-def _intakes(
-    layout: PartitionLayout | FrameLayout, write_order: list[int], budget: MemoryBudget, metrics: TaskMetrics
-) -> Intakes:
+def _intakes(layout: Layout, write_order: list[int], budget: MemoryBudget, metrics: TaskMetrics) -> Intakes:
     if isinstance(layout, FrameLayout):
         return frame_intakes(layout, write_order, budget, metrics)
+    if isinstance(layout, RecordBytesLayout):
+        return placed_record_intakes(layout, write_order, budget, metrics)
     return row_intakes(layout, write_order, budget, metrics)
 
 
-def _batched(extents: Iterator[Extent], most: int) -> Iterator[list[Extent]]:
-    """Extents together up to ``most`` bytes or a little more; none is kept here once it was given."""
+def _batched(extents: Iterator[Drained], most: int) -> Iterator[list[Extent] | ExtentRun]:
+    """Extents together up to ``most`` bytes or a little more, runs as they are; none is kept here once the
+    caller has it."""
     batch: list[Extent] = []
     size = 0
     for extent in extents:
+        if isinstance(extent, ExtentRun):
+            if batch:
+                yield batch
+                batch, size = [], 0
+            yield extent
+            continue
         batch.append(extent)
         size += bytes_of(extent[1])
         del extent

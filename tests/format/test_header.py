@@ -52,7 +52,7 @@ def test_the_bytes_are_those_of_the_format_description() -> None:
 @pytest.mark.parametrize("codec", Codec)
 @pytest.mark.parametrize("kind", PayloadKind)
 def test_codecs_and_payload_kinds_have_their_documented_numbers(codec: Codec, kind: PayloadKind) -> None:
-    numbers = {"NONE": 0, "LZ4": 1, "ZSTD": 2, "ARROW": 1, "PICKLE": 2, "FRAMES": 3}
+    numbers = {"NONE": 0, "LZ4": 1, "ZSTD": 2, "ARROW": 1, "PICKLE": 2, "FRAMES": 3, "RECORD_BYTES": 4}
     by_hand = header_by_hand(b"\x89SSI\r\n\x1a\n", ID, 1, 0, numbers[codec.name], numbers[kind.name])
     assert FileHeader(ID, 1, 0, codec, kind).pack(INDEX_MAGIC) == by_hand
 
@@ -115,7 +115,7 @@ def test_header_size_and_reserved_bytes_are_refused_if_they_are_not_as_written(o
         FileHeader.unpack(with_bytes(offset, b"\x01"), DATA_MAGIC)
 
 
-@pytest.mark.parametrize(("offset", "value"), [(12, 3), (12, 255), (13, 0), (13, 4), (13, 255)])
+@pytest.mark.parametrize(("offset", "value"), [(12, 3), (12, 255), (13, 0), (13, 5), (13, 255)])
 def test_a_codec_or_payload_kind_that_is_not_known_is_refused(offset: int, value: int) -> None:
     with pytest.raises(Malformed, match="codec or payload kind is not known"):
         FileHeader.unpack(with_bytes(offset, bytes([value])), DATA_MAGIC)

@@ -23,8 +23,8 @@ from sortshuffle.options import GIB, KIB, MIB
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.write.clustering import MOST_SINGLE
-from sortshuffle.write.data_buffer import bytes_of
-from sortshuffle.write.encoders import PartitionLayout, RowEncoder, write_batch
+from sortshuffle.write.data_buffer import bytes_of, write_batch
+from sortshuffle.write.encoders import PartitionLayout, RowEncoder
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 BY_KEY = RowOrder((0,))

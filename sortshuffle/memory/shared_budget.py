@@ -1,0 +1,103 @@
+"""`SharedMemory`: one byte budget of a process, divided among those who hold memory at the same time.
+
+    SharedMemory.open --> ShareOfMemory (a `MemoryBudget`) --close--> its bytes are the others'
+
+A budget of a task is one thread's (`memory.budget`). The shuffle manager's engine writes for many tasks at
+once, each in a thread of its own, and so each gets a share.
+
+Rules
+* A share's limit is an equal part of the whole. It shrinks when others open, and grows when they close.
+* Shrinking is lazy: who holds more than its limit finds at its next question that nothing more fits, and
+  writes what it has. Until then others are held to what is really free.
+* Whatever the others hold, a share may always hold ``floor`` bytes: nobody waits for anybody, so nobody can
+  wait for ever. The whole is then exceeded by ``floor`` for each share at most.
+
+Lock order: the lock is a leaf.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from sortshuffle.memory.budget import MemoryBudget
+
+
+class SharedMemory:
+    """``limit`` bytes in all. ``floor``: what each share may hold whatever the others do."""
+
+    def __init__(self, limit: int, floor: int) -> None:
+        self.limit = limit
+        self.floor = floor
+        self.peak = 0
+        self._lock = threading.Lock()
+        self._used = 0
+        self._shares = 0
+
+    @property
+    def used(self) -> int:
+        """Bytes that all shares hold."""
+        return self._used
+
+    @property
+    def shares(self) -> int:
+        """How many are open."""
+        return self._shares
+
+    def open(self, name: str) -> ShareOfMemory:
+        """A share, which the caller closes. ``name``: for errors."""
+        with self._lock:
+            self._shares += 1
+        return ShareOfMemory(self, name)
+
+    def leave(self) -> None:
+        """For `ShareOfMemory.close`: one share less."""
+        with self._lock:
+            self._shares -= 1
+
+    def count(self, size: int) -> None:
+        """For shares: so many bytes more, or less, are held."""
+        with self._lock:
+            self._used += size
+            self.peak = max(self.peak, self._used)
+
+    def limit_of_share(self) -> int:
+        """What one share may hold now, bytes."""
+        return max(self.floor, self.limit // max(1, self._shares))
+
+    def exceeds(self, size: int) -> bool:
+        """Whether so many more bytes go over the whole."""
+        return self._used + size > self.limit
+
+
+class ShareOfMemory(MemoryBudget):
+    """The budget of one of several that write at the same time. For one thread, as every budget."""
+
+    __slots__ = ("_closed", "_whole")
+
+    def __init__(self, whole: SharedMemory, name: str) -> None:
+        super().__init__(whole.limit_of_share(), name)
+        self._whole = whole
+        self._closed = False
+
+    def would_exceed(self, size: int) -> bool:
+        """Whether charging ``size`` more bytes would go over this share, or over the whole. ``limit`` stays
+        what it was when the share was opened; what counts is the share now."""
+        wanted = self.used + size
+        if wanted <= self._whole.floor:
+            return False
+        return wanted > self._whole.limit_of_share() or self._whole.exceeds(size)
+
+    def charge(self, size: int) -> None:
+        super().charge(size)
+        self._whole.count(size)
+
+    def release(self, size: int) -> None:
+        super().release(size)
+        self._whole.count(-size)
+
+    def close(self) -> None:
+        """Give back whatever it still holds. May be called again."""
+        if not self._closed:
+            self._closed = True
+            self.release_all()
+            self._whole.leave()

@@ -1,0 +1,93 @@
+"""Record bytes as payloads: records that a foreign serializer made, one behind the other.
+
+The records delimit themselves: only the serializer that wrote them can tell where one ends. This package
+moves them, and counts what it is told. Buffers cut the bytes of an extent anywhere; an extent begins and ends
+with a record.
+
+Used by the shuffle manager's engine (`service.jvm`), whose records are Spark's. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar
+
+import pyarrow as pa
+
+from sortshuffle.format.buffer import DataType, SealedBuffer, StoredBuffer, seal, seal_compressed
+from sortshuffle.format.checksum import BytesLike
+from sortshuffle.format.header import Codec, PayloadKind
+from sortshuffle.format.malformed import Malformed
+from sortshuffle.metrics import Seconds
+from sortshuffle.payload.compression import Compression, fitted
+
+# Bytes of a payload below which compression is not tried. There is little to save, and sealing small extents
+# one by one, with compression, takes ten times as long as sealing many at once: 13 and 1.3 us each
+LEAST_COMPRESSED = 512
+
+
+class RecordBytesPayload:
+    """Seals bytes of records into buffers, and gives them back."""
+
+    kind: ClassVar[PayloadKind] = PayloadKind.RECORD_BYTES
+
+    def __init__(self, codec: Codec, level: int | None = None) -> None:
+        self.codec = codec
+        self._compression = Compression(codec, level)
+
+    def seal(self, data: BytesLike, records: int, seconds: Seconds) -> SealedBuffer:
+        """A buffer of these bytes, in which so many records end; adds to the steps compress and checksum.
+
+        An uncompressed buffer points to ``data``, a compressed one has memory of its own size.
+        """
+        size = len(data)
+        started = time.perf_counter()
+        block = self._compression.block(data) if size >= LEAST_COMPRESSED else None
+        if block is not None:
+            block = fitted(block)
+        compressed = time.perf_counter()
+        seconds["compress"] += compressed - started
+        if block is None:
+            sealed = seal(data, size, records=records)
+        else:
+            sealed = seal_compressed(block, block.size, records=records, raw_bytes=size)
+        seconds["checksum"] += time.perf_counter() - compressed
+        return sealed
+
+    def raw(self, memory: pa.Buffer, buffer: StoredBuffer) -> pa.Buffer:
+        """The bytes of records in a verified buffer; of an uncompressed one a slice of ``memory``.
+        Raises `Malformed`."""
+        return self._compression.payload(memory, buffer)
+
+    def decoder(self, seconds: Seconds) -> RecordBytesDecoder:
+        """For one extent; adds to the step decompress."""
+        return RecordBytesDecoder(self, seconds)
+
+    def copied(self, raw_bytes: int) -> int:
+        """Nothing is copied."""
+        return 0
+
+
+class RecordBytesDecoder:
+    """Gives the bytes of each buffer. ``records``: nobody here can count them."""
+
+    records = None
+
+    def __init__(self, payload: RecordBytesPayload, seconds: Seconds) -> None:
+        self._payload = payload
+        self._seconds = seconds
+
+    def decode(self, memory: pa.Buffer, buffer: StoredBuffer) -> pa.Buffer:
+        """The bytes of records in a verified buffer. Raises `Malformed`."""
+        if buffer.data_type is not DataType.DATA:
+            raise Malformed("an event among record bytes", 0, DataType.DATA, buffer.data_type)
+        started = time.perf_counter()
+        raw = self._payload.raw(memory, buffer)
+        self._seconds["decompress"] += time.perf_counter() - started
+        return raw
+
+    def finish(self) -> None:
+        """Any buffer may be the last."""
+
+    def close(self) -> None:
+        """Nothing is held."""

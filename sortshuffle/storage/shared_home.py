@@ -1,0 +1,65 @@
+"""Shared homes: where map outputs lie that belong to an application and a host, not to an executor.
+
+    <root>/sortshuffle/<application>/shared-<boot>-<token>/
+
+The shuffle manager's map outputs lie there, written by the engine of the host. They outlive the executors,
+and go when Spark unregisters their shuffle, or with the application: whoever ends the host's service
+removes the home (`service.rendezvous`).
+
+Rules
+* ``token`` is random and one application's, and ``boot`` is one run of one system. So two applications of one
+  id, two containers, or a machine that was restarted never meet in one home.
+* Its owner is the process that keeps the service running. `sortshuffle clean` removes a home whose owner has
+  ended; the janitors do not look at it.
+
+Only the standard library is imported here: the supervisor must stay small.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sortshuffle.storage.host import host_name
+from sortshuffle.storage.lifetime import HOME_ROOT, Owner, boot_id, is_gone, process_start, remove_home
+
+PREFIX = "shared-"
+_SHOWN = 8  # characters of the boot id in the name; it tells apart, and what is random is the token
+
+
+def shared_home(root: str, application: str, token: str) -> str:
+    """The home of an application below a root."""
+    boot = boot_id().replace("-", "")[:_SHOWN] or "unknown"
+    return os.path.join(root, HOME_ROOT, application, f"{PREFIX}{boot}-{token}")
+
+
+def is_shared(home: str) -> bool:
+    """Whether a directory is named like a shared home."""
+    return os.path.basename(home).startswith(PREFIX)
+
+
+def make_shared_home(home: str, keeper: int, keep: bool) -> None:
+    """Make it, for this user only. ``keeper``: the process that keeps the service running. ``keep``: finished
+    files stay when the application ends. Raises OSError."""
+    os.makedirs(home, mode=0o700, exist_ok=True)
+    owner = Owner(
+        application=os.path.basename(os.path.dirname(home)),
+        host=host_name(),
+        boot=boot_id(),
+        pid=keeper,
+        started=process_start(keeper) or 0,
+        local_directories=(),
+        grace=0.0,
+        keep=keep,
+    )
+    if Owner.read(home) != owner:
+        owner.write(home)
+
+
+def remove_shared_home(home: str) -> bool:
+    """Remove it with everything in it, unless its owner keeps it; whether it is gone."""
+    owner = Owner.read(home)
+    if owner is not None and owner.keep:
+        return False
+    if not is_gone(home):
+        remove_home(home)
+    return is_gone(home)

@@ -1,0 +1,282 @@
+"""`PlacedRecordEncoder`: from frames of placed records to the extents of a region.
+
+    frame (ids, ends, bytes)  -> clustered by subpartition at once, while it is in cache, and held
+    drain, by subpartition    -> its bytes of all frames, joined into messages, compressed, written
+           all of one frame   -> where its subpartitions have some bytes each, they are sealed at once
+
+A record's bytes are moved twice: into its clustered frame, and into its message. Nothing is decoded: only the
+serializer that wrote the records knows what they are.
+
+Used by the shuffle manager's engine (`service.jvm`), through `SortMergeResultPartition`.
+
+Rules
+* A clustered frame owns its memory. The memory of a frame may be used again when `add` returns.
+* Within a subpartition records keep the order in which they came.
+* An encoder holds records only within its budget's knowledge. `room_for` says beforehand whether a frame
+  still fits, with what the next drain takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.format.checksum import BytesLike
+from sortshuffle.format.extent_run import ExtentRun, seal_run
+from sortshuffle.format.index import RegionKind
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.options import MIB
+from sortshuffle.partitioner.selector import id_dtype
+from sortshuffle.payload.record_bytes import LEAST_COMPRESSED, RecordBytesPayload
+from sortshuffle.write.data_buffer import Drained, Extent, write_batch
+from sortshuffle.write.intake import Intakes
+
+# Bytes of records in one buffer at most: large enough that a call's cost vanishes, small enough for the cache
+MESSAGE_BYTES = MIB
+MESSAGE_SHARE = 16  # part of the budget that a message is at most
+# its joined bytes, their block, which has memory for bytes that cannot be compressed, and the block in
+# memory of its own size; rounded up
+COPIES_OF_A_MESSAGE = 4
+# neighbours that are worth sealing at once: NumPy's calls take as long as sealing some one by one
+LEAST_RUN = 8
+_WORD = 8
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRecords:
+    """Records with the subpartition of each. ``ids``: int32, shape (records,). ``ends``: where each record's
+    bytes end in ``data``, int32, shape (records,); the first begins at 0. ``data``: all of them."""
+
+    ids: Int32s
+    ends: Int32s
+    data: BytesLike
+
+    def check(self, subpartitions: int) -> None:
+        """Raise `UsageError` unless the arrays fit each other, and the ids are subpartitions."""
+        ids, ends = self.ids, self.ends
+        if not len(ids) or len(ids) != len(ends):
+            raise UsageError(f"{len(ids)} ids for {len(ends)} records: one for each is needed")
+        lowest, highest = int(ids.min()), int(ids.max())
+        if lowest < 0 or highest >= subpartitions:
+            wrong = lowest if lowest < 0 else highest
+            raise UsageError(
+                f"a record for subpartition {wrong} of {subpartitions}, which are counted from 0"
+            )
+        if int(ends[0]) < 0 or int(ends[-1]) != len(self.data) or bool((ends[1:] < ends[:-1]).any()):
+            raise UsageError(f"the ends of {len(ends)} records do not cut their {len(self.data)} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBytesLayout:
+    """How placed records become extents."""
+
+    payload: RecordBytesPayload
+    subpartitions: int
+
+
+@dataclass(frozen=True)
+class _ClusteredFrame:
+    """A frame's records by subpartition: of subpartition s the bytes ``bounds[s] .. bounds[s + 1]``."""
+
+    memory: pa.Buffer
+    bounds: Int64s
+
+    @cached_property
+    def view(self) -> memoryview:
+        return memoryview(self.memory)
+
+    @property
+    def bytes(self) -> int:
+        return int(self.memory.size + self.bounds.nbytes)
+
+
+def placed_record_intakes(
+    layout: RecordBytesLayout, write_order: Sequence[int], budget: MemoryBudget, metrics: TaskMetrics
+) -> Intakes:
+    """For placed records. They have no events and no schema: their index says what is complete."""
+    unicast = PlacedRecordEncoder(layout, write_order, budget, metrics)
+    return Intakes(unicast, NoBroadcast(), b"", (), lambda: None)
+
+
+class PlacedRecordEncoder:
+    """The `Intake` of placed records."""
+
+    kind = RegionKind.UNICAST
+    is_due = False
+
+    def __init__(
+        self,
+        layout: RecordBytesLayout,
+        write_order: Sequence[int],
+        budget: MemoryBudget,
+        metrics: TaskMetrics,
+    ) -> None:
+        self._payload = layout.payload
+        self._subpartitions = layout.subpartitions
+        self._ids = id_dtype(layout.subpartitions)
+        self._order = np.array(write_order, np.int64)
+        self._budget = budget
+        self._metrics = metrics
+        self._message_bytes = max(1, min(MESSAGE_BYTES, budget.limit // MESSAGE_SHARE))
+        self._write_batch = write_batch(budget.limit)
+        self._bounds_bytes = _WORD * (layout.subpartitions + 1)  # of a clustered frame
+        self._frames: list[_ClusteredFrame] = []
+        self._records = np.zeros(layout.subpartitions, np.int64)
+        self.bytes = 0
+
+    def pieces(self, item: object) -> Iterable[PlacedRecords]:
+        if not isinstance(item, PlacedRecords):
+            raise UsageError(f"this partition takes placed records (write), not {type(item).__name__}")
+        item.check(self._subpartitions)
+        return (item,)
+
+    def room_for(self, piece: PlacedRecords) -> bool:
+        """With the memory that a drain takes: for one message, and for what waits for its write."""
+        drained = COPIES_OF_A_MESSAGE * self._message_bytes + self._write_batch
+        held = len(piece.data) + self._bounds_bytes
+        return not self._frames or not self._budget.would_exceed(held + drained)
+
+    def add(self, piece: PlacedRecords) -> None:
+        frame = self._clustered(piece)
+        self._frames.append(frame)
+        self.bytes += frame.bytes
+        self._budget.charge(frame.bytes)
+
+    def drain(self) -> Iterator[Drained]:
+        frames, self._frames = self._frames, []
+        held, self.bytes = self.bytes, 0
+        records, self._records = self._records, np.zeros_like(self._records)
+        filled = self._order[records[self._order] > 0]
+        if len(frames) == 1:
+            yield from self._of_one_frame(frames[0], filled, records)
+        else:
+            yield from self._one_by_one(frames, filled.tolist(), records)
+        self._budget.release(held)
+
+    def _of_one_frame(self, frame: _ClusteredFrame, filled: Int64s, records: Int64s) -> Iterator[Drained]:
+        """Neighbours that are small at once, the others one by one."""
+        sizes = (frame.bounds[1:] - frame.bounds[:-1])[filled]
+        small = sizes < LEAST_COMPRESSED
+        # a stretch ends where smallness changes, and where the subpartitions turn from the last to the first
+        cuts = np.flatnonzero((small[1:] != small[:-1]) | (filled[1:] < filled[:-1])) + 1
+        for stretch in np.split(np.arange(len(filled)), cuts):
+            subpartitions = filled[stretch]
+            if len(stretch) >= LEAST_RUN and small[stretch[0]]:
+                yield self._run(frame, subpartitions, sizes[stretch], records[subpartitions])
+            else:
+                yield from self._one_by_one([frame], subpartitions.tolist(), records)
+
+    def _run(
+        self, frame: _ClusteredFrame, subpartitions: Int64s, sizes: Int64s, records: Int64s
+    ) -> ExtentRun:
+        start, end = int(frame.bounds[subpartitions[0]]), int(frame.bounds[subpartitions[-1] + 1])
+        with self._metrics.step("checksum"):
+            run = seal_run(frame.view[start:end], subpartitions, sizes, records)
+        self._budget.charge(int(run.bytes.sum()))
+        return run
+
+    def _one_by_one(
+        self, frames: list[_ClusteredFrame], subpartitions: list[int], records: Int64s
+    ) -> Iterator[Extent]:
+        bounds = [frame.bounds.tolist() for frame in frames]
+        views = [frame.view for frame in frames]
+        for subpartition in subpartitions:
+            # a loop over pieces, not over records: a frame has one for each subpartition
+            pieces = [
+                view[each[subpartition] : each[subpartition + 1]]
+                for view, each in zip(views, bounds, strict=True)
+                if each[subpartition] < each[subpartition + 1]
+            ]
+            yield from self._extent(subpartition, pieces, int(records[subpartition]))
+
+    def written(self) -> None:
+        pass
+
+    def discard(self) -> None:
+        self._frames.clear()
+        self.bytes = 0
+
+    def _clustered(self, records: PlacedRecords) -> _ClusteredFrame:
+        metrics = self._metrics
+        with metrics.step("sort"):
+            ids = records.ids.astype(self._ids)  # narrow ones are sorted by radix
+            counts = np.bincount(ids, minlength=self._subpartitions)
+            order = np.argsort(ids, kind="stable")
+        with metrics.step("take"):
+            starts = np.concatenate((_FIRST_START, records.ends))
+            column = pa.Array.from_buffers(
+                pa.binary(), len(ids), [None, pa.py_buffer(starts), pa.py_buffer(records.data)]
+            )
+            _, offsets, memory = column.take(pa.array(order)).buffers()
+            first_records = np.concatenate((_FIRST_RECORD, np.cumsum(counts)))
+            bounds = np.frombuffer(offsets, np.int32)[first_records].astype(np.int64)
+        self._records += counts
+        return _ClusteredFrame(memory or _NO_MEMORY, bounds)
+
+    def _extent(self, subpartition: int, pieces: list[memoryview], records: int) -> Iterator[Extent]:
+        """One extent, in parts of one message. The records are counted for the first of them."""
+        for message in _messages(pieces, self._message_bytes):
+            buffer = self._payload.seal(message, records, self._metrics.seconds)
+            self._budget.charge(buffer.bytes)
+            yield subpartition, [buffer]
+            records = 0
+
+
+class NoBroadcast:
+    """The `Intake` of what a partition of placed records cannot broadcast."""
+
+    kind = RegionKind.BROADCAST
+    bytes = 0
+    is_due = False
+
+    def pieces(self, item: object) -> Iterable[object]:
+        raise UnsupportedError("placed records have a subpartition each: write them once for each")
+
+    def room_for(self, piece: object) -> bool:
+        return True
+
+    def add(self, piece: object) -> None:
+        raise NotImplementedError
+
+    def drain(self) -> Iterator[Extent]:
+        return iter(())
+
+    def written(self) -> None:
+        pass
+
+    def discard(self) -> None:
+        pass
+
+
+_FIRST_START = np.zeros(1, np.int32)
+_FIRST_RECORD = np.zeros(1, np.int64)
+_NO_MEMORY = pa.py_buffer(b"")
+
+
+def _messages(pieces: list[memoryview], most: int) -> Iterator[BytesLike]:
+    """The pieces one behind the other, in messages of at most ``most`` bytes; never none."""
+    if len(pieces) == 1 and len(pieces[0]) <= most:
+        yield pieces[0]
+        return
+    message: list[memoryview] = []
+    size = 0
+    for piece in pieces:
+        while size + len(piece) > most:
+            cut = most - size
+            message.append(piece[:cut])
+            yield b"".join(message)
+            message, size, piece = [], 0, piece[cut:]
+        message.append(piece)
+        size += len(piece)
+    if size or not pieces:
+        yield b"".join(message)
