@@ -149,7 +149,12 @@ class InsufficientBuffersError(SortShuffleError, MemoryError):
 
 
 class ServiceUnavailableError(SortShuffleError, ConnectionError):
-    """A shuffle service could not be reached, or did not answer, for as long as it was given."""
+    """A shuffle service could not be reached, or did not answer, for as long as it was given.
+
+    ``address``: its host:port, where that is known.
+    """
+
+    address = ""
 
 
 class AuthenticationError(SortShuffleError, PermissionError):

@@ -99,6 +99,14 @@ def _path(text: str) -> str:
     return path
 
 
+def _program(text: str) -> str:
+    """A path that says from where, or a bare name that is looked up on the PATH."""
+    program = text.strip()
+    if "/" in program and not program.startswith(("/", "./")):
+        raise ValueError(text)
+    return program
+
+
 def _directories(text: str) -> tuple[str, ...]:
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     if len(found) == 1 and _is_url(found[0]):
@@ -274,6 +282,35 @@ class Options:
         "an absolute local path",
         "",
         "PEM file with the authority that clients trust.",
+    )
+    manager: str = _knob(
+        "auto",
+        "manager",
+        _one_of("auto", "on", "off"),
+        "auto, on, off",
+        "",
+        "Whether the shuffles of the whole session are sortshuffle's. configure() reads it. auto: where"
+        " nothing speaks against it; the log says what does. on: an error where it cannot be. off: Spark's"
+        " own shuffle.",
+    )
+    manager_memory: int = _knob(
+        128 * MIB,
+        "manager.memory",
+        _size(16 * MIB, 1024 * GIB),
+        "16m to 1t",
+        "bytes",
+        "What the shuffle manager's engine on one host may hold of rows that wait for their region. All map"
+        " tasks that write there share it. More memory: fewer and larger extents.",
+    )
+    manager_python: str = _knob(
+        "",
+        "manager.python",
+        _program,
+        "an absolute path, ./ and a path from the executor's working directory, or a name on the PATH",
+        "",
+        "The Python that the shuffle manager's engine runs on, on every host; it needs this package."
+        " configure() sets it to that of the workers. Empty: spark.pyspark.python, else the environment's"
+        " PYSPARK_PYTHON, else python3.",
     )
     keep: bool = _knob(
         False,

@@ -29,8 +29,12 @@ os.environ["SORTSHUFFLE_DEBUG_MEMORY"] = "1"
 # Every JVM of the tests lives for seconds or plans tiny jobs: the optimising compiler and the parallel
 # collector cost more than they give. 23 tests of joins and lifetimes took 81 s with these and 112 s without.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Sessions of these tests have Spark's own shuffle unless they ask for the manager, which has tests of its
+# own. SORTSHUFFLE_TEST_MANAGER=on runs all tests on it.
+MANAGER = os.environ.get("SORTSHUFFLE_TEST_MANAGER", "off")
 os.environ["PYSPARK_SUBMIT_ARGS"] = (
-    f"--conf 'spark.driver.extraJavaOptions={SHORT_LIVED}'"
+    f"--conf spark.sortshuffle.manager={MANAGER}"
+    f" --conf 'spark.driver.extraJavaOptions={SHORT_LIVED}'"
     f" --conf 'spark.executor.extraJavaOptions={SHORT_LIVED}' pyspark-shell"
 )
 os.environ["SPARK_LAUNCHER_OPTS"] = SHORT_LIVED

@@ -32,6 +32,9 @@ KEYS = {
     "service.tls.certificate": "service_tls_certificate",
     "service.tls.key": "service_tls_key",
     "service.tls.authority": "service_tls_authority",
+    "manager": "manager",
+    "manager.memory": "manager_memory",
+    "manager.python": "manager_python",
     "keep": "keep",
     "grace": "grace",
 }
@@ -67,6 +70,9 @@ def test_without_settings_there_are_the_defaults() -> None:
         "service_tls_certificate": "",
         "service_tls_key": "",
         "service_tls_authority": "",
+        "manager": "auto",
+        "manager_memory": 128 * MIB,
+        "manager_python": "",
         "keep": False,
         "grace": 600.0,
     }
@@ -80,6 +86,7 @@ def test_every_option_is_here() -> None:
 URL_OR_PATHS = (
     "absolute local paths, separated by commas; or one URL that fsspec knows, such as s3://bucket/prefix"
 )
+PROGRAMS = "an absolute path, ./ and a path from the executor's working directory, or a name on the PATH"
 
 
 @pytest.mark.parametrize(
@@ -130,6 +137,15 @@ URL_OR_PATHS = (
         ("service.tls.certificate", "/a.pem", "/a.pem"),
         ("service.tls.key", "/a.pem", "/a.pem"),
         ("service.tls.authority", "/a.pem", "/a.pem"),
+        ("manager", "auto", "auto"),
+        ("manager", " ON ", "on"),
+        ("manager", "off", "off"),
+        ("manager.memory", "16m", 16 * MIB),
+        ("manager.memory", "1t", 1024 * GIB),
+        ("manager.python", "", ""),
+        ("manager.python", " /opt/env/bin/python ", "/opt/env/bin/python"),
+        ("manager.python", "./env/bin/python", "./env/bin/python"),
+        ("manager.python", "python3.12", "python3.12"),
         ("keep", "true", True),
         ("keep", "FALSE", False),
         ("keep", " True ", True),
@@ -193,6 +209,9 @@ def test_what_is_allowed_is_understood(key: str, text: str, value: object) -> No
         ("service.tls.certificate", "a.pem", "an absolute local path"),
         ("service.tls.key", "a.pem", "an absolute local path"),
         ("service.tls.authority", "a.pem", "an absolute local path"),
+        ("manager", "true", "auto, on, off"),
+        ("manager.memory", "16383k", "16m to 1t"),
+        ("manager.python", "env/bin/python", PROGRAMS),
         ("keep", "yes", "true, false"),
         ("keep", "1", "true, false"),
         ("grace", "soon", "a time of at least 5s, such as 30s, 10min"),
@@ -314,6 +333,9 @@ def test_the_table_has_a_line_for_every_option() -> None:
         "(empty)",
         "(empty)",
         "(empty)",
+        "(empty)",
+        "auto",
+        "128 MiB",
         "(empty)",
         "false",
         "600s",

@@ -7,6 +7,7 @@ next.
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import shutil
@@ -115,11 +116,15 @@ def _session(console: Console, master: str, settings: dict[str, str], log: str) 
     from pyspark.sql import SparkSession
 
     import sortshuffle
+    from sortshuffle.spark.manager.choice import LOGGER, choose
 
     started = time.perf_counter()
-    builder = sortshuffle.configure(SparkSession.builder).master(master).appName("sortshuffle demo")
+    builder = SparkSession.builder.master(master).appName("sortshuffle demo")
     for key, value in settings.items():
         builder = builder.config(key, value)
+    reason = choose(builder).reason
+    logging.getLogger(LOGGER).setLevel(logging.ERROR)  # it would say the same as the line below
+    sortshuffle.configure(builder)
     with console.status("Starting Spark") if console.is_terminal else nullcontext():
         try:
             with _stderr_to(log):
@@ -129,7 +134,17 @@ def _session(console: Console, master: str, settings: dict[str, str], log: str) 
                 console.print(opened.read()[-LOG_TAIL:], markup=False)
             raise click.ClickException(f"Spark did not start: {error}") from None
     console.print(f"Spark {spark.version} on {master}, started in {time.perf_counter() - started:.1f} s.")
+    console.print(_shuffle_of(spark, reason), markup=False, soft_wrap=True)
     return spark
+
+
+def _shuffle_of(spark: Any, reason: str) -> str:
+    """Which shuffle the stages have that are not the frame's."""
+    from sortshuffle.spark.manager.settings import is_on
+
+    if is_on(spark.sparkContext):
+        return "Spark's own stages are shuffled by sortshuffle, too: its shuffle manager is on."
+    return f"Spark's own stages use Spark's own shuffle: {reason or 'the shuffle manager is off'}."
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from sortshuffle.errors import SortShuffleError, UsageError
 
 SUMMARIES = {
     "clean": "Remove map outputs that no live application owns.",
+    "conf": "Print the settings that turn the shuffle manager on.",
     "demo": "Run a PySpark job on real data through sortshuffle.",
     "dump": "Show what map outputs hold, unfinished and damaged ones too.",
     "serve": "Serve this host's map outputs to other hosts.",
@@ -59,7 +60,8 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(sortshuffle.__version__, message="sortshuffle %(version)s")
 def main() -> None:
-    """Look into sortshuffle's files, check them, clean up after crashes, and serve them to other hosts.
+    """Look into sortshuffle's files, check them, clean up after crashes, serve them to other hosts, and put
+    sortshuffle under a whole Spark job.
 
     Exit codes: 0 all is well, 1 something is wrong with the files, 2 the call is wrong.
     """

@@ -11,7 +11,7 @@ import datetime
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from decimal import Decimal
@@ -35,6 +35,7 @@ from sortshuffle.read.records import RecordSpill
 from sortshuffle.storage.data_check import RecordCounter, open_data, walk
 from sortshuffle.storage.extents import Extent
 from sortshuffle.storage.inspection import Inspection
+from sortshuffle.storage.opened_files import OpenedFile
 
 _UNDECODABLE = (pa.ArrowException, ValueError, OSError, EOFError, MemoryError, LookupError, OverflowError)
 
@@ -215,22 +216,20 @@ def _unsafe_rows(
             " --schema 'a long, b string'"
         )
     rows = UnsafeRows.of(schema)
-    with closing(_record_bytes(path, extents, payload)) as pieces:
-        found = tuple([printable(value) for value in row] for row in islice(rows.rows(pieces), count))
-    return rows.names, found
-
-
-def _record_bytes(
-    path: str, extents: Iterable[Extent], payload: RecordBytesPayload
-) -> Generator[memoryview, None, None]:
     with open_data(path) as file:
-        for extent in extents:
-            decoder = payload.decoder(defaultdict(float))
-            try:
-                for found in walk(file, extent.offset, extent.offset + extent.bytes):
-                    yield memoryview(decoder.decode(found.memory, found.stored))
-            except Malformed:
-                continue  # the fault is reported by whoever checks the data
+        # each extent by itself, because a record never goes on in the next one
+        every = (row for each in extents for row in rows.rows(_record_bytes(file, each, payload)))
+        return rows.names, tuple([printable(value) for value in row] for row in islice(every, count))
+
+
+def _record_bytes(file: OpenedFile, extent: Extent, payload: RecordBytesPayload) -> Iterator[memoryview]:
+    """The bytes of an extent, up to the first bad buffer."""
+    decoder = payload.decoder(defaultdict(float))
+    try:
+        for found in walk(file, extent.offset, extent.offset + extent.bytes):
+            yield memoryview(decoder.decode(found.memory, found.stored))
+    except Malformed:
+        return  # the fault is reported by whoever checks the data
 
 
 def _arrow_rows(batches: Iterable[pa.RecordBatch], count: int) -> list[Sequence[Any]]:

@@ -1,7 +1,8 @@
 """Many small extents sealed at once.
 
-A map output with a thousand subpartitions has a thousand extents of some bytes each. Sealing one by one costs
-some 10 us of Python for each; laid out together by NumPy it is 1 us, and what is left are the checksums.
+A map output with a thousand subpartitions has a thousand extents of some bytes each. Sealing and placing
+one by one costs some 13 us of Python for each; here headers, offsets and index entries are NumPy's, and
+what is left is a copy and two checksums, together 1 to 2 us.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ def seal_run(payloads: BytesLike, subpartitions: Int64s, sizes: Int64s, records:
     # the header: data type 0, no flags, and the size in the upper half of the word
     words[starts // _WORD] = sizes.astype(np.uint64) << np.uint64(32)
     data = words.view(np.uint8)
-    shift = starts + BUFFER_HEADER_BYTES - (np.cumsum(sizes) - sizes)
-    data[np.arange(int(sizes.sum())) + np.repeat(shift, sizes)] = np.frombuffer(payloads, np.uint8)
+    view, source, position = data.data, memoryview(payloads).cast("B"), 0
+    for start, size in zip((starts + BUFFER_HEADER_BYTES).tolist(), sizes.tolist(), strict=True):
+        view[start : start + size] = source[position : position + size]
+        position += size
     buffers = words[ends // _WORD - 1] = checksums_of(data, starts, ends - CHECKSUM_BYTES)
     return ExtentRun(subpartitions, lengths, sizes, records, checksums_of_single(buffers), data.data)
 

@@ -27,6 +27,12 @@ class MemoryBudget:
         self.peak = 0
         self._parent = parent
 
+    @property
+    def least(self) -> int:
+        """Bytes that may be held whatever others do: the limit, where there are no others. What a flush takes
+        is a part of this."""
+        return self.limit
+
     def share(self, limit: int, name: str) -> MemoryBudget:
         """A part of this budget with a limit of its own; its charges count here too."""
         return MemoryBudget(min(limit, self.limit), name, self)

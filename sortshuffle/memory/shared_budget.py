@@ -10,7 +10,8 @@ Rules
 * Shrinking is lazy: who holds more than its limit finds at its next question that nothing more fits, and
   writes what it has. Until then others are held to what is really free.
 * Whatever the others hold, a share may always hold ``floor`` bytes: nobody waits for anybody, so nobody can
-  wait for ever. The whole is then exceeded by ``floor`` for each share at most.
+  wait for ever. So the whole may be exceeded: by ``floor`` for each share, by what two shares take that ask
+  at the same moment, and by a single item that is larger than the share.
 
 Lock order: the lock is a leaf.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import threading
 
+from sortshuffle.errors import StateError
 from sortshuffle.memory.budget import MemoryBudget
 
 
@@ -87,7 +89,13 @@ class ShareOfMemory(MemoryBudget):
             return False
         return wanted > self._whole.limit_of_share() or self._whole.exceeds(size)
 
+    @property
+    def least(self) -> int:
+        return min(self.limit, self._whole.floor)
+
     def charge(self, size: int) -> None:
+        if self._closed:
+            raise StateError(f"the {self.name} share of memory is closed")
         super().charge(size)
         self._whole.count(size)
 

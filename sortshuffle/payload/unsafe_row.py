@@ -33,10 +33,12 @@ _EPOCH = datetime(1970, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class RowField:
-    """``value``: of the field's word and, for what has no fixed size, its bytes."""
+    """``value``: of the field's word and, for what has no fixed size, its bytes. ``is_day``: it is a date,
+    which has four bytes of the word."""
 
     name: str
     value: Callable[[bytes, bytes], Any]
+    is_day: bool = False
 
 
 def _fixed(layout: str) -> Callable[[bytes, bytes], Any]:
@@ -87,10 +89,8 @@ class UnsafeRows:
         columns = [_column(text) for text in _split(schema)]
         if not columns:
             raise UsageError(f"{schema!r} names no column: give a schema such as 'a long, b string'")
-        names, kinds = zip(*columns, strict=True)
-        values = [_value_of(name, kind) for name, kind in columns]
-        fields = tuple(RowField(name, value) for name, value in zip(names, values, strict=True))
-        return UnsafeRows(fields, tuple(_is_sized(kind) for kind in kinds))
+        fields = tuple(RowField(name, _value_of(name, kind), kind == "date") for name, kind in columns)
+        return UnsafeRows(fields, tuple(_is_sized(kind) for _, kind in columns))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -139,7 +139,8 @@ class UnsafeRows:
             try:
                 values.append(field.value(word, data))
             except OverflowError:  # a day or a time that Python's datetime cannot hold
-                values.append(int.from_bytes(word, "little", signed=True))
+                number_bytes = word[:4] if field.is_day else word
+                values.append(int.from_bytes(number_bytes, "little", signed=True))
         return values
 
 
@@ -162,6 +163,7 @@ def _column(text: str) -> tuple[str, str]:
         raise UsageError(f"{text!r} is no column with its type, such as 'a long'")
     name, kind = match[1] or match[3], match[2] or match[4]
     kind = re.sub(r"\s+not\s+null$", "", kind.strip().lower())
+    kind = re.sub(r"^(var)?char\s*\(\s*\d+\s*\)$", "string", kind)
     return name.strip("`").replace("``", "`"), _ALIASES.get(kind, kind)
 
 

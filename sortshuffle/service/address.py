@@ -9,11 +9,13 @@ Only the standard library is imported here: the supervisor must stay small.
 from __future__ import annotations
 
 import errno
+import os
 import socket
 
 from sortshuffle.errors import UsageError
 from sortshuffle.storage.host import named_by_spark
 
+LONGEST_PATH = 107  # bytes of a Unix socket's path, by sockaddr_un
 BACKLOG = 1024  # connections that wait to be accepted, while a service is started or started again
 _ANY_PORT = 9  # of a socket that never sends: discard
 _ELSEWHERE = "192.0.2.1"  # set apart for documentation: nobody's, so the way there leads out of this machine
@@ -61,6 +63,29 @@ def listen_on(host: str, port: int) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen(BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def listen_on_path(path: str) -> socket.socket:
+    """A Unix socket that listens there, in a directory of this user's alone; another one of that name goes.
+    The caller closes it. Raises OSError, `UsageError` for a path that the system cannot take."""
+    if len(path.encode()) > LONGEST_PATH:
+        raise UsageError(
+            f"{path} is too long for a Unix socket, which takes {LONGEST_PATH} bytes: set TMPDIR to a shorter"
+            " directory in the executors' environment (spark.executorEnv.TMPDIR), and in the driver's"
+        )
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        listening.bind(path)
+        os.chmod(path, 0o600)
         listening.listen(BACKLOG)
     except BaseException:
         listening.close()

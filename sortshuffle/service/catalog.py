@@ -33,6 +33,7 @@ from sortshuffle.storage.lifetime import HOME_ROOT, Owner
 from sortshuffle.storage.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.ranges import RangePart
 from sortshuffle.storage.reader import NOT_OF_THE_FILE, PartitionedFileReader, read_index
+from sortshuffle.storage.shared_home import is_shared
 
 OnAvailable = Callable[[SubpartitionReader], None]
 
@@ -101,7 +102,7 @@ class Catalog:
         found = [
             (file, owner)
             for home in self.homes(application)
-            if (owner := Owner.read(home)) is not None and _has_ended(owner)
+            if not is_shared(home) and (owner := Owner.read(home)) is not None and _has_ended(owner)
             for file in _attempts(home, exchange, map_index)
         ]
         for file, owner in sorted(found, key=lambda each: each[0].attempt or 0):

@@ -52,6 +52,7 @@ from sortshuffle.service.client_channel import (
     IndexChannel,
     damage_question,
     find_question,
+    remove_question,
 )
 from sortshuffle.service.client_connection import ClientConnection, ClientTls, Dial
 from sortshuffle.service.credits import FloatingCredits
@@ -203,6 +204,15 @@ class ServiceClient:
         assert isinstance(question.result, Verdict)
         return question.result
 
+    def remove(self, application: str, shuffle: int, token: bytes) -> bool:
+        """Have the service's engine delete the map outputs of a shuffle; whether it is of that application.
+        Raises as `find` does."""
+        what = f"the removal of shuffle {shuffle} of {application}"
+        question = remove_question(Asked(what, Place(what), self.address), application, shuffle, token)
+        with self.opened(question):
+            self.wait(question, lambda: question.is_complete)
+        return bool(question.result)
+
     # --- channels, for their readers -----------------------------------------------------------------------
 
     @contextmanager
@@ -239,6 +249,8 @@ class ServiceClient:
                 if is_there():
                     return
                 if channel.failure is not None:
+                    if isinstance(channel.failure, ServiceUnavailableError):
+                        channel.failure.address = self.address
                     raise channel.failure
                 if channel.is_closed:
                     raise StateError(f"nobody waits any more for {channel.asked.what}")

@@ -46,6 +46,7 @@ from sortshuffle.service.protocol import (
     Stream,
     Verdict,
     pack_find_request,
+    pack_remove_request,
     unpack_find_response,
 )
 
@@ -266,6 +267,20 @@ def find_question(asked: Asked, output: MapOutputAddress) -> Question:
         return unpack_find_response(bytes(body))
 
     return Question(asked, lambda number: pack_find_request(number, output), Kind.FIND_RESPONSE, unpack)
+
+
+def remove_question(asked: Asked, application: str, shuffle: int, token: bytes) -> Question:
+    """Answered by whether the service's engine is of that application."""
+
+    def unpack(header: Header, body: bytearray) -> bool:
+        return bool(header.data_type)
+
+    return Question(
+        asked,
+        lambda number: pack_remove_request(number, application, shuffle, token),
+        Kind.REMOVE_RESPONSE,
+        unpack,
+    )
 
 
 def damage_question(asked: Asked, output: MapOutputAddress, subpartition: int, region: int) -> Question:

@@ -63,6 +63,7 @@ from sortshuffle.service.protocol import (
     Stream,
     pack_damage_verdict,
     pack_find_response,
+    pack_remove_response,
     unpack_find_request,
 )
 from sortshuffle.service.server_channel import ServerChannel, State, View
@@ -76,6 +77,10 @@ _log = logging.getLogger(__name__)
 # costs little beside copying its bytes, and 256 channels have each had a turn within 0.2 s at 1.5 GB/s
 TURN_BYTES = 1 << 20
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+Remove = Callable[[MapOutputAddress], bool]
+"""Deletes the map outputs of an exchange of the engine; whether it is of the application that asks."""
 
 
 @dataclass(slots=True)
@@ -92,8 +97,8 @@ class Counts:
 
 @dataclass(slots=True)
 class Surroundings:
-    """What all connections of a server share. ``ready``: those that may have something to send. ``kept``:
-    bytes that wait for silent clients."""
+    """What all connections of a server share. ``remove``: deletes a shuffle; None where no engine writes any.
+    ``ready``: those that may have something to send. ``kept``: bytes that wait for silent clients."""
 
     loop: EventLoop
     limits: Limits
@@ -101,6 +106,7 @@ class Surroundings:
     segment_bytes: int
     catalog: Catalog
     losses: Losses
+    remove: Remove | None = None
     clock: Callable[[], float] = time.monotonic
     counts: Counts = field(default_factory=Counts)
     ready: dict[Connection, None] = field(default_factory=dict)
@@ -251,6 +257,8 @@ class Connection:
                 self._on_find(header, unpack_find_request(body))
             case Kind.DAMAGE_REPORT:
                 self._on_damage(DamageReport.unpack(header, body))
+            case Kind.REMOVE_REQUEST:
+                self._on_remove(header, unpack_find_request(body))
             case _:
                 raise ProtocolError(f"a frame of kind {header.kind.name}, which only servers send")
 
@@ -291,6 +299,10 @@ class Connection:
 
     def _on_damage(self, report: DamageReport) -> None:
         self._ask(report.channel, partial(self._shared.losses.judge, report), pack_damage_verdict)
+
+    def _on_remove(self, header: Header, shuffle: MapOutputAddress) -> None:
+        remove = self._shared.remove or (lambda _: False)
+        self._ask(header.channel, partial(remove, shuffle), pack_remove_response)
 
     def _expect_new(self, number: int) -> None:
         if number == NO_CHANNEL or number in self._channels:

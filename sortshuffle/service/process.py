@@ -1,9 +1,10 @@
 """The process of a shuffle service that tasks started: what `service.supervisor` keeps running.
 
-    python -m sortshuffle.service.process RENDEZVOUS LISTENING     < the configuration, one line, then nothing
+    python -m sortshuffle.service.process RENDEZVOUS TCP UNIX     < the configuration, one line, then nothing
 
-It serves what the executors that have registered at the rendezvous have below their roots, on the listening
-socket that it was given. It ends when its standard input does: then its supervisor has ended.
+It serves what the executors that have registered at the rendezvous have below their roots, to other hosts and
+to the JVMs of this one, on listening sockets that it inherits. It ends when its standard input does: then its
+supervisor has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ import threading
 import time
 from dataclasses import dataclass
 
+from sortshuffle.format.header import Codec
 from sortshuffle.service import rendezvous
+from sortshuffle.service.client import ClientSettings
+from sortshuffle.service.client_connection import ClientTls
+from sortshuffle.service.jvm.engine import Engine, EngineSettings, SharedHomes
+from sortshuffle.service.jvm.server import JvmServer
 from sortshuffle.service.rendezvous import ServiceConfig
 from sortshuffle.service.shuffle_service import ServerSettings, ShuffleService
 from sortshuffle.service.transport import ServerTls
@@ -31,13 +37,24 @@ class ReadRoots:
 
     changed: int
     roots: tuple[str, ...]
+    shared: SharedHomes
 
 
-def main(directory: str, listening: int) -> None:
-    """Serve until the supervisor has ended."""
+def main(directory: str, listening: int, local: int) -> None:
+    """Serve until the supervisor has ended. ``listening``, ``local``: descriptors of the TCP and the Unix
+    socket."""
     config = ServiceConfig.unpack(sys.stdin.buffer.readline())
     open_as_many_files_as_allowed()
-    service = ShuffleService(socket.socket(fileno=listening), RegisteredRoots(directory), settings_of(config))
+    engine = engine_of(directory, config)
+    service = ShuffleService(
+        socket.socket(fileno=listening),
+        RegisteredRoots(directory),
+        settings_of(config),
+        engine.remove_for_peer,
+    )
+    JvmServer(socket.socket(fileno=local), engine).start()
+    if engine.has_homes:
+        engine.prepare()
     threading.Thread(target=_end_with_supervisor, daemon=True).start()
     threading.Thread(target=_show_status, args=(service, directory), daemon=True).start()
     service.run()
@@ -48,13 +65,47 @@ class RegisteredRoots:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._read = ReadRoots(0, ())
+        self._read = ReadRoots(0, (), SharedHomes(()))
 
     def __call__(self) -> tuple[str, ...]:
-        changed = rendezvous.changed_at(self._directory)
-        if changed != self._read.changed or time.time_ns() - changed < JUST_NOW:
-            self._read = ReadRoots(changed, rendezvous.roots_of(self._directory))
-        return self._read.roots
+        return self._current().roots
+
+    def shared_homes(self) -> SharedHomes:
+        """Where map outputs of the application itself lie."""
+        return self._current().shared
+
+    def _current(self) -> ReadRoots:
+        try:
+            changed = rendezvous.changed_at(self._directory)
+            if changed != self._read.changed or time.time_ns() - changed < JUST_NOW:
+                self._read = self._read_anew(changed)
+        except OSError:
+            pass  # out of files, for example: what was read last holds until the system tells again
+        return self._read
+
+    def _read_anew(self, changed: int) -> ReadRoots:
+        found = rendezvous.registrations(self._directory)
+        homes = dict.fromkeys(home for each in found for home in each.shared_homes)
+        token = next((each.token for each in found if each.token), "")
+        shared = SharedHomes(tuple(homes), token, any(each.owner.keep for each in found))
+        return ReadRoots(changed, rendezvous.roots_of(self._directory), shared)
+
+
+def engine_of(directory: str, config: ServiceConfig) -> Engine:
+    """The engine of the application that meets there."""
+    clients = ClientSettings(
+        config.secret or None, ClientTls(config.authority) if config.authority else None, config.timeout
+    )
+    settings = EngineSettings(
+        application=rendezvous.application_of(directory),
+        address=rendezvous.address_of(directory),
+        write_memory=config.write_memory,
+        codec=Codec[config.codec.upper()],
+        codec_level=config.codec_level,
+        clients=clients,
+        keeper=os.getppid(),
+    )
+    return Engine(settings, RegisteredRoots(directory).shared_homes)
 
 
 def settings_of(config: ServiceConfig) -> ServerSettings:
@@ -82,4 +133,4 @@ def _end_with_supervisor() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -56,6 +56,8 @@ class Kind(IntEnum):
     FIND_RESPONSE = 8
     DAMAGE_REPORT = 9
     DAMAGE_VERDICT = 10
+    REMOVE_REQUEST = 11
+    REMOVE_RESPONSE = 12
 
 
 _WITHOUT_BODY = frozenset((Kind.ADD_CREDIT, Kind.CANCEL, Kind.CLOSE))
@@ -165,7 +167,7 @@ class Header:
 @dataclass(frozen=True, slots=True)
 class MapOutputAddress:
     """Which map output: by what its files are called and the id that they carry. In a `find`, attempt and id
-    are 0."""
+    are 0; where a shuffle is removed, map index and attempt are, and the id is the application's token."""
 
     application: str
     exchange: int
@@ -339,6 +341,17 @@ def unpack_find_response(body: bytes | memoryview) -> FoundOutput | None:
     if len(file_id) != 16:
         raise ProtocolError(f"an id of {len(file_id)} bytes")
     return found
+
+
+def pack_remove_request(channel: int, application: str, shuffle: int, token: bytes) -> bytes:
+    """``token``: of the application, 16 bytes; it stands where the id of a map output would."""
+    body = MapOutputAddress(application, shuffle, 0, 0, token).pack()
+    return Header(len(body), Kind.REMOVE_REQUEST, channel).pack() + body
+
+
+def pack_remove_response(channel: int, known: bool) -> bytes:
+    """``known``: the service has an engine, of that application."""
+    return Header(0, Kind.REMOVE_RESPONSE, channel, data_type=int(known)).pack()
 
 
 def pack_damage_verdict(channel: int, verdict: Verdict) -> bytes:

@@ -7,15 +7,19 @@ does not run.
         roots/<pid>    of each executor: whose process it is, and where its homes are             0600
         status         where the service's status page is                                         0600
         service.log    what supervisor and service have to say
+    <temporary directory>/sortshuffle-<uid>/<digest>.socket
+                       the Unix socket for the JVMs of this host (`service.jvm`)                  0600
 
-The first producer task on a host makes all that, binds the listening socket, and starts a supervisor
-(`service.supervisor`) that holds it and keeps the service running on it: so the port stays the same however
-often the service dies, and early clients wait in the backlog. Nobody waits for the service to be up.
+The first producer task on a host makes all that, binds the listening sockets, and starts a supervisor
+(`service.supervisor`) that holds them and keeps the service running on them: so the port stays the same
+however often the service dies, and early clients wait in the backlog. Nobody waits for the service to be up.
 
 Rules
 * What is looked at and changed together is so under the lock: concurrent producers find one supervisor.
 * Whoever ends the service does it under the lock as well, and only if no registered executor is live. The
   lock goes with the directory; whoever gets the lock of a directory that is gone begins anew.
+* The shared homes of the application (`storage.shared_home`) go with the rendezvous. So an executor that
+  registered one is remembered when it has ended, and keeps the rendezvous while its application may live.
 * A supervisor that has died is replaced by the next task that looks, on the same port if it can be had. One
   that is not in service.json, or no longer, ends: nobody finds it.
 * A directory that is a link, or not this user's alone, is refused: what is in it decides whom tasks talk to.
@@ -38,13 +42,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from enum import IntEnum
 
 from sortshuffle.errors import ServiceUnavailableError, UsageError
-from sortshuffle.service.address import join_address, listen_at_host
+from sortshuffle.options import Options
+from sortshuffle.service.address import join_address, listen_at_host, listen_on_path
 from sortshuffle.storage.environment import environment
 from sortshuffle.storage.host import is_this_host
-from sortshuffle.storage.lifetime import Owner, process_start
+from sortshuffle.storage.lifetime import Owner, boot_id, is_running, process_start
+from sortshuffle.storage.shared_home import remove_shared_home, shared_home
 
 LOCK_FILE = "lock"
 SERVICE_FILE = "service.json"
@@ -54,18 +61,26 @@ ROOTS = "roots"
 LOCK_PATIENCE = 30.0  # seconds; the lock is held for as long as starting a process takes, some milliseconds
 LOOK = 0.005  # seconds between looks at a lock that another process holds
 DIGEST_BYTES = 4
+SOCKET_DIGEST_BYTES = 12
+SOCKET_SUFFIX = ".socket"
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
     """What a service is told that a task starts. ``memory``: bytes to read into. ``certificate``, ``key``,
-    ``authority``: PEM files for TLS, all empty for none."""
+    ``authority``: PEM files for TLS, all empty for none. The others are for the engine (`service.jvm`):
+    ``write_memory``: bytes of records that wait for their region. ``codec``, ``codec_level``: of its map
+    outputs. ``timeout``: seconds in which services of other hosts must answer."""
 
     secret: bytes = field(repr=False)
     memory: int
     certificate: str = ""
     key: str = ""
     authority: str = ""
+    write_memory: int = 128 << 20
+    codec: str = "lz4"
+    codec_level: int = 1
+    timeout: float = 60.0
 
     def pack(self) -> bytes:
         """One line, which a process is given on its standard input: arguments can be seen by everybody."""
@@ -77,29 +92,65 @@ class ServiceConfig:
         return ServiceConfig(**{**found, "secret": bytes.fromhex(found["secret"])})
 
 
+def config_of(secret: bytes, options: Options) -> ServiceConfig:
+    """What a service with these options is told."""
+    return ServiceConfig(
+        secret,
+        options.service_memory,
+        *options.tls_files,
+        write_memory=options.manager_memory,
+        codec=options.codec,
+        codec_level=options.codec_level,
+        timeout=options.service_timeout,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """An executor that has map outputs on this host, and the directories in which its homes are."""
+    """An executor that has map outputs on this host. ``roots``: the directories in which its homes are.
+    ``shared_roots``: those in which the homes are that the application's executors on this host share, and
+    ``token``: what is in the names of these; both empty if there are none."""
 
     owner: Owner
     roots: tuple[str, ...]
+    shared_roots: tuple[str, ...] = ()
+    token: str = ""
+
+    @property
+    def shared_homes(self) -> tuple[str, ...]:
+        """The homes that the application's executors on this host share."""
+        owner = self.owner
+        return tuple(
+            shared_home(root, owner.application, owner.boot, self.token) for root in self.shared_roots
+        )
+
+
+class Life(IntEnum):
+    """What is known of an application on this host: it has no executor, and has ended; it has none, and may
+    come again; it has one. What is more counts."""
+
+    OVER = 0
+    WAITING = 1
+    LIVE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Supervised:
-    """A service: where it listens, and its supervisor's process."""
+    """A service: where it listens, and its supervisor's process. ``namespace``: of process numbers, in which
+    that has its own."""
 
     host: str
     port: int
     pid: int
     started: int
+    namespace: str = ""
 
     @property
     def address(self) -> str:
         return join_address(self.host, self.port)
 
     def is_live(self) -> bool:
-        return bool(self.started) and process_start(self.pid) == self.started
+        return bool(self.started) and is_running(self.pid, self.started)
 
 
 _found: dict[str, Supervised] = {}  # by directory; of this process
@@ -107,13 +158,34 @@ _registered: set[tuple[str, Registration]] = set()
 _started: list[subprocess.Popen[bytes]] = []  # keeps them from being reported as forgotten
 
 
-def directory_of(application: str, host: str, *apart: str) -> str:
-    """The rendezvous of an application on this host. ``apart``: what tells its services apart; a digest of it
-    is part of the name, which anybody may see, so no secret that could be guessed is among it."""
-    import hashlib  # 4 MB, which the supervisor does without
+def directory_of(application: str, host: str, secret: bytes, options: Options) -> str:
+    """The rendezvous of an application on this host.
 
-    digest = hashlib.blake2b(json.dumps(apart).encode(), digest_size=DIGEST_BYTES).hexdigest()
-    return os.path.join(_own_directory(), f"{application}-{host}-{digest}")
+    A digest of what tells its services apart is part of the name, which anybody may see. So ``secret`` is a
+    random one, or empty where it comes from a file. Part of the digest is which processes this one can see:
+    containers may share a temporary directory and a name."""
+    apart = (secret.hex(), options.service_secret_file, *options.tls_files)
+    everything = json.dumps((*apart, boot_id(), _process_namespace()))
+    return os.path.join(_own_directory(), f"{application}-{host}-{_digest(everything, DIGEST_BYTES)}")
+
+
+def socket_path(directory: str) -> str:
+    """The Unix socket of the service of this rendezvous. Short, because the system takes 107 bytes."""
+    own, name = os.path.split(directory)
+    return os.path.join(own, f"{_digest(name, SOCKET_DIGEST_BYTES)}{SOCKET_SUFFIX}")
+
+
+def _digest(text: str, size: int) -> str:
+    import hashlib  # 4 MB, which the supervisor does without until it ends
+
+    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
+
+
+def _process_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def _own_directory() -> str:
@@ -168,28 +240,50 @@ def registrations(directory: str) -> list[Registration]:
     return [each for each in map(_as_registration, found) if each is not None]
 
 
-def forget_ended(directory: str) -> bool:
-    """Drop the registrations of executors that have ended; whether any is left."""
-    live = False
+def forget_ended(directory: str) -> Life:
+    """Drop the registrations of executors that have ended, but for those whose shared homes are still to be
+    removed; what is known of the application then."""
+    life = Life.OVER
     for each in registrations(directory):
-        if each.owner.is_live():
-            live = True
-        else:
+        life = max(life, _life_of(each))
+        if not each.token and not each.owner.is_live():
             _remove(os.path.join(directory, ROOTS, str(each.owner.pid)))
-    return live
+    return life
 
 
-def dissolve(directory: str) -> bool:
-    """Remove the rendezvous, unless a registered executor is live. From then on it belongs to nobody, and who
-    comes makes a new one."""
+def _life_of(registration: Registration) -> Life:
+    owner = registration.owner
+    if owner.is_live():
+        return Life.LIVE
+    waits = bool(registration.token) and owner.outlived and owner.boot == boot_id()
+    waits = waits and not owner.sees_the_end()
+    return Life.WAITING if waits else Life.OVER
+
+
+def dissolve(directory: str, most: Life = Life.OVER) -> bool:
+    """Remove the rendezvous and the shared homes, unless more than ``most`` is known of the application. From
+    then on it belongs to nobody, and who comes makes a new one."""
     if not os.path.isdir(directory):
         return True
     with _locked(directory):
-        if forget_ended(directory):
+        if forget_ended(directory) > most:
             return False
+        _remove_shared_homes(directory)
+        _remove(socket_path(directory))
         shutil.rmtree(directory, ignore_errors=True)
     _remove_if_empty(os.path.dirname(directory))
     return not os.path.isdir(directory)
+
+
+def _remove_shared_homes(directory: str) -> None:
+    found = registrations(directory)
+    if any(each.owner.keep for each in found):
+        return
+    for home in {home for each in found for home in each.shared_homes}:
+        try:
+            remove_shared_home(home)
+        except OSError:
+            continue  # its disk is gone, or `sortshuffle clean` removes it
 
 
 def is_recorded(directory: str, pid: int) -> bool:
@@ -209,22 +303,37 @@ def is_recorded_by_its_starter(directory: str, pid: int) -> bool:
 def _remove_left_behind(directory: str) -> None:
     """Dissolve what other applications' supervisors could not, because they were killed."""
     own = os.path.dirname(directory)
-    for other in (os.path.join(own, name) for name in _names(own)):
-        if other != directory and _running(other) is None and _is_of_this_host(other):
-            try:
+    for other in (os.path.join(own, name) for name in _names(own) if not name.endswith(SOCKET_SUFFIX)):
+        try:
+            if other != directory and _running(other) is None and _is_of_this_host(other):
                 dissolve(other)
-            except (OSError, UsageError):
-                continue
+        except (OSError, UsageError):
+            continue
 
 
 def _is_of_this_host(directory: str) -> bool:
     """Hosts and containers may share their temporary directory, and do not see each other's processes."""
+    found = _recorded(directory)
+    if found is not None and found.namespace != _process_namespace():
+        return False
     return all(is_this_host(each.owner.host) for each in registrations(directory))
 
 
 def roots_of(directory: str) -> tuple[str, ...]:
     """The directories in which registered executors have their homes."""
-    return tuple(dict.fromkeys(root for each in registrations(directory) for root in each.roots))
+    found = registrations(directory)
+    return tuple(dict.fromkeys(root for each in found for root in (*each.roots, *each.shared_roots)))
+
+
+def application_of(directory: str) -> str:
+    """The application whose executors have registered; empty if none has."""
+    return next((each.owner.application for each in registrations(directory)), "")
+
+
+def address_of(directory: str) -> str:
+    """Where the service listens for other hosts; empty before it was started."""
+    found = _recorded(directory)
+    return found.address if found is not None else ""
 
 
 def changed_at(directory: str) -> int:
@@ -244,9 +353,16 @@ def _register(directory: str, registration: Registration) -> None:
     os.makedirs(roots, mode=0o700, exist_ok=True)
     path = os.path.join(roots, str(registration.owner.pid))
     before = _as_registration(_read(path))
-    known = before.roots if before is not None and _is_same_process(before, registration) else ()
-    every = tuple(dict.fromkeys((*known, *registration.roots)))
-    _write(path, {"owner": asdict(registration.owner), "roots": every})
+    owner, token = registration.owner, registration.token
+    own_roots, shared_roots = registration.roots, registration.shared_roots
+    if before is not None:
+        if _is_same_process(before, registration):
+            own_roots = tuple(dict.fromkeys((*before.roots, *own_roots)))
+            owner = replace(owner, outlived=owner.outlived or before.owner.outlived)
+        # also those of another process that had the number before: somebody must remove the shared homes
+        shared_roots = tuple(dict.fromkeys((*before.shared_roots, *shared_roots)))
+        token = token or before.token
+    _write(path, {"owner": asdict(owner), "roots": own_roots, "shared_roots": shared_roots, "token": token})
 
 
 def _is_same_process(one: Registration, other: Registration) -> bool:
@@ -257,7 +373,9 @@ def _as_registration(fields: object) -> Registration | None:
     try:
         owner = dict(fields["owner"])  # type: ignore[index]
         owner["local_directories"] = tuple(owner["local_directories"])
-        return Registration(Owner(**owner), tuple(map(str, fields["roots"])))  # type: ignore[index]
+        roots = tuple(map(str, fields["roots"]))  # type: ignore[index]
+        shared_roots = tuple(map(str, fields["shared_roots"]))  # type: ignore[index]
+        return Registration(Owner(**owner), roots, shared_roots, str(fields["token"]))  # type: ignore[index]
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -277,10 +395,12 @@ def _recorded(directory: str) -> Supervised | None:
 
 def _start(directory: str, host: str, config: ServiceConfig) -> Supervised:
     before = _recorded(directory)
-    with listen_at_host(host, before.port if before is not None else 0) as listening:
-        process = _supervisor(directory, listening.fileno(), config)
+    port = before.port if before is not None else 0
+    with listen_at_host(host, port) as listening, listen_on_path(socket_path(directory)) as local:
+        process = _supervisor(directory, (listening.fileno(), local.fileno()), config)
         port = listening.getsockname()[1]
-    found = Supervised(host, port, process.pid, process_start(process.pid) or 0)
+    started = process_start(process.pid) or 0
+    found = Supervised(host, port, process.pid, started, _process_namespace())
     try:
         _write(os.path.join(directory, SERVICE_FILE), asdict(found))
     except BaseException:
@@ -289,15 +409,15 @@ def _start(directory: str, host: str, config: ServiceConfig) -> Supervised:
     return found
 
 
-def _supervisor(directory: str, listening: int, config: ServiceConfig) -> subprocess.Popen[bytes]:
+def _supervisor(directory: str, listening: tuple[int, int], config: ServiceConfig) -> subprocess.Popen[bytes]:
     log = os.open(os.path.join(directory, LOG_FILE), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "sortshuffle.service.supervisor", directory, str(listening)],
+            [sys.executable, "-m", "sortshuffle.service.supervisor", directory, *map(str, listening)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            pass_fds=(listening,),
+            pass_fds=listening,
             env=environment(),
             start_new_session=True,  # Spark's daemon hangs up its own process group when it ends
             cwd="/",
@@ -381,10 +501,11 @@ def _write(path: str, fields: object) -> None:
 
 
 def _read(path: str) -> object:
+    """None for a file that is not there, or not as it should be. Raises OSError where it cannot be read."""
     try:
         with open(path, encoding="utf-8") as opened:
             return json.load(opened)
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 
 

@@ -30,7 +30,7 @@ from sortshuffle.memory.read_buffer_pool import BATCH_BYTES, ReadBufferPool
 from sortshuffle.options import MIB
 from sortshuffle.read.scheduler import BUFFER_TIMEOUT
 from sortshuffle.service.catalog import Catalog
-from sortshuffle.service.connection import Surroundings
+from sortshuffle.service.connection import Remove, Surroundings
 from sortshuffle.service.limits import Limits
 from sortshuffle.service.loop import EventLoop
 from sortshuffle.service.losses import Losses
@@ -66,13 +66,18 @@ class ServerSettings:
 
 class ShuffleService:
     """Serves the map outputs below ``roots`` (asked for anew each time) on ``listening``, which it closes.
+    ``remove``: deletes a shuffle of the engine in the same process.
 
     Raises `UsageError` where it would serve anybody beyond loopback, `OptionError` for a pool without room
     for a segment, OSError for TLS files that cannot be read.
     """
 
     def __init__(
-        self, listening: socket.socket, roots: Roots, settings: ServerSettings = ServerSettings()
+        self,
+        listening: socket.socket,
+        roots: Roots,
+        settings: ServerSettings = ServerSettings(),
+        remove: Remove | None = None,
     ) -> None:
         _expect_secret(listening, settings)
         context = settings.tls.context() if settings.tls else None
@@ -95,6 +100,7 @@ class ShuffleService:
             segment_bytes=settings.segment_bytes,
             catalog=self._catalog,
             losses=Losses(self._catalog),
+            remove=remove,
         )
         self._server = Server(listening, context, self._shared)
         self._thread: threading.Thread | None = None

@@ -1,12 +1,13 @@
 """The supervisor: one small process per application and host that keeps the shuffle service running.
 
-    python -m sortshuffle.service.supervisor RENDEZVOUS LISTENING     < the service's configuration, one line
+    python -m sortshuffle.service.supervisor RENDEZVOUS TCP UNIX     < the service's configuration, one line
 
-It is started by the first task that writes on a host (`service.rendezvous`), with the listening socket, which
-it never accepts from: it hands it to the service process (`service.process`), and to the next one when that
-dies. Clients connect meanwhile all the same, and wait.
+It is started by the first task that writes on a host (`service.rendezvous`), with the listening sockets,
+which it never accepts from: it hands them to the service process (`service.process`), and to the next one
+when that dies. Clients connect meanwhile all the same, and wait.
 
-    keeping up --no executor of the application is live for `QUIET` seconds--> dissolved --> ended
+    keeping up --the application is over for `QUIET` seconds--> dissolved --> ended
+               --no executor here for `LINGER` seconds, and no sign that it is over--> the same
     any --SIGTERM, or its rendezvous is gone or another's--> ended
     new --its starter was killed, and nobody else would find it--> ended
 
@@ -25,15 +26,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
 
 from sortshuffle.service import rendezvous
+from sortshuffle.service.rendezvous import Life
 
 TICK = 1.0  # seconds between looks at the executors; the death of the service is noticed at once
 # seconds without a live executor until the service ends: one that is lost is replaced in less, and all is
 # gone well within 30 s of the application's end
 QUIET = 5.0
+# seconds; all executors of an application may go, and come again. After so long it is taken to be over
+LINGER = 12 * 3600.0
 STEADY = 10.0  # seconds after which a service that dies had not died of being started
 FIRST_DELAY, LAST_DELAY = 0.1, 10.0  # seconds before a service that died of it is started again
 STOPPING = 5.0  # seconds that it gets to end in good order
@@ -54,7 +59,7 @@ class BackOff:
 class ServiceProcess:
     """The process of the service, and the next one when it dies."""
 
-    def __init__(self, directory: str, listening: int, config: bytes) -> None:
+    def __init__(self, directory: str, listening: Sequence[int], config: bytes) -> None:
         self._directory = directory
         self._listening = listening
         self._config = config
@@ -89,10 +94,11 @@ class ServiceProcess:
 
     def _start(self) -> None:
         self._since = time.monotonic()
+        descriptors = map(str, self._listening)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "sortshuffle.service.process", self._directory, str(self._listening)],
+            [sys.executable, "-m", "sortshuffle.service.process", self._directory, *descriptors],
             stdin=subprocess.PIPE,
-            pass_fds=(self._listening,),
+            pass_fds=tuple(self._listening),
         )
         assert self._process.stdin is not None
         try:
@@ -110,7 +116,7 @@ class ServiceProcess:
             pass
 
 
-def main(directory: str, listening: int) -> None:
+def main(directory: str, listening: Sequence[int]) -> None:
     """Run until the application has ended."""
     signal.signal(signal.SIGTERM, _end)
     config = sys.stdin.buffer.readline()
@@ -120,15 +126,42 @@ def main(directory: str, listening: int) -> None:
     service = ServiceProcess(directory, listening, config)
     try:
         last_live = time.monotonic()
-        while rendezvous.is_recorded(directory, os.getpid()):
+        while _is_recorded(directory):
             service.keep_up(TICK)
             now = time.monotonic()
-            if rendezvous.forget_ended(directory):
+            life = _life(directory)
+            if life is Life.LIVE:
                 last_live = now
-            elif now - last_live >= QUIET and rendezvous.dissolve(directory):
+            patience = QUIET if life is Life.OVER else LINGER
+            if now - last_live >= patience and _is_dissolved(directory, life):
                 break
     finally:
         service.stop()
+
+
+def _is_recorded(directory: str) -> bool:
+    """Whether tasks find this process. What the system does not tell counts as yes: others depend on it."""
+    try:
+        return rendezvous.is_recorded(directory, os.getpid())
+    except OSError as error:
+        log(f"the rendezvous cannot be read: {error}")
+        return True
+
+
+def _life(directory: str) -> Life:
+    try:
+        return rendezvous.forget_ended(directory)
+    except OSError as error:
+        log(f"the registrations cannot be read: {error}")
+        return Life.LIVE
+
+
+def _is_dissolved(directory: str, life: Life) -> bool:
+    try:
+        return rendezvous.dissolve(directory, life)
+    except OSError as error:
+        log(f"the rendezvous cannot be removed yet: {error}")
+        return False
 
 
 def log(what: str) -> None:
@@ -146,4 +179,4 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], tuple(map(int, sys.argv[2:])))

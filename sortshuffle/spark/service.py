@@ -8,6 +8,9 @@
     auto        one of this application's (`rendezvous`)   of a file; Spark's own; random, by application
     external    one of the administrator's                 of a file; Spark's own; none
 
+Where the shuffle manager is on, the random secret is the one that its plugin made: then its engines and these
+services are one process for each host.
+
 Spark's own secret is taken where ``spark.authenticate`` is on and ``spark.authenticate.secret`` is set. It
 does not travel: Spark puts it into the environment of executors, and so of their Python workers. (Tried on
 4.3, standalone.) Where it is kept elsewhere (YARN, Kubernetes) the random one travels, as secret as Spark
@@ -31,6 +34,7 @@ from sortshuffle.service import rendezvous
 from sortshuffle.service.address import address_of_host, join_address
 from sortshuffle.service.rendezvous import Registration, ServiceConfig
 from sortshuffle.service.secret import read_secret
+from sortshuffle.spark.manager.settings import manager_secret
 from sortshuffle.storage.directories import owner_of_homes, roots
 
 if TYPE_CHECKING:
@@ -70,9 +74,11 @@ class ServiceSettings:
         mode = _mode(options, conf)
         if mode is Mode.OFF:
             return NO_SERVICE
-        of_spark = _uses_sparks_secret(options, conf)
-        random = mode is Mode.AUTO and not of_spark and not options.service_secret_file
-        secret = _random_secret(application) if random else b""
+        is_auto = mode is Mode.AUTO
+        managers = manager_secret(conf) if is_auto else b""
+        of_spark = not managers and _uses_sparks_secret(options, conf)
+        random = is_auto and not of_spark and not options.service_secret_file
+        secret = managers or (_random_secret(application) if random else b"")
         return ServiceSettings(mode, conf.get("spark.driver.host", ""), secret, of_spark)
 
     def planned(self, context: Any) -> ServiceSettings:
@@ -202,9 +208,8 @@ class HostService:
 
     @cached_property
     def _config(self) -> ServiceConfig:
-        return ServiceConfig(self.secret, self.options.service_memory, *self.options.tls_files)
+        return rendezvous.config_of(self.secret, self.options)
 
     @cached_property
     def _rendezvous(self) -> str:
-        apart = (self.settings.secret.hex(), self.options.service_secret_file, *self.options.tls_files)
-        return rendezvous.directory_of(self.application, self.host, *apart)
+        return rendezvous.directory_of(self.application, self.host, self.settings.secret, self.options)

@@ -13,18 +13,15 @@ from weakref import WeakKeyDictionary
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from sortshuffle.errors import UsageError, WorkerSetupError
+from sortshuffle.errors import UnsupportedError, UsageError, WorkerSetupError
 from sortshuffle.options import Options
+from sortshuffle.spark.manager.choice import begins_connect_server, turn_on
+from sortshuffle.spark.manager.settings import MANAGER, MANAGER_CLASS, SHUFFLE_MANAGER
 from sortshuffle.spark.versions import at_least
+from sortshuffle.storage.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
 
 NEEDED_MODULES = ("pyarrow", "numpy", "xxhash", "sortshuffle")
 UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
-# How long pyarrow's allocator keeps freed memory before it gives it back to the system, milliseconds. A task
-# frees and takes a region's memory again and again; with the default of 10 ms every page is faulted in anew.
-# The engine, 1 GB, 64 subpartitions, two warm runs each: 40,000 to 55,000 page faults against 600 to 4,400,
-# 0.2 s of encoding against 0.1 s; the whole 1.8 to 2.0 s against 1.8 s, because writing outweighs it.
-ALLOCATOR_VARIABLE, ALLOCATOR_DELAY = "MIMALLOC_PURGE_DELAY", "3000"
-
 NO_ROLLBACK = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
 """Whether Spark 4.1+ takes other bytes of a map task that ran again for other rows, and gives up. Control
 rows are other bytes each time."""
@@ -33,7 +30,10 @@ _checked: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Settings that make Python stages quick, for a session that is about to be created:
+    """Turns on the shuffle manager (`docs/manager.md`) for a session that is about to be created, unless
+    ``spark.sortshuffle.manager`` says otherwise or something speaks against it, which the log then says.
+
+    Sets besides what makes Python stages quick:
 
     * Unix sockets between the JVM and Python workers (Spark 4.1+): a Python task over loopback TCP costs
       some 26 ms of latency, over a Unix socket about 5 ms;
@@ -42,12 +42,21 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
       Python, so this sets the variable;
     * the workers' allocator keeps freed memory for some seconds instead of milliseconds.
 
-    Everything else works without it. For a builder of a Spark Connect session, after ``remote(...)``, it sets
-    what shuffles need of such a session; the rest is set where the server is started. Returns the builder.
+    What is set in the builder before is taken into account: its plugins, jars and class path stay. Set those
+    before, because a setting that the builder gets afterwards takes the place of this one's. Frames and RDDs
+    work without all this. For a builder of a Spark Connect session, after ``remote(...)``, it sets
+    what shuffles need of such a session; the rest is set where the server is started, with the lines that
+    ``sortshuffle conf`` prints. Returns the builder.
+
+    Raises `UsageError` where ``spark.sortshuffle.manager`` is ``on`` and the manager cannot be, `OptionError`
+    for a value of it that is not allowed.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # over Connect for a server in this machine alone
     if "spark.remote" in builder._options or "SPARK_REMOTE" in os.environ:
         return builder.config(NO_ROLLBACK, "false")
+    if begins_connect_server(builder._options):
+        builder.config(NO_ROLLBACK, "false")
+    turn_on(builder)
     environment = f"spark.executorEnv.{ALLOCATOR_VARIABLE}"
     return builder.config(UNIX_SOCKETS, "true").config(environment, ALLOCATOR_DELAY)
 
@@ -87,6 +96,22 @@ def check_no_rollback(spark: SparkSession) -> None:
             " map tasks that run again, after an executor was lost, return other control rows, and Spark"
             f' would end the job. Set it with spark.conf.set("{NO_ROLLBACK}", "false"), or make the session'
             " with sortshuffle.configure(SparkSession.builder.remote(...))"
+        )
+
+
+def check_no_manager(spark: SparkSession) -> None:
+    """Raise `UnsupportedError` where a server of Spark Connect has the shuffle manager on: control rows must
+    stay with Spark's own shuffle, whose files say how long map outputs live, and over Connect nothing tells
+    the manager which shuffle they are in.
+
+    In a classic session the planner marks it.
+    """
+    settings = settings_of(spark)
+    is_off = settings.get(MANAGER, "").strip().lower() == "off"
+    if settings.get(SHUFFLE_MANAGER, "") == MANAGER_CLASS and not is_off:
+        raise UnsupportedError(
+            "over Spark Connect frames cannot be shuffled where the server has sortshuffle's shuffle manager"
+            f" on: start the server with {MANAGER}=off, or use Spark's own operators"
         )
 
 

@@ -38,8 +38,8 @@ class ExtentCounter(Protocol):
     """Counts the records of one extent, whose verified buffers it is given in order."""
 
     def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
-        """How many records end in a buffer; None if only who wrote them could tell. Raises `Malformed` if it
-        cannot be decoded."""
+        """How many records end in a buffer; None where the payload cannot count them. Raises `Malformed` if
+        it cannot be decoded."""
 
     def finish(self) -> None:
         """The extent ends here. Raises `Malformed` if that is within a record."""

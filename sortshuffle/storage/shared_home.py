@@ -26,10 +26,10 @@ PREFIX = "shared-"
 _SHOWN = 8  # characters of the boot id in the name; it tells apart, and what is random is the token
 
 
-def shared_home(root: str, application: str, token: str) -> str:
-    """The home of an application below a root."""
-    boot = boot_id().replace("-", "")[:_SHOWN] or "unknown"
-    return os.path.join(root, HOME_ROOT, application, f"{PREFIX}{boot}-{token}")
+def shared_home(root: str, application: str, boot: str, token: str) -> str:
+    """The home of an application below a root. ``boot``: the run of the system in which it is one's."""
+    shown = boot.replace("-", "")[:_SHOWN] or "unknown"
+    return os.path.join(root, HOME_ROOT, application, f"{PREFIX}{shown}-{token}")
 
 
 def is_shared(home: str) -> bool:
@@ -56,10 +56,7 @@ def make_shared_home(home: str, keeper: int, keep: bool) -> None:
 
 
 def remove_shared_home(home: str) -> bool:
-    """Remove it with everything in it, unless its owner keeps it; whether it is gone."""
-    owner = Owner.read(home)
-    if owner is not None and owner.keep:
-        return False
+    """Remove it with everything in it; whether it is gone."""
     if not is_gone(home):
         remove_home(home)
     return is_gone(home)

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from sortshuffle.errors import StateError
@@ -154,11 +155,8 @@ class PartitionedFileWriter:
         subpartition."""
         self._expect(_State.IN_REGION)
         first, count = self.header.first_subpartition, self.header.subpartitions
-        positions = (run.subpartitions - first) % count
-        is_ordered = bool((np.diff(positions) > 0).all()) and int(positions[0]) > self._written
-        if not is_ordered or self._kinds[-1] is RegionKind.BROADCAST:
-            raise StateError(f"a run of extents comes out of order in region {len(self._kinds) - 1}")
         with self._or_failed():
+            positions = self._positions_of(run)
             self._end_extent()
             ends = self.data_bytes + np.cumsum(run.bytes)
             # between the last extent and the run's last an empty one stands where the one before it ends
@@ -215,6 +213,18 @@ class PartitionedFileWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abandon()
+
+    def _positions_of(self, run: ExtentRun) -> npt.NDArray[np.int64]:
+        """Where a run's subpartitions stand in the write order. Raises `StateError` unless they come there in
+        their order, behind what is written."""
+        first, count = self.header.first_subpartition, self.header.subpartitions
+        numbers = run.subpartitions
+        if len(numbers) and int(numbers.min()) >= 0 and int(numbers.max()) < count:
+            positions = (numbers - first) % count
+            is_ordered = bool((np.diff(positions) > 0).all()) and int(positions[0]) > self._written
+            if is_ordered and self._kinds[-1] is RegionKind.UNICAST:
+                return positions
+        raise StateError(f"a run of extents comes out of order in region {len(self._kinds) - 1}")
 
     def _place(self, subpartition: int, buffers: list[SealedBuffer]) -> None:
         """Count buffers that are about to be appended in the entry of their extent."""

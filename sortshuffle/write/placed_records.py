@@ -12,8 +12,9 @@ Used by the shuffle manager's engine (`service.jvm`), through `SortMergeResultPa
 Rules
 * A clustered frame owns its memory. The memory of a frame may be used again when `add` returns.
 * Within a subpartition records keep the order in which they came.
-* An encoder holds records only within its budget's knowledge. `room_for` says beforehand whether a frame
-  still fits, with what the next drain takes.
+* What an encoder holds is charged to its budget. `room_for` says beforehand whether a frame still fits, with
+  what the next drain takes. What clustering a frame takes for a moment, some 20 bytes for each record, is
+  not.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.format.buffer import sealed_size
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.extent_run import ExtentRun, seal_run
 from sortshuffle.format.index import RegionKind
@@ -41,9 +43,10 @@ from sortshuffle.write.intake import Intakes
 # Bytes of records in one buffer at most: large enough that a call's cost vanishes, small enough for the cache
 MESSAGE_BYTES = MIB
 MESSAGE_SHARE = 16  # part of the budget that a message is at most
-# its joined bytes, their block, which has memory for bytes that cannot be compressed, and the block in
-# memory of its own size; rounded up
+# A message exists up to three times: its joined bytes, the compressor's output, which has memory for bytes
+# that cannot be compressed, and the block in memory of its own size. Rounded up
 COPIES_OF_A_MESSAGE = 4
+SUBPARTITIONS_AT_ONCE = 1024  # whose bounds are Python's numbers at a time, some 40 bytes for each frame
 # neighbours that are worth sealing at once: NumPy's calls take as long as sealing some one by one
 LEAST_RUN = 8
 _WORD = 8
@@ -127,8 +130,8 @@ class PlacedRecordEncoder:
         self._order = np.array(write_order, np.int64)
         self._budget = budget
         self._metrics = metrics
-        self._message_bytes = max(1, min(MESSAGE_BYTES, budget.limit // MESSAGE_SHARE))
-        self._write_batch = write_batch(budget.limit)
+        self._message_bytes = max(1, min(MESSAGE_BYTES, budget.least // MESSAGE_SHARE))
+        self._write_batch = write_batch(budget.least)
         self._bounds_bytes = _WORD * (layout.subpartitions + 1)  # of a clustered frame
         self._frames: list[_ClusteredFrame] = []
         self._records = np.zeros(layout.subpartitions, np.int64)
@@ -160,44 +163,57 @@ class PlacedRecordEncoder:
         if len(frames) == 1:
             yield from self._of_one_frame(frames[0], filled, records)
         else:
-            yield from self._one_by_one(frames, filled.tolist(), records)
+            yield from self._one_by_one(frames, filled, records)
         self._budget.release(held)
 
     def _of_one_frame(self, frame: _ClusteredFrame, filled: Int64s, records: Int64s) -> Iterator[Drained]:
         """Neighbours that are small at once, the others one by one."""
-        sizes = (frame.bounds[1:] - frame.bounds[:-1])[filled]
-        small = sizes < LEAST_COMPRESSED
-        # a stretch ends where smallness changes, and where the subpartitions turn from the last to the first
-        cuts = np.flatnonzero((small[1:] != small[:-1]) | (filled[1:] < filled[:-1])) + 1
-        for stretch in np.split(np.arange(len(filled)), cuts):
-            subpartitions = filled[stretch]
-            if len(stretch) >= LEAST_RUN and small[stretch[0]]:
-                yield self._run(frame, subpartitions, sizes[stretch], records[subpartitions])
-            else:
-                yield from self._one_by_one([frame], subpartitions.tolist(), records)
+        sizes = frame.bounds[filled + 1] - frame.bounds[filled]
+        done = 0
+        for start, end in self._runs(filled, sizes):
+            yield from self._one_by_one([frame], filled[done:start], records)
+            yield self._run(frame, filled[start:end], sizes[start:end], records)
+            done = end
+        yield from self._one_by_one([frame], filled[done:], records)
+
+    def _runs(self, filled: Int64s, sizes: Int64s) -> Iterator[tuple[int, int]]:
+        """Which of these subpartitions are sealed at once, as ranges of their positions."""
+        small = np.flatnonzero(sizes < LEAST_COMPRESSED)
+        if not len(small):
+            return
+        most = max(LEAST_RUN, self._write_batch // sealed_size(LEAST_COMPRESSED))
+        # a stretch ends where others come between, and where subpartitions turn from last to first
+        cuts = np.flatnonzero((np.diff(small) > 1) | (np.diff(filled[small]) < 0)) + 1
+        for stretch in np.split(small, cuts):
+            for start in range(int(stretch[0]), int(stretch[-1]) + 1, most):
+                end = min(start + most, int(stretch[-1]) + 1)
+                if end - start >= LEAST_RUN:
+                    yield start, end
 
     def _run(
         self, frame: _ClusteredFrame, subpartitions: Int64s, sizes: Int64s, records: Int64s
     ) -> ExtentRun:
         start, end = int(frame.bounds[subpartitions[0]]), int(frame.bounds[subpartitions[-1] + 1])
         with self._metrics.step("checksum"):
-            run = seal_run(frame.view[start:end], subpartitions, sizes, records)
+            run = seal_run(frame.view[start:end], subpartitions, sizes, records[subpartitions])
         self._budget.charge(int(run.bytes.sum()))
         return run
 
     def _one_by_one(
-        self, frames: list[_ClusteredFrame], subpartitions: list[int], records: Int64s
+        self, frames: list[_ClusteredFrame], subpartitions: Int64s, records: Int64s
     ) -> Iterator[Extent]:
-        bounds = [frame.bounds.tolist() for frame in frames]
-        views = [frame.view for frame in frames]
-        for subpartition in subpartitions:
-            # a loop over pieces, not over records: a frame has one for each subpartition
-            pieces = [
-                view[each[subpartition] : each[subpartition + 1]]
-                for view, each in zip(views, bounds, strict=True)
-                if each[subpartition] < each[subpartition + 1]
-            ]
-            yield from self._extent(subpartition, pieces, int(records[subpartition]))
+        for at in range(0, len(subpartitions), SUBPARTITIONS_AT_ONCE):
+            block = subpartitions[at : at + SUBPARTITIONS_AT_ONCE]
+            starts = [frame.bounds[block].tolist() for frame in frames]
+            ends = [frame.bounds[block + 1].tolist() for frame in frames]
+            for number, subpartition in enumerate(block.tolist()):
+                # a loop over pieces, not over records: a frame has one for each subpartition
+                pieces = [
+                    frame.view[start[number] : end[number]]
+                    for frame, start, end in zip(frames, starts, ends, strict=True)
+                    if start[number] < end[number]
+                ]
+                yield from self._extent(subpartition, pieces, int(records[subpartition]))
 
     def written(self) -> None:
         pass
@@ -264,7 +280,8 @@ _NO_MEMORY = pa.py_buffer(b"")
 
 
 def _messages(pieces: list[memoryview], most: int) -> Iterator[BytesLike]:
-    """The pieces one behind the other, in messages of at most ``most`` bytes; never none."""
+    """The pieces one behind the other, in messages of at most ``most`` bytes: at least one, which may be
+    empty."""
     if len(pieces) == 1 and len(pieces[0]) <= most:
         yield pieces[0]
         return
@@ -278,5 +295,4 @@ def _messages(pieces: list[memoryview], most: int) -> Iterator[BytesLike]:
             message, size, piece = [], 0, piece[cut:]
         message.append(piece)
         size += len(piece)
-    if size or not pieces:
-        yield b"".join(message)
+    yield b"".join(message)

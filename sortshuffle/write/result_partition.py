@@ -238,7 +238,7 @@ class SortMergeResultPartition:
 
     def _write_region(self, intake: Intake) -> None:
         self._writer.start_region(intake.kind)
-        for batch in _batched(intake.drain(), write_batch(self._budget.limit)):
+        for batch in _batched(intake.drain(), write_batch(self._budget.least)):
             if isinstance(batch, ExtentRun):
                 self._write_run(batch)
             else:
@@ -298,6 +298,7 @@ def _batched(extents: Iterator[Drained], most: int) -> Iterator[list[Extent] | E
                 yield batch
                 batch, size = [], 0
             yield extent
+            del extent
             continue
         batch.append(extent)
         size += bytes_of(extent[1])

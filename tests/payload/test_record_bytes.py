@@ -3,6 +3,7 @@ of its extent; what is damaged in spite of its checksums is found."""
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -72,7 +73,7 @@ def test_what_compresses_well_is_compressed_from_a_size_on(codec: Codec) -> None
     seconds: defaultdict[str, float] = defaultdict(float)
     small = payload.seal(b"x" * (LEAST_COMPRESSED - 1), 1, seconds)
     large = payload.seal(b"x" * LEAST_COMPRESSED, 1, seconds)
-    noise = payload.seal(bytes(range(256)), 1, seconds)
+    noise = payload.seal(random.Random(1).randbytes(LEAST_COMPRESSED), 1, seconds)
     _, stored = extent_of([small, large, noise])
     assert [each.compressed for each in stored] == [False, True, False]
     assert large.bytes < small.bytes

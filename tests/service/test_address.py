@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,6 +19,7 @@ from sortshuffle.service.address import (
     join_address,
     listen_at_host,
     listen_on,
+    listen_on_path,
     split_address,
 )
 
@@ -106,3 +110,55 @@ def test_a_host_known_by_another_address_listens_everywhere(host: str) -> None:
 )
 def test_it_is_known_who_only_this_host_reaches(host: str, only_here: bool) -> None:
     assert is_loopback(host) is only_here
+
+
+# Unix sockets
+
+
+def test_a_unix_socket_is_this_users_alone(short_path: Path) -> None:
+    path = str(short_path / "socket")
+    with listen_on_path(path) as listening:
+        assert stat.S_IMODE(os.lstat(path).st_mode) == 0o600
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(path)
+            client.sendall(b"x")
+            accepted, _ = listening.accept()
+            with accepted:
+                assert accepted.recv(1) == b"x"
+
+
+@pytest.mark.parametrize("what", ["socket", "file", "link"])
+def test_another_of_its_name_goes(short_path: Path, what: str) -> None:
+    path = short_path / "socket"
+    (short_path / "file").write_text("stays")
+    if what == "socket":
+        listen_on_path(str(path)).close()  # which leaves its name
+    elif what == "file":
+        path.touch()
+    else:
+        path.symlink_to(short_path / "file")
+    with listen_on_path(str(path)), socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+    assert (short_path / "file").read_text() == "stays"
+
+
+def test_a_path_has_as_many_bytes_as_the_system_takes(short_path: Path) -> None:
+    longest = 107 - len(f"{short_path}/")
+    with listen_on_path(str(short_path / ("s" * longest))):
+        pass
+    for name in ("s" * (longest + 1), "ö" * (longest // 2 + 1)):
+        with pytest.raises(
+            UsageError, match=r"too long for a Unix socket, which takes 107 bytes: set TMPDIR"
+        ):
+            listen_on_path(str(short_path / name))
+    assert os.listdir(short_path) == ["s" * longest]
+
+
+def test_where_no_socket_can_be_made_nothing_stays_open(short_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FileNotFoundError):
+        listen_on_path(str(short_path / "gone" / "socket"))
+    (short_path / "directory").mkdir()
+    with pytest.raises(IsADirectoryError):
+        listen_on_path(str(short_path / "directory"))
+    assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -1,5 +1,6 @@
 """The rendezvous of an application's tasks: real processes that look for the service at once start exactly
-one; a supervisor that died is replaced on the same port; what others could have put there is refused."""
+one; a supervisor that died is replaced on the same port; what others could have put there is refused; shared
+homes go with it, and not before the application."""
 
 from __future__ import annotations
 
@@ -16,16 +17,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine import ENVIRONMENT, eventually, running
+from engine import ENVIRONMENT, Pair, eventually, running, write_pair
+from serving import no_descriptor_left
 
 from sortshuffle.errors import ServiceUnavailableError, UsageError
+from sortshuffle.options import MIB, Options
 from sortshuffle.service import rendezvous
-from sortshuffle.service.rendezvous import Registration, ServiceConfig
+from sortshuffle.service.rendezvous import Life, Registration, ServiceConfig
 from sortshuffle.storage.lifetime import Owner, boot_id, process_start
+from sortshuffle.storage.shared_home import make_shared_home, shared_home
 
 HOST = "127.0.0.1"
 CONFIG = ServiceConfig(b"s" * 32, 8 << 20)
 PRODUCERS = 16
+TOKEN = "5e" * 16
 
 ENSURE = """
 import json, sys
@@ -41,14 +46,15 @@ print(rendezvous.ensure(sys.argv[1], "127.0.0.1", ServiceConfig(b"s" * 32, 8 << 
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[str]:
-    """A rendezvous; its supervisor ends with the test."""
-    (tmp_path / "own").mkdir(mode=0o700)
-    directory = str(tmp_path / "own" / "app-1")
+def place(short_path: Path) -> Iterator[str]:
+    """A rendezvous; its supervisor and its service end with the test."""
+    (short_path / "own").mkdir(mode=0o700)
+    directory = str(short_path / "own" / "app-1")
     yield directory
     found = supervised(directory)
     if found:
         end(found["pid"])
+    eventually(lambda: not processes("process", directory), "the service ends with its supervisor")
     rendezvous._found.pop(directory, None)
     rendezvous._registered.clear()
 
@@ -70,9 +76,10 @@ def end(pid: int) -> None:
     eventually(lambda: process_start(pid) is None, f"process {pid} is gone")
 
 
-def executor(pid: int, *roots: str) -> Registration:
+def executor(pid: int, *roots: str, token: str = "") -> Registration:
     owner = Owner("app-1", HOST, boot_id(), pid, process_start(pid) or 0, (), 600.0, False)
-    return Registration(owner, roots)
+    # an executor of the manager has shared roots, one of frames roots of its own
+    return Registration(owner, () if token else roots, roots if token else (), token)
 
 
 def accepts(port: int) -> bool:
@@ -122,13 +129,17 @@ def test_of_many_that_come_at_once_one_starts_it(place: str, tmp_path: Path) -> 
 
 
 def supervisors(directory: str) -> list[int]:
+    return processes("supervisor", directory)
+
+
+def processes(module: str, directory: str) -> list[int]:
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"sortshuffle.service.supervisor" in words and directory.encode() in words:
+        if f"sortshuffle.service.{module}".encode() in words and directory.encode() in words:
             found.append(int(entry))
     return found
 
@@ -236,13 +247,18 @@ def test_a_new_one_is_made_where_one_was_dissolved(place: str) -> None:
     assert len(supervisors(place)) == 1
 
 
-def test_what_a_killed_supervisor_left_goes_when_another_application_starts_one(place: str) -> None:
-    left = f"{place}-left"
+def test_what_a_killed_supervisor_left_goes_when_another_application_starts_one(
+    place: str, tmp_path: Path
+) -> None:
+    left, home = f"{place}-left", made_home(tmp_path)
     with running("sleep", "60") as gone:
-        rendezvous.ensure(left, HOST, CONFIG, executor(gone.pid, "/a"))
+        rendezvous.ensure(left, HOST, CONFIG, executor(gone.pid, str(tmp_path), token=TOKEN))
         end(supervised(left)["pid"])
+    assert home.exists()
     rendezvous.ensure(place, HOST, CONFIG, executor(os.getpid(), "/a"))
-    assert os.listdir(os.path.dirname(place)) == [os.path.basename(place)]
+    own = [os.path.basename(path) for path in (place, rendezvous.socket_path(place))]
+    assert sorted(os.listdir(os.path.dirname(place))) == sorted(own)
+    assert not home.exists()
 
 
 def test_that_of_another_host_in_the_same_directory_is_its_own_business(place: str) -> None:
@@ -271,14 +287,246 @@ def test_registrations_that_cannot_be_read_are_passed_over(place: str, text: str
 
 
 def test_the_configuration_arrives_as_it_was() -> None:
-    config = ServiceConfig(bytes(range(32)), 5 << 20, "/c", "/k", "/a")
+    config = ServiceConfig(bytes(range(32)), 5 << 20, "/c", "/k", "/a", 7 << 20, "zstd", 3, 12.5)
     assert ServiceConfig.unpack(config.pack()) == config
     assert config.pack().count(b"\n") == 1
 
 
-def test_services_that_cannot_understand_each_other_meet_elsewhere() -> None:
-    places = {rendezvous.directory_of("app-1", HOST, *apart) for apart in (("s", ""), ("t", ""), ("s", "/c"))}
-    assert len(places) == 3
-    assert rendezvous.directory_of("app-1", HOST, "s", "") in places
+def test_a_service_is_told_what_the_options_say() -> None:
+    pem = {f"service_tls_{name}": f"/{name}" for name in ("certificate", "key", "authority")}
+    options = Options(
+        service_memory=5 * MIB,
+        manager_memory=64 * MIB,
+        codec="zstd",
+        codec_level=4,
+        service_timeout=7.5,
+        **pem,  # type: ignore[arg-type]
+    )
+    told = rendezvous.config_of(b"secret", options)
+    assert told == ServiceConfig(
+        b"secret", 5 * MIB, "/certificate", "/key", "/authority", 64 * MIB, "zstd", 4, 7.5
+    )
+
+
+def place_of(secret: bytes = b"s", application: str = "app-1", **options: str) -> str:
+    return rendezvous.directory_of(application, HOST, secret, Options(**options))  # type: ignore[arg-type]
+
+
+def test_services_that_cannot_understand_each_other_meet_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    pem = {f"service_tls_{name}": "/c" for name in ("certificate", "key", "authority")}
+    places = {
+        place_of(),
+        place_of(b"t"),
+        place_of(application="app-2"),
+        place_of(service_secret_file="/c"),
+        place_of(**pem),
+    }
+    assert len(places) == 5
+    assert place_of() in places
+    assert place_of(codec="zstd") in places, "who comes first says how map outputs are written"
     own = os.path.join(tempfile.gettempdir(), f"sortshuffle-{os.geteuid()}")
     assert {os.path.dirname(each) for each in places} == {own}
+    assert len({rendezvous.socket_path(each) for each in places}) == 5
+
+    monkeypatch.setattr(rendezvous, "_process_namespace", lambda: "pid:[1]")  # in another container
+    places.add(place_of())
+    monkeypatch.setattr(rendezvous, "boot_id", lambda: "another machine with the same directory")
+    places.add(place_of())
+    assert len(places) == 7
+
+
+# The socket for JVMs
+
+
+def connects(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(5)
+        return client.connect_ex(path) == 0
+
+
+def test_jvms_may_connect_before_the_service_is_up(place: str) -> None:
+    rendezvous.ensure(place, HOST, CONFIG, executor(os.getpid(), "/a"))
+    path = rendezvous.socket_path(place)
+    assert os.path.dirname(path) == os.path.dirname(place)
+    assert connects(path)
+    assert stat.S_IMODE(os.lstat(path).st_mode) == 0o600
+
+
+def test_a_socket_that_was_left_is_replaced(place: str) -> None:
+    rendezvous.ensure(place, HOST, CONFIG, executor(os.getpid(), "/a"))
+    path = rendezvous.socket_path(place)
+    end(supervised(place)["pid"])
+    eventually(lambda: not connects(path), "nobody listens any more")
+    rendezvous.ensure(place, HOST, CONFIG, executor(os.getpid(), "/a"))
+    assert connects(path)
+
+
+def test_a_path_that_the_system_cannot_take_is_refused_with_the_way_out(short_path: Path) -> None:
+    directory = str(short_path / ("o" * 90) / "app-1")
+    os.mkdir(os.path.dirname(directory), 0o700)
+    with pytest.raises(UsageError, match=r"too long for a Unix socket.*TMPDIR"):
+        rendezvous.ensure(directory, HOST, CONFIG, executor(os.getpid(), "/a"))
+    assert supervisors(directory) == []
+    assert supervised(directory) == {}
+
+
+# Shared homes, and what is known of the application
+
+
+def made_home(root: Path, keep: bool = False) -> Path:
+    """The shared home of the application below a root, with a map output in it."""
+    home = shared_home(str(root), "app-1", boot_id(), TOKEN)
+    make_shared_home(home, os.getpid(), keep)
+    write_pair(home, Pair(2))
+    return Path(home)
+
+
+def register(place: str, *registered: Registration) -> None:
+    with rendezvous._locked(place):
+        for each in registered:
+            rendezvous._register(place, each)
+
+
+def outliving(registration: Registration, *directories: Path) -> Registration:
+    """Of an executor whose service outlives it, with these local directories."""
+    local = tuple(map(str, directories))
+    return replace(registration, owner=replace(registration.owner, local_directories=local, outlived=True))
+
+
+@pytest.fixture
+def ended() -> int:
+    """The number of a process that has ended."""
+    with running("true") as process:
+        process.wait()
+    return process.pid
+
+
+def test_an_application_without_executors_is_over(place: str) -> None:
+    assert rendezvous.forget_ended(place) is Life.OVER
+    register(place)
+    assert rendezvous.forget_ended(place) is Life.OVER
+
+
+def test_one_with_an_executor_lives(place: str, ended: int) -> None:
+    register(
+        place, executor(ended, "/a"), executor(os.getpid(), "/b"), executor(ended + 1, "/c", token=TOKEN)
+    )
+    assert rendezvous.forget_ended(place) is Life.LIVE
+    assert sorted(rendezvous.roots_of(place)) == ["/b", "/c"], "who shares a home is remembered"
+
+
+def test_one_whose_shared_homes_outlive_its_executors_waits_until_spark_removes_what_is_above(
+    place: str, ended: int, tmp_path: Path
+) -> None:
+    blocks = tmp_path / "above" / "blockmgr-1"
+    blocks.parent.mkdir()
+    waiting = outliving(executor(ended, str(blocks.parent), token=TOKEN), blocks)
+    register(place, waiting)
+    assert rendezvous.forget_ended(place) is Life.WAITING
+    register(place, executor(os.getpid(), "/a"))
+    assert rendezvous.forget_ended(place) is Life.LIVE
+    Path(place, rendezvous.ROOTS, str(os.getpid())).unlink()
+    assert rendezvous.forget_ended(place) is Life.WAITING
+    blocks.parent.rmdir()
+    assert rendezvous.forget_ended(place) is Life.OVER
+    assert [each.shared_homes for each in rendezvous.registrations(place)] == [waiting.shared_homes]
+
+
+@pytest.mark.parametrize(
+    "what", ["without a shared home", "with an engine that ends with its executor"], ids=lambda what: what
+)
+def test_one_that_nothing_outlives_is_over(place: str, ended: int, tmp_path: Path, what: str) -> None:
+    blocks = tmp_path / "above" / "blockmgr-1"
+    blocks.parent.mkdir()
+    if what == "without a shared home":
+        register(place, outliving(executor(ended, "/a"), blocks))
+    else:
+        register(place, executor(ended, "/a", token=TOKEN))
+    assert rendezvous.forget_ended(place) is Life.OVER
+
+
+def test_a_process_that_can_open_nothing_knows_of_no_end(place: str) -> None:
+    """One passing error of the system must not end an application's service."""
+    rendezvous.ensure(place, HOST, CONFIG, executor(os.getpid(), "/a", token=TOKEN))
+    pid = supervised(place)["pid"]
+    for ask, end_of_it in (
+        (lambda: rendezvous.forget_ended(place), Life.OVER),
+        (lambda: rendezvous.is_recorded(place, pid), False),
+        (lambda: rendezvous.dissolve(place), True),
+    ):
+        with no_descriptor_left():
+            try:
+                found = ask()
+            except OSError:
+                continue
+            assert found != end_of_it
+    assert rendezvous.registrations(place) != []
+
+
+def test_shared_homes_go_with_the_rendezvous_and_so_does_the_socket(
+    place: str, ended: int, tmp_path: Path
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    homes = [made_home(tmp_path / "a"), made_home(tmp_path / "b")]
+    other = tmp_path / "a" / "sortshuffle" / "app-1" / "host-4711"
+    other.mkdir()
+    roots = (str(tmp_path / "a"), str(tmp_path / "gone"), str(tmp_path / "b"))
+    register(place, executor(ended, *roots, token=TOKEN))
+    Path(rendezvous.socket_path(place)).touch()
+    assert rendezvous.dissolve(place)
+    assert [home.exists() for home in homes] == [False, False]
+    assert other.exists()
+    assert not os.path.exists(os.path.dirname(place))
+
+
+def test_shared_homes_of_an_application_that_may_come_again_stay(
+    place: str, ended: int, tmp_path: Path
+) -> None:
+    home = made_home(tmp_path)
+    register(place, outliving(executor(ended, str(tmp_path), token=TOKEN), tmp_path / "blockmgr-1"))
+    assert not rendezvous.dissolve(place)
+    assert home.exists()
+    register(place, executor(os.getpid(), "/a"))
+    assert not rendezvous.dissolve(place, Life.WAITING)
+    assert home.exists()
+    Path(place, rendezvous.ROOTS, str(os.getpid())).unlink()
+    assert rendezvous.dissolve(place, Life.WAITING)
+    assert not home.exists()
+
+
+def test_shared_homes_that_are_to_be_kept_stay(place: str, ended: int, tmp_path: Path) -> None:
+    home = made_home(tmp_path, keep=True)
+    keeping = executor(ended, str(tmp_path), token=TOKEN)
+    register(place, replace(keeping, owner=replace(keeping.owner, keep=True)))
+    assert rendezvous.dissolve(place)
+    assert sorted(path.suffix for path in home.iterdir()) == [".data", ".index", ".json"]
+
+
+def test_an_executor_that_comes_again_keeps_what_was_known_of_it(place: str) -> None:
+    first = outliving(executor(os.getpid(), "/above", token=TOKEN))
+    register(place, first, executor(os.getpid(), "/above"))
+    (found,) = rendezvous.registrations(place)
+    assert (found.token, found.owner.outlived) == (TOKEN, True)
+    assert found.shared_homes == first.shared_homes
+
+
+@pytest.mark.parametrize("jvm_first", [True, False])
+def test_directories_of_an_executors_own_tasks_get_no_shared_homes(place: str, jvm_first: bool) -> None:
+    """A JVM's shared homes lie above the executor's directories, and outlive it. Python tasks of the same
+    executor register with the executor's directories themselves, which go with it."""
+    of_jvm = outliving(executor(os.getpid(), "/above", token=TOKEN))
+    of_tasks = executor(os.getpid(), "/above/blockmgr-1")
+    register(place, *((of_jvm, of_tasks) if jvm_first else (of_tasks, of_jvm)))
+    assert sorted(rendezvous.roots_of(place)) == ["/above", "/above/blockmgr-1"]
+    homes = {home for each in rendezvous.registrations(place) for home in each.shared_homes}
+    assert homes == set(of_jvm.shared_homes)
+
+
+def test_a_process_number_that_is_used_again_hides_no_shared_home(place: str) -> None:
+    before = executor(os.getpid(), "/a", token=TOKEN)
+    before = replace(before, owner=replace(before.owner, started=1))
+    register(place, before, executor(os.getpid(), "/b"))
+    (found,) = rendezvous.registrations(place)
+    assert set(before.shared_homes) <= set(found.shared_homes)
+    assert found.owner.is_live()

@@ -6,18 +6,22 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trustme
 from engine import Pair, eventually, write_pair
+from jvm_client import FAILED, Block, connected
 
 from sortshuffle.errors import AuthenticationError
+from sortshuffle.format.header import Codec
 from sortshuffle.service import process, rendezvous
 from sortshuffle.service.client import ClientSettings, ServiceClients
 from sortshuffle.service.client_connection import ClientTls
 from sortshuffle.service.http import fetch_status
-from sortshuffle.service.process import RegisteredRoots, settings_of
+from sortshuffle.service.jvm.engine import EngineSettings, SharedHomes
+from sortshuffle.service.process import RegisteredRoots, engine_of, settings_of
 from sortshuffle.service.protocol import MapOutputAddress
 from sortshuffle.service.rendezvous import Registration, ServiceConfig
 from sortshuffle.service.transport import ServerTls
@@ -28,22 +32,23 @@ from sortshuffle.storage.reader import read_index
 HOST = "127.0.0.1"
 CONFIG = ServiceConfig(b"s" * 32, 8 << 20)
 SOON = 30.0
+TOKEN = "5e" * 16
 
 
-def registration(*roots: str) -> Registration:
+def registration(*roots: str, token: str = "", keep: bool = False) -> Registration:
     """Of this process, as if it were an executor."""
     pid = os.getpid()
-    return Registration(
-        Owner("app-1", HOST, boot_id(), pid, process_start(pid) or 0, (), 600.0, False), roots
-    )
+    owner = Owner("app-1", HOST, boot_id(), pid, process_start(pid) or 0, (), 600.0, keep)
+    # an executor of the manager has shared roots, one of frames roots of its own
+    return Registration(owner, () if token else roots, roots if token else (), token)
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def place(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A rendezvous, whose supervisor ends with the test."""
-    (tmp_path / "own").mkdir(mode=0o700)
-    monkeypatch.setattr(rendezvous, "_own_directory", lambda: str(tmp_path / "own"))
-    yield str(tmp_path / "own" / "app-1")
+    (short_path / "own").mkdir(mode=0o700)
+    monkeypatch.setattr(rendezvous, "_own_directory", lambda: str(short_path / "own"))
+    yield str(short_path / "own" / "app-1")
     for started in rendezvous._started:
         started.kill()
         started.wait()
@@ -133,6 +138,62 @@ def test_directories_are_read_anew_only_when_executors_have_come(
 
 def test_where_no_executor_has_registered_there_is_no_directory(tmp_path: Path) -> None:
     assert RegisteredRoots(str(tmp_path / "missing"))() == ()
+
+
+def test_shared_homes_are_those_of_all_who_have_a_token(place: str) -> None:
+    roots = RegisteredRoots(place)
+    assert roots.shared_homes() == SharedHomes(())
+    rendezvous.ensure(place, HOST, CONFIG, registration("/a"))
+    assert roots.shared_homes() == SharedHomes(())
+    shared = registration("/b", "/c", token=TOKEN)
+    rendezvous.ensure(place, HOST, CONFIG, replace(shared, owner=replace(shared.owner, pid=os.getppid())))
+    assert roots.shared_homes() == SharedHomes(shared.shared_homes, TOKEN)
+    keeping = registration("/d", keep=True)
+    rendezvous.ensure(place, HOST, CONFIG, replace(keeping, owner=replace(keeping.owner, pid=1)))
+    assert roots.shared_homes() == SharedHomes(shared.shared_homes, TOKEN, keep=True)
+
+
+def test_it_serves_jvms_too_whichever_process_serves(place: str, tmp_path: Path) -> None:
+    address = rendezvous.ensure(place, HOST, CONFIG, registration(str(tmp_path), token=TOKEN))
+    path = rendezvous.socket_path(place)
+    with connected(path) as client:
+        done = client.write([[(0, b"record")]])
+    pid = pid_of_service()
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: process_start(pid) is None, "it is gone")
+    with connected(path) as client:
+        answer = client.read([Block(7, 0, 0, 1, done.file_id)], [address])
+    assert (answer.data, answer.totals[1]) == (b"record", 1)
+
+
+def test_jvms_are_told_that_none_of_them_has_registered(place: str, tmp_path: Path) -> None:
+    """The service was started by tasks of this package, and has no shared home."""
+    rendezvous.ensure(place, HOST, CONFIG, registration(str(tmp_path)))
+    with connected(rendezvous.socket_path(place)) as client:
+        client.begin()
+        status, text = client.refusal()
+    assert (status, "no executor has registered a directory" in text) == (FAILED, True), text
+
+
+def test_the_engine_takes_what_it_is_told(place: str) -> None:
+    config = ServiceConfig(CONFIG.secret, CONFIG.memory, "/c", "/k", "/a", 32 << 20, "zstd", 3, 12.5)
+    with rendezvous._locked(place):
+        rendezvous._register(place, registration("/a", token=TOKEN))
+    rendezvous._write(
+        os.path.join(place, rendezvous.SERVICE_FILE),
+        {"host": "127.0.0.9", "port": 4711, "pid": os.getpid(), "started": 1},
+    )
+    assert engine_of(place, config).settings == EngineSettings(
+        application="app-1",
+        address="127.0.0.9:4711",
+        write_memory=32 << 20,
+        codec=Codec.ZSTD,
+        codec_level=3,
+        clients=ClientSettings(CONFIG.secret, ClientTls("/a"), 12.5),
+        keeper=os.getppid(),
+    )
+    os.unlink(os.path.join(place, rendezvous.SERVICE_FILE))
+    assert engine_of(place, ServiceConfig(b"", 5 << 20)).settings.clients == ClientSettings(timeout=60.0)
 
 
 def test_it_takes_what_it_is_told() -> None:

@@ -59,15 +59,21 @@ class Started:
             client.settimeout(5)
             return client.connect_ex((HOST, self.supervised.port)) == 0
 
+    def accepts_jvms(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(5)
+            return client.connect_ex(rendezvous.socket_path(self.directory)) == 0
+
     def is_gone(self) -> bool:
         alive = process_start(self.supervised.pid) is not None or self.services
-        return not alive and not os.path.exists(self.directory) and not self.accepts()
+        there = os.path.exists(self.directory) or self.accepts() or self.accepts_jvms()
+        return not alive and not there
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[Started]:
-    (tmp_path / "own").mkdir(mode=0o700)
-    directory = str(tmp_path / "own" / "app")
+def started(short_path: Path) -> Iterator[Started]:
+    (short_path / "own").mkdir(mode=0o700)
+    directory = str(short_path / "own" / "app")
     with running("sleep", "600") as executor:
         made = Started(directory, executor)
         try:
@@ -116,6 +122,7 @@ def test_a_service_that_dies_is_started_again_on_the_same_port(started: Started)
     kill(first)
     eventually(lambda: started.services not in ([], [first]), "another service runs")
     assert started.accepts()
+    assert started.accepts_jvms()
     assert process_start(started.supervised.pid) == started.supervised.started
     eventually(lambda: "starting it again" in started.log, "the log says so")
     assert "signal 9" in started.log
@@ -160,7 +167,10 @@ def test_it_ends_when_another_has_taken_its_place(started: Started) -> None:
 def test_the_service_ends_with_its_supervisor(started: Started, number: signal.Signals) -> None:
     started.service()
     os.kill(started.supervised.pid, number)
-    eventually(lambda: not started.services and not started.accepts(), "the service is gone")
+    eventually(
+        lambda: not started.services and not started.accepts() and not started.accepts_jvms(),
+        "the service is gone",
+    )
 
 
 ENSURE = """
@@ -174,10 +184,10 @@ rendezvous.ensure(sys.argv[1], "127.0.0.1", ServiceConfig(b"s", 8 << 20), Regist
 """
 
 
-def test_its_parent_waits_for_nothing(tmp_path: Path) -> None:
+def test_its_parent_waits_for_nothing(short_path: Path) -> None:
     """The pipes of whoever started it end with him, and not with the supervisor."""
-    (tmp_path / "own").mkdir(mode=0o700)
-    directory = str(tmp_path / "own" / "app")
+    (short_path / "own").mkdir(mode=0o700)
+    directory = str(short_path / "own" / "app")
     with running("sleep", "600") as executor:
         command = [sys.executable, "-c", ENSURE, directory, str(executor.pid)]
         subprocess.run(command, env=ENVIRONMENT, capture_output=True, timeout=60, check=True)
@@ -192,15 +202,20 @@ def test_one_whose_starter_was_killed_before_he_told_of_it_ends(tmp_path: Path, 
     """Nobody else would find it, and the next task starts another."""
     (tmp_path / "own").mkdir(mode=0o700)
     directory = str(tmp_path / "own" / "app")
-    with running("sleep", "600") as executor, socket.create_server((HOST, 0)) as listening:
+    with (
+        running("sleep", "600") as executor,
+        socket.create_server((HOST, 0)) as listening,
+        socket.socket(socket.AF_UNIX) as local,
+    ):
         owner = Owner(
             "app", HOST, boot_id(), executor.pid, process_start(executor.pid) or 0, (), 600.0, False
         )
         with rendezvous._locked(directory):
             rendezvous._register(directory, Registration(owner, ("/nowhere",)))
-        descriptor = listening.fileno()
-        command = [sys.executable, "-m", "sortshuffle.service.supervisor", directory, str(descriptor)]
-        subprocess.run(command, input=told, env=ENVIRONMENT, pass_fds=(descriptor,), timeout=20, check=False)
+        descriptors = (listening.fileno(), local.fileno())
+        module = "sortshuffle.service.supervisor"
+        command = [sys.executable, "-m", module, directory, *map(str, descriptors)]
+        subprocess.run(command, input=told, env=ENVIRONMENT, pass_fds=descriptors, timeout=20, check=False)
     assert processes("sortshuffle.service.process", directory) == []
 
 
@@ -226,8 +241,9 @@ def test_one_that_dies_of_being_started_is_tried_less_and_less_often() -> None:
 def test_one_that_cannot_be_started_for_now_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server((HOST, 0)) as listening:
-        service = ServiceProcess(str(tmp_path), listening.fileno(), b"\n")  # no configuration: it ends
+    with socket.create_server((HOST, 0)) as listening, socket.socket(socket.AF_UNIX) as local:
+        descriptors = (listening.fileno(), local.fileno())
+        service = ServiceProcess(str(tmp_path), descriptors, b"\n")  # no configuration: it ends
         try:
             with monkeypatch.context() as out_of_processes:
                 out_of_processes.setattr(sys, "executable", "/nowhere")

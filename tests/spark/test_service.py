@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from sortshuffle.errors import UsageError, WorkerSetupError
 from sortshuffle.options import PREFIX, Options
 from sortshuffle.service import rendezvous
 from sortshuffle.service.client_connection import ClientTls
+from sortshuffle.spark.manager.settings import SECRET
 from sortshuffle.spark.service import NO_SERVICE, HostService, Mode, ServiceSettings
 from sortshuffle.storage.directories import LOCAL_DIRS_VARIABLE
 
@@ -82,6 +84,18 @@ def test_where_spark_keeps_its_secret_elsewhere_a_random_one_is_made() -> None:
     assert (len(settings.secret), settings.of_spark) == (32, False)
 
 
+def test_where_the_shuffle_manager_is_on_its_secret_is_everybodys() -> None:
+    """So its engines and these services are one process for each host."""
+    conf = {**CLUSTER, SECRET: "0a0b0c"}
+    settings = ServiceSettings.of(Options(), "app", conf)
+    assert (settings.secret, settings.of_spark) == (b"\x0a\x0b\x0c", False)
+    authenticated = ServiceSettings.of(Options(), "app", {**AUTHENTICATED, SECRET: "0a0b0c"})
+    assert (authenticated.secret, authenticated.of_spark) == (b"\x0a\x0b\x0c", False)
+    from_file = ServiceSettings.of(options(service_secret_file="/secret"), "app", conf)
+    assert (from_file.secret, from_file.of_spark) == (b"\x0a\x0b\x0c", False), "it says where they meet"
+    assert ServiceSettings.of(EXTERNAL, "app", conf).secret == b""
+
+
 def test_a_file_comes_first(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_text("0123456789abcdef\n")
@@ -112,15 +126,17 @@ def test_clients_are_told_what_the_options_say() -> None:
 
 
 @pytest.fixture
-def executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """This process as an executor's worker on 127.0.0.1; what it starts ends with the test."""
-    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    monkeypatch.setenv(LOCAL_DIRS_VARIABLE, f"{tmp_path}/a,{tmp_path}/b")
-    monkeypatch.setattr(rendezvous, "_own_directory", lambda: str(tmp_path / "own"))
-    yield tmp_path
-    for process in rendezvous._started:
-        process.kill()
-        process.wait()
+def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """This process as an executor's worker on 127.0.0.1; what it starts ends with the test. In a directory
+    with a short path, which a Unix socket needs."""
+    with tempfile.TemporaryDirectory(prefix="sockets-", ignore_cleanup_errors=True) as made:
+        monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        monkeypatch.setenv(LOCAL_DIRS_VARIABLE, f"{made}/a,{made}/b")
+        monkeypatch.setattr(rendezvous, "_own_directory", lambda: f"{made}/own")
+        yield Path(made)
+        for process in rendezvous._started:
+            process.kill()
+            process.wait()
     rendezvous._started.clear()
     rendezvous._found.clear()
     rendezvous._registered.clear()
@@ -139,7 +155,7 @@ def test_the_address_is_that_of_a_service_that_serves_the_executors_directories(
     address = service.address()
     assert address.startswith("127.0.0.1:")
     assert service_of("app").address() == address
-    (directory,) = (executor / "own").iterdir()
+    (directory,) = (path for path in (executor / "own").iterdir() if path.is_dir())
     assert directory.name.startswith("app-127.0.0.1-")
     (registered,) = rendezvous.registrations(str(directory))
     assert registered.roots == (f"{executor}/a", f"{executor}/b")

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 import sortshuffle
 from sortshuffle.options import MIB
+from sortshuffle.spark.manager.settings import MANAGER
 from sortshuffle.spark.session import NO_ROLLBACK, UNIX_SOCKETS, check_workers, options_of
 
 PATIENCE = 180  # seconds; each takes about 10
@@ -42,10 +43,14 @@ def run(code: str, **environment: str) -> str:
 
 def test_configure_sets_what_it_says_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    builder = SparkSession.Builder()
+    builder = SparkSession.Builder().config(MANAGER, "off")  # which has tests of its own
 
     assert sortshuffle.configure(builder) is builder
-    assert builder._options == {UNIX_SOCKETS: "true", "spark.executorEnv.MIMALLOC_PURGE_DELAY": "3000"}
+    assert builder._options == {
+        MANAGER: "off",
+        UNIX_SOCKETS: "true",
+        "spark.executorEnv.MIMALLOC_PURGE_DELAY": "3000",
+    }
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
@@ -60,7 +65,7 @@ def test_configure_sets_for_spark_connect_what_shuffles_need_there(monkeypatch: 
 
 def test_configure_leaves_the_choice_of_the_workers_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/other/python")
-    sortshuffle.configure(SparkSession.Builder())
+    sortshuffle.configure(SparkSession.Builder().config(MANAGER, "off"))
 
     assert os.environ["PYSPARK_PYTHON"] == "/opt/other/python"
 
@@ -71,7 +76,7 @@ import json
 import sortshuffle
 from pyspark.sql import SparkSession
 builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-spark = sortshuffle.configure(builder).getOrCreate()
+spark = sortshuffle.configure(builder.config("spark.sortshuffle.manager", "off")).getOrCreate()
 worker = spark.sparkContext.parallelize([0], 1).map(lambda _: __import__("sys").executable).first()
 rows = sortshuffle.frame(spark.range(7)).repartition(2).count()
 print(json.dumps([worker, spark.conf.get("spark.python.unix.domain.socket.enabled"), rows]))

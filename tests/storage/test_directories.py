@@ -16,7 +16,7 @@ from engine import Pair, eventually, names, small_disk, write_pair
 from sortshuffle.errors import OutOfDiskError, UsageError
 from sortshuffle.options import Options
 from sortshuffle.storage import home_failures, janitor
-from sortshuffle.storage.directories import LEAST_FREE, LOCAL_DIRS_VARIABLE, Homes
+from sortshuffle.storage.directories import LEAST_FREE, LOCAL_DIRS_VARIABLE, Directories, Homes
 from sortshuffle.storage.lifetime import Owner, boot_id, executor_pid, process_start
 
 HOME = f"sortshuffle/app-1/{socket.gethostname()}-{executor_pid()}"
@@ -196,6 +196,17 @@ def test_homes_are_used_in_turn(tmp_path: Path) -> None:
         path.mkdir()
     homes = homes_at(*paths)
     assert [homes.pick(turn) for turn in range(7)] == [str(paths[turn % 3]) for turn in range(7)]
+
+
+def test_directories_of_no_executor_are_used_in_turn_likewise(tmp_path: Path) -> None:
+    paths = tuple(str(tmp_path / name) for name in "abc")
+    for path in paths:
+        os.mkdir(path)
+    directories = Directories(paths)
+    assert [directories.pick(turn) for turn in range(7)] == [paths[turn % 3] for turn in range(7)]
+    assert [directories.create(turn, lambda home: home) for turn in range(3)] == list(paths)
+    home_failures.remember(paths[1], OSError(errno.EIO, "broken"))
+    assert [directories.pick(turn) for turn in range(4)] == [paths[0], paths[2]] * 2
 
 
 def test_a_home_without_room_is_passed_over(tmp_path: Path, small: Path) -> None:

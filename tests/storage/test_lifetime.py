@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from engine import WRITER, Pair, names, printed, read_pair, running, small_disk, write_pair
+from serving import no_descriptor_left
 
 from sortshuffle.errors import UsageError
 from sortshuffle.storage.lifetime import (
@@ -26,6 +27,8 @@ from sortshuffle.storage.lifetime import (
     dead_partials,
     delete_unfinished,
     executor_pid,
+    is_gone,
+    is_running,
     process_start,
     remove_home,
     sweep,
@@ -212,6 +215,50 @@ def test_an_executor_is_live_while_any_of_its_local_directories_is_there(local: 
     other.rmdir()
     assert not owner.is_live()
     assert replace(owner, local_directories=()).is_live(), "unknown directories say nothing"
+
+
+def test_what_the_system_does_not_tell_counts_as_running(local: Path) -> None:
+    """What is deleted cannot be had back, and a process that is out of files is no sign of anything."""
+    with running("sleep", "600") as process:
+        owner = living(local, process.pid)
+        assert is_running(owner.pid, owner.started)
+        with no_descriptor_left():
+            with pytest.raises(OSError, match="Too many open files"):
+                process_start(owner.pid)
+            assert is_running(owner.pid, owner.started)
+            assert is_running(owner.pid, owner.started - 1)
+            assert owner.is_live()
+    assert not is_running(owner.pid, owner.started)
+    assert not owner.is_live()
+
+
+def test_a_process_that_began_at_another_time_is_another_one() -> None:
+    started = process_start(os.getpid())
+    assert started is not None
+    assert is_running(os.getpid(), started)
+    assert not is_running(os.getpid(), started - 1)
+    assert not is_running(2**22 + 1, started)  # above the largest number that there is
+
+
+def test_only_what_has_no_name_any_more_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert not is_gone(str(tmp_path))
+    assert not is_gone(str(tmp_path / "file"))
+    assert not is_gone(str(tmp_path / "link"))
+    assert is_gone(str(tmp_path / "nowhere"))
+    assert is_gone(str(tmp_path / "file" / "below"))
+
+
+def test_directories_of_which_the_system_tells_nothing_count_as_there(tmp_path: Path) -> None:
+    unknown = str(tmp_path / ("x" * 300) / "blockmgr")  # its name is too long
+    assert not is_gone(unknown)
+    owner = replace(living(tmp_path, os.getpid()), local_directories=(unknown,))
+    assert owner.is_live()
+    assert not owner.sees_the_end()
+    gone = replace(owner, local_directories=(str(tmp_path / "a" / "blockmgr"),))
+    assert not gone.is_live()
+    assert gone.sees_the_end()
 
 
 def test_start_times_are_found_whatever_a_program_is_called(tmp_path: Path) -> None:

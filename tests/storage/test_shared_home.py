@@ -23,7 +23,7 @@ TOKEN = "5e" * 8
 
 @pytest.fixture
 def home(tmp_path: Path) -> str:
-    return shared_home(str(tmp_path / "root"), "app-1", TOKEN)
+    return shared_home(str(tmp_path / "root"), "app-1", boot_id(), TOKEN)
 
 
 @contextmanager
@@ -37,20 +37,18 @@ def booted(identity: str) -> Iterator[None]:
 def test_its_name_has_the_boot_and_the_token(tmp_path: Path) -> None:
     boot = boot_id().replace("-", "")[:8]
     assert len(boot) == 8
-    assert shared_home("/disk", "app-1", TOKEN) == f"/disk/sortshuffle/app-1/shared-{boot}-{TOKEN}"
+    assert shared_home("/disk", "app-1", boot_id(), TOKEN) == f"/disk/sortshuffle/app-1/shared-{boot}-{TOKEN}"
 
 
 def test_no_two_that_must_not_meet_have_one_name() -> None:
     found = {
-        shared_home(root, application, token)
+        shared_home(root, application, boot_id(), token)
         for root in ("/a", "/b")
         for application in ("app-1", "app-2")
         for token in (TOKEN, "6f" * 8)
     }
-    with booted("0f1e2d3c-0000-0000-0000-000000000000"):
-        found.add(shared_home("/a", "app-1", TOKEN))
-    with booted(""):
-        found.add(shared_home("/a", "app-1", TOKEN))
+    found.add(shared_home("/a", "app-1", "0f1e2d3c-0000-0000-0000-000000000000", TOKEN))
+    found.add(shared_home("/a", "app-1", "", TOKEN))
     assert len(found) == 10
 
 
@@ -127,14 +125,6 @@ def test_others_beside_it_stay(tmp_path: Path, home: str) -> None:
     assert names(tmp_path / "root" / "sortshuffle" / "app-1") == ["host-4711"]
 
 
-def test_its_owner_may_keep_it(home: str) -> None:
-    make_shared_home(home, os.getpid(), keep=True)
-    file = write_pair(home, Pair(2))
-    assert not remove_shared_home(home)
-    assert os.path.exists(file.data_path)
-    assert os.path.exists(file.index_path)
-
-
 def test_one_that_is_gone_need_not_be_removed(home: str) -> None:
     assert remove_shared_home(home)
     make_shared_home(home, os.getpid(), keep=False)
@@ -176,7 +166,7 @@ def test_what_is_not_named_like_a_home_is_not_deleted(tmp_path: Path) -> None:
 
 def test_one_that_cannot_be_removed_is_found_again(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        home = shared_home(str(disk), "app-1", TOKEN)
+        home = shared_home(str(disk), "app-1", boot_id(), TOKEN)
         make_shared_home(home, os.getpid(), keep=False)
         busy = Path(home, "busy")
         with small_disk(busy):

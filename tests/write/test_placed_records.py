@@ -37,7 +37,7 @@ from sortshuffle.memory.shared_budget import SharedMemory
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.events import SUPERSTEP
-from sortshuffle.payload.record_bytes import RecordBytesPayload
+from sortshuffle.payload.record_bytes import LEAST_COMPRESSED, RecordBytesPayload
 from sortshuffle.storage.extents import extents_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import PartitionedFileReader, read_index
@@ -164,7 +164,7 @@ RECORD = st.one_of(
     st.sampled_from(Codec),
     st.one_of(st.integers(1, 5), st.sampled_from([256, 257, 1000, 3000])),
     st.lists(st.lists(st.tuples(st.integers(0, 10**6), RECORD), min_size=1, max_size=40), max_size=6),
-    st.sampled_from([1, 2 * KIB, 64 * KIB, 64 * MIB]),
+    st.sampled_from([4 * KIB, 64 * KIB, 64 * MIB]),
 )
 def test_any_records_come_back_in_their_order(
     tmp_path: Path, codec: Codec, subpartitions: int, drawn: Frames, memory: int
@@ -193,6 +193,38 @@ def test_records_of_many_frames_come_back_in_the_order_of_arrival(
     regions = len(kinds(output))
     assert regions == 1 if memory == 64 * MIB else regions >= 3
     assert output.partition.metrics.counts["spills"] == regions - 1
+
+
+SIZE = st.sampled_from([None, 0, 1, 47, 48, 49, LEAST_COMPRESSED - 1, LEAST_COMPRESSED, 300])
+
+
+@pytest.mark.parametrize("codec", Codec)
+@given(st.lists(SIZE, min_size=1, max_size=60), st.integers(0, 59), st.integers(0, 59))
+def test_many_small_extents_at_once_are_what_they_would_be_one_by_one(
+    tmp_path: Path, codec: Codec, sizes: list[int | None], first: int, cut: int
+) -> None:
+    """A region of one frame is written in runs of small neighbours, one of several frames extent by extent:
+    the same files."""
+    count, chosen = len(sizes), random.Random(1)
+    records = [(at, chosen.randbytes(size)) for at, size in enumerate(sizes) if size is not None]
+    chosen.shuffle(records)
+    cut = min(cut, len(records))
+    frames = [each for each in (records[:cut], records[cut:]) if each]
+    files = []
+    for each in ([records] if records else [], frames):
+        output = new_placed_output(
+            tmp_path, memory=MIB, subpartitions=count, codec=codec, first=first % count
+        )
+        try:
+            assert output.write(each).bytes() == wanted([records], count)
+            check_sums(output, [records] if records else [])
+            assert output.budget.used == 0
+            files.append(
+                [Path(path).read_bytes() for path in (output.file.data_path, output.file.index_path)]
+            )
+        finally:
+            output.file.delete()
+    assert files[0] == files[1]
 
 
 def test_a_partition_without_records_is_two_readable_files(tmp_path: Path) -> None:
@@ -457,25 +489,36 @@ def test_a_header_that_says_something_else_than_the_layout_is_refused(
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
 def test_a_failure_of_any_call_leaves_no_memory_and_no_file(tmp_path: Path, codec: Codec) -> None:
     """Every call of a function that writes fails once: for each frame, region, message, and for the end."""
-    frames = [noise(1, 8, 400, 3), [(1, bytes(20 * KIB))], noise(2, 8, 400, 3), noise(3, 8, 400, 3)]
+    frames = [[(at, b"%d" % at) for at in range(20)], [(1, bytes(4000))], noise(2, 8, 400, 3), [(2, b"x")]]
     failed: Counter[str] = Counter()
-    for fault in faults("write", "payload", "format", "storage/writer.py"):
-        output = new_placed_output(tmp_path, memory=8 * KIB, subpartitions=3, codec=codec)
+    for fault in faults("write", "payload/record_bytes.py", "format/extent_run.py", "storage/writer.py"):
+        output = new_placed_output(tmp_path, memory=16 * KIB, subpartitions=20, codec=codec)
         with fault:
-            for records in frames:
-                output.partition.write_placed(placed(records))
+            output.partition.write_placed(placed(frames[0]))
             output.partition.end_region()
+            for records in frames[1:]:
+                output.partition.write_placed(placed(records))
             output.partition.finish(WRITER)
         failed[fault.where] += 1
         if not fault.where:
-            assert output.bytes() == wanted(frames, 3)
+            assert output.bytes() == wanted(frames, 20)
         output.partition.abandon()
         assert output.budget.used == 0, fault.where
         assert open_files(tmp_path) == [], fault.where
         if os.path.exists(output.file.index_path):
             output.file.delete()  # the pair was complete: there was no fault, or one behind its end
         assert names(tmp_path) == [], fault.where
-    for often in ("_clustered", "_messages", "_sealed", "drain", "add", "room_for", "finish", "check"):
+    for often in (
+        "_clustered",
+        "_messages",
+        "drain",
+        "add",
+        "room_for",
+        "finish",
+        "check",
+        "seal",
+        "seal_run",
+    ):
         assert failed[often] > 0, often
 
 

@@ -42,7 +42,8 @@ def total(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def session(master: str = "local[2]", **settings: str) -> SparkSession:
     os.environ["PYTHONPATH"] = os.path.dirname(__file__)  # the workers import this module too
     builder = (
-        sortshuffle.configure(SparkSession.builder)
+        # the other side of these cases is Spark's own shuffle
+        sortshuffle.configure(SparkSession.builder.config("spark.sortshuffle.manager", "off"))
         .master(master)
         .appName("sortshuffle bench")
         .config("spark.ui.enabled", "false")

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 #
 # Sets a checkout up and prepares the shell to run things in it. Sourced by tools/demo and tools/test, which
-# call `prepare_environment demo` or `prepare_environment dev`. Afterwards:
+# call `prepare_environment demo` or `prepare_environment dev`, and by tools/jar. Afterwards:
 #
 #   $root, $venv                            the checkout and its own virtual environment
 #   JAVA_HOME                               a Java runtime that Spark can use
@@ -18,6 +18,8 @@ log=$venv/setup.log
 
 java_minimum=17 # what Spark 4 runs on
 java_packages=(openjdk-17-jre-headless openjdk-21-jre-headless default-jre-headless)
+jdk_packages=(openjdk-17-jdk-headless openjdk-21-jdk-headless default-jdk-headless)
+manager_jar=$root/sortshuffle/spark/manager/sortshuffle-manager.jar # tools/jar makes it
 python_minimum_minor=10 # requires-python in pyproject.toml
 python_names=(python3 python3.13 python3.12 python3.11 python3.10)
 
@@ -355,12 +357,44 @@ java_package() {
 }
 
 apt_install_java() {
-    local package
+    apt_install_first_of find_java "${java_packages[@]}"
+}
+
+# The first package after which what is looked for is there.
+apt_install_first_of() {
+    local finds=$1 package
+    shift
     may_use_apt || return
-    for package in "${java_packages[@]}"; do
-        if apt_install "$package" && find_java; then
+    for package in "$@"; do
+        if apt_install "$package" && "$finds"; then
             return 0
         fi
     done
     return 1
+}
+
+# --- a JDK, which builds the jar of the shuffle manager; Spark itself runs without ----------------------------
+
+# Sets jdk: JAVA_HOME's, the PATH's, or one where Debian's packages are. Its runtime is as new as the compiler.
+find_jdk() {
+    local path spec java_home java_version
+    jdk=''
+    while IFS= read -r path; do
+        [[ -x $path && -x ${path%javac}jar ]] || continue
+        path=$(readlink -f -- "$path")
+        probe_java "${path%javac}java" || continue
+        if ((spec >= java_minimum)); then
+            jdk=${path%/bin/javac}
+            return 0
+        fi
+    done < <(
+        [[ -z ${JAVA_HOME:-} ]] || printf '%s\n' "$JAVA_HOME/bin/javac"
+        type -aP javac || true
+        printf '%s\n' /usr/lib/jvm/*/bin/javac
+    )
+    return 1
+}
+
+apt_install_jdk() {
+    apt_install_first_of find_jdk "${jdk_packages[@]}"
 }

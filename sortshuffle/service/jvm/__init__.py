@@ -1,0 +1,15 @@
+"""What the shuffle service does for the JVMs of its own host: the engine behind Spark's shuffle manager.
+
+    map task (JVM)     --frames-->  writing  -->  SortMergeResultPartition  -->  files of the application
+    reduce task (JVM)  <--bytes---  reading  <--  those files, or the service of another host
+
+Where to find what (docs/manager.md has the protocol and the design):
+
+    protocol      requests and replies, byte for byte
+    server        the Unix socket, a thread for each connection
+    engine        what all connections share: memory, segments, map outputs
+    writing       one map output, from its first frame to its commit
+    reading       the answer to one request of a reduce task
+    outputs       which map outputs are open, and where new ones go
+    launch        what a JVM runs to find or start the engine
+"""

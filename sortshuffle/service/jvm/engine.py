@@ -1,0 +1,211 @@
+"""`Engine`: what all connections of the JVMs of this host share.
+
+    connection, connection, ..  -->  Engine  -->  MapOutputs    the files of the application on this host
+                                             -->  segments      what frames are received into
+                                             -->  memory        what waits for regions
+                                             -->  indexes       of map outputs on other hosts
+
+Any thread may call any method. What is shared has locks of its own, all of them leaves.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from sortshuffle.errors import BufferTimeoutError, ServiceUnavailableError, SortShuffleError, StateError
+from sortshuffle.format.header import Codec
+from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
+from sortshuffle.memory.shared_budget import SharedMemory
+from sortshuffle.options import MIB
+from sortshuffle.service.client import ClientSettings, ServiceClients
+from sortshuffle.service.jvm.outputs import MapOutputs
+from sortshuffle.service.jvm.protocol import ReadRequest, RemoveRequest, WriteRequest
+from sortshuffle.service.jvm.reading import BlockReader
+from sortshuffle.service.jvm.remote import RemoteIndexes, RemoteSettings
+from sortshuffle.service.jvm.writing import SEGMENT_BYTES, MapOutputWriting, WritingResources
+from sortshuffle.service.protocol import MapOutputAddress
+from sortshuffle.storage import home_failures
+from sortshuffle.storage.lifetime import PARTIAL_SETTLES, sweep_partials
+from sortshuffle.storage.shared_home import make_shared_home
+
+# Map outputs that are written at the same time; further ones wait. Each has a segment, which costs nothing
+# but address space until a frame comes
+MOST_WRITERS = 256
+# Bytes of records that each writer may hold whatever the others do: two frames, and what writing them
+# takes. With less every frame would be a region
+FLOOR_BYTES = 16 * MIB
+TELL_TIMEOUT = 10.0  # seconds in which another host must hear that a shuffle is removed
+TELLERS = 4  # threads that tell other hosts: a few that do not answer do not keep the others from it
+WRITER_TIMEOUT = 600.0  # seconds; a task that writes for longer is not waited for by others
+SWEEP_AFTER = PARTIAL_SETTLES + 1.0  # seconds
+MEMORY_OPTION = "spark.sortshuffle.manager.memory"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """``application``: its id. ``address``: of this host's service. ``write_memory``: bytes of records that
+    wait for their region. ``codec``, ``codec_level``: of new map outputs. ``clients``: how other hosts'
+    services are asked. ``keeper``: the process that keeps this one running."""
+
+    application: str
+    address: str
+    write_memory: int
+    codec: Codec
+    codec_level: int
+    clients: ClientSettings
+    keeper: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedHomes:
+    """``paths``: the application's shared homes on this host. ``token``: the application's, hex digits; empty
+    while no JVM has registered. ``keep``: the homes stay when it ends."""
+
+    paths: tuple[str, ...]
+    token: str = ""
+    keep: bool = False
+
+
+class Engine:
+    """``homes``: the shared homes that executors have registered, asked for anew each time."""
+
+    def __init__(self, settings: EngineSettings, homes: Callable[[], SharedHomes]) -> None:
+        self.settings = settings
+        self._registered = homes
+        self._home_locks: dict[str, threading.Lock] = {}  # a lock for each home
+        self._making = threading.Lock()  # guards the dict
+        self._ready: set[str] = set()  # homes that were made
+        self.outputs = MapOutputs(lambda: self._registered().paths, writable=self._homes)
+        segments = NetworkBufferPool(MOST_WRITERS, SEGMENT_BYTES, option=MEMORY_OPTION)
+        self.memory = SharedMemory(settings.write_memory, FLOOR_BYTES)
+        self._writing = WritingResources(
+            settings.application, self.outputs, segments, self.memory, settings.codec, settings.codec_level
+        )
+        self._writers = threading.BoundedSemaphore(MOST_WRITERS)
+        self._telling = ThreadPoolExecutor(TELLERS, thread_name_prefix="sortshuffle-remove")
+        self._remote = RemoteSettings(settings.application, settings.clients, RemoteIndexes())
+
+    @property
+    def has_homes(self) -> bool:
+        """Whether a JVM has registered."""
+        return bool(self._registered().paths)
+
+    def prepare(self) -> None:
+        """Take over the shared homes; an engine before this one may have left something unfinished there."""
+        try:
+            self._homes()
+        except (OSError, SortShuffleError) as error:  # who writes hears of it
+            _log.warning("the shared homes are not ready: %s", error)
+
+    @contextmanager
+    def writing(self, request: WriteRequest) -> Iterator[MapOutputWriting]:
+        """A new map output, which is abandoned unless it is finished. Waits while too many are written.
+        Raises `BufferTimeoutError`, and as `MapOutputs.new` does."""
+        if not self._writers.acquire(timeout=WRITER_TIMEOUT):
+            raise BufferTimeoutError(
+                f"{MOST_WRITERS} map outputs are written on this host at the same time, and none was finished"
+                f" for {WRITER_TIMEOUT:g} s: let fewer tasks run at a time, by spark.executor.cores"
+            )
+        try:
+            writing = MapOutputWriting(request, self._writing)
+            try:
+                yield writing
+            finally:
+                _abandon(writing)
+        finally:
+            self._writers.release()
+
+    def read(self, request: ReadRequest) -> BlockReader:
+        """What reads these blocks. The caller closes it."""
+        return BlockReader(request, self.outputs, self.settings.address, self._remote)
+
+    def remove(self, request: RemoveRequest) -> None:
+        """Delete a shuffle's map outputs here; the services that are named are told in the background. What
+        one of them does not hear of goes with the application."""
+        for service in request.services:
+            if service != self.settings.address:
+                self._telling.submit(self._tell, service, request.shuffle)
+        self.outputs.remove(request.shuffle)
+
+    def remove_for_peer(self, shuffle: MapOutputAddress) -> bool:
+        """Delete a shuffle's map outputs here, because the engine of the driver's host says so; whether they
+        are of the application that asks."""
+        token = self._registered().token
+        known = bool(token) and shuffle.application == self.settings.application
+        if not known or not hmac.compare_digest(shuffle.file_id, bytes.fromhex(token)):
+            return False
+        self.outputs.remove(shuffle.exchange)
+        return True
+
+    def note_failure(self, error: BaseException) -> None:
+        """A map output could not be written: the next ones go to another home, if it was the home's fault."""
+        if isinstance(error, OSError) and not isinstance(error, ServiceUnavailableError):
+            home_failures.note_failure(error)
+
+    def _tell(self, service: str, shuffle: int) -> None:
+        settings = replace(self.settings.clients, timeout=TELL_TIMEOUT)
+        clients = ServiceClients(settings)
+        try:
+            token = bytes.fromhex(self._registered().token)
+            if not clients.client(service).remove(self.settings.application, shuffle, token):
+                _log.warning("%s does not serve this application: nothing of shuffle %d", service, shuffle)
+        except (OSError, SortShuffleError) as error:
+            _log.warning("shuffle %d is not removed where %s serves: %s", shuffle, service, error)
+        finally:
+            clients.close()
+
+    def _homes(self) -> tuple[str, ...]:
+        """The shared homes, made when they are first asked for. One that cannot be made is passed over by who
+        writes (`storage.directories`)."""
+        found = self._registered()
+        if not found.paths:
+            raise StateError("no executor has registered a directory for map outputs of this host")
+        for home in found.paths:
+            with self._making:
+                lock = self._home_locks.setdefault(home, threading.Lock())
+            with lock:  # of this home alone: a disk that hangs stops nobody who writes elsewhere
+                if home not in self._ready or not os.path.isdir(home):
+                    self._make(home, found.keep)
+        return found.paths
+
+    def _sweep_later(self, home: str) -> None:
+        """Remove what an engine that was killed has left unfinished: nobody locks it, and it is old."""
+        timer = threading.Timer(SWEEP_AFTER, _swept, (home,))
+        timer.daemon = True
+        timer.start()
+
+    def _make(self, home: str, keep: bool) -> None:
+        try:
+            make_shared_home(home, self.settings.keeper, keep)
+        except OSError as error:
+            if home_failures.is_homes_fault(error):
+                home_failures.remember(home, error)
+            return
+        home_failures.watch((home,))
+        if home not in self._ready:
+            self._ready.add(home)
+            self._sweep_later(home)
+
+
+def _abandon(writing: MapOutputWriting) -> None:
+    try:
+        writing.abandon()
+    except OSError as error:  # why it is abandoned says more
+        _log.warning("an unfinished map output is not wholly removed: %s", error)
+
+
+def _swept(home: str) -> None:
+    try:
+        sweep_partials(home, time.time())
+    except OSError as error:
+        _log.warning("unfinished files in %s stay until the application ends: %s", home, error)

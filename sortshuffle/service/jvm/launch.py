@@ -1,0 +1,140 @@
+"""What a JVM runs to find the engine of its host, or to start it if it does not run.
+
+    python -m sortshuffle.service.jvm.launch     < a JSON object, as docs/manager.md has it
+
+Prints a JSON object with ``socket``, ``host`` and ``port``. If it cannot, it exits with status 1, and its
+last line on standard error says why.
+
+The engine is the shuffle service of the application on this host (`service.rendezvous`). Tasks of this
+package that run there use the same one, if they know the same secret.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+
+from sortshuffle.errors import OptionError, SortShuffleError, UsageError
+from sortshuffle.options import Options
+from sortshuffle.service import rendezvous
+from sortshuffle.service.address import address_of_host, split_address
+from sortshuffle.service.rendezvous import Registration
+from sortshuffle.service.secret import read_secret
+from sortshuffle.storage.host import host_name
+from sortshuffle.storage.lifetime import Owner, boot_id, process_start
+
+TOKEN_BYTES = 16  # it takes the place of a file id where services are told that a shuffle is over
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """What the JVM says of itself. ``outlives``: the service outlives this executor."""
+
+    application: str
+    token: str
+    secret: bytes
+    driver_host: str
+    outlives: bool
+    pid: int
+    local_directories: tuple[str, ...]
+    options: Options
+
+    @staticmethod
+    def unpack(text: str) -> LaunchRequest:
+        """Raises `UsageError` for what is not as documented, `OptionError` for a setting."""
+        try:
+            found = json.loads(text)
+            request = LaunchRequest(
+                application=str(found["application"]),
+                token=_token(found["token"]),
+                secret=_secret(found["secret"]),
+                driver_host=str(found["driver_host"]),
+                outlives=bool(found["outlives"]),
+                pid=int(found["pid"]),
+                local_directories=_directories(found["local_directories"]),
+                options=Options.of(found["settings"]),
+            )
+            if not request.roots():
+                raise ValueError("neither local directories nor spark.sortshuffle.dir")
+            return request
+        except OptionError:
+            raise
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"the launcher was asked in a way that it does not know: {error!r}") from None
+        except ValueError as error:  # no JSON, or no numbers and hex digits where they should be
+            raise UsageError(f"the launcher was asked in a way that it does not know: {error}") from None
+
+    def roots(self) -> tuple[str, ...]:
+        """The directories in which the application's shared homes are."""
+        if self.options.directories:
+            return self.options.directories
+        if not self.outlives:
+            return self.local_directories
+        return tuple(dict.fromkeys(map(os.path.dirname, self.local_directories)))
+
+
+def _secret(text: str) -> bytes:
+    if not text:
+        raise ValueError("no secret")
+    return bytes.fromhex(text)
+
+
+def _directories(found: object) -> tuple[str, ...]:
+    if not isinstance(found, list):
+        raise ValueError(f"local directories {found!r}")
+    return tuple(map(str, found))
+
+
+def _token(text: str) -> str:
+    token = bytes.fromhex(text)
+    if len(token) != TOKEN_BYTES:
+        raise ValueError(f"a token of {len(token)} bytes")
+    return token.hex()
+
+
+def launch(request: LaunchRequest) -> dict[str, object]:
+    """Where the engine is. Raises `ServiceUnavailableError`, `UsageError`."""
+    options, host = request.options, address_of_host(request.driver_host)
+    if options.storage_url:
+        raise UsageError(
+            f"the shuffle manager writes to local directories only, and spark.sortshuffle.dir is"
+            f" {options.storage_url}: name local directories, or set spark.sortshuffle.manager=off"
+        )
+    secret = read_secret(options.service_secret_file) if options.service_secret_file else request.secret
+    # the random one in any case: by it the engines of two applications with one id are told apart
+    directory = rendezvous.directory_of(request.application, host, request.secret, options)
+    config = rendezvous.config_of(secret, options)
+    name, port = split_address(rendezvous.ensure(directory, host, config, _registered(request)))
+    return {"socket": rendezvous.socket_path(directory), "host": name, "port": port}
+
+
+def _registered(request: LaunchRequest) -> Registration:
+    owner = Owner(
+        application=request.application,
+        host=host_name(),
+        boot=boot_id(),
+        pid=request.pid,
+        started=process_start(request.pid) or 0,
+        local_directories=request.local_directories,
+        grace=request.options.grace,
+        keep=request.options.keep,
+        outlived=request.outlives,
+    )
+    return Registration(owner, (), request.roots(), request.token)
+
+
+def main() -> int:
+    """The exit status."""
+    try:
+        found = launch(LaunchRequest.unpack(sys.stdin.read()))
+    except (SortShuffleError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(found), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

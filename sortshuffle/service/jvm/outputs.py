@@ -1,0 +1,278 @@
+"""`MapOutputs`: the map outputs of an application on this host, as its engine reads and writes them.
+
+    `new`     a map output begins, in a shared home that has room
+    `open`    one is read: known, or else found by its name in a shared home
+    `remove`  all finished ones of a shuffle are forgotten and deleted
+
+What is known of a map output is kept for the next request (`KnownOutputs`): its verified index and its open
+data file; or, of a small one, its records. A map output that turns out to be damaged or gone is forgotten
+at once, and looked for anew when it is asked for again.
+
+Rules
+* A name alone proves nothing: what is opened carries the file id that the request names.
+* The shared homes are asked for anew each time: executors come with directories of their own.
+* A home that fails is passed over for a while (`storage.home_failures`).
+
+Lock order: the lock is a leaf; files are opened, closed and deleted under none.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sortshuffle.errors import CorruptDataError, MissingDataError, Place
+from sortshuffle.format.header import FileHeader
+from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small, read_small
+from sortshuffle.storage.directories import Directories
+from sortshuffle.storage.lifetime import is_gone
+from sortshuffle.storage.partitioned_file import INDEX_SUFFIX, PartitionedFile
+from sortshuffle.storage.reader import PartitionedFileReader, read_index
+from sortshuffle.storage.writer import PartitionedFileWriter
+
+# bytes of indexes that are kept: one of a map output with 1,000 subpartitions takes 56 KB
+MOST_INDEX_BYTES = 32 << 20
+# bytes of small map outputs that are kept: 1,000 with 1,000 subpartitions of a short record each take 36 MB
+MOST_SMALL_BYTES = 48 << 20
+MOST_FILES = 2048  # data files that are kept open, or a quarter of what the process may open if that is less
+# seconds since a small map output was last read, after which it gives way to another. Those of one stage must
+# not drive out each other: reading one whole pays only if all of its subpartitions are read from memory
+IDLE = 10.0
+
+Homes = Callable[[], Sequence[str]]
+"""Shared homes of the application, in an order that stays."""
+
+
+class MapOutput:
+    """A finished map output of this host, open.
+
+    ``small``: its records; None where it is read extent by extent. Then ``reader`` is of its data file,
+    ``entries`` of its index, shape (regions, subpartitions), and ``bytes`` of each extent, int64, the same
+    shape.
+
+    It owns the reader, which is closed when the last who uses the map output lets go of it: one that is
+    forgotten may still be read.
+    """
+
+    def __init__(self, file: PartitionedFile, file_id: bytes, reads_small: bool = False) -> None:
+        """``reads_small``: read it whole if it is small. Raises as `MapOutputs.open` does."""
+        index = read_index(file, file_id)
+        self.file = file
+        self.file_id = file_id
+        self.codec = index.header.codec
+        self.subpartitions = index.header.subpartitions
+        self.used_at = 0.0
+        self.reader = PartitionedFileReader(file, file_id, str(index.writer))
+        _check_size(self.reader, index.data_bytes)
+        self.small: SmallOutput | None = None
+        if reads_small and is_small(index):
+            self.small = read_small(self.reader, index)
+            self.reader.close()
+            self.kept_bytes = self.small.bytes
+        else:
+            self.entries = index.entries
+            self.bytes: npt.NDArray[np.int64] = index.entries["bytes"].astype(np.int64)
+            self.kept_bytes = self.entries.nbytes + self.bytes.nbytes
+
+    def __del__(self) -> None:
+        reader = getattr(self, "reader", None)  # there is none where the file could not be opened
+        if reader is not None:
+            reader.close()
+
+
+class KnownOutputs:
+    """Map outputs that were read, by file id. Those with an index: the longest unused goes first. Small ones
+    give way only when nobody has read them for `IDLE` seconds. ``clock``: seconds."""
+
+    def __init__(
+        self,
+        most_index_bytes: int = MOST_INDEX_BYTES,
+        most_small_bytes: int = MOST_SMALL_BYTES,
+        most_files: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most_index_bytes = most_index_bytes
+        self._most_small_bytes = most_small_bytes
+        self._most_files = _files_allowed() if most_files is None else most_files
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._indexed: OrderedDict[bytes, MapOutput] = OrderedDict()  # the longest unused first
+        self._small: OrderedDict[bytes, MapOutput] = OrderedDict()
+        self._index_bytes = self._small_bytes = 0
+
+    def get(self, file_id: bytes) -> MapOutput | None:
+        with self._lock:
+            known = self._small.get(file_id)
+            if known is None:
+                known = self._indexed.get(file_id)
+                if known is not None:
+                    self._indexed.move_to_end(file_id)
+            else:
+                known.used_at = self._clock()
+                self._small.move_to_end(file_id)
+            return known
+
+    def has_room_for_small(self) -> bool:
+        """Whether another small map output would be kept."""
+        with self._lock:
+            idle = self._drop_idle()
+            has_room = self._small_bytes < self._most_small_bytes
+        del idle  # freed under no lock
+        return has_room
+
+    def keep(self, output: MapOutput) -> None:
+        with self._lock:
+            dropped = [self._drop(output.file_id)]  # another thread found it, too
+            output.used_at = self._clock()
+            if output.small is not None:
+                self._small[output.file_id] = output
+                self._small_bytes += output.kept_bytes
+            else:
+                self._indexed[output.file_id] = output
+                self._index_bytes += output.kept_bytes
+            while len(self._indexed) > 1 and self._has_too_many():
+                dropped.append(self._drop(next(iter(self._indexed))))
+        del dropped  # files are closed here, under no lock, unless somebody reads them
+
+    def forget(self, file_id: bytes) -> None:
+        with self._lock:
+            dropped = self._drop(file_id)
+        del dropped
+
+    def forget_all(self, prefix: str) -> None:
+        """Those whose files' names begin like that."""
+        with self._lock:
+            known = [*self._indexed.values(), *self._small.values()]
+            names = [each.file_id for each in known if _name(each.file).startswith(prefix)]
+        del known
+        for file_id in names:
+            self.forget(file_id)
+
+    def _drop(self, file_id: bytes) -> MapOutput | None:
+        indexed, small = self._indexed.pop(file_id, None), self._small.pop(file_id, None)
+        self._index_bytes -= indexed.kept_bytes if indexed is not None else 0
+        self._small_bytes -= small.kept_bytes if small is not None else 0
+        return indexed or small
+
+    def _drop_idle(self) -> list[MapOutput | None]:
+        dropped = []
+        before = self._clock() - IDLE
+        while self._small and self._small_bytes >= self._most_small_bytes:
+            oldest = next(iter(self._small.values()))
+            if oldest.used_at > before:
+                break
+            dropped.append(self._drop(oldest.file_id))
+        return dropped
+
+    def _has_too_many(self) -> bool:
+        return self._index_bytes > self._most_index_bytes or len(self._indexed) > self._most_files
+
+
+class MapOutputs:
+    """``homes``: where finished ones are found. ``writable``: where new ones go; None for the same."""
+
+    def __init__(
+        self, homes: Homes, known: KnownOutputs | None = None, writable: Homes | None = None
+    ) -> None:
+        self._homes = homes
+        self._writable = writable or homes
+        self._removals = 0  # that have begun or ended; what is found meanwhile is not kept
+        self._known = known or KnownOutputs()
+
+    def new(self, shuffle: int, map_index: int, map_id: int, header: FileHeader) -> PartitionedFileWriter:
+        """The writer of a map output, in a home that takes it; the homes are used in turn.
+
+        Raises `OutOfDiskError` if none has room, OSError if none can be used.
+        """
+
+        def create(home: str) -> PartitionedFileWriter:
+            return PartitionedFileWriter(PartitionedFile.named(home, shuffle, map_index, map_id), header)
+
+        return Directories(tuple(self._writable())).create(map_id, create)
+
+    def open(self, shuffle: int, map_index: int, map_id: int, file_id: bytes) -> MapOutput:
+        """The map output that carries the id.
+
+        Raises `MissingDataError` if there is none, `CorruptDataError` if what has its name is damaged,
+        OSError for what says nothing of the file.
+        """
+        known = self._known.get(file_id)
+        if known is None:
+            removals = self._removals
+            known = self._found(shuffle, map_index, map_id, file_id)
+            if removals == self._removals:  # else it may be gone already, and nobody would forget it
+                self._known.keep(known)
+        return known
+
+    def forget(self, file_id: bytes) -> None:
+        """It is damaged or gone: look for it anew when it is asked for again."""
+        self._known.forget(file_id)
+
+    def remove(self, shuffle: int) -> None:
+        """Delete all finished map outputs that a shuffle has now. Those that are being read stay readable to
+        whoever has them open. Unfinished ones stay, because Spark may run the same shuffle again already: who
+        writes them finishes or abandons them."""
+        prefix = PartitionedFile.prefix_of(shuffle)
+        first: OSError | None = None
+        self._removals += 1
+        for home in self._homes():
+            try:
+                for file in _files(home, prefix):
+                    file.delete()
+            except OSError as error:  # the other homes all the same
+                first = first or error
+        self._removals += 1
+        self._known.forget_all(prefix)
+        if first is not None:
+            raise first
+
+    def _found(self, shuffle: int, map_index: int, map_id: int, file_id: bytes) -> MapOutput:
+        homes = self._homes()
+        for home in homes:
+            file = PartitionedFile.named(home, shuffle, map_index, map_id)
+            if is_gone(file.index_path):
+                continue
+            try:
+                return MapOutput(file, file_id, reads_small=self._known.has_room_for_small())
+            except MissingDataError:
+                continue  # another one of that name
+        file = PartitionedFile.named(homes[0] if homes else "", shuffle, map_index, map_id)
+        what = f"none of the application's directories on this host has the map output ({', '.join(homes)})"
+        raise MissingDataError(Place(file.data_path), what, expected=f"id {file_id.hex()}")
+
+
+def _check_size(reader: PartitionedFileReader, wanted: int) -> None:
+    """A file that is cut short is found before a byte of it is sent, so that all of them are told at once."""
+    found = os.fstat(reader.fileno()).st_size
+    if found != wanted:
+        what = (
+            "the data file is cut short" if found < wanted else "the data file is longer than its index says"
+        )
+        raise CorruptDataError(reader.place(), what, expected=wanted, found=found)
+
+
+def _files_allowed() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_FILES if soft == resource.RLIM_INFINITY else max(1, min(MOST_FILES, soft // 4))
+
+
+def _name(file: PartitionedFile) -> str:
+    return os.path.basename(file.base)
+
+
+def _files(home: str, prefix: str) -> Iterator[PartitionedFile]:
+    """Finished ones: the index gets its name last."""
+    try:
+        names = os.listdir(home)
+    except FileNotFoundError:
+        return
+    for name in names:
+        if name.startswith(prefix) and name.endswith(INDEX_SUFFIX):
+            yield PartitionedFile(os.path.join(home, name.removesuffix(INDEX_SUFFIX)))

@@ -1,0 +1,245 @@
+"""The protocol between a JVM and the engine of its host as pure functions on bytes (docs/manager.md).
+
+Used by the engine; the other end is Java's. Nothing here does I/O.
+
+Rule: both ends are processes of one user, and of one application. What does not fit is a `ProtocolError` all
+the same, and costs the peer its connection: the two may be of different releases.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from sortshuffle.errors import ProtocolError
+
+MAGIC = b"\x89SSJ\r\n\x1a\n"
+VERSION = 1
+GREETING = struct.Struct("<8sII")
+REQUEST = struct.Struct("<BxxxI")
+"""Operation, bytes of the body."""
+REPLY = struct.Struct("<BxxxI")
+"""Status, bytes of the body."""
+FRAME = struct.Struct("<ii")
+"""Records, bytes of them."""
+CHUNK = struct.Struct("<I")
+STREAM_END = CHUNK.pack(0)
+STREAM_ERROR = CHUNK.pack(0xFFFFFFFF)
+
+MOST_SUBPARTITIONS = 1 << 24
+"""Spark's own shuffle takes as many at most in its serialized form; an index has 48 bytes for each."""
+
+_WRITE = struct.Struct("<iiqii")
+_FINISHED = struct.Struct("<16sii")
+_READ = struct.Struct("<iiii")
+_REMOVE = struct.Struct("<ii")
+_COUNT = struct.Struct("<I")
+_TOTALS = struct.Struct("<qqqq")
+_BLOCK = np.dtype(
+    [
+        ("map_id", "<i8"),
+        ("map_index", "<i4"),
+        ("first", "<i4"),
+        ("end", "<i4"),
+        ("service", "<i4"),
+        ("file_id", "V16"),
+    ]
+)
+
+
+class Operation(IntEnum):
+    """What a request asks for."""
+
+    WRITE = 1
+    FRAME = 2
+    FINISH = 3
+    READ = 4
+    REMOVE = 5
+
+
+MOST_BODY_BYTES = {
+    Operation.WRITE: 24,
+    Operation.FRAME: (1 << 31) + (1 << 10),  # one record of Java's largest array
+    Operation.FINISH: 0,
+    Operation.READ: 256 << 20,  # some six million blocks
+    Operation.REMOVE: 16 << 20,
+}
+"""Of a request's body."""
+
+
+class Status(IntEnum):
+    """How a request ended."""
+
+    DONE = 0
+    BAD_REQUEST = 1
+    NO_SPACE = 2
+    FAILED = 3
+    LOST = 4
+    UNREACHABLE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRequest:
+    """The map output that begins."""
+
+    shuffle: int
+    map_index: int
+    map_id: int
+    subpartitions: int
+    stage: int
+
+    @staticmethod
+    def unpack(body: bytes | bytearray) -> WriteRequest:
+        """Raises `ProtocolError`."""
+        shuffle, map_index, map_id, subpartitions, stage = _fixed(_WRITE, body)
+        if min(shuffle, map_index, map_id, stage) < 0 or not 0 < subpartitions <= MOST_SUBPARTITIONS:
+            raise ProtocolError(
+                f"map {map_index} of shuffle {shuffle}, map id {map_id}, stage {stage}, with {subpartitions}"
+                " subpartitions"
+            )
+        return WriteRequest(shuffle, map_index, map_id, subpartitions, stage)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The subpartitions ``first..end-1`` of one map output. ``service``: the number of its host's service
+    among those of the request."""
+
+    map_id: int
+    map_index: int
+    first: int
+    end: int
+    service: int
+    file_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """``services``: host:port of each that some block is at."""
+
+    shuffle: int
+    services: tuple[str, ...]
+    blocks: tuple[Block, ...]
+
+    @staticmethod
+    def unpack(body: bytes | bytearray) -> ReadRequest:
+        """Raises `ProtocolError`."""
+        if len(body) < _READ.size:
+            raise ProtocolError(f"a request to read of {len(body)} bytes")
+        shuffle, service_count, block_count, _ = _READ.unpack_from(body)
+        _expect_shuffle(shuffle)
+        services, position = _texts(body, _READ.size, service_count)
+        if block_count < 0 or len(body) - position != block_count * _BLOCK.itemsize:
+            raise ProtocolError(f"{block_count} blocks in {len(body) - position} bytes")
+        found = np.frombuffer(body, _BLOCK, block_count, position).tolist()
+        blocks = tuple(Block(*fields) for fields in found)
+        if not all(_can_be(each, len(services)) for each in blocks):
+            raise ProtocolError("a block that cannot be, or whose service is not named")
+        return ReadRequest(shuffle, services, blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveRequest:
+    """``services``: those that are told, too."""
+
+    shuffle: int
+    services: tuple[str, ...]
+
+    @staticmethod
+    def unpack(body: bytes | bytearray) -> RemoveRequest:
+        """Raises `ProtocolError`."""
+        if len(body) < _REMOVE.size:
+            raise ProtocolError(f"a request to remove of {len(body)} bytes")
+        shuffle, count = _REMOVE.unpack_from(body)
+        _expect_shuffle(shuffle)
+        services, position = _texts(body, _REMOVE.size, count)
+        if position != len(body):
+            raise ProtocolError(f"{len(body) - position} bytes behind a request to remove")
+        return RemoveRequest(shuffle, services)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTotals:
+    """What a request has read: bytes of files, and blocks, here and on other hosts."""
+
+    local_bytes: int = 0
+    local_blocks: int = 0
+    remote_bytes: int = 0
+    remote_blocks: int = 0
+
+    def pack(self) -> bytes:
+        return _TOTALS.pack(self.local_bytes, self.local_blocks, self.remote_bytes, self.remote_blocks)
+
+
+def pack_greeting() -> bytes:
+    return GREETING.pack(MAGIC, VERSION, 0)
+
+
+def check_greeting(data: bytes | bytearray) -> None:
+    """Raise `ProtocolError` unless the peer speaks this version."""
+    magic, version, _ = GREETING.unpack(data)
+    if magic != MAGIC:
+        raise ProtocolError(f"the peer is no shuffle manager: it begins with {magic!r}")
+    if version != VERSION:
+        raise ProtocolError(
+            f"the peer speaks version {version} of the manager's protocol, and this engine {VERSION}:"
+            " use one release of sortshuffle in the driver and on all hosts"
+        )
+
+
+def pack_reply(status: Status, body: bytes = b"") -> bytes:
+    return REPLY.pack(status, len(body)) + body
+
+
+def pack_finished(file_id: bytes, spills: int, sizes: npt.NDArray[np.int64]) -> bytes:
+    """``spills``: regions that were written because memory was full. ``sizes``: bytes by subpartition."""
+    return pack_reply(Status.DONE, _FINISHED.pack(file_id, spills, 0) + sizes.astype("<i8").tobytes())
+
+
+def pack_stream_error(status: Status, text: str, lost: Sequence[int] = ()) -> bytes:
+    """How an answer to READ ends that cannot go on. ``lost``: numbers of blocks."""
+    body = text.encode()
+    if status in (Status.LOST, Status.UNREACHABLE):
+        body = _COUNT.pack(len(lost)) + np.array(lost, "<i4").tobytes() + body
+    return STREAM_ERROR + pack_reply(status, body)
+
+
+def _fixed(layout: struct.Struct, body: bytes | bytearray) -> tuple[int, ...]:
+    if len(body) != layout.size:
+        raise ProtocolError(f"a body of {len(body)} bytes, where {layout.size} are expected")
+    return layout.unpack(body)
+
+
+def _expect_shuffle(shuffle: int) -> None:
+    if shuffle < 0:
+        raise ProtocolError(f"shuffle {shuffle}")
+
+
+def _can_be(block: Block, services: int) -> bool:
+    is_range = 0 <= block.first < block.end
+    return is_range and min(block.map_id, block.map_index) >= 0 and 0 <= block.service < services
+
+
+def _texts(body: bytes | bytearray, position: int, count: int) -> tuple[tuple[str, ...], int]:
+    """So many texts from there on, and where they end."""
+    found: list[str] = []
+    if count < 0:
+        raise ProtocolError(f"{count} texts")
+    for _ in range(count):
+        if position + _COUNT.size > len(body):
+            raise ProtocolError("a text is cut short")
+        (size,) = _COUNT.unpack_from(body, position)
+        position += _COUNT.size
+        if position + size > len(body):
+            raise ProtocolError("a text is cut short")
+        try:
+            found.append(bytes(body[position : position + size]).decode())
+        except UnicodeDecodeError as error:
+            raise ProtocolError(f"a text is not UTF-8: {error}") from None
+        position += size
+    return tuple(found), position

@@ -1,0 +1,198 @@
+"""The answer to one request of a reduce task: the record bytes of ranges of subpartitions, in large pieces.
+
+    blocks of this host     index walk, one read for neighbouring extents, verify, decompress
+    blocks of other hosts   by credit, through the shuffle service of each (`RemoteInputChannel`)
+
+`BlockReader.locate` looks for all map outputs before a byte is sent, and says which are lost: Spark gives up
+after four attempts of a stage, so it must hear of all of them at once. `BlockReader.pieces` then gives the
+bytes.
+
+Rules
+* Nothing is handed out before its checksum was verified.
+* A request holds a few MiB, however large a block is. * Order: first the blocks of this host, then the
+  others, each in the order of the request; in a block by region, in a region by subpartition.
+
+Single-threaded: each connection has its own reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sortshuffle.errors import DataLossError, UsageError
+from sortshuffle.format.buffer import DataType, scan_extent
+from sortshuffle.format.checksum import BytesLike
+from sortshuffle.format.header import Codec
+from sortshuffle.format.malformed import Malformed
+from sortshuffle.options import MIB
+from sortshuffle.payload.record_bytes import RecordBytesPayload
+from sortshuffle.service.jvm.lost import LostBlocksError
+from sortshuffle.service.jvm.outputs import MapOutput, MapOutputs
+from sortshuffle.service.jvm.protocol import Block, ReadRequest, ReadTotals
+from sortshuffle.service.jvm.remote import RemoteBlocks, RemoteSettings
+from sortshuffle.storage.extents import Extent, ExtentPart, extent_of
+
+# Bytes of neighbouring extents that are read together, and of an extent that are held at a time
+READ_BYTES = 4 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalBlock:
+    """A block of this host, found. ``number``: in the request."""
+
+    number: int
+    block: Block
+    output: MapOutput
+
+
+class BlockReader:
+    """Reads what ``request`` names. ``own_address``: of this host's service. The caller closes it."""
+
+    def __init__(
+        self, request: ReadRequest, outputs: MapOutputs, own_address: str, remote: RemoteSettings
+    ) -> None:
+        self._request = request
+        self._outputs = outputs
+        is_local = [service == own_address for service in request.services]
+        numbered = list(enumerate(request.blocks))
+        self._local_numbers = [(n, block) for n, block in numbered if is_local[block.service]]
+        self._local: list[_LocalBlock] = []
+        self._remote: RemoteBlocks | None = None
+        elsewhere = [(n, block) for n, block in numbered if not is_local[block.service]]
+        if elsewhere:
+            self._remote = RemoteBlocks(request, elsewhere, remote)
+        self._bytes = 0
+
+    def locate(self) -> None:
+        """Find all map outputs. Raises `LostBlocksError` with all that are lost, OSError."""
+        lost: list[int] = []
+        why = ""
+        for number, block in self._local_numbers:
+            try:
+                self._local.append(_LocalBlock(number, block, self._open(block)))
+            except DataLossError as error:
+                lost.append(number)
+                why = why or str(error)
+        if self._remote is not None:
+            try:
+                self._remote.locate()
+            except LostBlocksError as error:
+                raise LostBlocksError((*lost, *error.blocks), why or str(error), error.is_reachable) from None
+        if lost:
+            raise LostBlocksError(lost, why)
+
+    def pieces(self) -> Iterator[BytesLike]:
+        """The bytes of records, after `locate`. Raises `LostBlocksError`, OSError."""
+        for found in self._local:
+            try:
+                yield from self._local_pieces(found)
+            except DataLossError as error:
+                self._outputs.forget(found.block.file_id)
+                raise LostBlocksError((found.number,), str(error)) from error
+        if self._remote is not None:
+            yield from self._remote.pieces()
+
+    def totals(self) -> ReadTotals:
+        """What was read."""
+        remote = self._remote
+        return ReadTotals(
+            self._bytes,
+            len(self._local_numbers),
+            remote.bytes_read if remote is not None else 0,
+            len(self._request.blocks) - len(self._local_numbers),
+        )
+
+    def close(self) -> None:
+        """Let go of everything. May be called again."""
+        self._local.clear()
+        if self._remote is not None:
+            self._remote.close()
+
+    def _open(self, block: Block) -> MapOutput:
+        output = self._outputs.open(self._request.shuffle, block.map_index, block.map_id, block.file_id)
+        if block.end > output.subpartitions:
+            raise UsageError(
+                f"subpartitions {block.first} to {block.end - 1} of a map output that has"
+                f" {output.subpartitions}"
+            )
+        return output
+
+    def _local_pieces(self, found: _LocalBlock) -> Iterator[BytesLike]:
+        output, first, end = found.output, found.block.first, found.block.end
+        if output.small is not None:
+            records = output.small.records(first, end)
+            self._bytes += output.small.stored_bytes(first, end)
+            yield records
+            return
+        payload = payload_of(output.codec)
+        for region, sizes in enumerate(output.bytes[:, first:end]):
+            for group in _groups(sizes, first):
+                extents = [extent_of(output.entries[region, each], region, each) for each in group]
+                self._bytes += sum(extent.bytes for extent in extents)
+                if len(extents) == 1 and extents[0].bytes > READ_BYTES:
+                    yield from _parts(output, extents[0], payload)
+                else:
+                    yield from _neighbours(output, extents, payload)
+
+
+def _groups(sizes: npt.NDArray[np.int64], first: int) -> Iterator[list[int]]:
+    """The subpartitions that have bytes, neighbours together up to `READ_BYTES`. ``sizes``: of the
+    subpartitions from ``first`` on."""
+    if len(sizes) == 1:
+        if sizes[0]:
+            yield [first]
+        return
+    group: list[int] = []
+    size = 0
+    filled = np.flatnonzero(sizes)
+    for subpartition, each in zip((filled + first).tolist(), sizes[filled].tolist(), strict=True):
+        if group and size + each > READ_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(subpartition)
+        size += each
+    if group:
+        yield group
+
+
+def _neighbours(output: MapOutput, extents: list[Extent], payload: RecordBytesPayload) -> Iterator[pa.Buffer]:
+    """The records of extents that lie one behind the other, by one read."""
+    reader = output.reader
+    memory = reader.fetch(sum(extent.bytes for extent in extents), extents[0])
+    view = memoryview(memory)
+    start = 0
+    for extent in extents:
+        end = start + extent.bytes
+        with reader.damage(extent.offset, extent):
+            # verified as a whole before any of it is handed out
+            buffers = list(scan_extent(view[start:end], extent.checksum, extent.buffers))
+            raw = _raw(ExtentPart(memory.slice(start, extent.bytes), buffers), payload)
+        yield from raw
+        start = end
+
+
+def _parts(output: MapOutput, extent: Extent, payload: RecordBytesPayload) -> Iterator[pa.Buffer]:
+    """The records of a large extent, in several reads."""
+    for part in output.reader.read_parts(extent, READ_BYTES):
+        with output.reader.damage(extent.offset, extent):
+            raw = _raw(part, payload)
+        yield from raw
+
+
+def _raw(part: ExtentPart, payload: RecordBytesPayload) -> list[pa.Buffer]:
+    if any(each.data_type is not DataType.DATA for each in part.buffers):
+        raise Malformed("an event among record bytes", 0)
+    return [payload.raw(part.memory, each) for each in part.buffers]
+
+
+_payloads: dict[Codec, RecordBytesPayload] = {codec: RecordBytesPayload(codec) for codec in Codec}
+
+
+def payload_of(codec: Codec) -> RecordBytesPayload:
+    """What decompresses it."""
+    return _payloads[codec]

@@ -1,0 +1,106 @@
+"""Small map outputs, read whole: the records of a thousand subpartitions by one read.
+
+A stage of a thousand map tasks and a thousand reduce tasks has a million extents of some bytes each.
+Fetching, verifying and handing out one by one costs 17 us of Python for each. A small map output is therefore
+read when it is first asked for, all of it is verified, and its records are kept, decompressed, by
+subpartition: what a consumer gets is then a slice.
+
+Rules
+* Only a map output of one region is small: one with more was written by a task that ran out of memory.
+* Nothing is kept that was not verified.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import numpy.typing as npt
+
+from sortshuffle.format.buffer import BUFFER_HEADER_BYTES, scan_extent
+from sortshuffle.format.checksum import CHECKSUM_BYTES
+from sortshuffle.format.extent_run import checksums_of, checksums_of_single
+from sortshuffle.format.index import Index, RegionKind
+from sortshuffle.format.malformed import Malformed
+from sortshuffle.payload.record_bytes import RecordBytesPayload
+from sortshuffle.storage.extents import Extent, extent_of
+from sortshuffle.storage.reader import PartitionedFileReader
+
+# Bytes of records, and of the file, at most. Larger map outputs have extents that are worth a read each
+MOST_BYTES = 256 << 10
+_WORD = 8
+_FIRST_HALF = np.uint64(0xFFFFFFFF)
+
+Int64s = npt.NDArray[np.int64]
+
+
+class SmallOutput:
+    """The records of a whole map output. ``ends``: of each subpartition in them; ``stored``: bytes of each in
+    the file. ``bytes``: what keeping them takes."""
+
+    def __init__(self, records: bytes, ends: Int64s, stored: Int64s) -> None:
+        self._records = memoryview(records)
+        self._bounds = np.concatenate(([0], ends)).data
+        self._stored = np.concatenate(([0], np.cumsum(stored))).data
+        self.bytes = len(records) + self._bounds.nbytes + self._stored.nbytes
+
+    def stored_bytes(self, first: int, end: int) -> int:
+        """What the subpartitions ``first..end-1`` take in the file."""
+        return int(self._stored[end] - self._stored[first])
+
+    def records(self, first: int, end: int) -> memoryview:
+        """Those of the subpartitions ``first..end-1``, in their order."""
+        return self._records[self._bounds[first] : self._bounds[end]]
+
+
+def is_small(index: Index) -> bool:
+    """Whether a map output is read whole."""
+    if index.regions != 1 or index.kinds[0] is not RegionKind.UNICAST or index.header.first_subpartition:
+        return False
+    return index.data_bytes <= MOST_BYTES and int(index.entries["raw_bytes"].sum()) <= MOST_BYTES
+
+
+def read_small(reader: PartitionedFileReader, index: Index) -> SmallOutput:
+    """Read and verify all of it. Raises `CorruptDataError`."""
+    entries = index.entries[0]
+    filled = np.flatnonzero(entries["bytes"])
+    decoder = RecordBytesPayload(index.header.codec).decoder(defaultdict(float))
+    pieces: list[bytes | memoryview] = []
+    if len(filled):
+        found = entries[filled]
+        whole = Extent(0, int(filled[0]), int(found["offset"][0]), int(found["bytes"].sum()), 0, 0, 0, 0)
+        memory = reader.fetch(whole.bytes, whole)
+        starts = (found["offset"] - found["offset"][0]).astype(np.int64)
+        sizes = _plain_sizes(np.frombuffer(memory, np.uint8), starts, found)
+        view = memoryview(memory)
+        for subpartition, start, size in zip(filled.tolist(), starts.tolist(), sizes.tolist(), strict=True):
+            if size >= 0:
+                pieces.append(view[start + BUFFER_HEADER_BYTES : start + BUFFER_HEADER_BYTES + size])
+                continue
+            # compressed, or of several buffers; or damaged, which the scan of the extent finds
+            extent = extent_of(entries[subpartition], 0, subpartition)
+            part = memory.slice(start, extent.bytes)
+            with reader.damage(extent.offset, extent):
+                buffers = list(scan_extent(memoryview(part), extent.checksum, extent.buffers))
+                pieces.append(b"".join(decoder.decode(part, each) for each in buffers))
+                if len(pieces[-1]) != extent.raw_bytes:
+                    raise Malformed("the extent has other raw bytes", 0, extent.raw_bytes, len(pieces[-1]))
+    lengths = np.zeros(len(entries), np.int64)
+    lengths[filled] = [len(piece) for piece in pieces]
+    return SmallOutput(b"".join(pieces), np.cumsum(lengths), entries["bytes"].astype(np.int64))
+
+
+def _plain_sizes(data: npt.NDArray[np.uint8], starts: Int64s, entries: npt.NDArray[np.void]) -> Int64s:
+    """The payload's bytes of each extent that is one sound, uncompressed data buffer; -1 for the others,
+    which are looked at one by one."""
+    words = np.frombuffer(data, "<u8", len(data) // _WORD)
+    ends = starts + entries["bytes"].astype(np.int64)
+    headers = words[starts // _WORD]
+    sizes = (headers >> np.uint64(32)).astype(np.int64)
+    digests = checksums_of(data, starts, ends - CHECKSUM_BYTES)
+    is_plain = (headers & _FIRST_HALF == 0) & (entries["buffers"] == 1)
+    is_plain &= sizes + BUFFER_HEADER_BYTES + CHECKSUM_BYTES <= ends - starts
+    is_plain &= sizes == entries["raw_bytes"].astype(np.int64)
+    is_plain &= digests == words[ends // _WORD - 1]
+    is_plain &= checksums_of_single(digests) == entries["checksum"]
+    return np.where(is_plain, sizes, -1)

@@ -1,0 +1,140 @@
+"""`MapOutputWriting`: one map output of a JVM's task, from its first frame to its commit.
+
+    open --add, add, ..--> open --finish--> finished
+      \\--abandon--> abandoned (no files)      any call that fails leaves nothing but abandon
+
+Rules
+* A frame's memory is the writer's own pool's: a segment of the engine, or for one huge record memory of its
+  own. It is free again when `add` returns. So what the engine receives into is bounded, and a JVM that is
+  quicker than the engine waits at its socket.
+* What waits for its region is charged to the engine's memory, which all writers share (`SharedMemory`).
+* `finish` or `abandon`, nothing between.
+
+Single-threaded: each connection has its own.
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+import numpy as np
+
+import sortshuffle
+from sortshuffle.format.header import Codec, FileHeader, PayloadKind
+from sortshuffle.format.index import Writer
+from sortshuffle.memory.buffer import Buffer
+from sortshuffle.memory.local_buffer_pool import LocalBufferPool
+from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
+from sortshuffle.memory.shared_budget import SharedMemory
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.payload.record_bytes import RecordBytesPayload
+from sortshuffle.service.jvm.outputs import MapOutputs
+from sortshuffle.service.jvm.protocol import WriteRequest, pack_finished
+from sortshuffle.storage.host import host_name
+from sortshuffle.write.placed_records import PlacedRecords, RecordBytesLayout
+from sortshuffle.write.result_partition import SortMergeResultPartition
+
+ID_AND_END_BYTES = 8  # of each record in a frame
+# of a frame that is not one huge record: 4 MiB of records, and 8 bytes for each of 262,144
+SEGMENT_BYTES = (4 << 20) + ID_AND_END_BYTES * (1 << 18)
+SEGMENTS_EACH = 1  # a writer receives one frame at a time
+
+
+@dataclass(frozen=True, slots=True)
+class WritingResources:
+    """What all writers of the engine share. ``segments``: what frames are received into. ``memory``: what
+    waits for regions."""
+
+    application: str
+    outputs: MapOutputs
+    segments: NetworkBufferPool
+    memory: SharedMemory
+    codec: Codec
+    codec_level: int
+
+
+class FrameMemory:
+    """Memory for one frame, filled through ``view``. The caller releases it."""
+
+    def __init__(self, size: int, pool: LocalBufferPool) -> None:
+        self._buffer: Buffer | None = None
+        if size <= SEGMENT_BYTES:
+            self._buffer = pool.request_blocking()
+            self.view = self._buffer.segment.view[:size]
+        else:
+            self.view = memoryview(bytearray(size))
+
+    def release(self) -> None:
+        if self._buffer is not None:
+            self._buffer.recycle()
+
+
+class MapOutputWriting:
+    """Raises as `MapOutputs.new` does. The caller finishes or abandons it."""
+
+    def __init__(self, request: WriteRequest, resources: WritingResources) -> None:
+        self._request = request
+        self._application = resources.application
+        self._metrics = TaskMetrics()
+        header = FileHeader(
+            file_id=secrets.token_bytes(16),
+            subpartitions=request.subpartitions,
+            first_subpartition=0,  # one engine reads for all consumers of the host: nobody is kept apart
+            codec=resources.codec,
+            payload_kind=PayloadKind.RECORD_BYTES,
+        )
+        name = f"map {request.map_index} of shuffle {request.shuffle}"
+        payload = RecordBytesPayload(resources.codec, resources.codec_level)
+        layout = RecordBytesLayout(payload, request.subpartitions)
+        with ExitStack() as stack:
+            self._pool = resources.segments.create_pool(SEGMENTS_EACH, SEGMENTS_EACH, name)
+            stack.callback(self._pool.close)
+            self._memory = resources.memory.open(name)
+            stack.callback(self._memory.close)
+            writer = resources.outputs.new(request.shuffle, request.map_index, request.map_id, header)
+            stack.callback(writer.abandon)  # nothing is left to do behind the partition's own
+            self._partition = SortMergeResultPartition(writer, layout, self._memory, self._metrics)
+            self._resources = stack.pop_all()
+
+    def frame_memory(self, size: int) -> FrameMemory:
+        """For a frame's ids, ends and records, ``size`` bytes in all. Raises `BufferTimeoutError`."""
+        return FrameMemory(size, self._pool)
+
+    def add(self, frame: memoryview, records: int) -> None:
+        """Take the records of a frame: so many ids, as many ends, and the bytes. Raises `UsageError`,
+        `OutOfDiskError`, OSError."""
+        ids = np.frombuffer(frame, np.int32, records)
+        ends = np.frombuffer(frame, np.int32, records, 4 * records)
+        self._partition.write_placed(PlacedRecords(ids, ends, frame[ID_AND_END_BYTES * records :]))
+
+    def finish(self) -> bytes:
+        """Complete the files. The reply for the JVM."""
+        try:
+            self._partition.finish(self._writer())
+        finally:
+            self.abandon()  # which gives back what was held; finished files stay
+        sizes = self._partition.subpartition_bytes
+        return pack_finished(self._partition.file_id, self._metrics.counts["spills"], sizes)
+
+    def abandon(self) -> None:
+        """Delete what was written, and give everything back. Nothing is left to do after `finish`."""
+        try:
+            self._partition.abandon()
+        finally:
+            self._resources.close()
+
+    def _writer(self) -> Writer:
+        request = self._request
+        return Writer(
+            application=self._application,
+            exchange=request.shuffle,
+            stage=request.stage,
+            map_index=request.map_index,
+            attempt=request.map_id,
+            host=host_name(),
+            time=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            software=f"sortshuffle {sortshuffle.__version__}",
+        )

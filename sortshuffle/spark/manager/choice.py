@@ -1,0 +1,169 @@
+"""Turns the shuffle manager on for a session that is about to be created, or says what speaks against it.
+
+``spark.sortshuffle.manager`` is taken from the builder, else from what Spark's JVM starts with (`launch`):
+
+    auto   on, unless something speaks against it; then the session is left as it is, and one line of the log
+           says what
+    on     on, or `UsageError`
+    off    off
+
+Only settings that are known when `configure()` is called can speak against it. What a builder is told
+afterwards is the Java half's to judge.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyspark
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+from pyspark.util import default_api_mode
+
+from sortshuffle.errors import UsageError
+from sortshuffle.options import Options
+from sortshuffle.spark.manager import jar
+from sortshuffle.spark.manager import settings as manager
+from sortshuffle.spark.manager.launch import SUBMIT_ARGUMENTS, Launch, has_jvm, launch
+from sortshuffle.spark.manager.running_jvm import provide
+
+LOGGER = "sortshuffle.manager"
+PUSH = "spark.shuffle.push.enabled"
+SPARKS_SERVICE = "spark.shuffle.service.enabled"
+API_MODE = "spark.api.mode"
+ENCRYPTION = "spark.io.encryption.enabled"
+
+_log = logging.getLogger(LOGGER)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a builder is given. ``reason``: why Spark's own shuffle is used although the manager was wanted;
+    empty otherwise."""
+
+    settings: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
+
+
+def turn_on(builder: SparkSession.Builder) -> None:
+    """Give ``builder`` the settings of the manager, if it is wanted and nothing speaks against it; otherwise
+    log why not. Raises as `choose`."""
+    choice = choose(builder)
+    if choice.reason:
+        _log.warning("the session's shuffles stay Spark's own: %s", choice.reason)
+    for key, value in choice.settings.items():
+        builder.config(key, value)
+
+
+def choose(builder: SparkSession.Builder) -> Choice:
+    """Whether the manager can be on for what the builder is told so far.
+
+    Brings the manager's classes to a JVM that runs already. Raises `UsageError` where the manager must be on
+    and cannot be, `OptionError` for a value of ``spark.sortshuffle.manager`` that is not allowed.
+    """
+    begun = launch()
+    known = {**begun.settings, **_told(builder)}
+    wanted = Options.of({manager.MANAGER: known.get(manager.MANAGER, "auto")}).manager
+    running = SparkContext._active_spark_context
+    if running is not None:
+        return Choice(reason="" if wanted == "off" or manager.is_on(running) else _refusal(wanted, _RUNS))
+    if wanted == "off":
+        return Choice(manager.without_manager(known))
+    reason = _why_not(begun, known)
+    if reason:
+        return Choice(manager.without_manager(known), _refusal(wanted, reason))
+    settings = manager.manager_settings(jar.jar_path(), _python(), known)
+    return Choice(settings, _ENCRYPTED if _is_true(known, ENCRYPTION) else "")
+
+
+_RUNS = (
+    "the SparkContext runs already, and its shuffle manager is fixed. Call configure() before the first"
+    " session is created, or stop this one first; where Spark is started otherwise, start it with the lines"
+    " that `sortshuffle conf` prints"
+)
+_ENCRYPTED = f"{ENCRYPTION} is true, and sortshuffle does not encrypt files"
+
+
+def _refusal(wanted: str, reason: str) -> str:
+    """The reason, for a session that is then left without the manager. Raises `UsageError` if it must not."""
+    if wanted == "on":
+        raise UsageError(f"{manager.MANAGER}=on, and the shuffle manager cannot be on: {reason}")
+    return reason
+
+
+def _told(builder: SparkSession.Builder) -> dict[str, str]:
+    """A builder's settings so far."""
+    options: Mapping[str, Any] = builder._options
+    return {key: str(value) for key, value in options.items()}
+
+
+def _is_true(settings: Mapping[str, str], key: str) -> bool:
+    return settings.get(key, "").strip().lower() == "true"
+
+
+def _python() -> str:
+    """The Python of the engine: that of the workers, as `configure()` chooses it."""
+    program = os.environ.get("PYSPARK_PYTHON", sys.executable)
+    is_relative = "/" in program and not program.startswith(("/", "./"))
+    return f"./{program}" if is_relative else program
+
+
+def _why_not(begun: Launch, known: Mapping[str, str]) -> str:
+    """What speaks against the manager, and the remedy; empty if nothing does."""
+    return (
+        manager.why_not_with(pyspark.__version__)
+        or jar.why_no_jar()
+        or _why_not_beside(known)
+        or _why_no_classes(begun)
+    )
+
+
+def begins_connect_server(settings: Mapping[str, Any]) -> bool:
+    """Whether PySpark is about to start a server of Spark Connect in this process, which replaces
+    ``spark.plugins``."""
+    asked = str(settings.get(API_MODE, os.environ.get("SPARK_API_MODE", ""))).lower()
+    return (asked if asked in ("classic", "connect") else default_api_mode()) == "connect"
+
+
+def _why_not_beside(known: Mapping[str, str]) -> str:
+    """What other settings speak against it."""
+    if begins_connect_server(known):
+        return (
+            f"{API_MODE} is connect, for which PySpark starts a server of Spark Connect without plugins."
+            " Start one with the lines that `sortshuffle conf` prints, and give its address to remote()"
+        )
+    other = known.get(manager.SHUFFLE_MANAGER, "")
+    if other not in ("", manager.MANAGER_CLASS):
+        return f"{manager.SHUFFLE_MANAGER} is {other}. Leave that setting out"
+    for key, what in ((PUSH, "push-based shuffle"), (SPARKS_SERVICE, "Spark's external shuffle service")):
+        if _is_true(known, key):
+            return f"it does not work with {what}. Set {key}=false"
+    return ""
+
+
+def _why_no_classes(begun: Launch) -> str:
+    """Why the driver's JVM does not find the manager's classes; they are brought to one that runs."""
+    path = jar.jar_path()
+    if has_jvm():
+        return provide(path, manager.MANAGER_CLASS)
+    both = {manager.JARS, manager.DRIVER_CLASS_PATH} <= begun.fixed
+    if both and not any(manager.names(entry, path) for entry in _class_path(begun)):
+        return (
+            f"the environment's {SUBMIT_ARGUMENTS} gives the driver's jars and its class path, and the"
+            f" manager's jar is in neither. Add {path} to one of them"
+        )
+    return ""
+
+
+def _class_path(begun: Launch) -> list[str]:
+    """What the driver's JVM finds classes in."""
+    jars = manager.entries_of(begun.settings.get(manager.JARS, ""))
+    return [
+        *jars,
+        *manager.entries_of(begun.settings.get(manager.DRIVER_CLASS_PATH, ""), os.pathsep),
+    ]

@@ -1,0 +1,190 @@
+package org.sortshuffle;
+
+import java.io.IOException;
+import java.io.InterruptedIOException;
+import java.nio.channels.ClosedByInterruptException;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.List;
+import java.util.concurrent.ConcurrentLinkedDeque;
+import java.util.concurrent.locks.ReentrantLock;
+import org.apache.spark.SparkConf;
+import org.apache.spark.SparkEnv;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * The engine of this host, as this JVM sees it: where it listens, and connections to it that are free.
+ *
+ * <p>There is one for each application. The plugin makes it when the application begins in this JVM, and ends
+ * it. The process itself is not this JVM's: the launcher finds it or starts it, and other JVMs of the host
+ * use it too.
+ *
+ * <p>`starting` is held while the launcher runs, so that tasks of this JVM that begin at once run it once. No
+ * other lock is taken under it.
+ */
+final class Engine {
+    /** Where the engine listens: its Unix socket, and its service's TCP address. */
+    record Place(String socket, String host, int port) {
+        String address() {
+            return (host.contains(":") ? "[" + host + "]" : host) + ":" + port;
+        }
+    }
+
+    private static final Logger LOG = LoggerFactory.getLogger(Engine.class);
+    private static volatile Engine current;
+
+    private final String token;
+    private final String secret;
+    private final Reports reports;
+    private final ReentrantLock starting = new ReentrantLock();
+    private final ConcurrentLinkedDeque<Link> idle = new ConcurrentLinkedDeque<>();
+    private volatile Place place;
+    private volatile boolean ended;
+
+    /** Token and secret of the application, hex digits; `reports` is the way to the driver. */
+    Engine(String token, String secret, Reports reports) {
+        this.token = token;
+        this.secret = secret;
+        this.reports = reports;
+    }
+
+    /** The engine of the application that runs in this JVM. */
+    static Engine current() {
+        Engine engine = current;
+        if (engine == null)
+            throw new IllegalStateException("No application runs here with spark.plugins set to "
+                    + SortMergeShufflePlugin.class.getName() + ", which the shuffle manager needs");
+        return engine;
+    }
+
+    static boolean isCurrent(String token) {
+        Engine engine = current;
+        return engine != null && engine.token.equals(token);
+    }
+
+    static void begin(Engine engine) {
+        current = engine;
+    }
+
+    /** The application ends in this JVM. */
+    void end() {
+        ended = true;
+        if (current == this)
+            current = null;
+        closeIdle();
+    }
+
+    private void closeIdle() {
+        for (Link link = idle.pollFirst(); link != null; link = idle.pollFirst())
+            link.discard();
+    }
+
+    Reports reports() {
+        return reports;
+    }
+
+    /** Where the engine is, or was when this JVM last looked; null if this JVM never asked for it. */
+    Place place() {
+        return place;
+    }
+
+    /** A connection for one request, or several in turn; the caller closes it. */
+    Link link() throws IOException {
+        if (Thread.currentThread().isInterrupted())
+            throw new ClosedByInterruptException(); // a look at a free link would close it
+        for (Link link = idle.pollFirst(); link != null; link = idle.pollFirst()) {
+            if (link.isAlive())
+                return link;
+            link.discard();
+        }
+        Place known = place;
+        if (known != null) {
+            try {
+                return Link.connect(this, known.socket);
+            } catch (ClosedByInterruptException e) {
+                throw e;
+            } catch (IOException e) {
+                LOG.info("The shuffle engine at {} does not answer any more: {}", known.socket, e.toString());
+            }
+        }
+        return Link.connect(this, start(known).socket);
+    }
+
+    /** Takes a link back that is between two requests. False if it is of no use any more. */
+    boolean keep(Link link) {
+        if (ended)
+            return false;
+        idle.addFirst(link);
+        if (ended)
+            closeIdle(); // it came behind the last look
+        return true;
+    }
+
+    /** Finds or starts the engine, unless another thread has done so since `known` was seen. */
+    private Place start(Place known) throws IOException {
+        try {
+            starting.lockInterruptibly();
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw new InterruptedIOException("Interrupted while the shuffle engine was started");
+        }
+        Place started;
+        try {
+            if (place != known)
+                return place;
+            started = Launcher.launch(token, secret);
+            place = started;
+        } finally {
+            starting.unlock();
+        }
+        LOG.info("The shuffle engine listens on {}, its service on {}", started.socket, started.address());
+        reports.service(started.address());
+        return started;
+    }
+
+    /** Asks the engine to delete the map outputs of a shuffle, here and where the other services are. */
+    void remove(int shuffle, Collection<String> services) throws IOException {
+        try (Link link = link()) {
+            List<byte[]> others = new ArrayList<>();
+            long length = 2L * Integer.BYTES;
+            for (String address : services) {
+                if (address.equals(place.address()))
+                    continue;
+                byte[] text = address.getBytes(StandardCharsets.UTF_8);
+                others.add(text);
+                length += Integer.BYTES + text.length;
+            }
+            link.begin(Link.REMOVE, length);
+            link.putInt(shuffle);
+            link.putInt(others.size());
+            for (byte[] text : others)
+                link.putText(text);
+            link.flush();
+            link.reply();
+            link.settle();
+        }
+    }
+
+    /**
+     * The address of the service where a map output is. Spark and the engine may know this host by different
+     * names; the engine's own is used.
+     */
+    String addressOf(String host, int port) {
+        Place here = place;
+        String own = SparkEnv.get().blockManager().blockManagerId().host();
+        return here != null && port == here.port && host.equals(own) ? here.address() : host + ":" + port;
+    }
+
+    /** Whether driver and executor are this one JVM. */
+    static boolean isLocal(SparkConf conf) {
+        String master = conf.get("spark.master", "");
+        return master.equals("local") || master.startsWith("local[");
+    }
+
+    /** Whether an engine ends with its executor's container. */
+    static boolean isContainer(SparkConf conf) {
+        return conf.get("spark.master", "").startsWith("k8s");
+    }
+}

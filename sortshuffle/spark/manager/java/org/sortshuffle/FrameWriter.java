@@ -1,0 +1,158 @@
+package org.sortshuffle;
+
+import java.io.IOException;
+import java.util.HexFormat;
+import org.apache.spark.Aggregator;
+import org.apache.spark.Partitioner;
+import org.apache.spark.ShuffleDependency;
+import org.apache.spark.SparkEnv;
+import org.apache.spark.TaskContext;
+import org.apache.spark.scheduler.MapStatus;
+import org.apache.spark.serializer.SerializationStream;
+import org.apache.spark.serializer.SerializerInstance;
+import org.apache.spark.shuffle.ShuffleWriteMetricsReporter;
+import org.apache.spark.shuffle.ShuffleWriter;
+import org.apache.spark.shuffle.checksum.RowBasedChecksum;
+import org.apache.spark.storage.BlockManagerId;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+import scala.Option;
+import scala.Product2;
+import scala.collection.Iterator;
+import scala.reflect.ClassTag;
+import scala.reflect.ClassTag$;
+
+/**
+ * A map task's writer: serializes each record once, into frames that go to the engine.
+ *
+ * <p>Link and memory are held inside {@link #write} only. If that fails, the engine abandons the map output;
+ * there is nothing left for {@link #stop} to do.
+ */
+final class FrameWriter<K, V> extends ShuffleWriter<K, V> {
+    private static final Logger LOG = LoggerFactory.getLogger(FrameWriter.class);
+    static final ClassTag<Object> ANY = ClassTag$.MODULE$.Any();
+
+    private final int shuffle;
+    private final ShuffleDependency<K, V, ?> dependency;
+    private final TaskContext context;
+    private final ShuffleWriteMetricsReporter metrics;
+    private final Partitioner partitioner;
+    private final RowBasedChecksum[] checksums;
+    private long written; // records
+    private long[] sizes;
+    private BlockManagerId location;
+
+    FrameWriter(SortMergeShuffleHandle<K, V, ?> handle, TaskContext context,
+            ShuffleWriteMetricsReporter metrics) {
+        this.shuffle = handle.shuffleId();
+        this.dependency = handle.dependency();
+        this.context = context;
+        this.metrics = metrics;
+        this.partitioner = dependency.partitioner();
+        this.checksums = dependency.rowBasedChecksums();
+    }
+
+    /** The task attempt's id, whatever Spark calls the map output: no two attempts have the same. */
+    private long mapId() {
+        return context.taskAttemptId();
+    }
+
+    @Override
+    public void write(Iterator<Product2<K, V>> values) throws IOException {
+        Iterator<? extends Product2<?, ?>> records = combined(values);
+        if (!records.hasNext()) {
+            sizes = new long[partitioner.numPartitions()];
+            location = location(SparkEnv.get().blockManager().blockManagerId().port(), Option.empty());
+            return; // nobody will read it, so no engine is asked
+        }
+        Engine engine = Engine.current();
+        try (FrameMemory memory = new FrameMemory(context.taskMemoryManager());
+                MapOutput output = new MapOutput(engine, shuffle, context.partitionId(), mapId(),
+                        partitioner.numPartitions(), context.stageId())) {
+            Frame frame = new Frame(memory, output);
+            if (dependency.serializer().supportsRelocationOfSerializedObjects())
+                writeRecords(records, frame);
+            else
+                writeBlocks(records,
+                        new BlockStreams(dependency.serializer().newInstance(), frame, memory,
+                                partitioner.numPartitions()));
+            frame.finish();
+            complete(output.finish(), engine);
+            metrics.incRecordsWritten(written);
+            metrics.incWriteTime(output.nanos());
+            context.taskMetrics().incPeakExecutionMemory(memory.peak());
+        }
+    }
+
+    @SuppressWarnings("unchecked")
+    private Iterator<? extends Product2<?, ?>> combined(Iterator<Product2<K, V>> values) {
+        if (!dependency.mapSideCombine())
+            return values;
+        var aggregator = (Aggregator<K, V, Object>) dependency.aggregator().get();
+        return aggregator.combineValuesByKey(values, context);
+    }
+
+    private void writeRecords(Iterator<? extends Product2<?, ?>> records, Frame frame) throws IOException {
+        SerializerInstance serializer = dependency.serializer().newInstance();
+        SerializationStream stream = serializer.serializeStream(frame);
+        while (records.hasNext()) {
+            Product2<?, ?> record = records.next();
+            int subpartition = subpartition(record);
+            stream.writeKey(record._1(), ANY);
+            stream.writeValue(record._2(), ANY);
+            stream.flush();
+            frame.endRecord(subpartition);
+        }
+    }
+
+    private void writeBlocks(Iterator<? extends Product2<?, ?>> records, BlockStreams blocks)
+            throws IOException {
+        while (records.hasNext()) {
+            Product2<?, ?> record = records.next();
+            blocks.write(subpartition(record), record._1(), record._2());
+        }
+        blocks.finish();
+    }
+
+    private int subpartition(Product2<?, ?> record) {
+        int subpartition = partitioner.getPartition(record._1());
+        if (checksums.length > 0)
+            checksums[subpartition].update(record._1(), record._2());
+        written++;
+        return subpartition;
+    }
+
+    private void complete(MapOutput.Finished finished, Engine engine) {
+        sizes = finished.sizes();
+        long bytes = 0;
+        for (long size : sizes)
+            bytes += size;
+        metrics.incBytesWritten(bytes);
+        location = location(engine.place().port(), Option.apply(HexFormat.of().formatHex(finished.fileId())));
+        LOG.debug("Map output {} of shuffle {}: {} bytes, {} regions written because memory was full",
+                mapId(), shuffle, bytes, finished.fullRegions());
+    }
+
+    /**
+     * A location of this map output's own: to lose it loses no other, and to lose the executor loses none.
+     * Where the service dies with its executor, they share its fate.
+     */
+    private BlockManagerId location(int port, Option<String> fileId) {
+        SparkEnv env = SparkEnv.get();
+        String executor = Engine.isContainer(env.conf()) ? env.executorId() : "sortshuffle-" + mapId();
+        return BlockManagerId.apply(executor, env.blockManager().blockManagerId().host(), port, fileId);
+    }
+
+    @Override
+    public Option<MapStatus> stop(boolean success) {
+        if (!success)
+            return Option.empty();
+        long checksum = RowBasedChecksum.getAggregatedChecksumValue(checksums);
+        return Option.apply(MapStatus.apply(location, sizes, mapId(), checksum));
+    }
+
+    @Override
+    public long[] getPartitionLengths() {
+        return sizes;
+    }
+}

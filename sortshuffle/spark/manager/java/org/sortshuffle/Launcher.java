@@ -1,0 +1,127 @@
+package org.sortshuffle;
+
+import com.fasterxml.jackson.core.JsonProcessingException;
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import java.io.IOException;
+import java.io.InterruptedIOException;
+import java.io.OutputStream;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.TimeUnit;
+import org.apache.spark.SparkConf;
+import org.apache.spark.SparkContext$;
+import org.apache.spark.SparkEnv;
+import scala.Tuple2;
+
+/**
+ * Runs the Python program that finds the engine of this host, or starts it (docs/manager.md, "Starting the
+ * engine").
+ *
+ * <p>Its output goes to files, not to pipes: the engine's process may keep what it inherits open for as long
+ * as it lives, and nobody would read a pipe to its end.
+ */
+final class Launcher {
+    private static final String PYTHON = "spark.sortshuffle.manager.python";
+    private static final String SETTINGS = "spark.sortshuffle.";
+    private static final String MODULE = "sortshuffle.service.jvm.launch";
+
+    /** For the launcher. It takes tenths of a second; a host that is short of everything may need many. */
+    private static final long TIMEOUT_SECONDS = 120;
+
+    private static final ObjectMapper JSON = new ObjectMapper();
+
+    private Launcher() {
+    }
+
+    /** Where the engine is. Fails with an IOException that names interpreter and setting. */
+    static Engine.Place launch(String token, String secret) throws IOException {
+        SparkConf conf = SparkEnv.get().conf();
+        String python = python(conf);
+        Path out = Files.createTempFile("sortshuffle-launch-", ".out");
+        Path err = Files.createTempFile("sortshuffle-launch-", ".err");
+        try {
+            ProcessBuilder builder = new ProcessBuilder(python, "-m", MODULE);
+            builder.redirectOutput(out.toFile()).redirectError(err.toFile());
+            String failure = run(builder, JSON.writeValueAsBytes(request(conf, token, secret)));
+            if (failure == null)
+                return place(lastLine(out));
+            String said = lastLine(err);
+            throw new IOException(failure + (said.isEmpty() ? "" : ". It said: " + said));
+        } catch (InterruptedIOException e) {
+            throw e;
+        } catch (IOException e) {
+            throw new IOException("The shuffle engine of this host cannot be started by `" + python + " -m "
+                            + MODULE + "`: " + e.getMessage() + ". Set " + PYTHON
+                            + " to a Python that has the sortshuffle package on every host",
+                    e);
+        } finally {
+            Files.deleteIfExists(out);
+            Files.deleteIfExists(err);
+        }
+    }
+
+    private static String python(SparkConf conf) {
+        String fallback = System.getenv().getOrDefault("PYSPARK_PYTHON", "python3");
+        return conf.get(PYTHON, conf.get("spark.pyspark.python", fallback));
+    }
+
+    private static Map<String, Object> request(SparkConf conf, String token, String secret) {
+        Map<String, String> settings = new HashMap<>();
+        for (Tuple2<String, String> setting : conf.getAll())
+            if (setting._1().startsWith(SETTINGS))
+                settings.put(setting._1(), setting._2());
+        Map<String, Object> request = new HashMap<>();
+        request.put("application", conf.getAppId());
+        request.put("token", token);
+        request.put("secret", secret);
+        request.put("driver_host", conf.get("spark.driver.host"));
+        // A driver's own engine writes nothing: it only tells the others that a shuffle is over.
+        boolean isDriver = SparkEnv.get().executorId().equals(SparkContext$.MODULE$.DRIVER_IDENTIFIER());
+        request.put("outlives", !isDriver && !Engine.isContainer(conf));
+        request.put("pid", ProcessHandle.current().pid());
+        request.put("local_directories",
+                List.of(SparkEnv.get().blockManager().diskBlockManager().localDirsString()));
+        request.put("settings", settings);
+        return request;
+    }
+
+    /** Null if the launcher succeeded, else what became of it. */
+    private static String run(ProcessBuilder builder, byte[] request) throws IOException {
+        Process process = builder.start();
+        try {
+            try (OutputStream input = process.getOutputStream()) {
+                input.write(request);
+            } catch (IOException e) {
+                // It has ended before it read this; its exit status says more.
+            }
+            if (!process.waitFor(TIMEOUT_SECONDS, TimeUnit.SECONDS))
+                return "it has not answered for " + TIMEOUT_SECONDS + " s";
+            return process.exitValue() == 0 ? null : "it ended with status " + process.exitValue();
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw new InterruptedIOException("Interrupted while the shuffle engine was started");
+        } finally {
+            process.destroyForcibly();
+        }
+    }
+
+    private static Engine.Place place(String answer) throws IOException {
+        try {
+            JsonNode found = JSON.readTree(answer);
+            return new Engine.Place(found.required("socket").asText(), found.required("host").asText(),
+                    found.required("port").asInt());
+        } catch (JsonProcessingException | IllegalArgumentException e) {
+            throw new IOException("it has answered `" + answer + "`", e);
+        }
+    }
+
+    private static String lastLine(Path file) throws IOException {
+        String text = new String(Files.readAllBytes(file), StandardCharsets.UTF_8).strip();
+        return text.substring(text.lastIndexOf('\n') + 1).strip();
+    }
+}

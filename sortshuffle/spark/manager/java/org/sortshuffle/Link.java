@@ -1,0 +1,274 @@
+package org.sortshuffle;
+
+import java.io.Closeable;
+import java.io.IOException;
+import java.net.UnixDomainSocketAddress;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.channels.SocketChannel;
+import java.nio.charset.StandardCharsets;
+
+/**
+ * A connection to the engine, with the one buffer that everything passes through in either direction.
+ *
+ * <p>One task owns a link at a time, from {@link Engine#link()} to {@link #close()}. It goes back to the pool
+ * of its engine only between two requests: {@link #begin} opens a request, {@link #settle} says that its
+ * whole answer has been read. A link that is closed in between closes its socket, and the engine abandons
+ * what it was doing. An interrupt of the task's thread closes the socket too.
+ *
+ * <p>First a request is put, then it is flushed, then its answer is read. No end of the socket is ever an
+ * EOFException, because Spark's deserializers take that for the end of the records.
+ */
+final class Link implements Closeable {
+    static final int WRITE = 1;
+    static final int FRAME = 2;
+    static final int FINISH = 3;
+    static final int READ = 4;
+    static final int REMOVE = 5;
+
+    private static final int LOST = 4;
+    private static final int UNREACHABLE = 5;
+
+    private static final long MAGIC = 0x0A1A0A0D4A535389L; // 89 53 53 4A 0D 0A 1A 0A, little endian
+    private static final int VERSION = 1;
+
+    /** Bytes. A Unix socket holds about 200 KiB; more in one call would only wait in the call. */
+    private static final int BUFFER_BYTES = 256 << 10;
+
+    private final Engine engine;
+    private final SocketChannel channel;
+    private final ByteBuffer buffer = ByteBuffer.allocateDirect(BUFFER_BYTES).order(ByteOrder.LITTLE_ENDIAN);
+    private volatile boolean settled; // between two requests
+    private long waitedNanos;
+
+    /** An answer of the engine that reports an error. */
+    static final class Refusal extends IOException {
+        private static final long serialVersionUID = 1L;
+
+        /** Numbers of the blocks that are lost, of those that were asked for. */
+        final int[] lost;
+
+        Refusal(String text, int[] lost) {
+            super("The shuffle engine reports: " + text);
+            this.lost = lost;
+        }
+    }
+
+    private Link(Engine engine, SocketChannel channel) {
+        this.engine = engine;
+        this.channel = channel;
+    }
+
+    /** A new connection, greeted. */
+    static Link connect(Engine engine, String socket) throws IOException {
+        Link link = new Link(engine, SocketChannel.open(UnixDomainSocketAddress.of(socket)));
+        try {
+            link.greet();
+        } catch (IOException | RuntimeException e) {
+            link.channel.close();
+            throw e;
+        }
+        return link;
+    }
+
+    private void greet() throws IOException {
+        buffer.clear();
+        putLong(MAGIC);
+        putInt(VERSION);
+        putInt(0);
+        flush();
+        long magic = getLong();
+        int version = getInt();
+        getInt();
+        if (magic != MAGIC || version != VERSION)
+            throw new IOException("The shuffle engine speaks version " + version
+                    + " of the protocol, this jar " + VERSION
+                    + ": sortshuffle's Python package and its jar must be of one release");
+        settled = true;
+    }
+
+    /** Whether the engine still holds the other end. Asked between two requests. */
+    boolean isAlive() {
+        try {
+            channel.configureBlocking(false);
+            int bytes = channel.read(buffer.clear());
+            channel.configureBlocking(true);
+            return bytes == 0;
+        } catch (IOException e) {
+            return false;
+        }
+    }
+
+    // --- requests
+
+    void begin(int operation, long length) throws IOException {
+        if (length >>> 32 != 0)
+            throw new IOException("A request of " + length + " bytes is more than the protocol can carry");
+        if (settled) {
+            settled = false;
+            buffer.clear();
+            waitedNanos = 0;
+        }
+        putInt(operation);
+        putInt((int) length);
+    }
+
+    void putInt(int value) throws IOException {
+        room(Integer.BYTES);
+        buffer.putInt(value);
+    }
+
+    void putLong(long value) throws IOException {
+        room(Long.BYTES);
+        buffer.putLong(value);
+    }
+
+    void put(byte[] bytes, int from, int length) throws IOException {
+        int end = from + length;
+        for (int at = from; at < end;) {
+            room(1);
+            int piece = Math.min(end - at, buffer.remaining());
+            buffer.put(bytes, at, piece);
+            at += piece;
+        }
+    }
+
+    void put(int[] values, int count) throws IOException {
+        for (int at = 0; at < count;) {
+            room(Integer.BYTES);
+            int piece = Math.min(count - at, buffer.remaining() / Integer.BYTES);
+            buffer.asIntBuffer().put(values, at, piece);
+            buffer.position(buffer.position() + piece * Integer.BYTES);
+            at += piece;
+        }
+    }
+
+    void putText(byte[] utf8) throws IOException {
+        putInt(utf8.length);
+        put(utf8, 0, utf8.length);
+    }
+
+    private void room(int bytes) throws IOException {
+        if (buffer.remaining() < bytes)
+            send();
+    }
+
+    private void send() throws IOException {
+        buffer.flip();
+        while (buffer.hasRemaining())
+            channel.write(buffer);
+        buffer.clear();
+    }
+
+    /** Sends what was put. What follows is the answer. */
+    void flush() throws IOException {
+        send();
+        buffer.limit(0);
+    }
+
+    // --- answers
+
+    int getInt() throws IOException {
+        require(Integer.BYTES);
+        return buffer.getInt();
+    }
+
+    long getLong() throws IOException {
+        require(Long.BYTES);
+        return buffer.getLong();
+    }
+
+    /** At least one byte and at most `length`, as many as have come. */
+    int get(byte[] to, int from, int length) throws IOException {
+        require(1);
+        int piece = Math.min(length, buffer.remaining());
+        buffer.get(to, from, piece);
+        return piece;
+    }
+
+    byte[] getBytes(int length) throws IOException {
+        byte[] bytes = new byte[length];
+        for (int at = 0; at < length;)
+            at += get(bytes, at, length - at);
+        return bytes;
+    }
+
+    private void require(int bytes) throws IOException {
+        if (buffer.remaining() >= bytes)
+            return;
+        buffer.compact();
+        long start = System.nanoTime();
+        while (buffer.position() < bytes)
+            if (channel.read(buffer) < 0)
+                throw new IOException("The shuffle engine closed the connection in the middle of an answer. "
+                        + "Its process may have ended; its log says why");
+        waitedNanos += System.nanoTime() - start;
+        buffer.flip();
+    }
+
+    /** Nanoseconds that went into waiting for bytes since this was last asked. */
+    long takeWaitedNanos() {
+        long waited = waitedNanos;
+        waitedNanos = 0;
+        return waited;
+    }
+
+    /** The whole answer has been read: the link may carry another request. */
+    void settle() {
+        settled = true;
+    }
+
+    /** Reads the head of a reply; the caller reads its body. Returns the body's length. */
+    int reply() throws IOException {
+        int status = getInt();
+        int length = getInt();
+        if (status != 0)
+            throw refusal(status, length);
+        return length;
+    }
+
+    /** Reads the body of an error. That of a loss begins with a list. */
+    Refusal refusal(int status, int length) throws IOException {
+        ByteBuffer body = ByteBuffer.wrap(getBytes(length)).order(ByteOrder.LITTLE_ENDIAN);
+        int[] lost = new int[status == LOST || status == UNREACHABLE ? body.getInt() : 0];
+        for (int i = 0; i < lost.length; i++)
+            lost[i] = body.getInt();
+        return new Refusal(StandardCharsets.UTF_8.decode(body).toString(), lost);
+    }
+
+    /**
+     * What the engine said before it closed the connection in the middle of a request, or `failure` where it
+     * said nothing. The socket keeps what was sent before it was closed. Where the engine has not closed it,
+     * it does so now, because its own end is closed to it: this never waits for ever.
+     */
+    IOException lastWords(IOException failure) {
+        if (!channel.isOpen())
+            return failure;
+        try {
+            channel.shutdownOutput();
+            buffer.clear().limit(0);
+            reply();
+        } catch (Refusal said) {
+            said.addSuppressed(failure);
+            return said;
+        } catch (IOException nothing) {
+            failure.addSuppressed(nothing);
+        }
+        return failure;
+    }
+
+    @Override
+    public void close() {
+        if (!settled || !channel.isOpen() || !engine.keep(this))
+            discard();
+    }
+
+    /** Closes the socket, whatever the state. */
+    void discard() {
+        try {
+            channel.close();
+        } catch (IOException e) {
+            // The descriptor is gone in any case.
+        }
+    }
+}

@@ -1,0 +1,210 @@
+package org.sortshuffle;
+
+import java.io.BufferedInputStream;
+import java.io.IOException;
+import java.io.InputStream;
+import java.util.ArrayList;
+import java.util.Comparator;
+import java.util.List;
+import org.apache.spark.Aggregator;
+import org.apache.spark.InterruptibleIterator;
+import org.apache.spark.ShuffleDependency;
+import org.apache.spark.SparkEnv;
+import org.apache.spark.TaskContext;
+import org.apache.spark.serializer.SerializerInstance;
+import org.apache.spark.shuffle.ShuffleReadMetricsReporter;
+import org.apache.spark.shuffle.ShuffleReader;
+import org.apache.spark.shuffle.checksum.RowBasedChecksum;
+import org.apache.spark.storage.BlockId;
+import org.apache.spark.storage.BlockManagerId;
+import org.apache.spark.storage.ShuffleBlockId;
+import org.apache.spark.util.TaskCompletionListener;
+import org.apache.spark.util.collection.ExternalSorter;
+import scala.Option;
+import scala.Product2;
+import scala.Tuple2;
+import scala.Tuple3;
+import scala.collection.AbstractIterator;
+import scala.collection.Iterator;
+import scala.jdk.javaapi.CollectionConverters;
+
+/**
+ * A reduce task's reader: some subpartitions of some map outputs as records. The engine makes one stream of
+ * bytes of them; what follows is Spark's: deserializer, aggregator, ordering.
+ */
+final class RecordReader<K, C> implements ShuffleReader<K, C> {
+    /** Subpartitions `first` to `end` - 1 of one map output. */
+    record Block(BlockManagerId location, long mapId, int mapIndex, int first, int end) {}
+
+    /** What one reader reads, by map index, so that records come in the same order in every attempt. */
+    record Blocks(int shuffle, List<Block> list) {
+        static Blocks find(int shuffle, int startMap, int endMap, int start, int end) {
+            List<Block> list = new ArrayList<>();
+            var locations = SparkEnv.get().mapOutputTracker().getMapSizesByExecutorId(
+                    shuffle, startMap, endMap, start, end);
+            while (locations.hasNext()) {
+                var location = locations.next();
+                for (Tuple3<BlockId, Object, Object> each : CollectionConverters.asJava(location._2()))
+                    add(list, location._1(), (ShuffleBlockId) each._1(), (Integer) each._3());
+            }
+            list.sort(Comparator.comparingInt(Block::mapIndex).thenComparingInt(Block::first));
+            return new Blocks(shuffle, list);
+        }
+
+        /**
+         * Blocks of one map output come in order. The empty ones between them, which are not listed, do no
+         * harm.
+         */
+        private static void add(List<Block> list, BlockManagerId location, ShuffleBlockId id, int mapIndex) {
+            int end = id.reduceId() + 1;
+            Block last = list.isEmpty() ? null : list.get(list.size() - 1);
+            if (last != null && last.mapId == id.mapId() && last.end < end)
+                list.set(list.size() - 1, new Block(location, last.mapId, mapIndex, last.first, end));
+            else
+                list.add(new Block(location, id.mapId(), mapIndex, id.reduceId(), end));
+        }
+    }
+
+    private final ShuffleDependency<K, ?, C> dependency;
+    private final Blocks blocks;
+    private final TaskContext context;
+    private final ShuffleReadMetricsReporter metrics;
+
+    RecordReader(SortMergeShuffleHandle<K, ?, C> handle, Blocks blocks, TaskContext context,
+            ShuffleReadMetricsReporter metrics) {
+        this.dependency = handle.dependency();
+        this.blocks = blocks;
+        this.context = context;
+        this.metrics = metrics;
+    }
+
+    @Override
+    @SuppressWarnings({"unchecked", "rawtypes"})
+    public Iterator<Product2<K, C>> read() {
+        Iterator records = new InterruptibleIterator<>(context, new Counted(deserialized()));
+        if (dependency.aggregator().isDefined()) {
+            Aggregator aggregator = dependency.aggregator().get();
+            records = dependency.mapSideCombine() ? aggregator.combineCombinersByKey(records, context)
+                                                  : aggregator.combineValuesByKey(records, context);
+        }
+        if (dependency.keyOrdering().isDefined()) {
+            var sorter = new ExternalSorter(context, Option.empty(), Option.empty(), dependency.keyOrdering(),
+                    dependency.serializer(), new RowBasedChecksum[0]);
+            records = sorter.insertAllAndUpdateMetrics(records);
+        }
+        return records instanceof InterruptibleIterator ? records
+                                                        : new InterruptibleIterator(context, records);
+    }
+
+    private Iterator<Tuple2<Object, Object>> deserialized() {
+        if (blocks.list().isEmpty())
+            return scala.collection.Iterator$.MODULE$.empty();
+        RecordStream stream = new RecordStream(Engine.current(), blocks, metrics);
+        context.addTaskCompletionListener((TaskCompletionListener) ended -> {
+            stream.close();
+            context.taskMetrics().mergeShuffleReadMetrics();
+        });
+        SerializerInstance serializer = dependency.serializer().newInstance();
+        if (dependency.serializer().supportsRelocationOfSerializedObjects())
+            return serializer.deserializeStream(stream).asKeyValueIterator();
+        return new BlockRecords(stream, serializer);
+    }
+
+    /** Counts records, and hands in what was counted when there are no more. */
+    private final class Counted extends AbstractIterator<Tuple2<Object, Object>> {
+        private final Iterator<Tuple2<Object, Object>> records;
+        private boolean ended;
+
+        Counted(Iterator<Tuple2<Object, Object>> records) {
+            this.records = records;
+        }
+
+        @Override
+        public boolean hasNext() {
+            if (records.hasNext())
+                return true;
+            if (!ended) {
+                ended = true;
+                context.taskMetrics().mergeShuffleReadMetrics();
+            }
+            return false;
+        }
+
+        @Override
+        public Tuple2<Object, Object> next() {
+            metrics.incRecordsRead(1);
+            return records.next();
+        }
+    }
+
+    /**
+     * The records of a stream of blocks ({@link BlockStreams}), each of which has a deserializer of its own.
+     */
+    private static final class BlockRecords extends AbstractIterator<Tuple2<Object, Object>> {
+        /** Java's deserializer reads a few bytes at a time. */
+        private static final int BUFFER_BYTES = 8 << 10;
+
+        private final RecordStream stream;
+        private final SerializerInstance serializer;
+        private OneBlock block;
+        private Iterator<Tuple2<Object, Object>> records;
+
+        BlockRecords(RecordStream stream, SerializerInstance serializer) {
+            this.stream = stream;
+            this.serializer = serializer;
+        }
+
+        @Override
+        public boolean hasNext() {
+            try {
+                while (records == null || !records.hasNext()) {
+                    if (block != null)
+                        block.skipNBytes(block.left);
+                    int length = stream.blockLength();
+                    if (length < 0)
+                        return false;
+                    block = new OneBlock(length);
+                    int buffer = Math.max(1, Math.min(length, BUFFER_BYTES));
+                    InputStream bytes = new BufferedInputStream(block, buffer);
+                    records = serializer.deserializeStream(bytes).asKeyValueIterator();
+                }
+                return true;
+            } catch (IOException e) {
+                throw RecordStream.sneaky(e);
+            }
+        }
+
+        @Override
+        public Tuple2<Object, Object> next() {
+            if (!hasNext())
+                throw new java.util.NoSuchElementException();
+            return records.next();
+        }
+
+        /** Ends with its block. Closing it leaves the blocks behind it. */
+        private final class OneBlock extends InputStream {
+            private int left;
+
+            OneBlock(int length) {
+                this.left = length;
+            }
+
+            @Override
+            public int read() throws IOException {
+                byte[] one = new byte[1];
+                return read(one, 0, 1) < 0 ? -1 : one[0] & 0xFF;
+            }
+
+            @Override
+            public int read(byte[] to, int offset, int length) throws IOException {
+                if (left == 0)
+                    return length == 0 ? 0 : -1;
+                int piece = stream.read(to, offset, Math.min(left, length));
+                if (piece < 0)
+                    throw new IOException("The shuffle engine sent " + left + " bytes of a block too few");
+                left -= piece;
+                return piece;
+            }
+        }
+    }
+}

@@ -1,0 +1,263 @@
+package org.sortshuffle;
+
+import java.io.IOException;
+import java.io.InputStream;
+import java.nio.ByteBuffer;
+import java.nio.channels.ClosedByInterruptException;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.HexFormat;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import org.apache.spark.shuffle.FetchFailedException;
+import org.apache.spark.shuffle.ShuffleReadMetricsReporter;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * The answer to one READ request as a stream of bytes.
+ *
+ * <p>The request is sent with the first read. If the connection breaks, because the engine's process has
+ * ended, it is sent again to the process that takes its place: map outputs are files, and the same request
+ * has the same answer, of which the bytes that were handed out already are skipped.
+ *
+ * <p>Lost map outputs are reported to the driver, all at once; then FetchFailedException is thrown.
+ *
+ * <p>One thread reads. Any thread may close: PySpark reads in a thread of its own, which may still read when
+ * the task ends. So the lock guards `link` and `closed`, and whoever takes the link out of the field closes
+ * it, once. Nothing is waited for under the lock.
+ */
+final class RecordStream extends InputStream {
+    private static final int AT_ERROR = -1;
+
+    /** How often a stream asks again. An engine that dies more often dies of what it reads. */
+    private static final int REPEATS = 2;
+
+    private static final Logger LOG = LoggerFactory.getLogger(RecordStream.class);
+
+    private final Engine engine;
+    private final RecordReader.Blocks blocks;
+    private final ShuffleReadMetricsReporter metrics;
+    private Link link;
+    private boolean closed;
+
+    // Of the thread that reads.
+    private int chunk; // bytes that are left of what the engine has announced
+    private long delivered; // bytes that were handed out
+    private long skip; // of those, bytes that come once more
+    private int repeats;
+    private boolean ended;
+    private long waitedNanos;
+
+    RecordStream(Engine engine, RecordReader.Blocks blocks, ShuffleReadMetricsReporter metrics) {
+        this.engine = engine;
+        this.blocks = blocks;
+        this.metrics = metrics;
+    }
+
+    @Override
+    public int read() throws IOException {
+        byte[] one = new byte[1];
+        return read(one, 0, 1) < 0 ? -1 : one[0] & 0xFF;
+    }
+
+    @Override
+    public int read(byte[] to, int offset, int length) throws IOException {
+        if (length == 0)
+            return 0;
+        while (!ended) {
+            Link used = link();
+            try {
+                if (used == null)
+                    used = request();
+                int bytes = receive(used, to, offset, length);
+                if (bytes > 0)
+                    return bytes;
+            } catch (Link.Refusal e) {
+                throw refused(e);
+            } catch (ClosedByInterruptException e) {
+                throw e; // the task is killed
+            } catch (IOException e) {
+                repeat(e);
+            }
+        }
+        return -1;
+    }
+
+    /** The length of the next block, or -1 at the end. */
+    int blockLength() throws IOException {
+        byte[] length = new byte[Integer.BYTES];
+        int bytes = readNBytes(length, 0, length.length);
+        if (bytes == 0)
+            return -1;
+        if (bytes < length.length)
+            throw new IOException("The shuffle engine's records end in the middle of a block's length");
+        return ByteBuffer.wrap(length).getInt();
+    }
+
+    /** Bytes for the caller; 0 where there were none: at the end, or while what came before is skipped. */
+    private int receive(Link from, byte[] to, int offset, int length) throws IOException {
+        if (chunk == 0)
+            next(from);
+        if (ended)
+            return 0;
+        int most = (int) Math.min(Math.min(chunk, length), skip > 0 ? skip : Integer.MAX_VALUE);
+        int bytes = from.get(to, offset, most);
+        chunk -= bytes;
+        if (skip > 0) {
+            skip -= bytes;
+            return 0;
+        }
+        delivered += bytes;
+        return bytes;
+    }
+
+    /** What comes next: a chunk, the end, or an error. */
+    private void next(Link from) throws IOException {
+        chunk = from.getInt();
+        if (chunk == AT_ERROR) {
+            Link.Refusal refusal = from.refusal(from.getInt(), from.getInt());
+            from.settle();
+            throw refusal;
+        }
+        if (chunk < 0)
+            throw new IOException(
+                    "The shuffle engine announced " + Integer.toUnsignedLong(chunk) + " bytes at once");
+        if (chunk == 0)
+            end(from);
+        waited(from.takeWaitedNanos());
+    }
+
+    private void end(Link from) throws IOException {
+        long localBytes = from.getLong();
+        long localBlocks = from.getLong();
+        long remoteBytes = from.getLong();
+        long remoteBlocks = from.getLong();
+        metrics.incLocalBytesRead(localBytes);
+        metrics.incLocalBlocksFetched(localBlocks);
+        metrics.incRemoteBytesRead(remoteBytes);
+        metrics.incRemoteBlocksFetched(remoteBlocks);
+        ended = true;
+        from.settle();
+        release();
+    }
+
+    private void waited(long nanos) {
+        waitedNanos += nanos;
+        long milliseconds = waitedNanos / 1_000_000;
+        if (milliseconds > 0) {
+            metrics.incFetchWaitTime(milliseconds);
+            waitedNanos -= milliseconds * 1_000_000;
+        }
+    }
+
+    // --- the request
+
+    private Link request() throws IOException {
+        Link fresh = engine.link();
+        Map<String, Integer> services = new LinkedHashMap<>();
+        for (RecordReader.Block block : blocks.list())
+            services.putIfAbsent(address(block), services.size());
+        List<byte[]> texts = new ArrayList<>();
+        long length = 16 + 40L * blocks.list().size();
+        for (String address : services.keySet()) {
+            texts.add(address.getBytes(StandardCharsets.UTF_8));
+            length += Integer.BYTES + texts.get(texts.size() - 1).length;
+        }
+        begin(fresh, length);
+        fresh.putInt(blocks.shuffle());
+        fresh.putInt(texts.size());
+        fresh.putInt(blocks.list().size());
+        fresh.putInt(0);
+        for (byte[] text : texts)
+            fresh.putText(text);
+        for (RecordReader.Block block : blocks.list()) {
+            fresh.putLong(block.mapId());
+            fresh.putInt(block.mapIndex());
+            fresh.putInt(block.first());
+            fresh.putInt(block.end());
+            fresh.putInt(services.get(address(block)));
+            fresh.put(HexFormat.of().parseHex(block.location().topologyInfo().get()), 0, 16);
+        }
+        fresh.flush();
+        chunk = 0;
+        skip = delivered;
+        return fresh;
+    }
+
+    private String address(RecordReader.Block block) {
+        return engine.addressOf(block.location().host(), block.location().port());
+    }
+
+    /** From here on the link is within a request: whoever closes it does not give it to another task. */
+    private synchronized void begin(Link fresh, long length) throws IOException {
+        if (closed) {
+            fresh.close();
+            throw new IOException("The stream is closed");
+        }
+        link = fresh;
+        fresh.begin(Link.READ, length);
+    }
+
+    // --- failures
+
+    /** After a broken connection: the next read asks again, unless that was done often enough. */
+    private void repeat(IOException failure) throws IOException {
+        boolean wasAsked = release(); // else there is no engine to be had, or the task has ended
+        if (!wasAsked || repeats == REPEATS)
+            throw failure;
+        repeats++;
+        LOG.warn("The shuffle engine is asked once more for {} blocks of shuffle {}: {}",
+                blocks.list().size(), blocks.shuffle(), failure.toString());
+    }
+
+    private IOException refused(Link.Refusal refusal) throws IOException {
+        release();
+        if (refusal.lost.length == 0)
+            return refusal;
+        List<Reports.LostOutput> outputs = new ArrayList<>();
+        for (int number : refusal.lost) {
+            RecordReader.Block block = blocks.list().get(number);
+            outputs.add(new Reports.LostOutput(block.mapIndex(), block.location()));
+        }
+        engine.reports().lost(new Reports.LostOutputs(blocks.shuffle(), outputs));
+        RecordReader.Block first = blocks.list().get(refusal.lost[0]);
+        throw sneaky(new FetchFailedException(
+                first.location(), blocks.shuffle(), first.mapId(), first.mapIndex(), first.first(), refusal));
+    }
+
+    /** Throws what Java's checks do not let through where Spark's Scala code expects it. */
+    @SuppressWarnings("unchecked")
+    static <T extends Throwable> RuntimeException sneaky(Throwable failure) throws T {
+        throw (T) failure;
+    }
+
+    // --- the link
+
+    private synchronized Link link() throws IOException {
+        if (closed)
+            throw new IOException("The stream is closed");
+        return link;
+    }
+
+    /** Whether there was one. */
+    private boolean release() {
+        Link owned;
+        synchronized (this) {
+            owned = link;
+            link = null;
+        }
+        if (owned != null)
+            owned.close();
+        return owned != null;
+    }
+
+    @Override
+    public void close() {
+        synchronized (this) {
+            closed = true;
+        }
+        release();
+    }
+}

@@ -1,0 +1,158 @@
+package org.sortshuffle;
+
+import java.util.BitSet;
+import java.util.Map;
+import java.util.TreeMap;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicLong;
+import org.apache.spark.ShuffleDependency;
+import org.apache.spark.SparkConf;
+import org.apache.spark.SparkContext;
+import org.apache.spark.SparkContext$;
+import org.apache.spark.TaskContext;
+import org.apache.spark.shuffle.ShuffleHandle;
+import org.apache.spark.shuffle.ShuffleReadMetricsReporter;
+import org.apache.spark.shuffle.ShuffleReader;
+import org.apache.spark.shuffle.ShuffleWriteMetricsReporter;
+import org.apache.spark.shuffle.ShuffleWriter;
+import org.apache.spark.shuffle.sort.SortShuffleManager;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+import scala.Option;
+
+/**
+ * Spark's entry: which shuffles are this package's, and who writes, reads and removes them.
+ *
+ * <p>The driver decides when a shuffle is registered. What it leaves to Spark's own shuffle goes to the
+ * superclass, on every executor alike, because the handle says whose it is. Extending Spark's manager also
+ * tells SQL that rows need not be copied before they are written.
+ */
+public final class SortMergeShuffleManager extends SortShuffleManager {
+    /** Local property of the thread that registers the control rows of this package's own frames. */
+    static final String CONTROL = "sortshuffle.control";
+
+    /** "off" leaves every shuffle to Spark. */
+    static final String MANAGER = "spark.sortshuffle.manager";
+
+    static final String OURS = "sortshuffle";
+
+    private static final Logger LOG = LoggerFactory.getLogger(SortMergeShuffleManager.class);
+    private static final Map<String, AtomicLong> DECISIONS = new ConcurrentHashMap<>();
+
+    private final SparkConf conf;
+    private final String reasonForAll; // why no shuffle is this package's; null if they are
+    private final BitSet registered = new BitSet(); // on the driver, this package's; it is its own lock
+    private final AtomicBoolean warmed = new AtomicBoolean();
+
+    public SortMergeShuffleManager(SparkConf conf) {
+        super(conf);
+        this.conf = conf;
+        reasonForAll = reasonForAll(conf);
+        DECISIONS.clear();
+        String plugin = SortMergeShufflePlugin.class.getName();
+        if (!isOff(conf) && !conf.get("spark.plugins", "").contains(plugin))
+            throw new IllegalArgumentException("spark.shuffle.manager is " + getClass().getName()
+                    + ", which needs its plugin: set spark.plugins to " + plugin
+                    + ", or leave this manager out. sortshuffle.configure() sets both");
+    }
+
+    static boolean isOff(SparkConf conf) {
+        return conf.get(MANAGER, "on").equalsIgnoreCase("off");
+    }
+
+    private static String reasonForAll(SparkConf conf) {
+        if (isOff(conf))
+            return MANAGER + " is off";
+        if (conf.getBoolean("spark.io.encryption.enabled", false))
+            return "spark.io.encryption.enabled is true, and sortshuffle's files are not encrypted";
+        return null;
+    }
+
+    /** Of the driver's application: how many shuffles are sortshuffle's, how many Spark's, by reason. */
+    public static Map<String, Long> decisions() {
+        Map<String, Long> counts = new TreeMap<>();
+        DECISIONS.forEach((decision, count) -> counts.put(decision, count.get()));
+        return counts;
+    }
+
+    @Override
+    public <K, V, C> ShuffleHandle registerShuffle(int shuffleId, ShuffleDependency<K, V, C> dependency) {
+        String reason = reasonForSpark();
+        String decision = reason == null ? OURS : reason;
+        long count = DECISIONS.computeIfAbsent(decision, key -> new AtomicLong()).incrementAndGet();
+        if (reason != null) {
+            if (count == 1)
+                LOG.info("Shuffle {}, and others like it, are Spark's own: {}", shuffleId, reason);
+            return super.registerShuffle(shuffleId, dependency);
+        }
+        synchronized (registered) {
+            registered.set(shuffleId);
+        }
+        if (Engine.isLocal(conf) && warmed.compareAndSet(false, true))
+            startInBackground(Engine.current());
+        return new SortMergeShuffleHandle<>(shuffleId, dependency);
+    }
+
+    private String reasonForSpark() {
+        if (reasonForAll != null)
+            return reasonForAll;
+        Option<SparkContext> context = SparkContext$.MODULE$.getActive();
+        if (context.isDefined() && "true".equals(context.get().getLocalProperty(CONTROL)))
+            return "control rows of sortshuffle's own frames";
+        return null;
+    }
+
+    /** So that the engine is up when the first task writes. That task reports what goes wrong. */
+    private static void startInBackground(Engine engine) {
+        Thread thread = new Thread(() -> {
+            try {
+                engine.link().close();
+            } catch (Exception e) {
+                LOG.debug("The shuffle engine could not be started in advance", e);
+            }
+        }, "sortshuffle-start");
+        thread.setDaemon(true);
+        thread.start();
+    }
+
+    @Override
+    @SuppressWarnings("unchecked")
+    public <K, V> ShuffleWriter<K, V> getWriter(
+            ShuffleHandle handle, long mapId, TaskContext context, ShuffleWriteMetricsReporter metrics) {
+        if (handle instanceof SortMergeShuffleHandle<?, ?, ?> ours)
+            return new FrameWriter<>((SortMergeShuffleHandle<K, V, ?>) ours, context, metrics);
+        return super.getWriter(handle, mapId, context, metrics);
+    }
+
+    @Override
+    @SuppressWarnings("unchecked")
+    public <K, C> ShuffleReader<K, C> getReader(ShuffleHandle handle, int startMap, int endMap, int start,
+            int end, TaskContext context, ShuffleReadMetricsReporter metrics) {
+        if (handle instanceof SortMergeShuffleHandle<?, ?, ?> ours) {
+            var blocks = RecordReader.Blocks.find(ours.shuffleId(), startMap, endMap, start, end);
+            return new RecordReader<>((SortMergeShuffleHandle<K, ?, C>) ours, blocks, context, metrics);
+        }
+        return super.getReader(handle, startMap, endMap, start, end, context, metrics);
+    }
+
+    /**
+     * The driver has the files removed, in the background; executors have nothing of their own to remove.
+     * Spark may come here again for a shuffle that it went on using.
+     */
+    @Override
+    public boolean unregisterShuffle(int shuffleId) {
+        if (!isRegistered(shuffleId))
+            return super.unregisterShuffle(shuffleId);
+        SortMergeShufflePlugin.Driver driver = SortMergeShufflePlugin.Driver.current();
+        if (driver != null)
+            driver.remove(shuffleId);
+        return true;
+    }
+
+    private boolean isRegistered(int shuffleId) {
+        synchronized (registered) {
+            return registered.get(shuffleId);
+        }
+    }
+}

@@ -1,0 +1,130 @@
+"""The settings that Spark's JVM starts with, beside those of a builder.
+
+A setting that `configure()` gives to a builder replaces the same setting of ``spark-defaults.conf`` and of
+``spark-submit``. So plugins, jars and class path must be read from there before they are added to.
+
+* Where there is a JVM (under ``spark-submit``, or left over from a SparkContext that was stopped) it is
+  asked.
+* Otherwise PySpark will start one by ``spark-submit``. Its settings are those of ``spark-defaults.conf``,
+  then of the arguments in ``PYSPARK_SUBMIT_ARGS``. ``--jars`` and ``--driver-class-path`` are stronger than
+  the settings of the same meaning, wherever those come from.
+
+This module loads Spark only where there is a JVM to ask.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from sortshuffle.errors import UsageError
+from sortshuffle.spark.manager.settings import DRIVER_CLASS_PATH, JARS
+
+SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+_GATEWAY = "PYSPARK_GATEWAY_PORT"  # in the environment of a Python that spark-submit started
+_DEFAULTS_FILE = "spark-defaults.conf"
+_MEANINGS = {"--jars": JARS, "--driver-class-path": DRIVER_CLASS_PATH}
+_LOADS_DEFAULTS = "--load-spark-defaults"
+_FLAGS = {"--verbose", "-v", "--supervise", "--version", "--help", "-h", _LOADS_DEFAULTS}  # take no value
+_PROPERTY = re.compile(r"([^\s=:]+)\s*[=:]?\s*(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How Spark's JVM starts, or has started. ``settings``: what it starts with. ``fixed``: keys of those
+    that a builder's settings do not change for the JVM itself, only for the SparkContext."""
+
+    settings: Mapping[str, str] = field(default_factory=dict)
+    fixed: frozenset[str] = frozenset()
+
+
+def has_jvm() -> bool:
+    """Whether this process has a JVM of Spark's, which keeps its class path."""
+    context = sys.modules.get("pyspark.core.context")
+    return _GATEWAY in os.environ or (context is not None and context.SparkContext._gateway is not None)
+
+
+def launch() -> Launch:
+    """Of this process. Raises `UsageError` for submit arguments that cannot be read."""
+    return Launch(_settings_of_jvm()) if has_jvm() else launch_of(os.environ)
+
+
+def launch_of(environment: Mapping[str, str]) -> Launch:
+    """Of a process with this environment that has no JVM yet."""
+    arguments = list(_arguments(environment.get(SUBMIT_ARGUMENTS, "")))
+    files = [value for name, value in arguments if name == "--properties-file"]
+    # as spark-submit has it, a file that is named takes the place of the default one, or goes before it
+    loads_defaults = not files or any(name == _LOADS_DEFAULTS for name, _ in arguments)
+    settings = _settings_in(_defaults_file(environment)) if loads_defaults else {}
+    settings |= _settings_in(files[-1]) if files else {}
+    fixed = set()
+    for name, value in arguments:
+        if name in ("--conf", "-c"):
+            key, _, text = value.partition("=")
+            settings[key.strip()] = text
+            fixed.add(key.strip())
+    for name, value in arguments:
+        if name in _MEANINGS:
+            settings[_MEANINGS[name]] = value
+            fixed.add(_MEANINGS[name])
+    return Launch(settings, frozenset(fixed & {JARS, DRIVER_CLASS_PATH}))
+
+
+def _settings_of_jvm() -> dict[str, str]:
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()  # connects to the JVM of spark-submit, if that has not been done
+    return dict(SparkConf().getAll())
+
+
+def _arguments(text: str) -> Iterator[tuple[str, str]]:
+    """Options of spark-submit and their values, up to the program. Raises `UsageError`."""
+    try:
+        words = iter(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"the environment's {SUBMIT_ARGUMENTS} cannot be read: {error}: {text!r}") from None
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name.startswith("-"):
+            return
+        if equals:
+            yield name, value
+        else:
+            yield name, "" if name in _FLAGS else next(words, "")
+
+
+def _defaults_file(environment: Mapping[str, str]) -> str:
+    """Where Spark looks for its defaults; empty if there is no Spark to look at."""
+    directory = environment.get("SPARK_CONF_DIR")
+    if directory:
+        return os.path.join(directory, _DEFAULTS_FILE)
+    home = environment.get("SPARK_HOME")
+    if not home:
+        found = importlib.util.find_spec("pyspark")
+        home = os.path.dirname(found.origin) if found is not None and found.origin else ""
+    return os.path.join(home, "conf", _DEFAULTS_FILE) if home else ""
+
+
+def _settings_in(path: str) -> dict[str, str]:
+    """What Spark reads of a properties file; nothing of one that it could not read either."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as opened:
+            text = opened.read()
+    except OSError:
+        return {}
+    return dict(_properties(text))
+
+
+def _properties(text: str) -> Iterator[tuple[str, str]]:
+    """Keys and values as `java.util.Properties` has them: a key ends at a blank, ``=`` or ``:``; a backslash
+    at the end of a line joins it to the next."""
+    joined = re.sub(r"\\\r?\n[ \t\f]*", "", text)
+    for line in map(str.strip, joined.splitlines()):
+        found = _PROPERTY.match(line)
+        if found is not None and line[0] not in "#!":
+            yield found[1], found[2].strip()

@@ -1,0 +1,45 @@
+"""Brings the manager's classes to a driver's JVM that runs already.
+
+``spark.jars`` and ``spark.driver.extraClassPath`` count when a JVM starts. A JVM outlives its SparkContext,
+and ``spark-submit`` starts one before the program can configure anything. There Spark loads a shuffle manager
+through the thread's context class loader. That is Spark's `MutableURLClassLoader`, which takes further jars:
+Spark fills it in the same way when it starts. All threads of Py4J share it. (Tried on 4.3: a second
+SparkContext, and a program under spark-submit.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+
+
+def provide(jar: str, class_name: str) -> str:
+    """See that the JVM finds a class of ``jar``; why it does not, with the remedy, or nothing."""
+    SparkContext._ensure_initialized()
+    if _finds(class_name):
+        return ""
+    try:
+        _class_loader().addURL(SparkContext._jvm.java.io.File(jar).toURI().toURL())
+    except Py4JError:  # another class loader, of whoever started this JVM
+        pass
+    if _finds(class_name):
+        return ""
+    return (
+        f"the driver's JVM runs already and does not find {class_name}. Start it with the lines that"
+        " `sortshuffle conf` prints, or call configure() before the first session is created"
+    )
+
+
+def _finds(class_name: str) -> bool:
+    try:
+        # false: found, but not run
+        SparkContext._jvm.java.lang.Class.forName(class_name, False, _class_loader())
+    except Py4JError:
+        return False
+    return True
+
+
+def _class_loader() -> Any:
+    return SparkContext._jvm.java.lang.Thread.currentThread().getContextClassLoader()

@@ -1,0 +1,114 @@
+"""`sortshuffle conf`: the lines for spark-submit, for a properties file, and why there are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+from run_cli import run
+
+import sortshuffle
+from sortshuffle.cli import conf as command
+from sortshuffle.spark.manager.settings import MANAGER_CLASS, PLUGIN_CLASS, manager_settings
+
+PATIENCE = 180  # seconds; the job takes about 15
+
+
+@pytest.fixture
+def jar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """A jar that is there, whose path has a blank, beside a Spark without defaults."""
+    path = tmp_path / "with blank" / "sortshuffle-manager.jar"
+    path.parent.mkdir()
+    path.touch()
+    monkeypatch.setattr(command, "jar_path", lambda: str(path))
+    monkeypatch.setattr(command, "why_no_jar", lambda: "")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--jars /of-this-process.jar pyspark-shell")
+    return str(path)
+
+
+def settings(*arguments: str) -> dict[str, str]:
+    """What spark-submit makes of the lines."""
+    result = run("conf", *arguments)
+    assert result.exit_code == 0
+    found = {}
+    for line in result.stdout.splitlines():
+        option, setting = shlex.split(line)
+        assert option == "--conf"
+        key, _, found[key] = setting.partition("=")
+    return found
+
+
+def test_a_line_for_each_setting(jar: str) -> None:
+    assert settings() == manager_settings(jar, sys.executable, {})
+    assert settings()["spark.shuffle.manager"] == MANAGER_CLASS
+
+
+def test_the_python_of_the_engine_can_be_named(jar: str) -> None:
+    assert settings("--python", "python3.12")["spark.sortshuffle.manager.python"] == "python3.12"
+
+
+def test_what_sparks_defaults_name_stays(jar: str, tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.plugins org.other.Plugin\nspark.jars=/other.jar\n")
+    found = settings()
+    assert found["spark.plugins"] == f"org.other.Plugin,{PLUGIN_CLASS}"
+    assert found["spark.jars"] == f"/other.jar,{jar}"
+
+
+def test_a_properties_file_of_them_reads_back(jar: str) -> None:
+    lines = run("conf", "--properties").stdout.splitlines()
+    expected = manager_settings(jar, sys.executable, {})
+    assert lines == [f"{key}={value}" for key, value in expected.items()]
+
+
+def test_without_the_jar_there_is_a_reason_and_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "why_no_jar", lambda: "its jar is not there")
+    result = run("conf")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "Error: the shuffle manager cannot be on: its jar is not there\n"
+
+
+def test_for_another_spark_there_is_a_reason_and_no_line(jar: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "version", lambda name: "4.0.1")
+    result = run("conf")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "it works with Spark 4.1 to 4.3, and this is Spark 4.0.1" in result.stderr
+
+
+def test_it_loads_no_spark() -> None:
+    code = "import sys, sortshuffle.cli.conf; print([n for n in ('pyspark', 'pyarrow') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_job_that_spark_submit_runs_with_its_lines_is_shuffled_by_the_manager(tmp_path: Path) -> None:
+    """A job that knows nothing of this package."""
+    program = tmp_path / "job.py"
+    program.write_text(
+        "import json\n"
+        "from pyspark.sql import SparkSession\n"
+        "spark = SparkSession.builder.getOrCreate()\n"
+        "count = spark.range(100).repartition(3).count()\n"
+        f"decisions = dict(spark.sparkContext._jvm.{MANAGER_CLASS}.decisions())\n"
+        "print(json.dumps([count, decisions]))\n"
+    )
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    lines = run("conf").stdout.split()
+    calm = ["--conf", "spark.ui.enabled=false", "--driver-java-options", "-XX:TieredStopAtLevel=1"]
+    done = subprocess.run(
+        [str(submit), "--master", "local[1]", *calm, *lines, str(program)],
+        env={**inherited, "PYTHONPATH": str(Path(sortshuffle.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [100, {"sortshuffle": 2}]

@@ -1,0 +1,470 @@
+"""What a JVM runs to find the engine of its host, as real processes: one engine however many ask at once; it
+comes back when it dies, with its map outputs; all of it is gone soon after the application."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from consumers import PATIENCE
+from engine import ENVIRONMENT, eventually, running
+from jvm_client import SHUFFLE, Block, Written, connected
+
+from sortshuffle.errors import UsageError
+from sortshuffle.service import rendezvous
+from sortshuffle.service.client import ClientSettings, ServiceClients
+from sortshuffle.service.jvm.launch import LaunchRequest
+from sortshuffle.service.protocol import MapOutputAddress
+from sortshuffle.service.rendezvous import Life
+
+LAUNCH = (sys.executable, "-m", "sortshuffle.service.jvm.launch")
+LAUNCHERS = 8
+SECRET = "5ec2e7" * 8
+TOKEN = "5e" * 16
+BOUND = 30.0  # seconds within which all must be gone after the application's end
+
+
+@dataclass
+class Launcher:
+    """Starts launchers, for JVMs that are `sleep`. What they start meets below ``temporary``."""
+
+    temporary: Path
+    stack: ExitStack
+    found: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**ENVIRONMENT, "TMPDIR": str(self.temporary), "SPARK_LOCAL_IP": "127.0.0.1"}
+
+    def jvm(self) -> subprocess.Popen[str]:
+        return self.stack.enter_context(running("sleep", "600"))
+
+    def request(self, jvm: subprocess.Popen[str], *directories: Path, **changed: Any) -> dict[str, Any]:
+        return {
+            "application": "app-1",
+            "token": TOKEN,
+            "secret": SECRET,
+            "driver_host": "127.0.0.1",
+            "outlives": False,
+            "pid": jvm.pid,
+            "local_directories": list(map(str, directories)),
+            "settings": {},
+            **changed,
+        }
+
+    def run(self, asked: object) -> subprocess.CompletedProcess[str]:
+        text = asked if isinstance(asked, str) else json.dumps(asked)
+        return subprocess.run(
+            LAUNCH,
+            input=text,
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    def launch(self, jvm: subprocess.Popen[str], *directories: Path, **changed: Any) -> dict[str, Any]:
+        done = self.run(self.request(jvm, *directories, **changed))
+        assert done.returncode == 0, done.stderr
+        (line,) = done.stdout.splitlines()
+        found: dict[str, Any] = json.loads(line)
+        assert set(found) == {"socket", "host", "port"}
+        return found
+
+    def processes(self, module: str) -> list[int]:
+        """Of this module, started for something below ``temporary``."""
+        found = []
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            here = any(word.startswith(str(self.temporary).encode()) for word in words)
+            if here and f"sortshuffle.service.{module}".encode() in words:
+                found.append(int(entry))
+        return found
+
+    def supervisor(self) -> int:
+        (pid,) = self.processes("supervisor")
+        return pid
+
+    def engine(self) -> int:
+        eventually(lambda: len(self.processes("process")) == 1, "the engine runs")
+        return self.processes("process")[0]
+
+    def end(self) -> None:
+        """Everything that was started is gone."""
+        for pid in self.processes("supervisor"):
+            kill(pid)
+        eventually(
+            lambda: not self.processes("supervisor") and not self.processes("process"), "all have ended"
+        )
+
+
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def end(jvm: subprocess.Popen[str]) -> None:
+    jvm.kill()
+    jvm.wait()
+
+
+@pytest.fixture
+def launcher(short_path: Path) -> Iterator[Launcher]:
+    with ExitStack() as stack:
+        made = Launcher(short_path, stack)
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+@pytest.fixture
+def blocks(tmp_path: Path) -> Path:
+    """One of Spark's directories: what Spark makes for the application, and in it the executor's."""
+    made = tmp_path / "above" / "blockmgr-1"
+    made.mkdir(parents=True)
+    return made
+
+
+def write(path: str, map_id: int = 7, data: bytes = b"record") -> Written:
+    with connected(path) as client:
+        return client.write([[(1, data)]], map_id)
+
+
+def read(where: dict[str, Any], done: Written, map_id: int = 7) -> bytes:
+    with connected(where["socket"]) as client:
+        services = [f"{where['host']}:{where['port']}"]
+        answer = client.read([Block(map_id, 0, 1, 2, done.file_id)], services)
+        assert answer.totals[1] == 1, f"read here: {answer}"
+        return answer.data
+
+
+def map_outputs(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("exchange-*"))
+
+
+# Starting
+
+
+def test_the_engine_that_it_starts_writes_and_reads_and_serves_other_hosts(
+    launcher: Launcher, blocks: Path
+) -> None:
+    where = launcher.launch(launcher.jvm(), blocks)  # which waits for the ends of the launcher's pipes
+    assert where["host"] == "127.0.0.1"
+    assert os.path.dirname(os.path.dirname(where["socket"])) == str(launcher.temporary)
+    assert os.stat(where["socket"]).st_mode & 0o777 == 0o600
+    done = write(where["socket"])
+    assert read(where, done) == b"record"
+
+    (data, index) = map_outputs(blocks)
+    assert data.endswith(f"{TOKEN}/exchange-{SHUFFLE}-map-0-attempt-7.data")
+    clients = ServiceClients(ClientSettings(bytes.fromhex(SECRET), timeout=PATIENCE))
+    try:
+        client = clients.client(f"{where['host']}:{where['port']}")
+        served = client.index(MapOutputAddress("app-1", SHUFFLE, 0, 7, done.file_id), "127.0.0.1")
+        assert served == (blocks / index).read_bytes()
+    finally:
+        clients.close()
+
+    texts = [path.read_bytes() for path in launcher.temporary.rglob("*") if path.is_file()]
+    for pid in (launcher.engine(), launcher.supervisor()):
+        texts += [Path(f"/proc/{pid}/{what}").read_bytes() for what in ("cmdline", "environ")]
+    secret = (SECRET.encode(), bytes.fromhex(SECRET))
+    assert not any(each in text for text in texts for each in secret), "nobody else learns the secret"
+
+
+def test_of_many_that_ask_at_once_one_starts_it(launcher: Launcher, blocks: Path) -> None:
+    jvms = [launcher.jvm() for _ in range(LAUNCHERS)]
+    asked = [json.dumps(launcher.request(jvm, blocks)) for jvm in jvms]
+    pipe = subprocess.PIPE
+    started = [
+        subprocess.Popen(LAUNCH, stdin=pipe, stdout=pipe, text=True, env=launcher.environment) for _ in jvms
+    ]
+    answers = []
+    for each, text in zip(started, asked, strict=True):
+        assert each.stdin is not None
+        each.stdin.write(text)
+        each.stdin.close()
+        each.stdin = None
+    for each in started:
+        answers.append(each.communicate(timeout=PATIENCE)[0])
+    assert [each.returncode for each in started] == [0] * LAUNCHERS
+    assert len(set(answers)) == 1
+    assert len(launcher.processes("supervisor")) == 1
+    launcher.engine()
+    directory = rendezvous_of(launcher)
+    assert {each.owner.pid for each in rendezvous.registrations(directory)} == {jvm.pid for jvm in jvms}
+
+
+def rendezvous_of(launcher: Launcher) -> str:
+    (own,) = launcher.temporary.iterdir()
+    (found,) = [path for path in own.iterdir() if path.is_dir()]
+    return str(found)
+
+
+def test_whoever_asks_again_finds_the_same(launcher: Launcher, blocks: Path, tmp_path: Path) -> None:
+    jvm = launcher.jvm()
+    where = launcher.launch(jvm, blocks)
+    supervisor, engine = launcher.supervisor(), launcher.engine()
+    done = write(where["socket"])
+    assert launcher.launch(jvm, blocks) == where
+    other = tmp_path / "other" / "blockmgr-2"
+    other.mkdir(parents=True)
+    assert launcher.launch(launcher.jvm(), other) == where
+    assert (launcher.supervisor(), launcher.engine()) == (supervisor, engine)
+    assert read(where, done) == b"record"
+    for map_id in (10, 11):
+        write(where["socket"], map_id)
+    assert len(map_outputs(blocks)) == 4
+    assert len(map_outputs(other)) == 2, "directories that came later are used, too"
+
+
+# Dying
+
+
+def test_an_engine_that_is_killed_comes_back_on_the_same_socket_with_its_map_outputs(
+    launcher: Launcher, blocks: Path
+) -> None:
+    jvm = launcher.jvm()
+    where = launcher.launch(jvm, blocks)
+    done = write(where["socket"])
+    engine = launcher.engine()
+    unfinished = connected(where["socket"])
+    unfinished.begin(map_id=8)
+    unfinished.frame([(0, b"x")])
+    eventually(lambda: len(map_outputs(blocks)) == 4, "it is being written")
+    kill(engine)
+    with pytest.raises((EOFError, ConnectionError)):
+        unfinished.finish()
+    unfinished.close()
+    assert read(where, done) == b"record"
+    again = write(where["socket"], 9)
+    assert read(where, again, 9) == b"record"
+    assert launcher.engine() != engine
+    assert launcher.launch(jvm, blocks) == where
+
+    supervisor = launcher.supervisor()
+    kill(supervisor)
+    eventually(lambda: launcher.processes("process") == [], "the engine ends with its supervisor")
+    assert launcher.launch(jvm, blocks) == where
+    assert launcher.supervisor() != supervisor
+    assert read(where, done) == b"record"
+    assert read(where, again, 9) == b"record"
+    write(where["socket"], 10)
+    eventually(lambda: len(map_outputs(blocks)) == 6, "what was left unfinished is swept")
+    assert not any("attempt-8" in name for name in map_outputs(blocks))
+
+
+HOMES = {"local": "above/blockmgr-1", "over": "above", "waiting": "above", "kept": "dir"}
+"""Where the map outputs of each application lie, below its own directory."""
+
+
+def test_all_is_gone_soon_after_the_application(launcher: Launcher, tmp_path: Path) -> None:
+    """Four applications whose JVMs end at once: one whose engine goes with its executor; one whose engine
+    outlives it, and whose directories Spark removes; one of which there is no sign that it is over; and one
+    that keeps its map outputs."""
+    names = ["local", "over", "waiting", "kept"]
+    blocks = {name: tmp_path / name / "above" / "blockmgr-1" for name in names}
+    jvms = {name: launcher.jvm() for name in names}
+    changed: dict[str, dict[str, Any]] = {
+        "local": {},
+        "over": {"outlives": True},
+        "waiting": {"outlives": True},
+        "kept": {
+            "settings": {
+                "spark.sortshuffle.dir": str(tmp_path / "kept" / "dir"),
+                "spark.sortshuffle.keep": "true",
+            }
+        },
+    }
+    found, done = {}, {}
+    for name in names:
+        blocks[name].mkdir(parents=True)
+        found[name] = launcher.launch(jvms[name], blocks[name], application=name, **changed[name])
+        done[name] = write(found[name]["socket"])
+        home = tmp_path / name / HOMES[name] / "sortshuffle" / name
+        assert len(map_outputs(home)) == len(map_outputs(tmp_path / name)) == 2
+    assert len(launcher.processes("supervisor")) == 4
+    waiting = [pid for pid in launcher.processes("process") if "waiting-127" in command(pid)]
+
+    for name in names:
+        end(jvms[name])
+    for name in ("over", "waiting"):
+        blocks[name].rmdir()  # as an executor does at its end
+    (tmp_path / "over" / "above" / "sortshuffle").rename(tmp_path / "over" / "moved")
+    (tmp_path / "over" / "above").rmdir()  # as Spark does at the application's end
+    (tmp_path / "over" / "moved").rename(tmp_path / "over" / "sortshuffle")
+
+    eventually(lambda: launcher.processes("process") == waiting, "the others' processes are gone", BOUND)
+    eventually(lambda: len(launcher.processes("supervisor")) == 1, "their supervisors, too", BOUND)
+    for name in ("local", "over", "kept"):
+        assert not os.path.exists(found[name]["socket"])
+        eventually(lambda name=name: not accepts(found[name]["port"]), "nobody listens any more")
+    assert map_outputs(tmp_path / "local") == []
+    assert not (blocks["local"] / "sortshuffle").exists()
+    assert len(map_outputs(tmp_path / "kept")) == 2
+
+    assert len(map_outputs(tmp_path / "waiting")) == 2
+    assert read(found["waiting"], done["waiting"]) == b"record"
+    assert rendezvous.forget_ended(rendezvous_of(launcher)) is Life.WAITING
+    for path in sorted((tmp_path / "waiting" / "above").rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    (tmp_path / "waiting" / "above").rmdir()
+    eventually(lambda: launcher.processes("process") == [], "it is gone, too", BOUND)
+    eventually(lambda: list(launcher.temporary.iterdir()) == [], "nothing is left", BOUND)
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as client:
+        client.settimeout(PATIENCE)
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+# Options
+
+
+def test_options_of_the_engine_arrive(launcher: Launcher, tmp_path: Path) -> None:
+    directories = [tmp_path / name for name in "ab"]
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef\n")
+    secret.chmod(0o600)
+    settings = {
+        "spark.sortshuffle.codec": "none",
+        "spark.sortshuffle.dir": ",".join(map(str, directories)),
+        "spark.sortshuffle.manager.memory": "16m",
+        "spark.sortshuffle.service.secret.file": str(secret),
+    }
+    where = launcher.launch(launcher.jvm(), settings=settings)
+    assert launcher.launch(launcher.jvm(), settings=settings) == where
+    with connected(where["socket"]) as client:
+        done = client.write([[(0, bytes(4 << 20))] for _ in range(8)], map_id=2)
+        client.write([], map_id=3)
+    assert done.spills > 0
+    assert sum(done.sizes) > 32 << 20
+    assert [len(map_outputs(each)) for each in directories] == [2, 2]
+
+    clients = ServiceClients(ClientSettings(b"0123456789abcdef", timeout=PATIENCE))
+    try:
+        client = clients.client(f"{where['host']}:{where['port']}")
+        assert client.index(MapOutputAddress("app-1", SHUFFLE, 0, 2, done.file_id), "127.0.0.1") != b""
+    finally:
+        clients.close()
+    secret.chmod(0o644)
+    refused = launcher.run(launcher.request(launcher.jvm(), settings=settings))
+    assert (refused.returncode, "others may read it" in refused.stderr.splitlines()[-1]) == (1, True)
+
+
+# What is wrong
+
+
+def test_what_it_cannot_do_is_told_in_its_last_line(launcher: Launcher, blocks: Path) -> None:
+    jvm = launcher.jvm()
+    stranger = launcher.temporary / f"sortshuffle-{os.geteuid()}"
+    stranger.mkdir()
+    stranger.chmod(0o755)
+    asked: dict[str, object] = {
+        "in a way that it does not know": "{",
+        "'application'": {},
+        "did you mean spark.sortshuffle.codec": launcher.request(
+            jvm, blocks, settings={"spark.sortshuffle.codecs": "x"}
+        ),
+        "is not a directory of user": launcher.request(jvm, blocks),
+    }
+    for words, text in asked.items():
+        done = launcher.run(text)
+        last = done.stderr.splitlines()[-1]
+        assert (done.returncode, done.stdout, words.lower() in last.lower()) == (1, "", True), done.stderr
+        assert "Traceback" not in done.stderr
+    assert launcher.processes("supervisor") == []
+
+
+def test_a_temporary_directory_with_too_long_a_name_is_told(launcher: Launcher, blocks: Path) -> None:
+    launcher.temporary /= "t" * 80
+    launcher.temporary.mkdir()
+    done = launcher.run(launcher.request(launcher.jvm(), blocks))
+    last = done.stderr.splitlines()[-1]
+    assert (done.returncode, "TMPDIR" in last, "107 bytes" in last) == (1, True, True), done.stderr
+    assert launcher.processes("supervisor") == []
+
+
+def sound() -> dict[str, Any]:
+    return {
+        "application": "app-1",
+        "token": TOKEN,
+        "secret": SECRET,
+        "driver_host": "",
+        "outlives": True,
+        "pid": 17,
+        "local_directories": ["/a/blockmgr-1", "/b/blockmgr-2", "/b/blockmgr-3"],
+        "settings": {"spark.sortshuffle.codec": "zstd", "spark.app.name": "x"},
+    }
+
+
+def test_a_sound_request_is_understood() -> None:
+    request = LaunchRequest.unpack(json.dumps(sound()))
+    assert (request.application, request.token, request.pid) == ("app-1", TOKEN, 17)
+    assert (request.secret, request.driver_host, request.outlives) == (bytes.fromhex(SECRET), "", True)
+    assert request.local_directories == ("/a/blockmgr-1", "/b/blockmgr-2", "/b/blockmgr-3")
+    assert request.options.codec == "zstd"
+    assert request.roots() == ("/a", "/b")
+    assert LaunchRequest.unpack(json.dumps({**sound(), "outlives": False})).roots() == (
+        "/a/blockmgr-1",
+        "/b/blockmgr-2",
+        "/b/blockmgr-3",
+    )
+
+
+WRONG: dict[str, Callable[[dict[str, Any]], object]] = {
+    **{f"no {key}": (lambda asked, key=key: asked.pop(key)) for key in sound()},
+    "no object": lambda asked: None,
+    "a token that is no hex": lambda asked: asked.update(token="xyz"),
+    "an odd token": lambda asked: asked.update(token="abc"),
+    "no token at all": lambda asked: asked.update(token=""),
+    "a token of another length": lambda asked: asked.update(token="5e" * 15),
+    "a token that is a number": lambda asked: asked.update(token=5),
+    "a secret that is no hex": lambda asked: asked.update(secret="secret"),
+    "no secret at all": lambda asked: asked.update(secret=""),
+    "a pid that is none": lambda asked: asked.update(pid="jvm"),
+    "a pid that is null": lambda asked: asked.update(pid=None),
+    "directories that are a text": lambda asked: asked.update(local_directories="/a"),
+    "directories that are null": lambda asked: asked.update(local_directories=None),
+    "nowhere to write": lambda asked: asked.update(local_directories=[]),
+    "settings that are a list": lambda asked: asked.update(settings=["x"]),
+    "a setting that is no text": lambda asked: asked.update(settings={"spark.sortshuffle.codec": 5}),
+    "a setting that there is not": lambda asked: asked.update(settings={"spark.sortshuffle.cod": "x"}),
+    "a value that is not allowed": lambda asked: asked.update(settings={"spark.sortshuffle.codec": "x"}),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_request_that_is_not_as_documented_is_refused(case: str) -> None:
+    asked: Any = sound()
+    WRONG[case](asked)
+    with pytest.raises(UsageError):
+        LaunchRequest.unpack(json.dumps([] if case == "no object" else asked))
+
+
+def test_a_url_is_refused_because_map_outputs_are_local_files(launcher: Launcher, blocks: Path) -> None:
+    settings = {"spark.sortshuffle.dir": "s3://bucket/x"}
+    done = launcher.run(launcher.request(launcher.jvm(), blocks, settings=settings))
+    assert (done.returncode, "s3://bucket/x" in done.stderr.splitlines()[-1]) == (1, True)

@@ -1,0 +1,466 @@
+"""Blocks of other hosts, read through their real shuffle services, on other loopback addresses: the bytes,
+the losses, services that do not answer; and shuffles that are removed there."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from consumers import PATIENCE
+from engine import changed, eventually
+from jvm_client import (
+    APPLICATION,
+    BAD_REQUEST,
+    DONE,
+    FAILED,
+    HERE,
+    LOST,
+    SHUFFLE,
+    TOKEN,
+    UNREACHABLE,
+    Block,
+    JvmClient,
+    Record,
+    Serving,
+    Written,
+    expected,
+    serving,
+)
+from scripted_server import Peer, ScriptedServer, refused_address, silent
+
+from sortshuffle.format.header import Codec, FileHeader, PayloadKind
+from sortshuffle.format.index import ENTRY, Index, Writer
+from sortshuffle.options import KIB, MIB
+from sortshuffle.service.client import ClientSettings, ServiceClients
+from sortshuffle.service.jvm.remote import RemoteIndexes
+from sortshuffle.service.shuffle_service import ServerSettings, ShuffleService, listen
+from sortshuffle.storage import home_failures
+from sortshuffle.storage.partitioned_file import PartitionedFile
+
+SECRET = b"s" * 32
+SHORT = 0.3  # seconds after which a service that does not answer is given up
+SIZES = pytest.mark.parametrize("size", [100, 300 * KIB], ids=["small", "large"])
+
+
+@pytest.fixture(autouse=True)
+def no_failures() -> Iterator[None]:
+    yield
+    home_failures._failures.clear()
+    home_failures._known.clear()
+
+
+@dataclass
+class Host:
+    """Another host: the engine that wrote its map outputs, and the service that serves them."""
+
+    engine: Serving
+    service: ShuffleService
+    address: str
+    client: JvmClient
+
+    def write(self, map_id: int, frames: Sequence[Sequence[Record]], subpartitions: int = 4) -> Output:
+        return Output(self.client.write(frames, map_id, subpartitions, map_index=map_id), frames, map_id)
+
+    def file(self, output: Output) -> PartitionedFile:
+        return PartitionedFile.named(self.engine.homes[0], SHUFFLE, output.map_id, output.map_id)
+
+
+@dataclass(frozen=True)
+class Output:
+    """A map output that was written. Its map index is its map id."""
+
+    done: Written
+    frames: Sequence[Sequence[Record]]
+    map_id: int
+
+    def block(self, first: int, end: int, service: int = 0) -> Block:
+        return Block(self.map_id, self.map_id, first, end, self.done.file_id, service)
+
+    def expected(self, first: int, end: int) -> bytes:
+        return b"".join(expected(self.frames, subpartition) for subpartition in range(first, end))
+
+
+@contextmanager
+def host(root: Path, ip: str, codec: Codec = Codec.LZ4) -> Iterator[Host]:
+    root.mkdir()
+    clients = ClientSettings(SECRET, timeout=PATIENCE)
+    settings = ServerSettings(secret=SECRET, memory=8 * MIB)
+    with serving(root, clients=clients, codec=codec) as engine:
+        remove = engine.engine.remove_for_peer
+        with ShuffleService(listen(ip, 0), lambda: [str(root)], settings, remove) as service:
+            yield Host(engine, service, service.address, engine.connect())
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[Host]:
+    with host(tmp_path / "there", "127.0.0.2") as other:
+        yield other
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Serving]:
+    (tmp_path / "here").mkdir()
+    with serving(tmp_path / "here", clients=ClientSettings(SECRET, timeout=PATIENCE)) as engine:
+        yield engine
+
+
+@contextmanager
+def impatient(tmp_path: Path) -> Iterator[JvmClient]:
+    """A JVM whose engine waits for services a moment only."""
+    (tmp_path / "impatient").mkdir()
+    with serving(tmp_path / "impatient", clients=ClientSettings(SECRET, timeout=SHORT)) as engine:
+        yield engine.connect()
+
+
+def some(seed: int, size: int, subpartitions: int = 4) -> list[list[Record]]:
+    """A frame with two records of about this size for each subpartition."""
+    chosen = random.Random(seed)
+    everywhere = [*range(subpartitions)] * 2
+    return [[(at, b"%d " % seed + chosen.randbytes(size + chosen.randrange(9))) for at in everywhere]]
+
+
+# Reading
+
+
+@pytest.mark.parametrize("codec", Codec)
+@SIZES
+def test_blocks_of_another_host_come_through_its_service(
+    tmp_path: Path, here: Serving, codec: Codec, size: int
+) -> None:
+    client = here.connect()
+    with host(tmp_path / "there", "127.0.0.2", codec) as there:
+        outputs = [there.write(at, some(at, size)) for at in range(5)]
+        for _ in range(2):  # with indexes that are asked for, and with known ones
+            answer = client.read([each.block(1, 4) for each in outputs], [there.address])
+            assert answer.data == b"".join(each.expected(1, 4) for each in outputs)
+            assert answer.totals == (0, 0, sum(sum(each.done.sizes[1:]) for each in outputs), 5)
+        assert client.read([outputs[2].block(0, 1)], [there.address]).data == outputs[2].expected(0, 1)
+
+
+def test_blocks_of_many_regions_and_large_extents_come_whole(here: Serving, tmp_path: Path) -> None:
+    with host(tmp_path / "there", "127.0.0.2") as there:
+        large = [(at % 2, random.Random(at).randbytes(3 * MIB)) for at in range(6)]
+        output = there.write(1, [[each] for each in large], 3)
+        for first, end in ((0, 1), (1, 2), (2, 3)):
+            answer = here.connect().read([output.block(first, end)], [there.address])
+            assert answer.data == output.expected(first, end)
+
+
+def test_local_and_remote_blocks_of_several_hosts_come_in_one_answer(
+    tmp_path: Path, here: Serving, there: Host
+) -> None:
+    client = here.connect()
+    mine = [client.write(some(at, 100), at, map_index=at) for at in range(2)]
+    own = [Output(done, some(at, 100), at) for at, done in enumerate(mine)]
+    with host(tmp_path / "third", "127.0.0.3") as third:
+        others = [there.write(10, some(10, 100)), third.write(20, some(20, 100))]
+        services = [there.address, HERE, third.address]
+        blocks = [
+            others[0].block(0, 2, 0),
+            own[0].block(0, 2, 1),
+            others[1].block(0, 2, 2),
+            own[1].block(0, 2, 1),
+        ]
+        answer = client.read(blocks, services)
+        wanted = [each.expected(0, 2) for each in (*own, *others)]
+        assert len(answer.data) == sum(map(len, wanted))
+        assert all(each in answer.data for each in wanted)
+        assert (answer.totals[1], answer.totals[3]) == (2, 2)
+
+
+def test_blocks_of_this_host_come_first_and_then_all_in_the_order_of_the_request(
+    here: Serving, there: Host
+) -> None:
+    client = here.connect()
+    mine = Output(client.write(some(0, 100), 0, map_index=0), some(0, 100), 0)
+    other = there.write(1, some(1, 100))
+    blocks = [other.block(0, 1, 0), mine.block(0, 1, 1), other.block(1, 2, 0)]
+    wanted = mine.expected(0, 1) + other.expected(0, 1) + other.expected(1, 2)
+    assert client.read(blocks, [there.address, HERE]).data == wanted
+
+
+def test_empty_remote_blocks_are_read_too(here: Serving, there: Host) -> None:
+    output = there.write(1, [[(2, b"x")]], 5)
+    answer = here.connect().read([output.block(0, 2), output.block(3, 5)], [there.address])
+    assert (answer.data, answer.totals) == (b"", (0, 0, 0, 2))
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize(("first", "end"), [(4, 5), (0, 5)])
+def test_subpartitions_that_there_are_not_are_no_empty_ones(
+    here: Serving, there: Host, first: int, end: int, is_known: bool
+) -> None:
+    output = there.write(1, some(1, 100))
+    client = here.connect()
+    if is_known:
+        client.read([output.block(0, 4)], [there.address])
+    assert client.read([output.block(first, end)], [there.address]).status not in (DONE, LOST)
+
+
+def test_a_reader_that_goes_away_lets_go_of_its_connections(here: Serving, there: Host) -> None:
+    frames = [[(0, random.Random(at).randbytes(4 * MIB - KIB))] for at in range(12)]
+    output = there.write(1, frames, 1)
+    client = here.connect()
+    client.ask([output.block(0, 1)], [there.address])
+    client.receive(100)
+    client.close()
+    eventually(lambda: there.service.status().connections == (), "the connection to the service is closed")
+    eventually(lambda: not remote_threads(), "all threads have ended")
+
+
+def remote_threads() -> list[str]:
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith(("sortshuffle-client", "sortshuffle-read"))]
+
+
+# Losses
+
+
+@pytest.mark.parametrize("suffix", ["data", "index"])
+@SIZES
+def test_all_that_are_lost_are_named_at_once(here: Serving, there: Host, size: int, suffix: str) -> None:
+    outputs = [there.write(at, some(at, size)) for at in range(6)]
+    for at in (1, 2, 5):
+        file = there.file(outputs[at])
+        os.unlink(file.data_path if suffix == "data" else file.index_path)
+    client = here.connect()
+    answer = client.read([each.block(0, 4) for each in outputs], [there.address])
+    assert (answer.status, answer.data, answer.lost) == (LOST, b"", (1, 2, 5))
+    rest = [outputs[at] for at in (0, 3, 4)]
+    answer = client.read([each.block(0, 4) for each in rest], [there.address])
+    assert answer.data == b"".join(each.expected(0, 4) for each in rest)
+
+
+def test_lost_ones_here_and_there_are_named_together(here: Serving, there: Host) -> None:
+    client = here.connect()
+    other = there.write(1, some(1, 100))
+    blocks = [
+        Block(8, 8, 0, 1, bytes(16), 1),
+        other.block(0, 1),
+        Block(9, 9, 0, 1, bytes(16), 0),
+        Block(9, 9, 1, 2, bytes(16), 0),
+    ]
+    answer = client.read(blocks, [there.address, HERE])
+    assert (answer.status, answer.data, sorted(answer.lost)) == (LOST, b"", [0, 2, 3])
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_those_that_are_lost_behind_known_indexes_are_named_at_once(
+    here: Serving, there: Host, count: int
+) -> None:
+    """Another task of this host has read them before. Spark gives up if it hears of one at a time."""
+    outputs = [there.write(at, some(at, 100)) for at in range(6)]
+    client = here.connect()
+    blocks = [each.block(0, 4) for each in outputs]
+    assert client.read(blocks, [there.address]).status == DONE
+    there.client.remove()
+    for each in outputs[count:]:
+        there.write(each.map_id, each.frames)  # others of the same names, with ids of their own
+    for _ in range(2):
+        answer = client.read(blocks[:count], [there.address])
+        assert (answer.status, answer.lost) == (LOST, tuple(range(count)))
+
+
+def test_another_file_of_that_name_is_not_taken(here: Serving, there: Host) -> None:
+    output = there.write(1, some(1, 100))
+    other = replace(output.block(0, 1), file_id=bytes(16))
+    answer = here.connect().read([output.block(0, 1), other], [there.address])
+    assert (answer.status, answer.lost, answer.data) == (LOST, (1,), b"")
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@SIZES
+def test_damage_there_is_a_loss_and_never_handed_out(
+    here: Serving, there: Host, size: int, is_known: bool
+) -> None:
+    outputs = [there.write(at, some(at, size)) for at in range(3)]
+    blocks = [each.block(0, 4) for each in outputs]
+    everything = b"".join(each.expected(0, 4) for each in outputs)
+    client = here.connect()
+    if is_known:
+        assert client.read(blocks, [there.address]).data == everything
+    path = there.file(outputs[1]).data_path
+    with changed(path, os.path.getsize(path) // 2, 0x01):
+        answer = client.read(blocks, [there.address])
+    assert (answer.status, answer.lost) == (LOST, (1,))
+    assert everything.startswith(answer.data)
+    assert len(answer.data) < len(everything)
+
+
+def test_one_that_is_cut_short_there_is_a_loss(here: Serving, there: Host) -> None:
+    outputs = [there.write(at, some(at, 300 * KIB)) for at in range(2)]
+    os.truncate(there.file(outputs[1]).data_path, 1000)
+    answer = here.connect().read([each.block(0, 4) for each in outputs], [there.address])
+    assert (answer.status, answer.lost) == (LOST, (1,)), answer.text
+
+
+# Services that do not answer
+
+
+def test_of_a_service_that_is_gone_all_blocks_are_named(tmp_path: Path, there: Host) -> None:
+    output = there.write(1, some(1, 100))
+    with refused_address() as gone, impatient(tmp_path) as client:
+        mine = client.write([[(0, b"x")]], 5)
+        blocks = [
+            output.block(0, 1, 0),
+            Block(2, 2, 0, 1, bytes(16), 1),
+            Block(5, 0, 0, 1, mine.file_id, 2),
+            Block(3, 3, 0, 1, bytes(16), 1),
+        ]
+        for _ in range(2):  # the connection goes on
+            answer = client.read(blocks, [there.address, gone, HERE])
+            assert (answer.status, answer.data, answer.lost) == (UNREACHABLE, b"", (1, 3))
+            assert gone in answer.text
+        assert client.read(blocks[:1], [there.address]).data == output.expected(0, 1)
+
+
+def test_of_several_services_that_are_gone_all_blocks_are_named(tmp_path: Path) -> None:
+    with refused_address() as one, refused_address() as other, impatient(tmp_path) as client:
+        blocks = [Block(at, at, 0, 1, bytes(16), at % 2) for at in range(4)]
+        answer = client.read(blocks, [one, other])
+        assert (answer.status, answer.lost) == (UNREACHABLE, (0, 1, 2, 3))
+
+
+def test_lost_ones_are_named_though_a_service_is_gone(tmp_path: Path, there: Host) -> None:
+    """What is lost here, what is lost at a service that answers, and all of one that does not."""
+    with refused_address() as gone, impatient(tmp_path) as client:
+        blocks = [Block(at, at, 0, 1, bytes(16), at % 3) for at in range(6)]
+        answer = client.read(blocks, [there.address, gone, HERE])
+        assert answer.status in (LOST, UNREACHABLE)
+        assert sorted(answer.lost) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_service_that_says_nothing_is_given_up(tmp_path: Path) -> None:
+    with (
+        ScriptedServer(silent, secret=SECRET) as server,
+        impatient(tmp_path) as client,
+    ):
+        answer = client.read([Block(1, 1, 0, 1, bytes(16))] * 2, [server.address])
+        assert (answer.status, answer.lost) == (UNREACHABLE, (0, 1))
+
+
+def test_a_service_that_ends_while_it_is_read_is_unreachable(tmp_path: Path) -> None:
+    with impatient(tmp_path) as client:
+        with host(tmp_path / "there", "127.0.0.2") as there:
+            outputs = [there.write(at, some(at, 100)) for at in range(3)]
+            blocks = [each.block(0, 4) for each in outputs]
+            assert client.read(blocks, [there.address]).status == DONE  # their indexes are known
+        answer = client.read(blocks, [there.address])
+        assert (answer.status, answer.lost, answer.data) == (UNREACHABLE, (0, 1, 2), b"")
+
+
+def test_a_service_that_answers_is_not_blamed_for_another(tmp_path: Path, there: Host) -> None:
+    """The indexes of both are known, and the other's blocks come last: nothing was asked of it yet."""
+    with impatient(tmp_path) as client:
+        sound = there.write(100, some(100, 100))
+        with host(tmp_path / "other", "127.0.0.3") as other:
+            outputs = [other.write(at, some(at, 100)) for at in range(8)]
+            blocks = [*(each.block(0, 4, 0) for each in outputs), sound.block(0, 4, 1)]
+            services = [other.address, there.address]
+            assert client.read(blocks, services).status == DONE
+        answer = client.read(blocks, services)
+        assert (answer.status, answer.lost) == (UNREACHABLE, tuple(range(8)))
+
+
+def test_one_that_breaks_the_protocol_is_an_error_in_words(tmp_path: Path) -> None:
+    def babbling(peer: Peer) -> None:
+        peer.request()
+        peer.send(b"\xff" * 100)
+        peer.until_gone()
+
+    with ScriptedServer(babbling, secret=SECRET) as server, impatient(tmp_path) as client:
+        answer = client.read([Block(1, 1, 0, 1, bytes(16))], [server.address])
+        assert answer.status in (FAILED, UNREACHABLE)
+        assert server.address in answer.text
+        assert client.write([[(0, b"x")]]).sizes == (64, 0, 0, 0), "the connection goes on"
+
+
+def test_one_that_does_not_know_the_secret_is_an_error_in_words(tmp_path: Path) -> None:
+    with ScriptedServer(silent, secret=b"another" * 5) as server, impatient(tmp_path) as client:
+        answer = client.read([Block(1, 1, 0, 1, bytes(16))], [server.address])
+        assert (answer.status, server.address in answer.text) == (FAILED, True), answer.text
+        assert client.write([[(0, b"x")]]).sizes == (64, 0, 0, 0), "the connection goes on"
+
+
+@pytest.mark.parametrize("address", ["", "nowhere", "127.0.0.1:0", "127.0.0.1:x"])
+def test_what_is_no_address_is_refused(here: Serving, address: str) -> None:
+    answer = here.connect().read([Block(1, 1, 0, 1, bytes(16))], [address])
+    assert (answer.status, "give host:port" in answer.text) == (BAD_REQUEST, True)
+
+
+# Indexes
+
+
+def index_of(number: int, entries: int) -> Index:
+    header = FileHeader(number.to_bytes(16, "big"), entries, 0, Codec.NONE, PayloadKind.RECORD_BYTES)
+    return Index(header, np.zeros((1, entries), ENTRY), (), b"", Writer(), 0)
+
+
+def test_indexes_are_kept_up_to_a_size_the_longest_unused_goes_first() -> None:
+    known = RemoteIndexes(most_bytes=3 * 10 * ENTRY.itemsize)
+    indexes = [index_of(number, 10) for number in range(5)]
+    for each in indexes[:3]:
+        known.put(each)
+    assert known.get(indexes[0].header.file_id) is indexes[0]
+    known.put(indexes[3])
+    assert [known.get(each.header.file_id) is each for each in indexes] == [True, False, True, True, False]
+    known.put(indexes[3])  # again: that takes no more room
+    assert [known.get(each.header.file_id) is each for each in indexes] == [True, False, True, True, False]
+    known.forget(indexes[2].header.file_id)
+    known.forget(indexes[2].header.file_id)
+    known.put(indexes[4])
+    assert [known.get(each.header.file_id) is each for each in indexes] == [True, False, False, True, True]
+    huge = index_of(9, 1000)
+    known.put(huge)
+    assert known.get(huge.header.file_id) is huge
+    assert all(known.get(each.header.file_id) is None for each in indexes)
+
+
+# Removing
+
+
+def test_other_services_are_told_to_remove_a_shuffle(here: Serving, there: Host) -> None:
+    there.write(1, some(1, 100))
+    there.client.write(some(2, 100), 2, shuffle=33)
+    client = here.connect()
+    client.write([[(0, b"x")]])
+    assert client.remove(SHUFFLE, [there.address, HERE]) == (DONE, b"")
+    assert here.files() == []
+    eventually(lambda: len(there.engine.files()) == 2, "it is removed there, too")
+    assert there.engine.files()[0].startswith("exchange-33-")
+
+
+@pytest.mark.parametrize(
+    ("application", "token"),
+    [("app-2", TOKEN), (APPLICATION, "6f" * 16), (APPLICATION, "00" * 16)],
+    ids=["another application", "another token", "none"],
+)
+def test_whoever_does_not_know_the_token_removes_nothing(there: Host, application: str, token: str) -> None:
+    there.write(1, some(1, 100))
+    clients = ServiceClients(ClientSettings(SECRET, timeout=PATIENCE))
+    try:
+        client = clients.client(there.address)
+        assert client.remove(application, SHUFFLE, bytes.fromhex(token)) is False
+        assert len(there.engine.files()) == 2
+        assert client.remove(APPLICATION, SHUFFLE, bytes.fromhex(TOKEN)) is True
+        assert there.engine.files() == []
+    finally:
+        clients.close()
+
+
+def test_a_service_that_cannot_be_told_does_not_hold_up_the_jvm(
+    tmp_path: Path, there: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    there.write(1, some(1, 100))
+    with refused_address() as gone, impatient(tmp_path) as client:
+        client.write([[(0, b"x")]])
+        assert client.remove(SHUFFLE, [gone, "no address", there.address]) == (DONE, b"")
+        eventually(lambda: there.engine.files() == [], "the others are told")
+        eventually(lambda: "no address" in caplog.text, "the log says so")

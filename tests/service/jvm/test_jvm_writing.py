@@ -1,0 +1,164 @@
+"""One map output of a JVM's task, without a socket: its frames' memory, and what is left if a call fails."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from engine import open_files
+from failing import faults
+from jvm_client import APPLICATION, SETTINGS, TOKEN, WRITERS, Serving, frame_of, serving
+
+from sortshuffle.errors import BufferTimeoutError, StateError, UsageError
+from sortshuffle.options import KIB, MIB
+from sortshuffle.service.jvm import engine as engines
+from sortshuffle.service.jvm.engine import Engine, SharedHomes
+from sortshuffle.service.jvm.protocol import WriteRequest
+from sortshuffle.service.jvm.writing import SEGMENT_BYTES, MapOutputWriting
+from sortshuffle.storage import home_failures
+from sortshuffle.storage.lifetime import boot_id
+from sortshuffle.storage.shared_home import shared_home
+
+REQUEST = WriteRequest(shuffle=3, map_index=0, map_id=7, subpartitions=4, stage=5)
+RECORDS = [(0, b"a" * 100), (3, b"b" * 2000), (1, b""), (0, b"c")]
+
+
+@pytest.fixture(autouse=True)
+def no_failures() -> Iterator[None]:
+    yield
+    home_failures._failures.clear()
+    home_failures._known.clear()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Serving]:
+    with serving(tmp_path) as made:
+        yield made
+
+
+def add(writing: MapOutputWriting, body: bytes) -> None:
+    """As the server takes the body of a FRAME."""
+    frame = body[8:]
+    memory = writing.frame_memory(len(frame))
+    try:
+        memory.view[:] = frame
+        writing.add(memory.view, int.from_bytes(body[:4], "little"))
+    finally:
+        memory.release()
+
+
+def test_a_frame_lies_in_a_segment_and_a_huge_record_in_memory_of_its_own(served: Serving) -> None:
+    segments = served.engine._writing.segments
+    assert SEGMENT_BYTES == 4 * MIB + 8 * 262_144, "the largest frame that the document allows"
+    with served.engine.writing(REQUEST) as writing:
+        for size, taken in ((1, 1), (SEGMENT_BYTES, 1), (SEGMENT_BYTES + 1, 0)):
+            memory = writing.frame_memory(size)
+            assert memory.view.nbytes == size
+            in_use = segments.total - segments.available - writing._pool.available
+            assert in_use == taken
+            memory.release()
+    assert served.is_idle()
+
+
+def test_what_is_not_finished_is_abandoned(served: Serving) -> None:
+    with served.engine.writing(REQUEST) as writing:
+        add(writing, frame_of(RECORDS))
+        assert len(served.files()) == 2
+        assert served.engine.memory.used > 0
+    assert served.is_idle()
+    assert served.files() == []
+    with pytest.raises(StateError):
+        writing.finish()
+
+
+def test_abandoning_behind_the_end_keeps_the_files(served: Serving) -> None:
+    with served.engine.writing(REQUEST) as writing:
+        add(writing, frame_of(RECORDS))
+        writing.finish()
+        assert served.engine.memory.used == 0, "all is given back at the end"
+        writing.abandon()
+        writing.abandon()
+    assert served.is_idle()
+    assert len(served.files()) == 2
+
+
+def test_a_frame_that_is_refused_holds_nothing(served: Serving) -> None:
+    with served.engine.writing(REQUEST) as writing:
+        with pytest.raises(UsageError, match="subpartition 4 of 4"):
+            add(writing, frame_of([(4, b"x")]))
+        assert served.engine.memory.used == 0
+    assert served.is_idle()
+
+
+def test_whoever_waits_too_long_for_a_turn_is_told(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "WRITER_TIMEOUT", 0.01)
+    with ExitStack() as stack:
+        for map_id in range(WRITERS):
+            stack.enter_context(served.engine.writing(replace(REQUEST, map_id=map_id)))
+        with (
+            pytest.raises(BufferTimeoutError, match=r"4 map outputs .*spark\.executor\.cores"),
+            served.engine.writing(replace(REQUEST, map_id=9)),
+        ):
+            pass
+    with served.engine.writing(REQUEST) as writing:
+        writing.finish()
+    assert served.is_idle()
+
+
+def test_a_failure_of_any_call_leaves_no_file_and_gives_everything_back(served: Serving) -> None:
+    failed: Counter[str] = Counter()
+    body = frame_of(RECORDS)
+    for fault in faults(
+        "service/jvm/outputs.py", "write/result_partition.py", "write/placed_records.py", "storage/writer.py"
+    ):
+        with fault, served.engine.writing(REQUEST) as writing:
+            for _ in range(3):
+                add(writing, body)
+            writing.finish()
+        failed[fault.where] += 1
+        assert served.is_idle(), fault.where
+        assert open_files(served.homes[0]) == [], fault.where
+        if not fault.where:
+            assert len(served.files()) == 2
+        if os.path.exists(f"{served.homes[0]}/exchange-3-map-0-attempt-7.index"):
+            served.engine.outputs.remove(3)  # there was no fault, or one behind its end
+        assert served.files() == [], fault.where
+    for often in ("new", "create", "add", "drain", "finish", "_clustered", "start_region"):
+        assert failed[often] > 0, often
+
+
+def test_a_home_that_many_need_at_once_is_made_and_not_taken_for_broken(tmp_path: Path) -> None:
+    """The first tasks of an executor all begin at the same moment."""
+    for number in range(20):
+        home = shared_home(str(tmp_path / str(number)), APPLICATION, boot_id(), TOKEN)
+        engine = Engine(SETTINGS, lambda home=home: SharedHomes((home,), TOKEN))
+        together = threading.Barrier(8)
+
+        def ask(engine: Engine = engine, together: threading.Barrier = together) -> None:
+            together.wait()
+            engine._homes()
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert os.listdir(home) == ["owner.json"]
+        assert home_failures.last_error(home) is None
+
+
+def test_an_engine_that_has_no_address_space_names_the_option() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (64 * KIB, limits[1]))
+    try:
+        with pytest.raises(MemoryError, match=r"lower spark\.sortshuffle\.manager\.memory"):
+            Engine(SETTINGS, None)  # type: ignore[arg-type]
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)

@@ -1,0 +1,253 @@
+"""The shuffle manager on a cluster of three hosts: what lies on another host is read through its service, and
+what is lost with a host runs again, once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import Cluster
+from cluster_driver import files_below
+from engine import eventually
+from served_session import ON_EXECUTORS, Answer, Session
+
+HOSTS = FIRST, SECOND, THIRD = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+PATIENCE = 120.0  # seconds until tasks that are told nothing must have got somewhere
+GONE = 30.0  # seconds after the application's end
+
+
+def session_on(cluster: Cluster, directory: Path, settings: Mapping[str, str] = {}) -> Session:
+    state = cluster.state()
+    assert state is not None
+    chosen = {
+        **ON_EXECUTORS,
+        "spark.master": state.master,
+        "spark.executor.memory": "512m",
+        "spark.locality.wait": "0s",  # tasks go to all hosts
+        "spark.sortshuffle.service.timeout": "3s",
+        **settings,
+    }
+    session = Session(directory, True, chosen, cluster.driver_environment())
+    try:
+        wait_for_executors(session)
+    except BaseException:
+        session.kill()
+        raise
+    return session
+
+
+def wait_for_executors(session: Session) -> None:
+    eventually(lambda: session.run("executors").value == len(HOSTS), "an executor on each host", PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def started(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    session = session_on(cluster, tmp_path_factory.mktemp("manager"))
+    try:
+        yield session
+    finally:
+        session.kill()
+
+
+@pytest.fixture
+def session(started: Session) -> Session:
+    """With an executor on each host: a test before may have killed one."""
+    wait_for_executors(started)
+    return started
+
+
+def outputs(cluster: Cluster, session: Session, shuffle: int) -> dict[str, list[Path]]:
+    """Finished data files of a shuffle, by host."""
+    name = f"exchange-{shuffle}-"
+    return {
+        host: [
+            path
+            for path in files_below(cluster.local_directory(host))
+            if path.name.startswith(name) and path.suffix == ".data" and session.application in path.parts
+        ]
+        for host in HOSTS
+    }
+
+
+def hold(session: Session, cluster: Cluster, **arguments: Any) -> dict[str, list[Path]]:
+    """Run a map stage that has tasks on each host; its data files."""
+    shuffle = session.run("hold_rows", name="held", **arguments).value["shuffle"]
+    found = outputs(cluster, session, shuffle)
+    assert all(found.values()), "a host has run no map task"
+    return found
+
+
+def map_runs(found: dict[str, Any]) -> int:
+    """How many map tasks ran in a job."""
+    return sum(each["complete"] + each["failed"] for each in found["stages"] if each["written"])
+
+
+def attempts(found: dict[str, Any]) -> int:
+    """Of the job's last stage."""
+    last = found["stages"][-1]["stage"]
+    return sum(each["stage"] == last for each in found["stages"])
+
+
+# ---- reading from other hosts ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "job", ["aggregate", "every_kind_of_column", "big_rows", "skew_join", "group_by_key"]
+)
+def test_jobs_read_from_all_hosts(session: Session, job: str) -> None:
+    found = session.run(job)
+    assert found.decisions == {"sortshuffle": found.shuffles}
+    assert found.value["count"] > 0
+
+
+def test_what_was_read_from_other_hosts_is_counted(session: Session, cluster: Cluster) -> None:
+    files = hold(session, cluster, maps=12, partitions=6)
+    found = session.run("read_held", name="held").value
+    assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
+    stage = found["stages"][-1]
+    size = sum(path.stat().st_size for paths in files.values() for path in paths)
+    assert 0 < stage["remote"] < stage["read"] <= size
+
+
+def test_shuffles_that_nobody_needs_lose_their_files_on_all_hosts(session: Session, cluster: Cluster) -> None:
+    files = [path for paths in hold(session, cluster, maps=9).values() for path in paths]
+    session.run("forget_held")
+
+    def are_gone() -> bool:
+        session.run("collect_garbage")
+        return not any(path.exists() for path in files)
+
+    eventually(are_gone, "the files of a forgotten shuffle go", PATIENCE)
+
+
+# ---- losses ------------------------------------------------------------------------------------------------
+
+
+def test_executors_killed_between_the_stages_cost_nothing(session: Session, cluster: Cluster) -> None:
+    hold(session, cluster, maps=9)
+    for host in HOSTS:
+        assert len(cluster.kill(host, "executor")) == 1
+        cluster.kill(host, "python")
+    found = session.run("read_held", name="held").value
+    assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
+
+
+def test_services_killed_between_the_stages_cost_nothing(session: Session, cluster: Cluster) -> None:
+    hold(session, cluster, maps=9)
+    for host in HOSTS:
+        assert len(cluster.kill(host, "service")) == 1
+    found = session.run("read_held", name="held").value
+    assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
+
+
+def test_a_disk_that_is_lost_with_all_its_map_outputs(session: Session, cluster: Cluster) -> None:
+    """A hundred map outputs, a third of them: one more attempt."""
+    lost = hold(session, cluster, maps=100)[SECOND]
+    for home in {path.parent for path in lost}:
+        shutil.rmtree(home)
+    found = session.run("read_held", name="held").value
+    assert (found["right"], map_runs(found), attempts(found)) == (True, len(lost), 2)
+
+
+@pytest.mark.parametrize("lose", ["flip", "delete"])
+def test_one_map_output_of_another_host(session: Session, cluster: Cluster, lose: str) -> None:
+    path = hold(session, cluster, maps=9)[THIRD][0]
+    if lose == "delete":
+        path.unlink()
+    else:
+        with open(path, "r+b", buffering=0) as opened:
+            at = path.stat().st_size // 2
+            byte = os.pread(opened.fileno(), 1, at)[0]
+            os.pwrite(opened.fileno(), bytes([byte ^ 1]), at)
+    found = session.run("read_held", name="held").value
+    assert (found["right"], map_runs(found), attempts(found)) == (True, 1, 2)
+
+
+def test_a_host_that_is_lost_with_all_its_map_outputs(session: Session, cluster: Cluster) -> None:
+    """Everything that runs on it is killed, and its disk is wiped."""
+    lost = hold(session, cluster, maps=100)[THIRD]
+    while left := cluster.pids(THIRD):
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(cluster.local_directory(THIRD))
+    try:
+        found = session.run("read_held", name="held").value
+        assert (found["right"], map_runs(found), attempts(found)) == (True, len(lost), 2)
+    finally:
+        cluster.restart_worker(THIRD)
+
+
+def paused(session: Session, where: str) -> tuple[Future[Answer], Path]:
+    """A job both of whose map or reduce tasks are in the middle, and its directory."""
+    answer = session.start("paused", where=where)
+    directory = session.last_directory
+
+    def is_waiting() -> bool:
+        if answer.done():
+            answer.result()
+        return len(list(directory.glob(f"waiting-{where}-*"))) == 2
+
+    eventually(is_waiting, f"two {where} tasks in the middle", PATIENCE)
+    return answer, directory
+
+
+def test_services_killed_while_they_are_read_from(session: Session, cluster: Cluster) -> None:
+    answer, directory = paused(session, "reduce")
+    before = {host: cluster.pids(host, "service") for host in HOSTS}
+    for host in HOSTS:
+        cluster.kill(host, "service")
+    (directory / "go").touch()
+    found = answer.result(PATIENCE).value
+    assert found["right"]
+    assert map_runs(found) == 2
+    assert any(set(cluster.pids(host, "service")) - set(before[host]) for host in HOSTS)
+
+
+# ---- the end -----------------------------------------------------------------------------------------------
+
+
+def left(cluster: Cluster, session: Session) -> tuple[Counter[str], list[Path], list[Path]]:
+    """Of a session: processes on the hosts, files on their disks, where its tasks met."""
+    processes = Counter(each.kind for each in cluster.processes() if each.kind not in ("master", "worker"))
+    files = [path for path in files_below(cluster.directory) if session.application in path.parts]
+    files = [path for path in files if "sortshuffle" in path.parts]
+    meetings = Path(tempfile.gettempdir(), f"sortshuffle-{os.geteuid()}").glob(f"{session.application}*")
+    return processes, files, list(meetings)
+
+
+def test_nothing_is_left_when_the_driver_is_killed(session: Session, cluster: Cluster) -> None:
+    """The last test of this session."""
+    paused(session, "map")
+    there = left(cluster, session)
+    assert there[0]["executor"] == 3 and there[0]["service"] >= 2
+    assert there[1] and there[2]
+    session.kill()
+    eventually(lambda: not any(left(cluster, session)), "all to be gone", GONE)
+
+
+def test_a_task_that_speculation_runs_twice(cluster: Cluster, tmp_path: Path) -> None:
+    """One attempt of a map task hangs; Spark starts another one elsewhere, whose map output counts."""
+    settings = {"spark.speculation": "true", "spark.speculation.interval": "200ms"}
+    settings |= {"spark.speculation.multiplier": "1.1", "spark.speculation.quantile": "0.5"}
+    session = session_on(cluster, tmp_path, settings)
+    try:
+        answer = session.start("one_task_hangs")
+        found = answer.result(PATIENCE).value
+        assert found["right"]
+        assert found["killed"] >= 1
+        eventually(
+            lambda: not [path for path in files_below(cluster.directory) if path.suffix == ".partial"],
+            "the unfinished files to go",
+        )
+        session.stop()
+        eventually(lambda: not any(left(cluster, session)), "all to be gone", GONE)
+    finally:
+        session.kill()

@@ -1,0 +1,284 @@
+"""Shuffles that things happen to: jobs that stop between their stages, or in the middle of a task, and go on
+when the test says so.
+
+A job leaves *marks* in its directory, files whose names say what a task did; it waits there for the file
+``go``.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+from registry import job
+
+PATIENCE = 90.0  # seconds; more than any test takes
+LOOK = 0.02
+TEXT_REPEATS = 12  # of 16 hex digits: some 200 bytes for each row, which compress badly
+
+Pair = tuple[int, str]
+
+
+@dataclass
+class Held:
+    """A shuffle whose map stage has run. ``read``: runs the other stage, and gives all rows."""
+
+    read: Callable[[], list[tuple[Any, ...]]]
+    expected: int
+    text: Callable[[int], str]
+
+
+_held: dict[str, Held] = {}
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"in vain: {what}")
+        time.sleep(LOOK)
+
+
+def mark(directory: str, what: str) -> None:
+    context = TaskContext.get()
+    assert context is not None
+    open(os.path.join(directory, f"{what}-{context.partitionId()}-{context.taskAttemptId()}"), "x").close()
+
+
+def is_first(directory: str, what: str) -> bool:
+    """Whether no attempt of this task has asked before."""
+    context = TaskContext.get()
+    assert context is not None
+    try:
+        open(os.path.join(directory, f"first-{what}-{context.partitionId()}"), "x").close()
+    except FileExistsError:
+        return False
+    return True
+
+
+def text_of(number: int) -> str:
+    return "".join(
+        hashlib.blake2b(b"%d %d" % (number, each), digest_size=8).hexdigest() for each in range(TEXT_REPEATS)
+    )
+
+
+def sha_of(number: int) -> str:
+    return hashlib.sha512(str(number).encode()).hexdigest()
+
+
+# ---- stages apart ------------------------------------------------------------------------------------------
+
+
+def _run_map_stage(spark: SparkSession, rdd: Any) -> int:
+    """Of the shuffle that this RDD reads; the shuffle's number."""
+    found = rdd
+    while found.dependencies().head().getClass().getSimpleName() != "ShuffleDependency":
+        found = found.dependencies().head().rdd()
+    dependency = found.dependencies().head()
+    future = spark.sparkContext._jsc.sc().submitMapStage(dependency)
+    wait_until(future.isCompleted, "the map stage")
+    assert future.value().get().isSuccess(), future.value().get().toString()
+    return int(dependency.shuffleId())
+
+
+@job
+def hold_pairs(
+    spark: SparkSession, _: str, *, name: str, maps: int = 4, partitions: int = 3, rows: int = 8000
+) -> dict[str, Any]:
+    """The map stage of a shuffle of pairs of Python objects."""
+    made = spark.sparkContext.parallelize(range(rows), maps).map(lambda number: (number, text_of(number)))
+    placed = made.partitionBy(partitions)
+
+    def read() -> list[tuple[Any, ...]]:
+        return placed.collect()  # type: ignore[no-any-return]
+
+    shuffle = _run_map_stage(spark, placed._jrdd.rdd())
+    _held[name] = Held(read, rows, text_of)
+    return {"shuffle": shuffle}
+
+
+@job
+def hold_rows(
+    spark: SparkSession, _: str, *, name: str, maps: int = 4, partitions: int = 3, rows: int = 8000
+) -> dict[str, Any]:
+    """The map stage of a shuffle of SQL's rows."""
+    spark.conf.set("spark.sql.adaptive.enabled", "false")
+    frame = (
+        spark.range(0, rows, 1, maps)
+        .selectExpr("id", "sha2(string(id), 512) as t")
+        .repartition(partitions, "id")
+    )
+    execution = frame._jdf.queryExecution()
+
+    def read() -> list[tuple[Any, ...]]:
+        return [(row.id, row.t) for row in frame.collect()]
+
+    shuffle = _run_map_stage(spark, execution.executedPlan().execute())
+    _held[name] = Held(read, rows, sha_of)
+    return {"shuffle": shuffle}
+
+
+@job
+def read_held(spark: SparkSession, _: str, *, name: str) -> dict[str, Any]:
+    """The other stage. ``right``: whether the rows are all there, once, and as they were made. ``stages``:
+    what ran for it."""
+    held = _held[name]
+    first = _next_stage(spark)
+    rows = held.read()
+    texts = dict(rows)
+    is_right = all(texts.get(number) == held.text(number) for number in range(0, held.expected, 37))
+    is_complete = len(rows) == held.expected and texts.keys() == set(range(held.expected))
+    return {"right": is_right and is_complete, "stages": _stages(spark, first)}
+
+
+@job
+def forget_held(spark: SparkSession, _: str) -> None:
+    _held.clear()
+
+
+def _next_stage(spark: SparkSession) -> int:
+    return 1 + max((each["stage"] for each in _stages(spark, 0)), default=-1)
+
+
+def _stages(spark: SparkSession, first: int) -> list[dict[str, Any]]:
+    """The attempts of stages from a number on that ran tasks, as the status store has them."""
+    context: Any = spark.sparkContext._jsc.sc()
+    context.listenerBus().waitUntilEmpty()
+    gateway: Any = spark.sparkContext._gateway
+    found = context.statusStore().stageList(
+        None, False, False, gateway.new_array(gateway.jvm.double, 0), None
+    )
+    every = [found.apply(at) for at in range(found.size())]
+    return [
+        {
+            "stage": each.stageId(),
+            "attempt": each.attemptId(),
+            "status": each.status().toString(),
+            "complete": each.numCompleteTasks(),
+            "failed": each.numFailedTasks(),
+            "killed": each.numKilledTasks(),
+            "written": each.shuffleWriteRecords(),
+            "read": each.shuffleReadBytes(),
+            "remote": each.shuffleRemoteBytesRead(),
+        }
+        for each in reversed(every)
+        if each.stageId() >= first and each.status().toString() != "SKIPPED"
+    ]
+
+
+# ---- tasks that wait in the middle -------------------------------------------------------------------------
+
+
+def _held_rows(directory: str, what: str, at: int) -> Callable[[Iterable[Pair]], Iterator[Pair]]:
+    """The same rows. The first attempt of each task waits at a row until it may go on."""
+
+    def pass_on(rows: Iterable[Pair]) -> Iterator[Pair]:
+        waits = is_first(directory, what)
+        for number, row in enumerate(rows):
+            if number == at and waits:
+                mark(directory, f"waiting-{what}")
+                wait_until(lambda: os.path.exists(os.path.join(directory, "go")), "the test")
+            yield row
+        mark(directory, f"done-{what}")
+
+    return pass_on
+
+
+@job
+def paused(
+    spark: SparkSession, directory: str, *, where: str, rows: int = 120_000, at: int = 45_000, maps: int = 2
+) -> dict[str, Any]:
+    """A job of two map tasks and two reduce tasks with 12 MB each. ``where``: in the ``map`` or the
+    ``reduce``
+    tasks, which wait at a row."""
+    first = _next_stage(spark)
+    made = spark.sparkContext.parallelize(range(rows), maps).map(lambda number: (number, text_of(number)))
+    if where == "map":
+        made = made.mapPartitions(_held_rows(directory, "map", at))
+    placed = made.partitionBy(2)
+    if where == "reduce":
+        placed = placed.mapPartitions(_held_rows(directory, "reduce", at))
+
+    def check(rows: Iterable[Pair]) -> Iterator[tuple[int, int, int]]:
+        count = total = wrong = 0
+        for number, text in rows:
+            count, total, wrong = count + 1, total + number, wrong + (text != text_of(number))
+        yield count, total, wrong
+
+    found = placed.mapPartitions(check).collect()
+    count, total, wrong = (sum(each) for each in zip(*found, strict=True))
+    return {
+        "right": (count, total, wrong) == (rows, rows * (rows - 1) // 2, 0),
+        "stages": _stages(spark, first),
+    }
+
+
+@job
+def hold_random_places(spark: SparkSession, _: str, *, name: str, rows: int = 12_000) -> dict[str, Any]:
+    """The map stage of a shuffle whose rows go elsewhere whenever a task runs again. What reads it is a map
+    stage itself, which Spark can begin anew."""
+    spark.conf.set("spark.sql.adaptive.enabled", "false")
+    somewhere = sf.udf(lambda number: random.randrange(3), "int").asNondeterministic()
+    text = "concat(" + ", ".join(f"sha2(string(id * 16 + {each}), 512)" for each in range(16)) + ")"
+    made = spark.range(0, rows, 1, 4).withColumn("p", somewhere("id")).withColumn("t", sf.expr(text))
+    frame = made.repartition(3, "p")
+    pairs = frame.rdd.map(lambda row: (row.id, sha_of(row.id))).partitionBy(2)
+
+    def read() -> list[tuple[Any, ...]]:
+        return pairs.collect()  # type: ignore[no-any-return]
+
+    shuffle = _run_map_stage(spark, frame._jdf.queryExecution().executedPlan().execute())
+    _held[name] = Held(read, rows, sha_of)
+    return {"shuffle": shuffle}
+
+
+@job
+def one_task_hangs(spark: SparkSession, directory: str, *, maps: int = 9, rows: int = 9000) -> dict[str, Any]:
+    """The first attempt of one map task sends some rows and then no more, until it is killed."""
+    first = _next_stage(spark)
+
+    def make(task: int, numbers: Iterable[int]) -> Iterator[Pair]:
+        hangs = task == 2 and is_first(directory, "hang")
+        for number in numbers:
+            if hangs and number % (rows // maps) == rows // maps // 2:
+                wait_until(lambda: False, "the end")
+            yield number, text_of(number)
+
+    made = spark.sparkContext.parallelize(range(rows), maps).mapPartitionsWithIndex(make)
+    found = made.partitionBy(3).collect()
+    right = sorted(found) == [(number, text_of(number)) for number in range(rows)]
+    stages = _stages(spark, first)
+    return {"right": right, "killed": sum(each["killed"] for each in stages), "stages": stages}
+
+
+@job
+def collect_garbage(spark: SparkSession, _: str) -> None:
+    """So that Spark notices which shuffles nobody needs any more."""
+    gc.collect()
+    spark.sparkContext._jvm.java.lang.System.gc()
+
+
+@job
+def executors(spark: SparkSession, _: str) -> int:
+    """How many there are, beside the driver."""
+    return int(spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos().__len__()) - 1
+
+
+@job
+def large(spark: SparkSession, _: str, *, megabytes: int, maps: int) -> int:
+    """A shuffle of so many megabytes that do not compress; how many rows came."""
+    spark.conf.set("spark.sql.adaptive.enabled", "false")
+    rows = spark.range(0, megabytes * 1000, 1, maps).selectExpr(
+        "id", *(f"sha2(string(id * 16 + {each}), 512) as t{each}" for each in range(8))
+    )
+    placed = rows.repartition(4, "id").selectExpr("concat(" + ", ".join(rows.columns) + ") as t")
+    return int(placed.selectExpr("count(if(length(t) >= 1024, 1, null)) as n").first().n)  # type: ignore[union-attr]

@@ -1,0 +1,350 @@
+"""What else a session does that shuffles: streams, caches, Python functions, this package's own frames and
+RDDs; and tasks that end early, by failing or by being cancelled."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark import InheritableThread, TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from registry import job
+from results import collected, ordered, partitions, unordered
+from sql_jobs import numbers, use
+
+import sortshuffle
+
+PATIENCE = 60.0  # seconds
+LOOK = 0.02
+Found = dict[str, Any]
+
+
+def wait_until(condition: Any, what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"in vain: {what}")
+        time.sleep(LOOK)
+
+
+# ---- streams and caches ------------------------------------------------------------------------------------
+
+
+@job
+def stream(spark: SparkSession, directory: str) -> Found:
+    """Micro-batches of a file each, and a state that is kept from one to the next."""
+    use(spark, {"spark.sql.shuffle.partitions": "3"})
+    source = f"{directory}/source"
+    for number in range(3):
+        numbers(spark, 500, 1).withColumn("k", sf.col("k") % (10 + number)).write.mode("append").parquet(
+            source
+        )
+    rows = spark.readStream.schema("id long, k int, v decimal(20, 2), t string").option(
+        "maxFilesPerTrigger", 1
+    )
+    counted = rows.parquet(source).groupBy("k").agg(sf.count("*").alias("n"), sf.sum("id").alias("s"))
+    batches: list[int] = []
+
+    def keep(batch: DataFrame, number: int) -> None:
+        batch.repartition(2).write.parquet(f"{directory}/batches/{number}")
+        batches.append(number)
+
+    query = (
+        counted.writeStream.outputMode("update")
+        .option("checkpointLocation", f"{directory}/checkpoint")
+        .trigger(availableNow=True)
+        .foreachBatch(keep)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    last = spark.read.parquet(f"{directory}/batches/{max(batches)}")
+    return {**collected(last), "batches": len(batches)}
+
+
+@job
+def deduplicated_stream(spark: SparkSession, directory: str) -> Found:
+    """Two shuffles in each batch, into a table in memory."""
+    use(spark, {"spark.sql.shuffle.partitions": "3"})
+    source = f"{directory}/source"
+    for number in range(2):
+        spark.range(number * 50, number * 50 + 100, 1, 2).selectExpr("id", "id % 7 as k").coalesce(
+            1
+        ).write.mode("append").parquet(source)
+    rows = spark.readStream.schema("id long, k long").option("maxFilesPerTrigger", 1).parquet(source)
+    query = (
+        rows.dropDuplicates(["id"])
+        .writeStream.queryName("found")
+        .option("checkpointLocation", f"{directory}/checkpoint")
+        .trigger(availableNow=True)
+        .format("memory")
+        .start()
+    )
+    assert query.awaitTermination(120)
+    return collected(spark.table("found").groupBy("k").agg(sf.count("*"), sf.sum("id")))
+
+
+@job
+def cached(spark: SparkSession, _: str) -> Found:
+    """A table in memory that was made by a shuffle, and is shuffled again."""
+    kept = numbers(spark).repartition(5, "k").cache()
+    first = kept.count()
+    found = collected(
+        kept.groupBy("t").agg(sf.count("*"), sf.sum("v")).join(kept.groupBy("t").agg(sf.max("id")), "t")
+    )
+    kept.unpersist(blocking=True)
+    found.pop("plan")
+    return {**found, "n": first}
+
+
+@job
+def collected_twice(spark: SparkSession, _: str) -> Found:
+    """One plan, run twice: its shuffle is made once."""
+    frame = numbers(spark).groupBy("k").agg(sf.sum("id").alias("s"))
+    first = unordered(frame.collect())
+    assert first == unordered(frame.collect())
+    rdd = numbers(spark).repartition(3, "k").rdd
+    assert rdd.count() == rdd.filter(lambda row: row.id >= 0).count()
+    return first
+
+
+@job
+def files_cleaned_up(spark: SparkSession, _: str) -> Found:
+    """Spark removes the files of a query's shuffles when it ends, and makes them again if they are missed."""
+    use(
+        spark,
+        {
+            "spark.sql.classic.shuffleDependency.fileCleanup.enabled": "true",
+            "spark.sql.adaptive.enabled": "false",
+        },
+    )
+    frame = numbers(spark).groupBy("k").agg(sf.sum("id").alias("s"))
+    first = unordered(frame.collect())
+    second = unordered(frame.collect())
+    assert first == second
+    return first
+
+
+@job
+def checkpointed(spark: SparkSession, directory: str) -> Found:
+    kept = numbers(spark).repartition(4, "k").localCheckpoint()
+    return collected(kept.groupBy("k").agg(sf.count("*"), sf.sum("v")))
+
+
+# ---- Python functions --------------------------------------------------------------------------------------
+
+
+@job
+def python_functions(spark: SparkSession, _: str) -> Found:
+    double = sf.udf(lambda value: value * 2, "long")
+    found = numbers(spark, 3000).withColumn("d", double("id")).groupBy("k").agg(sf.sum("d").alias("d"))
+    return collected(found.where(double("d") > 100))
+
+
+@job
+def pandas_groups(spark: SparkSession, _: str) -> Found:
+    def describe(group: pd.DataFrame) -> pd.DataFrame:
+        return pd.DataFrame({"k": group.k[:1], "n": [len(group)], "s": [int(group.id.sum())]})
+
+    def both(left: pd.DataFrame, right: pd.DataFrame) -> pd.DataFrame:
+        key = (left if len(left) else right).k[:1]
+        return pd.DataFrame({"k": list(key), "n": [len(left)], "m": [len(right)]})
+
+    few = numbers(spark, 3000).where("k < 40")
+    described = few.groupBy("k").applyInPandas(describe, "k int, n long, s long")
+    other = few.where("id % 3 = 0").groupBy("k")
+    cogrouped = (
+        few.where("id % 2 = 0").groupBy("k").cogroup(other).applyInPandas(both, "k int, n long, m long")
+    )
+    return collected(described.join(cogrouped, "k"))
+
+
+@job
+def arrow_groups(spark: SparkSession, _: str) -> Found:
+    def largest(table: pa.Table) -> pa.Table:
+        return table.sort_by([("id", "descending")]).slice(0, 2)
+
+    few = numbers(spark, 3000).select("id", "k").where("k < 40")
+    return collected(few.groupBy("k").applyInArrow(largest, "id long, k int"))
+
+
+@job
+def own_frames(spark: SparkSession, _: str) -> Found:
+    """This package's frames between Spark's operators: their control rows stay with Spark's shuffle, the rest
+    is the manager's."""
+
+    def first_rows(table: pa.Table) -> pa.Table:
+        return table.sort_by("id").slice(0, 3)
+
+    before = numbers(spark).groupBy("k", "id").agg(sf.max("t").alias("t"))
+    frame = sortshuffle.frame(before).repartition(5, "k").groupBy("k").applyInArrow(first_rows, before.schema)
+    found = (
+        frame.toDF()
+        .groupBy("k")
+        .agg(sf.count("*"), sf.sum("id"))
+        .join(numbers(spark).groupBy("k").count(), "k")
+    )
+    return unordered(found.collect())
+
+
+@job
+def own_rdds(spark: SparkSession, _: str) -> Found:
+    pairs = spark.sparkContext.parallelize(range(5000), 3).map(lambda n: (n % 91, n)).reduceByKey(max, 4)
+    ours = sortshuffle.rdd(pairs.map(lambda pair: (pair[0] % 10, pair[1]))).reduceByKey(lambda a, b: a + b, 4)
+    return partitions(ours.toRDD().map(lambda pair: pair).reduceByKey(max, 3).glom().collect())
+
+
+# ---- tasks that end early ----------------------------------------------------------------------------------
+
+
+SMALL_BATCHES = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
+}
+MANY = 80_000  # rows of some 400 bytes: each map task has several frames of them
+IN_THE_MIDDLE = 24  # batches, of the 40 that each of two map tasks has
+TOLD = "told to fail"
+
+
+def many_rows(spark: SparkSession) -> DataFrame:
+    use(spark, SMALL_BATCHES)
+    return spark.range(0, MANY, 1, 2).selectExpr("id", "repeat(hex(id * 7919), 50) as t")
+
+
+def consume(df: DataFrame) -> None:
+    """Make all rows and all columns, and keep none."""
+    df.write.format("noop").mode("overwrite").save()
+
+
+def _what_fails(df: DataFrame) -> str:
+    try:
+        consume(df)
+    except Exception as error:
+        return TOLD if TOLD in str(error) else str(error)
+    return "nothing"
+
+
+def _failing_at(batch_number: int) -> Any:
+    """The same batches, up to one."""
+
+    def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(batches):
+            if number == batch_number:
+                raise ValueError(TOLD)
+            yield batch
+
+    return pass_on
+
+
+@job
+def failing_map_task(spark: SparkSession, _: str) -> Found:
+    """A task fails when it has sent some of its rows; the session goes on."""
+    many = many_rows(spark)
+    failed = _what_fails(many.mapInArrow(_failing_at(IN_THE_MIDDLE), many.schema).repartition(8, "id"))
+    return {**collected(many.repartition(3, "id").selectExpr("count(*)", "sum(length(t))")), "failed": failed}
+
+
+@job
+def failing_reduce_task(spark: SparkSession, _: str) -> Found:
+    """A task fails when it has read some of its rows."""
+    many = many_rows(spark).repartition(3, "id")
+    failed = _what_fails(many.mapInArrow(_failing_at(3), many.schema))
+    return {**collected(many.selectExpr("count(*)", "sum(length(t))")), "failed": failed}
+
+
+@job
+def cancelled(spark: SparkSession, directory: str, *, when: str, interrupt: bool) -> Found:
+    """A job that is cancelled while its map tasks write, or its reduce tasks read, and another after it."""
+    context = spark.sparkContext
+    many = many_rows(spark)
+    stop_at = IN_THE_MIDDLE if when == "map" else 3
+
+    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(batches):
+            if number == stop_at:
+                open(os.path.join(directory, f"waiting-{TaskContext.get().taskAttemptId()}"), "x").close()
+                wait_until(lambda: os.path.exists(os.path.join(directory, "go")), "the test")
+            yield batch
+
+    if when == "map":
+        plan = many.mapInArrow(wait, many.schema).repartition(4, "id")
+    else:
+        plan = many.repartition(4, "id").mapInArrow(wait, many.schema)
+    outcome: list[str] = []
+
+    def run() -> None:
+        context.setJobGroup("to cancel", "a job that is cancelled", interruptOnCancel=interrupt)
+        try:
+            consume(plan)
+            outcome.append("it ran")
+        except Exception as error:
+            outcome.append("cancelled" if "cancelled" in str(error).lower() else str(error))
+
+    thread = InheritableThread(target=run)
+    thread.start()
+    try:
+        wait_until(
+            lambda: len(list(Path(directory).glob("waiting-*"))) >= 2 or outcome, "two tasks in the middle"
+        )
+        context.cancelJobGroup("to cancel")
+    finally:
+        thread.join(PATIENCE)
+        Path(directory, "go").touch()
+    assert not thread.is_alive()
+    tracker = context._jsc.sc().statusTracker()
+    wait_until(
+        lambda: sum(each.numRunningTasks() for each in tracker.getExecutorInfos()) == 0, "the tasks end"
+    )
+    found = collected(many.repartition(3, "id").selectExpr("count(*)", "sum(length(t))"))
+    return {**found, "outcome": outcome}
+
+
+@job
+def side_by_side(spark: SparkSession, _: str) -> Found:
+    """Jobs of several threads at once."""
+    found: dict[int, Any] = {}
+
+    def run(number: int) -> None:
+        frame = numbers(spark, 5000 + number).groupBy("k").agg(sf.sum("id").alias("s"), sf.count("*"))
+        found[number] = unordered(frame.collect())["digest"]
+
+    threads = [InheritableThread(target=run, args=(number,)) for number in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    return ordered(found[number] for number in range(5))
+
+
+@job
+def forgotten(spark: SparkSession, directory: str) -> Found:
+    """Shuffles of which nobody holds anything any more: the files that are there before and after Spark has
+    noticed."""
+    import gc
+
+    use(spark, {"spark.sql.adaptive.enabled": "false"})
+    kept = numbers(spark).repartition(4, "k").rdd
+    kept.count()
+    before = number_of_files(spark)
+    numbers(spark).repartition(4, "k").rdd.count()
+    gc.collect()
+
+    def is_gone() -> bool:
+        spark.sparkContext._jvm.java.lang.System.gc()
+        return number_of_files(spark) <= before
+
+    wait_until(is_gone, f"files beyond {before} go")
+    return {"left": len(kept.collect()), "files": before > 0}
+
+
+def number_of_files(spark: SparkSession) -> int:
+    """Of the manager, of this application."""
+    roots = str(spark.sparkContext.getConf().get("spark.local.dir"))
+    return sum(
+        name.endswith(".data") for _, _, names in os.walk(roots) for name in names if "exchange-" in name
+    )

@@ -1,0 +1,339 @@
+"""Queries that shuffle in every way that Spark SQL knows.
+
+Data is made by Spark from row numbers, so that both sides have the same. Nothing sums floating-point numbers,
+whose sum depends on the order of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from oracle import data_frame, every_type
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as sf
+from registry import job
+from results import collected, hashed, placed, sorted_frame
+
+ROWS, MAPS = 20_000, 4
+SPREAD = 2_654_435_761  # so that neighbours are far apart
+NO_BROADCAST = {
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.adaptive.autoBroadcastJoinThreshold": "-1",
+}
+ON, OFF = {"spark.sql.adaptive.enabled": "true"}, {"spark.sql.adaptive.enabled": "false"}
+BIG = 12 << 20  # bytes of a row that is larger than ten million; a frame has four mebibytes
+OVER_A_FRAME = (4 << 20) + 1
+
+Found = dict[str, Any]
+
+
+def use(spark: SparkSession, *settings: Mapping[str, str]) -> None:
+    for each in settings:
+        for name, value in each.items():
+            spark.conf.set(name, value)
+
+
+def numbers(spark: SparkSession, rows: int = ROWS, maps: int = MAPS) -> DataFrame:
+    """Columns: id; k, of 500 values; v, a decimal, null in every seventh row; t, a text of up to 60 bytes."""
+    return spark.range(0, rows, 1, maps).selectExpr(
+        "id",
+        f"cast(pmod(id * {SPREAD}, 500) as int) as k",
+        "if(id % 7 = 0, null, cast(id as decimal(20, 2)) / 4) as v",
+        f"repeat(hex(id * {SPREAD}), cast(id % 5 as int)) as t",
+    )
+
+
+# ---- aggregates --------------------------------------------------------------------------------------------
+
+
+@job
+def aggregate(spark: SparkSession, _: str) -> Found:
+    sums = [sf.count("*"), sf.sum("v"), sf.min("t"), sf.max("id"), sf.countDistinct("t")]
+    return collected(numbers(spark).groupBy("k").agg(*sums))
+
+
+@job
+def aggregate_without_adaption(spark: SparkSession, _: str) -> Found:
+    use(spark, OFF)
+    return collected(numbers(spark).groupBy("k").agg(sf.count("*"), sf.sum("v"), sf.max("t")))
+
+
+@job
+def aggregate_of_objects(spark: SparkSession, _: str) -> Found:
+    """Its buffers travel as binary columns."""
+    found = numbers(spark).groupBy((sf.col("k") % 20).alias("g"))
+    return collected(found.agg(sf.sort_array(sf.collect_set("k")), sf.percentile_approx("id", 0.5, 100_000)))
+
+
+@job
+def rollup(spark: SparkSession, _: str) -> Found:
+    few = numbers(spark).withColumn("a", sf.col("k") % 5).withColumn("b", sf.col("id") % 3)
+    return collected(few.rollup("a", "b").agg(sf.count("*"), sf.sum("v")))
+
+
+@job
+def distinct(spark: SparkSession, _: str) -> Found:
+    return collected(numbers(spark).select("k", "t").distinct())
+
+
+@job
+def set_operations(spark: SparkSession, _: str) -> Found:
+    few = numbers(spark).select("k", (sf.col("id") % 6).alias("m"))
+    left, right = few.where("m < 4"), few.where("m > 2")
+    return collected(left.intersect(right).unionAll(left.exceptAll(right)).unionAll(left.subtract(right)))
+
+
+# ---- joins -------------------------------------------------------------------------------------------------
+
+
+def _two(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
+    left = numbers(spark).select("id", "k", "v")
+    right = numbers(spark, 4_000, 3).selectExpr("cast(pmod(id * 7, 700) as int) as k", "id as other", "t")
+    return left, right
+
+
+@job
+def sort_merge_join(spark: SparkSession, _: str, *, how: str) -> Found:
+    use(spark, NO_BROADCAST)
+    left, right = _two(spark)
+    joined = left.hint("merge").join(right, "k", how)
+    if how in ("left_semi", "left_anti"):
+        return collected(joined)
+    return collected(joined.groupBy("k").agg(sf.count("*"), sf.sum("v"), sf.sum("other"), sf.max("t")))
+
+
+@job
+def shuffled_hash_join(spark: SparkSession, _: str) -> Found:
+    use(spark, NO_BROADCAST)
+    left, right = _two(spark)
+    joined = left.join(right.hint("shuffle_hash"), "k", "left")
+    return collected(joined.groupBy("other").agg(sf.count("*"), sf.sum("v")))
+
+
+@job
+def skew_join(spark: SparkSession, _: str, *, how: str = "inner") -> Found:
+    """Eight of ten rows have one key, so that adaptive execution reads their partition by ranges of map
+    outputs."""
+    use(spark, NO_BROADCAST)
+    use(
+        spark,
+        {
+            "spark.sql.adaptive.advisoryPartitionSizeInBytes": "100k",
+            "spark.sql.adaptive.skewJoin.skewedPartitionThresholdInBytes": "100k",
+            "spark.sql.adaptive.skewJoin.skewedPartitionFactor": "2",
+            "spark.sql.shuffle.partitions": "20",
+        },
+    )
+    left = spark.range(0, 100_000, 1, 6).selectExpr(
+        "if(id % 10 < 8, 1, id % 500) as k", "id", f"hex(id * {SPREAD}) as t"
+    )
+    right = spark.range(0, 500, 1, 2).selectExpr("id as k", "id * 2 as other")
+    return collected(left.hint("merge").join(right, "k", how).select("k", "id", "other"))
+
+
+@job
+def local_read(spark: SparkSession, _: str) -> Found:
+    """A join that turns out to have a small side when that is there: the large side stays where its map tasks
+    ran, and is read by map output."""
+    use(
+        spark,
+        {
+            "spark.sql.autoBroadcastJoinThreshold": "-1",
+            "spark.sql.adaptive.autoBroadcastJoinThreshold": "64k",
+        },
+    )
+    left, right = _two(spark)
+    joined = left.join(right.where("other % 97 = 3"), "k")
+    return collected(joined.select("k", "id", "other"))
+
+
+# ---- adaptive execution ------------------------------------------------------------------------------------
+
+
+@job
+def coalesced(spark: SparkSession, _: str) -> Found:
+    """Sixty-four partitions, most of which are read together with neighbours."""
+    use(
+        spark,
+        {"spark.sql.shuffle.partitions": "64", "spark.sql.adaptive.advisoryPartitionSizeInBytes": "32k"},
+    )
+    return collected(
+        numbers(spark)
+        .groupBy("k", "t")
+        .agg(sf.max("id").alias("m"))
+        .groupBy("k")
+        .agg(sf.count("*"), sf.sum("m"))
+    )
+
+
+@job
+def rebalanced(spark: SparkSession, _: str) -> Found:
+    """Large partitions are split, small ones put together."""
+    use(
+        spark,
+        {"spark.sql.adaptive.advisoryPartitionSizeInBytes": "100k", "spark.sql.shuffle.partitions": "10"},
+    )
+    few = numbers(spark, 60_000).withColumn("g", sf.when(sf.col("id") % 4 < 3, 0).otherwise(sf.col("k")))
+    return collected(few.hint("rebalance", "g").select("g", "id", "t"))
+
+
+@job
+def reused_exchange(spark: SparkSession, _: str) -> Found:
+    """One shuffle that two stages read."""
+    use(spark, NO_BROADCAST)
+    summed = numbers(spark).groupBy("k").agg(sf.sum("v").alias("s"), sf.count("*").alias("n"))
+    return collected(
+        summed.alias("a").join(summed.alias("b"), sf.col("a.k") == sf.col("b.k")).select("a.k", "b.s", "a.n")
+    )
+
+
+# ---- window, sort, limit -----------------------------------------------------------------------------------
+
+
+@job
+def window(spark: SparkSession, _: str) -> Found:
+    by = Window.partitionBy("k").orderBy("id")
+    columns = [sf.row_number().over(by), sf.sum("v").over(by), sf.lag("t", 3).over(by)]
+    return collected(numbers(spark).select("id", "k", *columns))
+
+
+@job
+def sort(spark: SparkSession, _: str) -> Found:
+    return sorted_frame(numbers(spark).sort(sf.desc("k"), "id"))
+
+
+@job
+def sort_nulls(spark: SparkSession, _: str) -> Found:
+    return sorted_frame(numbers(spark).sort(sf.asc_nulls_last("v"), sf.desc("id")))
+
+
+@job
+def limits(spark: SparkSession, _: str) -> Found:
+    """Readers that end early; then one that does not."""
+    many = spark.range(0, 200_000, 1, 4).selectExpr("id", "hex(id) as t").repartition(16, "id")
+    counts = [len(many.limit(5).collect()), len(many.take(3)), len(many.head(1)), many.limit(1000).count()]
+    return {**collected(many.where("id % 1000 = 1")), "counts": counts}
+
+
+@job
+def limit_then_shuffle(spark: SparkSession, _: str) -> Found:
+    """A limit in the middle: its reader ends before its blocks do."""
+    few = numbers(spark).sort("id").limit(1000).groupBy("k").agg(sf.count("*"), sf.sum("v"))
+    return collected(few)
+
+
+# ---- repartitioning ----------------------------------------------------------------------------------------
+
+
+@job
+def by_hash(spark: SparkSession, _: str) -> Found:
+    return placed(numbers(spark).repartition(7, "k"))
+
+
+@job
+def by_range(spark: SparkSession, _: str) -> Found:
+    return placed(numbers(spark).repartitionByRange(6, sf.desc("k"), "id"))
+
+
+@job
+def round_robin(spark: SparkSession, _: str) -> Found:
+    return placed(numbers(spark).repartition(9))
+
+
+@job
+def by_id(spark: SparkSession, _: str) -> Found:
+    return placed(numbers(spark).repartitionById(8, "k"))
+
+
+@job
+def to_one(spark: SparkSession, _: str) -> Found:
+    """A single partition, as a window without keys has it."""
+    use(spark, OFF)
+    return collected(numbers(spark, 2_000).select("id", sf.sum("id").over(Window.orderBy("id"))))
+
+
+@job
+def many_partitions(spark: SparkSession, _: str) -> Found:
+    """More than 2,000, of which Spark keeps averages instead of sizes."""
+    use(spark, {"spark.sql.shuffle.partitions": "3000"})
+    return collected(numbers(spark, 30_000).groupBy("t").agg(sf.max("id").alias("m")).where("m % 50 = 1"))
+
+
+# ---- rows --------------------------------------------------------------------------------------------------
+
+
+@job
+def nothing(spark: SparkSession, _: str) -> Found:
+    """Empty inputs, of no partition and of some."""
+    empty = numbers(spark).where("id < 0")
+    counts = [
+        spark.createDataFrame([], "a long").repartition(5).count(),
+        spark.range(0).repartition(5, "id").count(),
+        empty.repartition(3, "k").count(),
+        empty.groupBy("k").count().count(),
+        len(empty.sort("id").collect()),
+        len(empty.join(numbers(spark), "k").collect()),
+    ]
+    return {**collected(empty.groupBy().agg(sf.count("*"), sf.max("t"))), "counts": counts}
+
+
+@job
+def empty_outputs(spark: SparkSession, _: str) -> Found:
+    """Some map outputs have no rows, and most partitions."""
+    few = numbers(spark, ROWS, 8).where("id < 5000 and k < 3")
+    return placed(few.repartition(50, "k"))
+
+
+@job
+def nulls(spark: SparkSession, _: str) -> Found:
+    """Rows of nulls only, among others, as keys and as values."""
+    some = spark.range(0, 5000, 1, 3).selectExpr(
+        *(
+            f"if(id % 3 = {n}, null, cast(id % 50 as {kind})) as c{n}"
+            for n, kind in enumerate(("int", "string", "double"))
+        ),
+        "if(id % 2 = 0, null, struct(if(id % 5 = 0, null, id) as a)) as s",
+        "cast(null as int) as n",
+    )
+    return collected(
+        some.repartition(5, "c0", "c1", "n").groupBy("c0", "c1", "c2", "n").agg(sf.count("*"), sf.max("s"))
+    )
+
+
+@job
+def no_columns(spark: SparkSession, _: str) -> Found:
+    """Rows of no bytes but their length."""
+    use(spark, OFF)
+    return {
+        **hashed(numbers(spark).select(sf.lit(1).alias("one")).repartition(3)),
+        "n": numbers(spark).select().repartition(4).count(),
+    }
+
+
+@job
+def wide(spark: SparkSession, _: str) -> Found:
+    """Three hundred columns."""
+    columns = [f"if(id % {n + 2} = 0, null, id * {n}) as c{n}" for n in range(200)]
+    columns += [f"hex(id + {n}) as t{n}" for n in range(100)]
+    return hashed(spark.range(0, 3000, 1, 3).selectExpr("id", *columns).repartition(6, "id"))
+
+
+@job
+def big_rows(spark: SparkSession, _: str) -> Found:
+    """Rows of 12 MiB and of a byte more than a frame, among small ones."""
+    size = (
+        f"case when id = 7 then {BIG} when id = 13 then {OVER_A_FRAME} when id % 10 = 3 then 1000000"
+        " else 5 end"
+    )
+    some = spark.range(0, 40, 1, 2).selectExpr(
+        "id", f"repeat('abcdefghij', cast(({size}) / 10 + 1 as int)) as t"
+    )
+    return collected(
+        some.repartition(3, "id").selectExpr("spark_partition_id() as p", "id", "length(t)", "md5(t)")
+    )
+
+
+@job
+def every_kind_of_column(spark: SparkSession, _: str) -> Found:
+    return placed(data_frame(spark, every_type(7, 2000)).repartition(5, "id"))

@@ -1,0 +1,314 @@
+"""`configure` turns the shuffle manager on, leaves it out and says why, or refuses. What depends on a JVM is
+tried in a process of its own, with the real jar.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+import sortshuffle
+from sortshuffle.errors import OptionError, UsageError
+from sortshuffle.spark.manager import jar
+from sortshuffle.spark.manager.choice import LOGGER
+from sortshuffle.spark.manager.settings import MANAGER_CLASS, PLUGIN_CLASS, is_on, manager_settings
+from sortshuffle.spark.session import NO_ROLLBACK
+
+MANAGER = "spark.sortshuffle.manager"
+ALWAYS = {"spark.python.unix.domain.socket.enabled": "true", "spark.executorEnv.MIMALLOC_PURGE_DELAY": "3000"}
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # as in conftest.py
+PATIENCE = 180  # seconds; each takes about 15
+
+
+@pytest.fixture
+def the_jar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A jar that is there, in a process that has no JVM yet and no settings of Spark."""
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    for name in ("PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
+    path = tmp_path / "sortshuffle-manager.jar"
+    path.touch()
+    monkeypatch.setattr(jar, "jar_path", lambda: str(path))
+    return path
+
+
+def configured(**settings: str) -> dict[str, Any]:
+    """The settings of a builder that had these."""
+    builder = SparkSession.Builder()
+    for key, value in settings.items():
+        builder.config(key.replace("_", "."), value)
+    made: dict[str, Any] = sortshuffle.configure(builder)._options
+    return made
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == LOGGER]
+
+
+# --- what a builder is given --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", [{}, {MANAGER: "auto"}, {MANAGER: "on"}])
+def test_it_is_on_where_nothing_speaks_against_it(
+    the_jar: Path, wanted: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    on = manager_settings(str(the_jar), "/opt/python", {})
+    assert configured(**wanted) == {**wanted, **on, **ALWAYS}
+    assert said(caplog) == []
+
+
+def test_off_leaves_it_out_without_a_word(the_jar: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert configured(spark_sortshuffle_manager="off") == {MANAGER: "off", **ALWAYS}
+    assert said(caplog) == []
+
+
+def test_what_is_off_in_sparks_defaults_is_off(the_jar: Path) -> None:
+    Path(os.environ["SPARK_CONF_DIR"], "spark-defaults.conf").write_text(f"{MANAGER} off\n")
+    assert configured() == ALWAYS
+
+
+def test_another_word_is_refused(the_jar: Path) -> None:
+    with pytest.raises(OptionError, match=r"manager = 'yes' is not allowed: give auto, on, off"):
+        configured(spark_sortshuffle_manager="yes")
+
+
+def test_what_is_set_in_the_builder_and_in_sparks_defaults_stays(the_jar: Path) -> None:
+    defaults = "spark.plugins org.default.Plugin\nspark.driver.extraClassPath /default.jar\n"
+    Path(os.environ["SPARK_CONF_DIR"], "spark-defaults.conf").write_text(defaults)
+    made = configured(spark_jars="/mine.jar", spark_plugins="org.mine.Plugin")
+    assert made["spark.jars"] == f"/mine.jar,{the_jar}"
+    assert made["spark.plugins"] == f"org.mine.Plugin,{PLUGIN_CLASS}"
+    assert made["spark.driver.extraClassPath"] == f"{the_jar}:/default.jar"
+
+
+def test_twice_is_once(the_jar: Path) -> None:
+    builder = SparkSession.Builder()
+    once = dict(sortshuffle.configure(builder)._options)
+    assert sortshuffle.configure(builder)._options == once
+
+
+@pytest.mark.parametrize(
+    ("workers", "engine"),
+    [
+        ("/opt/env/bin/python", "/opt/env/bin/python"),
+        ("python3", "python3"),
+        ("env/bin/python", "./env/bin/python"),
+    ],
+)
+def test_the_engine_runs_the_workers_python(
+    the_jar: Path, monkeypatch: pytest.MonkeyPatch, workers: str, engine: str
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", workers)
+    assert configured()["spark.sortshuffle.manager.python"] == engine
+    named = {"spark.sortshuffle.manager.python": "python3.12"}
+    assert configured(**named)["spark.sortshuffle.manager.python"] == "python3.12"
+
+
+def test_encryption_leaves_it_on_and_the_log_says_what_follows(
+    the_jar: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert configured(spark_io_encryption_enabled="true")["spark.shuffle.manager"] == MANAGER_CLASS
+    assert said(caplog) == [
+        "the session's shuffles stay Spark's own: spark.io.encryption.enabled is true, and sortshuffle does"
+        " not encrypt files"
+    ]
+
+
+# --- what speaks against it ---------------------------------------------------------------------------------
+
+
+def left_out(reason: str, caplog: pytest.LogCaptureFixture, **settings: str) -> None:
+    """With auto the builder is left as it was and one line says why, with on it is refused."""
+    given = {key.replace("_", "."): value for key, value in settings.items()}
+    assert configured(**settings) == {**given, **ALWAYS}
+    (line,) = said(caplog)
+    assert line.startswith("the session's shuffles stay Spark's own: ")
+    assert reason in line
+    with pytest.raises(
+        UsageError, match=r"^spark\.sortshuffle\.manager=on, and the shuffle manager cannot be"
+    ):
+        configured(**settings, spark_sortshuffle_manager="on")
+
+
+def test_without_the_jar(the_jar: Path, caplog: pytest.LogCaptureFixture) -> None:
+    the_jar.unlink()
+    left_out(f"its jar {the_jar} is not there. In a clone, tools/jar builds it", caplog)
+
+
+@pytest.mark.parametrize("release", ["4.0.2", "4.4.0"])
+def test_with_another_spark(
+    the_jar: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, release: str
+) -> None:
+    monkeypatch.setattr(pyspark, "__version__", release)
+    left_out(f"it works with Spark 4.1 to 4.3, and this is Spark {release}", caplog)
+
+
+@pytest.mark.parametrize("other", ["sort", "org.other.ShuffleManager"])
+def test_beside_another_shuffle_manager(the_jar: Path, caplog: pytest.LogCaptureFixture, other: str) -> None:
+    left_out(f"spark.shuffle.manager is {other}. Leave that setting out", caplog, spark_shuffle_manager=other)
+
+
+@pytest.mark.parametrize(
+    ("key", "what"),
+    [
+        ("spark.shuffle.push.enabled", "push-based shuffle"),
+        ("spark.shuffle.service.enabled", "Spark's external shuffle service"),
+    ],
+)
+def test_beside_what_it_does_not_work_with(
+    the_jar: Path, caplog: pytest.LogCaptureFixture, key: str, what: str
+) -> None:
+    left_out(f"it does not work with {what}. Set {key}=false", caplog, **{key: "true"})
+    assert configured(**{key: "false"})["spark.shuffle.manager"] == MANAGER_CLASS
+
+
+def test_where_submit_arguments_would_hide_the_jar_from_the_driver(
+    the_jar: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--jars /a.jar --driver-class-path /b.jar pyspark-shell")
+    left_out(f"Add {the_jar} to one of them", caplog)
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--jars /a.jar pyspark-shell")
+    assert configured()["spark.jars"] == f"/a.jar,{the_jar}"
+    hidden = f"--jars /a.jar,{the_jar} --driver-class-path /b.jar pyspark-shell"
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", hidden)
+    assert configured()["spark.shuffle.manager"] == MANAGER_CLASS
+
+
+def test_over_spark_connect_nothing_is_set_or_said(the_jar: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for wanted in ("auto", "on"):
+        made = configured(spark_remote="sc://somewhere", spark_sortshuffle_manager=wanted)
+        assert "spark.shuffle.manager" not in made
+    assert said(caplog) == []
+
+
+def test_where_pyspark_starts_a_server_of_spark_connect(
+    the_jar: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_rollback = {NO_ROLLBACK: "false"}
+    assert configured(spark_api_mode="connect") == {"spark.api.mode": "connect", **no_rollback, **ALWAYS}
+    (line,) = said(caplog)
+    assert "spark.api.mode is connect" in line and "`sortshuffle conf`" in line
+    with pytest.raises(UsageError, match=r"manager=on.*spark\.api\.mode is connect"):
+        configured(spark_api_mode="connect", spark_sortshuffle_manager="on")
+    monkeypatch.setenv("SPARK_API_MODE", "connect")
+    assert configured() == {**no_rollback, **ALWAYS}
+    assert configured(spark_api_mode="classic")["spark.shuffle.manager"] == MANAGER_CLASS
+
+
+def test_where_a_session_runs_already(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    if is_on(spark.sparkContext):
+        pytest.skip("the session that runs has the manager")
+    caplog.set_level(logging.WARNING, LOGGER)
+    assert configured(spark_sortshuffle_manager="auto") == {MANAGER: "auto", **ALWAYS}
+    (line,) = said(caplog)
+    assert "the SparkContext runs already" in line and "`sortshuffle conf`" in line
+    with pytest.raises(UsageError, match=r"manager=on.*the SparkContext runs already"):
+        configured(spark_sortshuffle_manager="on")
+    caplog.clear()
+    assert configured(spark_sortshuffle_manager="off") == {MANAGER: "off", **ALWAYS}
+    assert said(caplog) == []
+
+
+# --- with a JVM ---------------------------------------------------------------------------------------------
+
+
+HEAD = f"""
+import json, logging
+logging.basicConfig(format="%(name)s %(message)s")
+import sortshuffle
+from pyspark.sql import SparkSession
+from sortshuffle.spark.manager.settings import is_on
+
+def session(wanted, configured=True):
+    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    builder.config("spark.driver.extraJavaOptions", "{SHORT_LIVED}")
+    if configured:
+        sortshuffle.configure(builder.config("{MANAGER}", wanted))
+    return builder.getOrCreate()
+
+def shuffled(spark):
+    before = ours(spark)
+    assert spark.range(100).repartition(3).count() == 100
+    return [is_on(spark.sparkContext), ours(spark) - before]
+
+def ours(spark):
+    return dict(spark.sparkContext._jvm.{MANAGER_CLASS}.decisions()).get("sortshuffle", 0)
+"""
+
+
+def run(*command: str) -> tuple[Any, str]:
+    """What a driver prints last, and its log. It does not have the settings of this process's Spark."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
+    root = str(Path(sortshuffle.__file__).parent.parent)
+    done = subprocess.run(
+        command,
+        env={**inherited, "PYTHONPATH": root, "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def test_two_contexts_of_one_process_one_after_the_other_have_it() -> None:
+    code = """
+answers = []
+for wanted in ("on", "auto"):
+    spark = session(wanted)
+    answers.append(shuffled(spark))
+    assert session("on") is spark  # which has it
+    spark.stop()
+print(json.dumps(answers))
+"""
+    answers, log = run(sys.executable, "-c", HEAD + code)
+    assert answers == [[True, 2], [True, 2]]
+    assert "has been added already" not in log  # by Spark, of a jar
+    assert LOGGER not in log
+
+
+def test_each_context_of_a_jvm_has_what_it_asks_for() -> None:
+    code = """
+session("off").stop()
+answers = shuffled(session("on"))  # in a JVM that was started without the classes
+session("on").stop()
+spark = session("off")
+print(json.dumps([*answers, *shuffled(spark)]))
+"""
+    answers, _ = run(sys.executable, "-c", HEAD + code)
+    assert answers == [True, 2, False, 0]
+
+
+def test_a_session_that_was_made_without_it_is_named_in_one_line() -> None:
+    code = """
+plain = session("", configured=False)
+spark = session("auto")
+claimed = spark.conf.get("spark.shuffle.manager", None)
+print(json.dumps([spark is plain, claimed, is_on(spark.sparkContext)]))
+"""
+    answers, log = run(sys.executable, "-c", HEAD + code)
+    assert answers == [True, None, False]
+    (line,) = (line for line in log.splitlines() if line.startswith(LOGGER))
+    assert "the SparkContext runs already" in line
+
+
+def test_under_spark_submit_it_is_on_without_its_lines(tmp_path: Path) -> None:
+    program = tmp_path / "job.py"
+    program.write_text(f'{HEAD}\nprint(json.dumps(shuffled(session("auto"))))\n')
+    submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
+    answers, _ = run(submit, "--driver-java-options", SHORT_LIVED, str(program))
+    assert answers == [True, 2]

@@ -1,0 +1,368 @@
+"""What a session survives: files that are lost or damaged between the stages, an engine that is killed at any
+time, a full disk, executors and drivers that are killed.
+
+A map output that is lost costs one run of its map task, however many are lost at once; what is not lost does
+not run again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from engine import eventually, small_disk
+from served_session import ON_EXECUTORS, Answer, JobError, Session
+
+ENGINE, SUPERVISOR = "sortshuffle.service.process", "sortshuffle.service.supervisor"
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+PATIENCE = 90.0  # seconds until tasks that are told nothing must have got somewhere
+BOUND = 60.0  # seconds in which a job that cannot go on must have failed
+MAPS, REDUCES = 4, 3  # of the shuffles that `hold_pairs` and `hold_rows` make
+
+
+# ---- ways to lose a map output -----------------------------------------------------------------------------
+
+
+def index_of(data: Path) -> Path:
+    return data.with_suffix(".index")
+
+
+def both_deleted(data: Path) -> None:
+    data.unlink()
+    index_of(data).unlink()
+
+
+def data_deleted(data: Path) -> None:
+    data.unlink()
+
+
+def index_deleted(data: Path) -> None:
+    index_of(data).unlink()
+
+
+def truncated(data: Path) -> None:
+    os.truncate(data, data.stat().st_size // 2)
+
+
+def emptied(data: Path) -> None:
+    os.truncate(data, 0)
+
+
+def flipped(path: Path, share: float = 0.75) -> None:
+    """One bit."""
+    at = int(path.stat().st_size * share)
+    with open(path, "r+b", buffering=0) as opened:
+        byte = os.pread(opened.fileno(), 1, at)[0]
+        os.pwrite(opened.fileno(), bytes([byte ^ 4]), at)
+
+
+def flipped_late(data: Path) -> None:
+    """In the last subpartition: what reads the others finds nothing wrong."""
+    flipped(data, 0.95)
+
+
+def flipped_in_the_header(data: Path) -> None:
+    flipped(data, 0.0)
+
+
+def flipped_in_the_index(data: Path) -> None:
+    flipped(index_of(data))
+
+
+WAYS = [
+    both_deleted,
+    data_deleted,
+    index_deleted,
+    truncated,
+    emptied,
+    flipped,
+    flipped_in_the_header,
+    flipped_in_the_index,
+]
+
+
+# ---- a session that lives through all of it ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """Two tasks at a time, each of which may fail three times."""
+    session = Session(tmp_path_factory.mktemp("faults"), True, {"spark.master": "local[2,4]"})
+    try:
+        yield session
+    finally:
+        session.kill()
+
+
+@pytest.fixture(autouse=True)
+def engine_log(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What the engine has said, beside a failure."""
+    yield
+    if "session" in request.fixturenames:
+        print(request.getfixturevalue("session").engine_log()[-3000:])
+
+
+def outputs_of(session: Session, shuffle: int) -> list[Path]:
+    found = [path for path in session.map_outputs() if path.name.startswith(f"exchange-{shuffle}-")]
+    return sorted(found, key=lambda path: int(path.name.split("-")[3]))
+
+
+def hold(session: Session, job: str, **arguments: Any) -> list[Path]:
+    """Run a map stage; its data files, by map index."""
+    return outputs_of(session, session.run(job, name="held", **arguments).value["shuffle"])
+
+
+def map_runs(found: dict[str, Any]) -> int:
+    """How many map tasks ran in a job."""
+    return sum(each["complete"] + each["failed"] for each in found["stages"] if each["written"])
+
+
+def attempts(found: dict[str, Any]) -> int:
+    """Of the job's last stage."""
+    last = found["stages"][-1]["stage"]
+    return sum(each["stage"] == last for each in found["stages"])
+
+
+# ---- map outputs lost between the stages -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("job", ["hold_pairs", "hold_rows"])
+def test_nothing_runs_again_if_nothing_is_lost(session: Session, job: str) -> None:
+    assert len(hold(session, job)) == MAPS
+    found = session.run("read_held", name="held").value
+    assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
+
+
+@pytest.mark.parametrize("lose", WAYS)
+@pytest.mark.parametrize("job", ["hold_pairs", "hold_rows"])
+def test_one_map_output_that_is_lost_is_one_task_run_again(
+    session: Session, job: str, lose: Callable[[Path], None]
+) -> None:
+    lose(hold(session, job)[-1])  # what comes before it in a reader's request is sound
+    found = session.run("read_held", name="held").value
+    assert (found["right"], map_runs(found), attempts(found)) == (True, 1, 2)
+    again = session.run("read_held", name="held").value
+    assert (again["right"], map_runs(again), attempts(again)) == (True, 0, 1)
+
+
+@pytest.mark.parametrize("maps", [12, 100])
+def test_however_many_are_lost_the_stage_has_one_more_attempt(session: Session, maps: int) -> None:
+    for data in hold(session, "hold_rows", maps=maps):
+        both_deleted(data)
+    found = session.run("read_held", name="held").value
+    assert (found["right"], map_runs(found), attempts(found)) == (True, maps, 2)
+
+
+def test_a_lost_directory(session: Session) -> None:
+    """Everything that the application has on the host."""
+    outputs = hold(session, "hold_pairs")
+    shutil.rmtree(outputs[0].parent)
+    found = session.run("read_held", name="held").value
+    assert (found["right"], map_runs(found), attempts(found)) == (True, MAPS, 2)
+
+
+@pytest.mark.parametrize("lose", [both_deleted, flipped_late])
+def test_rows_that_go_elsewhere_when_a_task_runs_again(
+    session: Session, lose: Callable[[Path], None]
+) -> None:
+    """Rows are neither lost nor doubled, although some tasks may have read theirs before: Spark sees by the
+    row
+    checksums that the rows are others, and begins the stage that reads them anew."""
+    lose(hold(session, "hold_random_places")[-1])
+    found = session.run("read_held", name="held").value
+    assert found["right"]
+    readers = [each for each in found["stages"] if each["stage"] == found["stages"][-2]["stage"]]
+    assert readers[-1]["complete"] == REDUCES
+
+
+def test_a_file_that_is_lost_while_its_shuffle_is_read(session: Session) -> None:
+    """Readers that have it open go on; for those that come later the map task runs again, or it is open."""
+    outputs = hold(session, "hold_pairs")
+    assert session.run("read_held", name="held").value["right"]
+    for data in outputs:
+        both_deleted(data)
+    assert session.run("read_held", name="held").value["right"]
+
+
+# ---- the engine --------------------------------------------------------------------------------------------
+
+
+def paused(session: Session, where: str) -> tuple[Future[Answer], Path]:
+    """A job both of whose map or reduce tasks are in the middle, and its directory."""
+    answer = session.start("paused", where=where)
+    directory = session.last_directory
+
+    def is_waiting() -> bool:
+        if answer.done():
+            answer.result()
+        return len(list(directory.glob(f"waiting-{where}-*"))) == 2
+
+    eventually(is_waiting, f"two {where} tasks in the middle", PATIENCE)
+    return answer, directory
+
+
+def test_an_engine_killed_between_the_stages_costs_nothing(session: Session) -> None:
+    hold(session, "hold_pairs")
+    before = session.engine()
+    os.kill(before, signal.SIGKILL)
+    found = session.run("read_held", name="held").value
+    assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
+    assert session.engine() != before
+
+
+def test_engine_and_supervisor_killed_between_the_stages(session: Session) -> None:
+    hold(session, "hold_pairs")
+    (supervisor,) = session.pids(SUPERVISOR)
+    engine = session.engine()
+    os.kill(supervisor, signal.SIGKILL)
+    os.kill(engine, signal.SIGKILL)
+    found = session.run("read_held", name="held").value
+    assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
+    assert session.pids(SUPERVISOR) != [supervisor]
+
+
+def test_an_engine_killed_while_tasks_write(session: Session) -> None:
+    """They fail, and run again."""
+    answer, directory = paused(session, "map")
+    assert session.unfinished()
+    os.kill(session.engine(), signal.SIGKILL)
+    (directory / "go").touch()
+    found = answer.result(PATIENCE).value
+    assert found["right"]
+    assert map_runs(found) == 4  # two failed, two did not
+    eventually(lambda: not session.unfinished(), "the unfinished files go")
+
+
+def test_an_engine_killed_while_tasks_read(session: Session) -> None:
+    """They ask the next one for the rest, and do not even fail."""
+    answer, directory = paused(session, "reduce")
+    os.kill(session.engine(), signal.SIGKILL)
+    (directory / "go").touch()
+    found = answer.result(PATIENCE).value
+    assert found["right"]
+    assert map_runs(found) == 2
+    assert sum(each["failed"] for each in found["stages"]) == 0
+
+
+def test_an_engine_killed_with_what_its_readers_need(session: Session) -> None:
+    """The next one finds that a map output is gone."""
+    answer, directory = paused(session, "reduce")
+    newest = max(session.map_outputs(), key=lambda path: int(path.name.split("-")[1]))
+    both_deleted(newest)
+    os.kill(session.engine(), signal.SIGKILL)
+    (directory / "go").touch()
+    found = answer.result(PATIENCE).value
+    assert found["right"]
+    assert map_runs(found) == 3
+
+
+def test_it_is_all_gone_after_the_driver_is_killed(session: Session) -> None:
+    """The last test of this session."""
+    paused(session, "map")
+    session.kill()
+    session.nothing_is_left()
+
+
+# ---- tasks that may not fail; a disk that is full ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with small_disk(tmp_path_factory.mktemp("small") / "disk", "size=80m") as disk:
+        yield disk
+
+
+@pytest.fixture(scope="module")
+def strict(disk: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """A session on a small disk, which ends a job with the first task that fails."""
+    settings = {
+        "spark.sortshuffle.dir": str(disk),
+        "spark.sortshuffle.codec": "none",
+        "spark.sortshuffle.manager.memory": "16m",
+    }
+    session = Session(tmp_path_factory.mktemp("strict"), True, settings)
+    try:
+        yield session
+    finally:
+        session.kill()
+
+
+def below(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def test_a_full_disk_fails_the_job_with_its_name_and_leaves_nothing(strict: Session, disk: Path) -> None:
+    with pytest.raises(JobError) as raised:
+        strict.start("large", megabytes=140, maps=2).result(BOUND)
+    assert "The shuffle engine reports" in str(raised.value)
+    assert str(disk) in str(raised.value)
+    assert "no space left" in str(raised.value).lower()
+    eventually(lambda: not [path for path in below(disk) if "exchange-" in path.name], "what was begun goes")
+
+
+def test_after_a_full_disk_what_fits_runs(strict: Session) -> None:
+    assert strict.run("large", megabytes=4, maps=2).value == 4000
+
+
+def test_an_engine_that_dies_fails_a_job_whose_tasks_may_not_fail(strict: Session) -> None:
+    answer, directory = paused(strict, "map")
+    os.kill(strict.engine(), signal.SIGKILL)
+    (directory / "go").touch()
+    with pytest.raises(JobError, match="shuffle engine"):
+        answer.result(BOUND)
+
+
+def test_a_session_on_its_own_disk_leaves_nothing_there(strict: Session, disk: Path) -> None:
+    """The last test of this session."""
+    strict.stop()
+    strict.nothing_is_left()
+    eventually(lambda: not below(disk), "the disk is empty")
+
+
+# ---- executors ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """Two executors on this host."""
+    settings = {**ON_EXECUTORS, "spark.master": "local-cluster[2,1,1024]", "spark.executor.memory": "768m"}
+    session = Session(tmp_path_factory.mktemp("cluster"), True, settings)
+    try:
+        yield session
+    finally:
+        session.kill()
+
+
+def test_an_executor_killed_between_the_stages_costs_nothing(cluster: Session) -> None:
+    eventually(lambda: cluster.run("executors").value == 2, "two executors", PATIENCE)
+    outputs = hold(cluster, "hold_rows", maps=6)
+    assert len(outputs) == 6
+    victims = cluster.pids(EXECUTOR)
+    assert len(victims) == 2
+    assert len(cluster.pids(ENGINE)) == 1  # both have the same
+    for victim in victims:  # the files of the one that ran map tasks are among them
+        os.kill(victim, signal.SIGKILL)
+    eventually(lambda: not any(psutil.pid_exists(victim) for victim in victims), "the executors are gone")
+    found = cluster.run("read_held", name="held").value
+    assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
+
+
+def test_an_executor_killed_while_its_task_writes(cluster: Session) -> None:
+    answer, directory = paused(cluster, "map")
+    os.kill(cluster.pids(EXECUTOR)[0], signal.SIGKILL)
+    (directory / "go").touch()
+    assert answer.result(PATIENCE).value["right"]
+    eventually(lambda: not cluster.unfinished(), "the unfinished files go")
+
+
+def test_nothing_is_left_after_a_session_with_executors(cluster: Session) -> None:
+    """The last test of this session."""
+    cluster.stop()
+    cluster.nothing_is_left()

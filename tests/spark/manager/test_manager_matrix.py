@@ -1,0 +1,249 @@
+"""Whatever shuffles in a session gives the same with the manager as without it, in the same plans, and no
+shuffle falls back to Spark's own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+from both_sides import MASTER, Sides
+from engine import eventually
+
+ONE_HOST = MASTER.startswith("local")
+MOST_THREADS = 40  # of an engine whose JVM runs two tasks at a time: its own and some for each connection
+
+
+@pytest.fixture(scope="module")
+def sides(sides_with: Callable[[dict[str, str]], Sides]) -> Sides:
+    return sides_with({})
+
+
+# ---- SQL ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        "aggregate",
+        "aggregate_without_adaption",
+        "aggregate_of_objects",
+        "rollup",
+        "distinct",
+        "set_operations",
+        "shuffled_hash_join",
+        "reused_exchange",
+        "window",
+        "sort",
+        "sort_nulls",
+        "limits",
+        "limit_then_shuffle",
+        "by_hash",
+        "by_range",
+        "round_robin",
+        "by_id",
+        "to_one",
+        "nothing",
+        "empty_outputs",
+        "nulls",
+        "no_columns",
+        "wide",
+        "big_rows",
+        "every_kind_of_column",
+    ],
+)
+def test_sql(sides: Sides, job: str) -> None:
+    sides.equal(job)
+
+
+@pytest.mark.parametrize("how", ["full", "left_anti"])
+def test_a_sort_merge_join(sides: Sides, how: str) -> None:
+    assert "SortMergeJoin" in plan(sides, "sort_merge_join", how=how)
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_a_skew_join_reads_ranges_of_map_outputs(sides: Sides, how: str) -> None:
+    found = plan(sides, "skew_join", how=how)
+    assert "SortMergeJoin(skew=true)" in found
+    assert "AQEShuffleRead coalesced and skewed" in found or "AQEShuffleRead skewed" in found
+
+
+def test_a_local_read_reads_whole_map_outputs(sides: Sides) -> None:
+    found = plan(sides, "local_read")
+    assert "BroadcastHashJoin" in found
+    assert "AQEShuffleRead local" in found
+
+
+def test_a_coalesced_read_reads_neighbouring_partitions(sides: Sides) -> None:
+    assert "AQEShuffleRead coalesced" in plan(sides, "coalesced")
+
+
+def test_a_rebalanced_read_splits_a_large_partition(sides: Sides) -> None:
+    assert "AQEShuffleRead coalesced and skewed" in plan(sides, "rebalanced")
+
+
+def plan(sides: Sides, job: str, **arguments: Any) -> str:
+    """A job's plan, the same on both sides."""
+    return str(sides.equal(job, **arguments).value["plan"])
+
+
+def test_three_thousand_partitions(sides: Sides) -> None:
+    sides.equal("many_partitions")
+
+
+# ---- RDDs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        "reduce_by_key",
+        "aggregate_by_key",
+        "fold_and_combine",
+        "group_by_key",
+        "sort_by_key",
+        "sort_by",
+        "sort_within_partitions",
+        "partition_by",
+        "repartition",
+        "cogroup",
+        "distinct_values",
+        "subtract_and_intersect",
+        "texts_and_objects",
+        "of_nothing",
+        "persisted",
+        "many_small_blocks",
+    ],
+)
+def test_rdds_of_python(sides: Sides, job: str) -> None:
+    sides.equal(job)
+
+
+@pytest.mark.parametrize("how", ["join", "leftOuterJoin", "fullOuterJoin"])
+def test_a_join_of_rdds(sides: Sides, how: str) -> None:
+    sides.equal("join", how=how)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        "java_group_by_key",
+        "java_distinct",
+        "java_count_approximately",
+        "java_sort_by_key",
+        "java_join",
+        "java_cogroup",
+        "java_big_records",
+        "java_subtract_and_intersect",
+        "java_repartition",
+        "java_many_partitions",
+        "java_nothing",
+        "java_shuffled",
+    ],
+)
+def test_rdds_of_java_objects_with_java_serializer(sides: Sides, job: str) -> None:
+    sides.equal(job)
+
+
+@pytest.mark.parametrize("job", ["kryo", "kryo_big_records", "kryo_of_primitives"])
+def test_rdds_of_java_objects_with_kryo(sides: Sides, job: str) -> None:
+    sides.equal(job)
+
+
+# ---- what else a session does ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        "stream",
+        "deduplicated_stream",
+        "cached",
+        "collected_twice",
+        "files_cleaned_up",
+        "checkpointed",
+        "python_functions",
+        "pandas_groups",
+        "arrow_groups",
+        "side_by_side",
+    ],
+)
+def test_a_session(sides: Sides, job: str) -> None:
+    sides.equal(job)
+
+
+@pytest.mark.parametrize("job", ["own_frames", "own_rdds"])
+def test_frames_and_rdds_of_this_package(sides: Sides, job: str) -> None:
+    sides.equal(job, control=1)
+
+
+@pytest.mark.parametrize("job", ["failing_map_task", "failing_reduce_task"])
+def test_a_task_that_fails_leaves_nothing_and_spoils_nothing(sides: Sides, job: str) -> None:
+    assert sides.equal(job).value["failed"] == "told to fail"
+    eventually(lambda: not sides.ours.unfinished(), "the unfinished files go")
+
+
+@pytest.mark.parametrize(("when", "interrupt"), [("map", False), ("map", True), ("reduce", True)])
+def test_a_cancelled_job_leaves_nothing_and_spoils_nothing(sides: Sides, when: str, interrupt: bool) -> None:
+    found = sides.equal("cancelled", when=when, interrupt=interrupt)
+    assert found.value["outcome"] == ["cancelled"]
+    eventually(lambda: not sides.ours.unfinished(), "the unfinished files go")
+
+
+# ---- what there is of it: these are the last ---------------------------------------------------------------
+
+
+@pytest.mark.skipif(not ONE_HOST, reason="the hosts' disks are elsewhere")
+def test_the_map_outputs_verify_and_can_be_shown(sides: Sides) -> None:
+    shuffle = sides.ours.run("hold_rows", name="kept", maps=3, partitions=4, rows=3000).value["shuffle"]
+    files = [path for path in sides.ours.map_outputs() if path.name.startswith(f"exchange-{shuffle}-")]
+    assert len(files) == 3
+
+    verified = sortshuffle("verify", str(files[0].parent))
+    shown = sortshuffle("dump", "--records", "5", "--schema", "id long, t string", str(files[1]))
+
+    assert verified.count("OK") >= 6
+    assert "FAULT" not in verified
+    ids = [int(found) for found in re.findall(r"\b1[0-9]{3}\b", shown)]
+    assert set(range(1000, 2000)) >= set(ids)  # the second of three map tasks had these
+    texts = [hashlib.sha512(str(each).encode()).hexdigest()[:12] for each in ids]
+    assert sum(text in shown for text in texts) >= 5
+
+
+@pytest.mark.skipif(not ONE_HOST, reason="executors elsewhere write")
+def test_shuffles_that_nobody_needs_lose_their_files(sides: Sides) -> None:
+    sides.ours.run("forget_held")
+    assert sides.ours.run("forgotten").value["files"]
+    engine = psutil.Process(sides.ours.engine())
+    eventually(lambda: not deleted_files(engine.pid), "descriptors of files that are gone are closed")
+    assert engine.num_threads() < MOST_THREADS
+
+
+def test_nothing_is_left_when_the_session_ends(sides: Sides) -> None:
+    sides.ours.stop()
+    sides.ours.nothing_is_left()
+
+
+def sortshuffle(*arguments: str) -> str:
+    """What the command line tool prints."""
+    command = [sys.executable, "-m", "sortshuffle.cli.main", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def deleted_files(pid: int) -> list[str]:
+    """Files that a process has open and that have no name any more."""
+    found = []
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            found.append(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
+        except FileNotFoundError:
+            continue
+    return [path for path in found if path.endswith("(deleted)") and "exchange-" in path]

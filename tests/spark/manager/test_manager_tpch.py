@@ -1,0 +1,62 @@
+"""All queries of TPC-H: the same rows, in the order that the query asks for, in the same plans, and no
+shuffle
+that is not the manager's. With a codec that is not the default one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from both_sides import Sides
+
+SCALE = float(os.environ.get("SORTSHUFFLE_MATRIX_SCALE", "0.05"))
+PARTITIONS = 8 if SCALE < 1 else 64
+PARTS = {"lineitem": 3, "orders": 3, "partsupp": 2}  # files, so that there are several map tasks
+TABLES = ("lineitem", "orders", "partsupp", "customer", "part", "supplier", "nation", "region")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tpch")
+    generator = Path(sys.executable).with_name("tpchgen-cli")
+    for table in TABLES:
+        parts = f"--parts={PARTS.get(table, 1)}"
+        command = [
+            generator,
+            "parquet",
+            "-s",
+            str(SCALE),
+            f"--tables={table}",
+            parts,
+            f"--output-dir={directory}",
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def sides(sides_with: Callable[[dict[str, str]], Sides], data: Path) -> Sides:
+    settings = {
+        "spark.sortshuffle.codec": "zstd",
+        "spark.sql.shuffle.partitions": str(PARTITIONS),
+        "spark.sql.autoBroadcastJoinThreshold": "-1",
+    }
+    if SCALE >= 1:
+        settings["spark.driver.memory"] = "3g"
+    both = sides_with(settings)
+    both.both("tpch_tables", data=str(data))
+    return both
+
+
+@pytest.mark.parametrize("number", range(1, 23))
+def test_a_query(sides: Sides, number: int) -> None:
+    sides.equal("tpch", query=f"q{number}", scale=SCALE)
+
+
+def test_nothing_is_left(sides: Sides) -> None:
+    sides.ours.stop()
+    sides.ours.nothing_is_left()

@@ -1,0 +1,239 @@
+"""A Spark session in a process of its own that is asked to run jobs (`manager/jobs/session.py`), and what
+there is of it in the system: map outputs, processes, directories.
+
+Each session has a directory for everything that it makes, so that what it leaves is seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from engine import ROOT, eventually
+
+JOBS = Path(__file__).parent / "manager" / "jobs"
+PATHS = (JOBS, JOBS.parents[1], JOBS.parents[2], ROOT / "tests", ROOT, ROOT / "tools" / "bench")
+START_PATIENCE = 180.0  # seconds; a session takes about 5
+PATIENCE = 180.0  # seconds until a job counts as hanging
+GONE = 15.0  # seconds after a session's end in which all that it left must go
+ON_EXECUTORS = {"spark.executorEnv.PYTHONPATH": os.pathsep.join(map(str, PATHS))}
+"""What executors elsewhere need to run the jobs."""
+MARK = "SORTSHUFFLE_TEST_SESSION"
+"""In the environment of all processes of a session, with its directory."""
+
+SETTINGS = {
+    "spark.master": "local[2]",
+    "spark.ui.enabled": "false",
+    "spark.log.level": "WARN",
+    "spark.driver.memory": "768m",
+    "spark.sql.shuffle.partitions": "5",
+    "spark.default.parallelism": "4",
+    "spark.sql.session.timeZone": "America/New_York",
+}
+
+
+class JobError(Exception):
+    """A job raised; the text is its error's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a job returned; how many shuffles Spark registered meanwhile, and what the manager decided on
+    them."""
+
+    value: Any
+    shuffles: int
+    decisions: dict[str, int]
+
+
+class Session:
+    """``directory``: for everything that it makes, and its log. ``is_ours``: with the manager.
+    ``environment``: more variables of its processes. The caller stops or kills it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        is_ours: bool,
+        settings: Mapping[str, str] = {},
+        environment: Mapping[str, str] = {},
+    ) -> None:
+        self.directory = directory
+        self.local = directory / "local"
+        self.temporary = directory / "t"
+        self.log = directory / "log"
+        for each in (self.local, self.temporary):
+            each.mkdir(parents=True)
+        chosen = {
+            **SETTINGS,
+            "spark.sortshuffle.manager": "on" if is_ours else "off",
+            "spark.local.dir": str(self.local),
+            "spark.sql.warehouse.dir": str(directory / "warehouse"),
+            **settings,
+        }
+        self._answers: dict[int, Future[Answer]] = {}
+        self._about: Future[dict[str, Any]] = Future()
+        with open(self.log, "wb") as opened:
+            self._process = subprocess.Popen(
+                [sys.executable, str(JOBS / "session.py"), json.dumps(chosen)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=opened,
+                text=True,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(map(str, PATHS)),
+                    "TMPDIR": str(self.temporary),
+                    MARK: str(directory),
+                    **environment,
+                },
+                start_new_session=True,
+            )
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            answer = json.loads(line)
+            if "application" in answer:
+                self._about.set_result(answer)
+            elif "error" in answer:
+                self._answers[answer["id"]].set_exception(JobError(answer["error"]))
+            else:
+                found = Answer(answer["value"], answer["shuffles"], answer["decisions"])
+                self._answers[answer["id"]].set_result(found)
+        ended = JobError(f"the session has ended; its log: {self.log}")
+        for waiting in (self._about, *self._answers.values()):
+            if not waiting.done():
+                waiting.set_exception(ended)
+
+    @property
+    def application(self) -> str:
+        return str(self._about.result(START_PATIENCE)["application"])
+
+    @property
+    def jvm(self) -> int:
+        """The driver's JVM."""
+        return int(self._about.result(START_PATIENCE)["jvm"])
+
+    def start(self, job: str, **arguments: Any) -> Future[Answer]:
+        """Ask for a job; those that were asked for before come first."""
+        number = len(self._answers)
+        answer: Future[Answer] = Future()
+        self._answers[number] = answer
+        assert self._process.stdin is not None
+        request = {"id": number, "job": job, "directory": self.job_directory(number), "arguments": arguments}
+        self._about.result(START_PATIENCE)
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        return answer
+
+    def job_directory(self, number: int) -> str:
+        directory = self.directory / f"job-{number}"
+        directory.mkdir()
+        return str(directory)
+
+    @property
+    def last_directory(self) -> Path:
+        """Of the job that was asked for last."""
+        return self.directory / f"job-{len(self._answers) - 1}"
+
+    def run(self, job: str, **arguments: Any) -> Answer:
+        """Raises `JobError` if it failed, TimeoutError if it hangs."""
+        return self.start(job, **arguments).result(PATIENCE)
+
+    def stop(self) -> None:
+        """End it as its user would."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+        assert self._process.wait(60) == 0, f"its log: {self.log}"
+        self._close()
+
+    def kill(self) -> None:
+        """End the driver, its JVM included, with SIGKILL."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, 9)
+        self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        self._listener.join(10)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    # what there is of it
+
+    def map_outputs(self) -> list[Path]:
+        """Finished data files of the manager."""
+        return sorted(self._files("exchange-*.data"))
+
+    def unfinished(self) -> list[Path]:
+        return sorted(self._files("*.partial"))
+
+    def _files(self, pattern: str) -> Iterator[Path]:
+        for parent, _, names in os.walk(self.local):
+            if f"{os.sep}sortshuffle{os.sep}" in parent:
+                yield from (Path(parent, name) for name in names if Path(name).match(pattern))
+
+    def processes(self) -> list[psutil.Process]:
+        """All that have inherited its environment."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == str(self.directory):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def pids(self, word: str) -> list[int]:
+        """Of the processes that have a word in their command line."""
+        return [each.pid for each in self.processes() if _has_word(each, word)]
+
+    def engine(self) -> int:
+        """The process of the one engine, which takes a moment to start."""
+        eventually(lambda: len(self.pids("sortshuffle.service.process")) == 1, "the engine runs")
+        return self.pids("sortshuffle.service.process")[0]
+
+    def engine_log(self) -> str:
+        return "".join(path.read_text() for path in self.temporary.glob("sortshuffle-*/*/service.log"))
+
+    def left(self) -> list[str]:
+        """Processes and files that it made and that are still there; Spark's own files do not count."""
+        processes = [f"process {each.pid}: {_command(each)}" for each in self.processes()]
+        files = [str(path) for path in (*self._files("*"), *self._meetings())]
+        return [each for each in processes if not each.endswith(": ")] + files
+
+    def _meetings(self) -> Iterator[Path]:
+        for own in self.temporary.glob("sortshuffle-*"):
+            yield from own.iterdir()
+
+    def nothing_is_left(self) -> None:
+        """Wait until there is nothing, as long as is allowed."""
+        try:
+            eventually(lambda: not self.left(), "nothing is left", GONE)
+        except AssertionError:
+            raise AssertionError(f"left after {GONE:g} s: {self.left()}") from None
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())[-200:]
+    except psutil.Error:
+        return ""
+
+
+def _has_word(process: psutil.Process, word: str) -> bool:
+    try:
+        return word in process.cmdline()
+    except psutil.Error:
+        return False

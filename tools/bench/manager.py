@@ -1,0 +1,197 @@
+"""`manager`: whole Spark jobs with the shuffle manager, against the same jobs with Spark's own shuffle.
+
+Each side is a Spark session in a process of its own (`manager_session`), with the same settings but for the
+manager, and the same memory in total. They run the same job in turn, and nothing else runs meanwhile.
+
+| module | what it has |
+|---|---|
+| `manager_cases` | which cases there are, and their aims |
+| `manager_jobs`, `tpch_queries`, `tpch_data` | what they run |
+| `manager_rounds` | how they are warmed up and measured |
+| `process_tree` | what CPU time and memory are, and what they miss |
+| `manager_sides`, `manager_session` | the two sides' processes |
+| `manager_report` | the table and the record |
+
+Two cases are made otherwise. `first` takes a fresh session for each run: it measures from the session's
+being ready to the result of its first shuffle. `scaling` compares ours with itself, with 4 and with 1 task at
+once; the same for Spark's side is printed beside it.
+
+`ours_off` gives both sides Spark's own shuffle. Both must then take the same, within the machine's noise.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import median
+
+from manager_cases import (
+    CASES,
+    FIRST,
+    FOUR_TASKS,
+    NAMES,
+    ONE_TASK,
+    QUICK_EFFORT,
+    QUICK_SETUP,
+    SCALING,
+    Case,
+)
+from manager_report import ROOT, Row, compared, print_queries, print_table, record_case, start_facts
+from manager_rounds import Digests, Measured, Pass, measure
+from manager_sides import OURS, SPARK, BenchError, Pair, SessionProcess, Setup, running, started
+
+FRESH_SESSIONS = 5  # of each side
+Step = Callable[[], list[Row]]
+
+
+def main(quick: bool, selected: Sequence[str] = (), ours_off: bool = False) -> None:
+    """Run the cases that are named, or all. Ends the program with status 1 if one fails."""
+    if not ours_off:
+        _build_jar()
+    wanted = set(selected or NAMES)
+    cases = [case for case in CASES if case.name in wanted]
+    steps: list[tuple[str, Step]] = []
+    if not quick:
+        steps += [(case.name, partial(_compare, case, ours_off)) for case in cases]
+    elif cases:
+        steps.append(("quick", partial(_compare_quickly, cases, ours_off)))
+    if FIRST.name in wanted:
+        steps.append((FIRST.name, partial(_first, quick, ours_off)))
+    if SCALING.name in wanted:
+        steps.append((SCALING.name, partial(_scaling, quick, ours_off)))
+    rows, failed = _taken(steps)
+    if not quick:
+        print_table(rows, ours_off)
+    if failed:
+        sys.exit("manager: " + "; ".join(failed))
+
+
+def _build_jar() -> None:
+    """What is measured is the sources of this checkout: the jar is built anew if they are newer."""
+    built = subprocess.run([str(ROOT / "tools" / "jar")], stdin=subprocess.DEVNULL)
+    if built.returncode:
+        sys.exit("manager: the shuffle manager's jar cannot be built, see above")
+
+
+def _taken(steps: Sequence[tuple[str, Step]]) -> tuple[list[Row], list[str]]:
+    """The lines of all steps, and what failed: one that fails does not stop the others."""
+    rows: list[Row] = []
+    failed: list[str] = []
+    for name, step in steps:
+        try:
+            rows += step()
+        except BenchError as error:
+            print(f"{name} failed: {error}", file=sys.stderr)
+            failed.append(f"{name} failed")
+    return rows, failed
+
+
+def _compare(case: Case, ours_off: bool) -> list[Row]:
+    """A case in sessions of its own."""
+    print(f"\nmanager {case.name}: {case.about}", flush=True)
+    requests = case.requests(False)
+    warm_up = case.warm_up() if case.warm_up else ()
+    facts = start_facts()
+    with started(case.setup, ours_off) as pair:
+        measured = measure(pair, requests, case.effort, warm_up)
+    case.check(measured)
+    print_queries(measured)
+    record_case(case, measured, pair.sides, facts, ours_off)
+    return [compared(case, measured)]
+
+
+def _compare_quickly(cases: Sequence[Case], ours_off: bool) -> list[Row]:
+    """Tiny cases, all in the same sessions."""
+    print("\nmanager: every case tiny, both sides at once", flush=True)
+    requests = [case.requests(True) for case in cases]
+    rows = []
+    with started(QUICK_SETUP, ours_off) as pair:
+        for case, each in zip(cases, requests, strict=True):
+            measured = measure(pair, each, QUICK_EFFORT)
+            print(f"  {case.name}: {len(each)} jobs, both sides give the same", flush=True)
+            rows.append(compared(case, measured))
+    return rows
+
+
+# ---- the first shuffle of a session ---------------------------------------------------------------------
+
+
+def _first(quick: bool, ours_off: bool) -> list[Row]:
+    """Fresh sessions in turn, one at a time; quickly, both at once."""
+    print(f"\nmanager {FIRST.name}: {FIRST.about}", flush=True)
+    facts, measured, digests = start_facts(), Measured(), Digests()
+    ready: dict[str, list[float]] = {OURS: [], SPARK: []}
+    latest: dict[str, SessionProcess] = {}
+    (request,) = FIRST.requests(quick)
+    for number in range(1 if quick else FRESH_SESSIONS):
+        names = [OURS, SPARK] if number % 2 == 0 else [SPARK, OURS]
+        passed: Pass = {}
+        for together in [names] if quick else [[name] for name in names]:
+            with running(together, QUICK_SETUP if quick else FIRST.setup, ours_off) as sides:
+                ran = Pair(sides).both(request)
+            for side in sides:
+                latest[side.name] = side
+                ready[side.name].append(round(side.about["seconds"], 3))
+                passed[side.name] = {request.name: ran[side.name]}
+                digests.check(request.name, side.name, ran[side.name].digest)
+        measured.passes.append(passed)
+    record_case(FIRST, measured, list(latest.values()), facts | {"ready": ready}, ours_off)
+    for name, seconds in ready.items():
+        print(f"  {name}: a session is ready after {median(seconds):.2f} s")
+    return [_first_row(measured)]
+
+
+def _first_row(measured: Measured) -> Row:
+    ours, spark = median(measured.walls(OURS)), median(measured.walls(SPARK))
+    most = FIRST.aim.seconds
+    assert most is not None
+    missed = (f"{ours - spark:+.2f} s",) if ours - spark > most else ()
+    return replace(
+        compared(FIRST, measured), aim=f"{most:g} s more", missed=missed, wall=f"{ours - spark:+.2f} s"
+    )
+
+
+# ---- many tasks at once ---------------------------------------------------------------------------------
+
+
+def _scaling(quick: bool, ours_off: bool) -> list[Row]:
+    """CPU seconds for a byte written, of ours, and beside it of Spark's side."""
+    print(f"\nmanager {SCALING.name}: {SCALING.about}", flush=True)
+    requests = SCALING.requests(quick)
+    rows = []
+    for side in (OURS,) if quick else (OURS, SPARK):
+        facts = start_facts()
+        names = [side + FOUR_TASKS, side + ONE_TASK]
+        setup = _quickened(SCALING.setup) if quick else SCALING.setup
+        with running(names, setup, ours_off) as sides:
+            measured = measure(Pair(sides), requests, QUICK_EFFORT if quick else SCALING.effort)
+        record_case(SCALING, measured, sides, facts, ours_off)
+        rows.append(_scaling_row(side, measured))
+    return rows
+
+
+def _quickened(setup: Setup) -> Setup:
+    return replace(setup, memory=QUICK_SETUP.memory, settings=setup.settings + QUICK_SETUP.settings)
+
+
+def _scaling_row(side: str, measured: Measured) -> Row:
+    four, one = (
+        median(measured.cpus(side + tasks)) / (measured.most(side + tasks, "written") / 1e9)
+        for tasks in (FOUR_TASKS, ONE_TASK)
+    )
+    most = SCALING.aim.cpu_per_byte
+    assert most is not None
+    is_ours = side == OURS
+    missed = (f"{four / one:.2f}",) if is_ours and four / one > most else ()
+    return Row(
+        f"{SCALING.about}, {side}",
+        f"4: {four:.1f} s/GB",
+        f"1: {one:.1f} s/GB",
+        "",
+        f"{four / one:.2f}",
+        f"CPU {most:g}" if is_ours else "none",
+        missed,
+    )

@@ -1,0 +1,188 @@
+"""The cases of the `manager` benchmark: their jobs, the settings of their sessions, and their aims.
+
+Every case can be made tiny (`quick`): that it works, not how fast it is.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from harness import DATA
+from manager_jobs import PAIRS_TASKS
+from manager_rounds import Effort, Measured
+from manager_sides import MIB, OURS, SPARK, BenchError, Request, Setup
+from tpch_data import all_tables, read_once
+from tpch_queries import QUERIES
+
+QUICK_SCALE = 0.01
+QUICK_QUERIES, ALL_QUERIES_PARTITIONS = ("q3", "q18", "q21"), 64
+QUICK_PARTITIONS, QUICK_TASKS = 100, 20
+# Code that runs once is not worth compiling well: with this, 22 queries take 22 CPU seconds instead of 42.
+QUICK_JAVA = (("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),)
+QUICK_SETUP = Setup(memory=1024 * MIB, settings=QUICK_JAVA)
+QUICK_EFFORT = Effort(is_quick=True)
+ROOM_FOR_SCALE_10 = 40 << 30  # bytes of disk: shuffles of both sides, and some room
+# Spark's side then has 1 GiB of heap, 0.2 GB of it for each of two map tasks, which have 0.5 GB of rows each.
+LITTLE_MEMORY = 1024 * MIB
+PAIRS, QUICK_PAIRS, PAIRS_PARTITIONS = 5_000_000, 80_000, 64
+FOUR_TASKS, ONE_TASK = ", 4 tasks at once", ", 1 task"
+# As many map tasks with either number at once; Spark would cut files by the number of cores.
+SCALING_SETTINGS = (("spark.sql.files.minPartitionNum", "8"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """The most that ours may take, as a ratio to the other side. ``query``: in wall time of any one job.
+    ``seconds``: how much longer it may take. ``cpu_per_byte``: 4 tasks at once to 1 task, of ours."""
+
+    wall: float | None = None
+    cpu: float | None = None
+    query: float | None = None
+    seconds: float | None = None
+    cpu_per_byte: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``requests``: its jobs, full or tiny; makes the data that they need. ``warm_up``: other jobs for the
+    warm-up. ``check``: raises `BenchError` where a figure shows that the case is not what its name says."""
+
+    name: str
+    about: str
+    requests: Callable[[bool], list[Request]]
+    aim: Aim
+    setup: Setup = field(default_factory=Setup)
+    effort: Effort = field(default_factory=Effort)
+    warm_up: Callable[[], list[Request]] | None = None
+    check: Callable[[Measured], None] = lambda measured: None
+
+
+def queries(scale: float, partitions: int, quick: bool) -> list[Request]:
+    """All queries of TPC-H; the tables are in the page cache then. Tiny: all of them once, and then some."""
+    scale = QUICK_SCALE if quick else scale
+    arguments = {"data": str(_tables(scale)), "scale": scale, "partitions": partitions}
+    names = QUICK_QUERIES if quick and partitions != ALL_QUERIES_PARTITIONS else QUERIES
+    return [Request(query, "tpch", arguments | {"query": query}) for query in names]
+
+
+def lineitem(partitions: int, quick: bool) -> list[Request]:
+    arguments = {
+        "data": str(_tables(QUICK_SCALE if quick else 1.0)),
+        "partitions": min(partitions, QUICK_PARTITIONS) if quick else partitions,
+    }
+    return [Request("repartition", "repartition", arguments)]
+
+
+def small_blocks(tasks: int, rows: int, quick: bool) -> list[Request]:
+    tasks = QUICK_TASKS if quick else tasks
+    return [Request("blocks", "blocks", {"maps": tasks, "partitions": tasks, "rows": rows})]
+
+
+def tiny_jobs(quick: bool) -> list[Request]:
+    return [Request("tiny", "tiny", {"jobs": 5} if quick else {})]
+
+
+def first_shuffle(quick: bool) -> list[Request]:
+    return [Request("first", "first")]
+
+
+def pairs(quick: bool) -> list[Request]:
+    count, partitions = (QUICK_PAIRS, PAIRS_TASKS) if quick else (PAIRS, PAIRS_PARTITIONS)
+    return [Request("pairs", "reduce_by_key", {"pairs": count, "partitions": partitions})]
+
+
+def _tables(scale: float) -> Path:
+    if scale >= 10 and shutil.disk_usage(DATA.parent).free < ROOM_FOR_SCALE_10:
+        raise BenchError(f"TPC-H at scale {scale:g} needs {ROOM_FOR_SCALE_10 >> 30} GiB of free disk")
+    data = all_tables(scale)
+    read_once(data)
+    return data
+
+
+def does_not_spill(measured: Measured) -> None:
+    spilled = measured.most(SPARK, "memory_spilled")
+    if spilled:
+        raise BenchError(f"Spark's side spills {spilled / 1e6:.0f} MB in a case that is to be in memory")
+
+
+def spills(measured: Measured) -> None:
+    if not measured.most(SPARK, "disk_spilled"):
+        raise BenchError("Spark's side does not spill in the case that is to show it")
+
+
+def _tpch(partitions: int, wall: float) -> Case:
+    about = f"TPC-H scale 1, 22 queries, {partitions} partitions"
+    return Case(
+        f"tpch-{partitions}", about, partial(queries, 1.0, partitions), Aim(wall=wall, cpu=1.0, query=1.1)
+    )
+
+
+def _repartition(partitions: int) -> Case:
+    return Case(
+        f"repartition-{partitions}",
+        f"lineitem into {partitions} partitions, in memory",
+        partial(lineitem, partitions),
+        Aim(wall=0.9, cpu=0.9),
+        check=does_not_spill,
+    )
+
+
+CASES = [
+    _tpch(64, 0.95),
+    _tpch(200, 0.95),
+    _tpch(16, 1.0),
+    Case(
+        "tpch10-200",
+        "TPC-H scale 10, 22 queries, 200 partitions",
+        partial(queries, 10.0, 200),
+        Aim(wall=0.95, cpu=1.0),
+        effort=Effort(rounds=3),
+        warm_up=partial(queries, 1.0, 200, False),
+    ),
+    _repartition(64),
+    _repartition(1000),
+    Case(
+        "spill",
+        "lineitem into 1000 partitions, little memory",
+        partial(lineitem, 1000),
+        Aim(wall=0.75, cpu=0.9),
+        setup=Setup(memory=LITTLE_MEMORY),
+        check=spills,
+    ),
+    Case(
+        "blocks-200",
+        "200 x 200 blocks of 10 rows",
+        partial(small_blocks, 200, 10),
+        Aim(wall=0.6, cpu=0.5),
+    ),
+    Case(
+        "blocks-1000",
+        "1000 x 1000 blocks of 1 row",
+        partial(small_blocks, 1000, 1),
+        Aim(wall=1.0, cpu=1.0),
+    ),
+    Case("tiny", "100 tiny jobs", tiny_jobs, Aim(wall=0.95)),
+    Case("rdd", "PySpark's reduceByKey, 5 M pairs", pairs, Aim(wall=1.0, cpu=1.0)),
+]
+
+FIRST = Case("first", "the first shuffle of a session", first_shuffle, Aim(seconds=0.5))
+SCALING = Case(
+    "scaling",
+    "CPU per byte written, 4 tasks at once / 1 task",
+    partial(lineitem, 200),
+    Aim(cpu_per_byte=1.1),
+    setup=Setup(
+        masters=tuple(
+            (side + tasks, master)
+            for side in (OURS, SPARK)
+            for tasks, master in ((FOUR_TASKS, "local[4]"), (ONE_TASK, "local[1]"))
+        ),
+        settings=SCALING_SETTINGS,
+    ),
+)
+
+NAMES = [case.name for case in (*CASES, FIRST, SCALING)]

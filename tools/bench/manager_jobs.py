@@ -1,0 +1,171 @@
+"""The jobs of the `manager` benchmark, as both sides run them.
+
+A job is prepared first, which is not timed (tables are looked up), then run as often as wanted. A run gives a
+value, and the job's `digest` makes a text of it, which is not timed either. Equal texts mean equal results:
+
+* rows come home as they are, and are hashed sorted; what the query orders by is hashed once more in the order
+  in which it came;
+* of large outputs Spark itself makes a count and a sum of a 64-bit hash of all columns of each row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from operator import add
+from typing import Any
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as sf
+from tpch_data import TABLES
+from tpch_queries import ANSWERS, ORDERS, query_text
+
+TINY_JOBS, TINY_ROWS = 100, 1000
+PAIRS_TASKS = 8
+MANY_KEYS = 1_000_003  # a prime; in the full case hardly any key comes twice in a map task
+SPREAD = 2_654_435_761  # so that neighbours have keys far apart
+FLOAT_DIGITS = 9  # of doubles, whose sums depend on the order of the rows
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """``run`` is timed. ``digest``: of what it gave, a text that is equal for equal results."""
+
+    run: Callable[[], Any]
+    digest: Callable[[Any], str]
+
+
+def prepare(spark: SparkSession, kind: str, arguments: dict[str, Any]) -> Job:
+    """A job by its kind, which is a key of `KINDS`."""
+    return KINDS[kind](spark, **arguments)
+
+
+# ---- SQL ------------------------------------------------------------------------------------------------
+
+
+def tpch(spark: SparkSession, data: str, scale: float, query: str, partitions: int) -> Job:
+    """One query of TPC-H. Raises `AssertionError` where scale 1 does not give the specification's answer."""
+    text = query_text(query, scale)
+
+    def run() -> list[Row]:
+        return spark.sql(text).collect()
+
+    def digest(rows: list[Row]) -> str:
+        if scale == 1:
+            _check_answer(query, rows)
+        in_order = [[_text(row[column]) for column in ORDERS.get(query, ())] for row in rows]
+        unordered = sorted(repr([_text(value) for value in row]) for row in rows)
+        return f"{len(rows)} rows {_hash(unordered)} {_hash(map(repr, in_order))}"
+
+    _look_up(spark, data)
+    spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
+    return Job(run, digest)
+
+
+_looked_up: list[str] = []  # the directory whose tables the session knows now
+
+
+def _look_up(spark: SparkSession, data: str) -> None:
+    """Make the tables of a directory the session's. It reads their schemas, so not before each run."""
+    if _looked_up != [data]:
+        for table in TABLES:
+            spark.read.parquet(f"{data}/{table}").createOrReplaceTempView(table)
+        _looked_up[:] = [data]
+
+
+def _check_answer(query: str, rows: list[Row]) -> None:
+    count, columns = ANSWERS[query]
+    first = {name: str(rows[0][name]) for name in columns}
+    assert (len(rows), first) == (count, columns), f"{query} gives {len(rows)} rows, the first with {first}"
+
+
+def repartition(spark: SparkSession, data: str, partitions: int) -> Job:
+    """Every column of lineitem, by the two columns of its key."""
+    _look_up(spark, data)
+    lines = spark.table("lineitem")
+
+    def run() -> list[Row]:
+        return _hashed(lines.repartition(partitions, "l_orderkey", "l_linenumber")).collect()
+
+    return Job(run, str)
+
+
+def blocks(spark: SparkSession, maps: int, partitions: int, rows: int) -> Job:
+    """``maps`` map tasks, each with ``rows`` rows for each of so many partitions, on average."""
+
+    def run() -> list[Row]:
+        numbers = spark.range(0, maps * partitions * rows, 1, maps).selectExpr("id", "id * 7 as other")
+        return _hashed(numbers.repartition(partitions, "id")).collect()
+
+    return Job(run, str)
+
+
+def tiny(spark: SparkSession, jobs: int = TINY_JOBS) -> Job:
+    """Jobs of two and four tasks, one behind the other."""
+
+    def run() -> list[int]:
+        return [spark.range(0, TINY_ROWS, 1, 2).repartition(4).count() for _ in range(jobs)]
+
+    return Job(run, lambda counts: f"{len(counts)} jobs with {sorted(set(counts))} rows")
+
+
+def first(spark: SparkSession) -> Job:
+    """What a session may do first: a small shuffle by a column."""
+
+    def run() -> list[Row]:
+        return _hashed(spark.range(0, TINY_ROWS, 1, 2).repartition(4, "id")).collect()
+
+    return Job(run, str)
+
+
+def _hashed(df: DataFrame) -> DataFrame:
+    each = sf.xxhash64(*df.columns).cast("decimal(38,0)")
+    return df.agg(sf.count("*").alias("rows"), sf.sum(each).alias("hashes"))
+
+
+# ---- RDDs -----------------------------------------------------------------------------------------------
+
+
+def reduce_by_key(spark: SparkSession, pairs: int, partitions: int) -> Job:
+    """PySpark's own `reduceByKey` of pairs of ints, which are made in the map tasks."""
+    each = pairs // PAIRS_TASKS
+
+    def make(task: int, _: Iterable[Any]) -> Iterator[tuple[int, int]]:
+        for number in range(task * each, (task + 1) * each):
+            yield number * SPREAD % MANY_KEYS, number & 0xFF
+
+    def totals(summed: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+        keys = values = mixed = 0
+        for key, value in summed:
+            keys += 1
+            values += value
+            mixed += key * value * value  # other groups of the same pairs give another sum
+        yield keys, values, mixed
+
+    def run() -> list[tuple[int, int, int]]:
+        made = spark.sparkContext.parallelize(range(PAIRS_TASKS), PAIRS_TASKS).mapPartitionsWithIndex(make)
+        return made.reduceByKey(add, partitions).mapPartitions(totals).collect()
+
+    def digest(found: list[tuple[int, int, int]]) -> str:
+        return repr([sum(column) for column in zip(*found, strict=True)])
+
+    return Job(run, digest)
+
+
+KINDS: dict[str, Callable[..., Job]] = {
+    "tpch": tpch,
+    "repartition": repartition,
+    "blocks": blocks,
+    "tiny": tiny,
+    "first": first,
+    "reduce_by_key": reduce_by_key,
+}
+
+
+def _text(value: Any) -> str:
+    return f"{value:.{FLOAT_DIGITS}g}" if isinstance(value, float) else repr(value)
+
+
+def _hash(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]

@@ -1,0 +1,248 @@
+"""The two sides of the `manager` benchmark: their sessions' processes, and requests to them.
+
+A `SessionProcess` is started, asked and ended here; `manager_session` is what runs in it. Its processes are
+known by a mark in their environment, so that at the end nothing of it is left, or is named.
+
+Both sides get the same memory in total: Spark's side has as heap what ours has as heap and for its engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from manager_session import Ran
+from process_tree import MARKER, ProcessTree, used
+
+from sortshuffle.spark.session import ALLOCATOR_VARIABLE
+
+OURS, SPARK = "ours", "Spark"
+MANAGER_NAME = "SortMergeShuffleManager"
+MIB = 1 << 20
+# What the engine may take beside the JVM: the aim for its peak memory (issue: Spark's + 256 MiB).
+ENGINE_MEMORY = 256 * MIB
+ANSWER_SECONDS = 3600.0  # until a side that does not answer is given up
+ENDING_SECONDS = 60.0  # for all processes of a side to end
+# A run begins when both sides have spent less than that in the window, or after a while in any case.
+QUIET_WINDOW, QUIET_CPU, QUIET_PATIENCE = 0.1, 0.02, 5.0  # seconds
+
+
+class BenchError(Exception):
+    """A benchmark cannot go on; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the sessions of a case are started with. ``memory``: of heap and engine, bytes. ``masters``: of
+    sides that have another one."""
+
+    memory: int = 4096 * MIB
+    master: str = "local[2]"
+    settings: tuple[tuple[str, str], ...] = ()
+    masters: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A job as `manager_jobs` knows it. ``name``: in the output and the record."""
+
+    name: str
+    kind: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+class SessionProcess:
+    """One side: a Spark session in a process of its own. ``about``: what it told when it was ready."""
+
+    def __init__(self, name: str, config: dict[str, Any], directory: Path) -> None:
+        self.name = name
+        self._mark = uuid.uuid4().hex
+        self._log = directory / "log"
+        (directory / "local").mkdir(parents=True)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("manager_session.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=directory,
+                env=_environment(self._mark),
+            )
+        self.tree = ProcessTree(self._process.pid, self._mark)
+        self._tell({**config, "directory": str(directory / "local")})
+        self.about: dict[str, Any] = {}
+
+    def wait_until_ready(self) -> dict[str, Any]:
+        self.about = self._answer()
+        return self.about
+
+    def run(self, request: Request) -> Ran:
+        """Run a job once. Raises `BenchError` if the side fails, does not answer, or has the manager and did
+        without it."""
+        self._tell({"kind": request.kind, "arguments": request.arguments})
+        ran = Ran(**self._answer())
+        if ran.sparks_files and self.has_manager:
+            raise BenchError(
+                f"{self.name}: {request.name} leaves {ran.sparks_files} files of Spark's own shuffle"
+            )
+        return ran
+
+    @property
+    def has_manager(self) -> bool:
+        return str(self.about["manager"]).endswith(MANAGER_NAME)
+
+    def begin_to_end(self) -> None:
+        """Its input ends, and so does the session."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def end(self) -> None:
+        """Wait until all of its processes have ended. Raises `BenchError` if some must be killed."""
+        self.begin_to_end()
+        until = time.monotonic() + ENDING_SECONDS
+        while (left := self._left()) and time.monotonic() < until:
+            self._process.poll()
+            time.sleep(0.05)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        if left:
+            raise BenchError(f"{self.name}: {len(left)} processes did not end within {ENDING_SECONDS:g} s")
+
+    def _left(self) -> list[int]:
+        """Those that have the mark: when the first process has ended, others are no descendants of it."""
+        return [each.pid for each in self.tree.look().processes.values() if each.state != "Z"]
+
+    def _tell(self, value: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(value) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise BenchError(self._last_words("has ended")) from None
+
+    def _answer(self) -> dict[str, Any]:
+        answers = self._process.stdout
+        assert answers is not None
+        if not select.select([answers], [], [], ANSWER_SECONDS)[0]:
+            raise BenchError(self._last_words(f"does not answer within {ANSWER_SECONDS:g} s"))
+        line = answers.readline()
+        if not line:
+            raise BenchError(self._last_words("has ended"))
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _last_words(self, what: str) -> str:
+        return f"{self.name}: the session {what}. Its log ends:\n{self._log.read_text()[-4000:]}"
+
+
+def _environment(mark: str) -> dict[str, str]:
+    """That of this process, but for what a user's own driver would not have."""
+    environment = {key: value for key, value in os.environ.items() if key != ALLOCATOR_VARIABLE}
+    # Python workers import the jobs' module.
+    return environment | {MARKER: mark, "PYTHONPATH": os.path.dirname(os.path.abspath(__file__))}
+
+
+class Pair:
+    """The sessions of both sides. ``sides``: in the order in which the first turn is taken."""
+
+    def __init__(self, sides: list[SessionProcess]) -> None:
+        self.sides = sides
+        self.unquiet = 0
+
+    def both(self, request: Request) -> dict[str, Ran]:
+        """Run a job on both sides at the same time: only where the time does not matter."""
+        with ThreadPoolExecutor(len(self.sides)) as pool:
+            return dict(zip(self._names(), pool.map(lambda side: side.run(request), self.sides), strict=True))
+
+    def in_turn(self, request: Request, turn: int) -> dict[str, Ran]:
+        """Run a job on one side, then on the other; in every second turn the other way round."""
+        found = {}
+        for side in self.sides if turn % 2 == 0 else self.sides[::-1]:
+            self._until_quiet()
+            found[side.name] = side.run(request)
+        return found
+
+    def _names(self) -> list[str]:
+        return [side.name for side in self.sides]
+
+    def _until_quiet(self) -> None:
+        """What a side does after its run, compiling for example, is not to disturb the other one's."""
+        until = time.monotonic() + QUIET_PATIENCE
+        before = [side.tree.look() for side in self.sides]
+        while time.monotonic() < until:
+            time.sleep(QUIET_WINDOW)
+            after = [side.tree.look() for side in self.sides]
+            if sum(used(*looks) for looks in zip(before, after, strict=True)) <= QUIET_CPU:
+                return
+            before = after
+        self.unquiet += 1
+
+
+@contextmanager
+def started(setup: Setup, ours_off: bool) -> Iterator[Pair]:
+    """Both sides' sessions, ready; ended, and their files removed, at the end of the block."""
+    with running([OURS, SPARK], setup, ours_off) as sides:
+        yield Pair(sides)
+
+
+@contextmanager
+def running(names: list[str], setup: Setup, ours_off: bool) -> Iterator[list[SessionProcess]]:
+    """Sessions of these sides, started at the same time. Raises `BenchError` if one has another manager."""
+    with tempfile.TemporaryDirectory(prefix="sortshuffle-bench-", dir=os.environ.get("TMPDIR")) as scratch:
+        sides: list[SessionProcess] = []
+        try:
+            for name in names:
+                config = configuration(name, setup, ours_off)
+                sides.append(SessionProcess(name, config, Path(scratch, str(len(sides)))))
+            for side in sides:
+                _check(side, ours_off)
+            yield sides
+        finally:
+            _end_all(sides)
+
+
+def configuration(name: str, setup: Setup, ours_off: bool) -> dict[str, Any]:
+    """What `manager_session` is told. Sides of ours begin with `OURS`."""
+    is_ours = name.startswith(OURS) and not ours_off
+    heap = setup.memory - (ENGINE_MEMORY if is_ours else 0)
+    return {
+        "is_ours": is_ours,
+        "master": dict(setup.masters).get(name, setup.master),
+        "heap": f"{heap // MIB}m",
+        "settings": dict(setup.settings),
+    }
+
+
+def _check(side: SessionProcess, ours_off: bool) -> None:
+    manager = side.wait_until_ready()["manager"]
+    if side.has_manager != (side.name.startswith(OURS) and not ours_off):
+        raise BenchError(f"{side.name}: the session's shuffle manager is {manager}")
+
+
+def _end_all(sides: list[SessionProcess]) -> None:
+    for side in sides:
+        side.begin_to_end()
+    failed = []
+    for side in sides:
+        try:
+            side.end()
+        except BenchError as error:
+            failed.append(str(error))
+    if failed and sys.exc_info()[0] is None:
+        raise BenchError("; ".join(failed))
