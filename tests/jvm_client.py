@@ -317,5 +317,12 @@ def serving(
             server.stop()
             shutil.rmtree(directory)
             eventually(lambda: not served.threads(), "all connections have ended", PATIENCE)
+            # what other services are told of removals ends in its own time-out
+            served.engine._telling.shutdown(wait=True)
+            eventually(lambda: not _clients_threads(), "all clients have ended", PATIENCE)
     finally:
         engines.MOST_WRITERS = before
+
+
+def _clients_threads() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith("sortshuffle-client")]

@@ -213,10 +213,10 @@ def test_requests_that_cannot_be_meant_are_refused(frame: bytes) -> None:
     ("frame", "why"),
     [
         (header_by_hand(0, 0), "of kind 0"),
-        (header_by_hand(0, 11), "of kind 11"),
+        (header_by_hand(0, 13), "of kind 13"),
         (header_by_hand(MOST_REQUEST_BYTES + 1, 1), "4097 bytes, where 4096 are allowed"),
     ],
-    ids=["kind 0", "kind 11", "too long"],
+    ids=["kind 0", "kind 13", "too long"],
 )
 def test_frames_that_cannot_be_are_refused_by_their_header(frame: bytes, why: str) -> None:
     with pytest.raises(ProtocolError, match=why):

@@ -39,7 +39,16 @@ from manager_cases import (
     SCALING,
     Case,
 )
-from manager_report import ROOT, Row, compared, print_queries, print_table, record_case, start_facts
+from manager_report import (
+    ROOT,
+    Row,
+    compared,
+    others_share,
+    print_queries,
+    print_table,
+    record_case,
+    start_facts,
+)
 from manager_rounds import Digests, Measured, Pass, measure
 from manager_sides import OURS, SPARK, BenchError, Pair, SessionProcess, Setup, running, started
 
@@ -194,4 +203,5 @@ def _scaling_row(side: str, measured: Measured) -> Row:
         f"{four / one:.2f}",
         f"CPU {most:g}" if is_ours else "none",
         missed,
+        others_share(measured),
     )

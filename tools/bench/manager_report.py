@@ -35,6 +35,7 @@ class Row:
     cpu: str
     aim: str
     missed: tuple[str, ...]
+    others: str  # what the machine did beside the timed runs, of all that its cores could do
     peaks: tuple[Counter[str], Counter[str]] | None = None  # of ours, of Spark's side; bytes by program
 
 
@@ -59,8 +60,16 @@ def compared(case: Case, measured: Measured) -> Row:
         f"{cpu:.2f} ({_spread(measured.cpus(OURS), measured.cpus(SPARK))})",
         _aim_text(case.aim),
         tuple(missed),
+        others_share(measured),
         (measured.peaks[OURS], measured.peaks[SPARK]) if measured.peaks else None,
     )
+
+
+def others_share(measured: Measured) -> str:
+    """CPU time of other processes during the timed runs. Figures are of use only where there is next to none."""
+    runs = [ran for each in measured.passes for jobs in each.values() for ran in jobs.values()]
+    could = sum(ran.wall for ran in runs) * (os.cpu_count() or 1)
+    return f"{sum(ran.foreign + ran.stolen for ran in runs) / could:.0%}"
 
 
 def _above(name: str, found: float, most: float | None) -> list[str]:
@@ -84,10 +93,11 @@ def _spread(ours: Sequence[float], other: Sequence[float]) -> str:
 def print_table(rows: Sequence[Row], ours_off: bool) -> None:
     head = ("case", "ours", "Spark", "wall, ours/Spark", "CPU, ours/Spark", "aim, at most", "reached")
     lines = [
-        (row.case, row.ours, row.spark, row.wall, row.cpu, row.aim, _reached(row.missed)) for row in rows
+        (row.case, row.ours, row.spark, row.wall, row.cpu, row.aim, _reached(row.missed), row.others)
+        for row in rows
     ]
     print("\nmanager" + (", both sides with Spark's own shuffle" if ours_off else ""))
-    _print_aligned([head, *lines])
+    _print_aligned([(*head, "others' CPU"), *lines])
     memory = [_memory_line(row) for row in rows if row.peaks is not None]
     if memory:
         more = ENGINE_MEMORY // MIB

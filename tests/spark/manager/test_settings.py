@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
@@ -18,7 +20,7 @@ from sortshuffle.spark.manager.settings import (
     why_not_with,
     without_manager,
 )
-from sortshuffle.spark.service import Mode, ServiceSettings
+from sortshuffle.spark.service import HostService, Mode, ServiceSettings
 
 JAR = "/opt/sortshuffle-manager.jar"
 OTHER_PLUGIN = "org.other.Plugin"
@@ -130,11 +132,19 @@ def test_the_services_of_frames_have_the_secret_of_the_managers_engines() -> Non
     assert (settings.secret, settings.of_spark) == (SECRET, False)
 
 
-def test_a_file_with_a_secret_goes_before_it_and_an_administrators_service_does_not_have_it() -> None:
-    of_file = Options(service_secret_file="/secret")
-    assert ServiceSettings.of(of_file, "app", WITH_MANAGER).secret == b""
+def test_an_administrators_service_does_not_have_it() -> None:
     external = Options(service="external", directories=("/data",))
     assert ServiceSettings.of(external, "app", WITH_MANAGER).secret == b""
+
+
+def test_it_tells_engines_apart_also_where_services_share_a_secret_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("0123456789abcdef\n")
+    file.chmod(0o600)
+    options = Options(service_secret_file=str(file))
+    settings = ServiceSettings.of(options, "app", WITH_MANAGER)
+    assert settings.secret == manager_secret(WITH_MANAGER) != b""
+    assert HostService(options, "app", settings).secret == b"0123456789abcdef"
 
 
 @pytest.mark.parametrize("hidden", ["", "*********(redacted)"])
