@@ -47,7 +47,7 @@ from enum import IntEnum
 
 from sortshuffle.errors import ServiceUnavailableError, UsageError
 from sortshuffle.options import Options
-from sortshuffle.service.address import join_address, listen_at_host, listen_on_path
+from sortshuffle.service.address import LONGEST_PATH, join_address, listen_at_host, listen_on_path
 from sortshuffle.storage.environment import environment
 from sortshuffle.storage.host import is_this_host
 from sortshuffle.storage.lifetime import Owner, boot_id, is_running, process_start
@@ -63,6 +63,8 @@ LOOK = 0.005  # seconds between looks at a lock that another process holds
 DIGEST_BYTES = 4
 SOCKET_DIGEST_BYTES = 12
 SOCKET_SUFFIX = ".socket"
+SHORT_DIRECTORY = "/tmp"
+_OWN = "sortshuffle-{uid}"  # the directory of this user's alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +172,13 @@ def directory_of(application: str, host: str, secret: bytes, options: Options) -
 
 
 def socket_path(directory: str) -> str:
-    """The Unix socket of the service of this rendezvous. Short, because the system takes 107 bytes."""
-    own, name = os.path.split(directory)
-    return os.path.join(own, f"{_digest(name, SOCKET_DIGEST_BYTES)}{SOCKET_SUFFIX}")
+    """The Unix socket of the service of this rendezvous: beside it, or where that path would be longer than
+    the system takes, in the directory of the same name below ``/tmp``."""
+    name = f"{_digest(directory, SOCKET_DIGEST_BYTES)}{SOCKET_SUFFIX}"
+    path = os.path.join(os.path.dirname(directory), name)
+    if len(path.encode()) <= LONGEST_PATH:
+        return path
+    return os.path.join(SHORT_DIRECTORY, _OWN.format(uid=os.geteuid()), name)
 
 
 def _digest(text: str, size: int) -> str:
@@ -191,7 +197,7 @@ def _process_namespace() -> str:
 def _own_directory() -> str:
     import tempfile  # takes hashlib with it
 
-    return os.path.join(tempfile.gettempdir(), f"sortshuffle-{os.geteuid()}")
+    return os.path.join(tempfile.gettempdir(), _OWN.format(uid=os.geteuid()))
 
 
 def status_pages() -> list[str]:
@@ -270,6 +276,7 @@ def dissolve(directory: str, most: Life = Life.OVER) -> bool:
             return False
         _remove_shared_homes(directory)
         _remove(socket_path(directory))
+        _remove_if_empty(os.path.dirname(socket_path(directory)))
         shutil.rmtree(directory, ignore_errors=True)
     _remove_if_empty(os.path.dirname(directory))
     return not os.path.isdir(directory)
@@ -396,6 +403,7 @@ def _recorded(directory: str) -> Supervised | None:
 def _start(directory: str, host: str, config: ServiceConfig) -> Supervised:
     before = _recorded(directory)
     port = before.port if before is not None else 0
+    _make_private(os.path.dirname(socket_path(directory)))
     with listen_at_host(host, port) as listening, listen_on_path(socket_path(directory)) as local:
         process = _supervisor(directory, (listening.fileno(), local.fileno()), config)
         port = listening.getsockname()[1]
