@@ -66,7 +66,7 @@ def compared(case: Case, measured: Measured) -> Row:
 
 
 def others_share(measured: Measured) -> str:
-    """CPU time of other processes during the timed runs. Figures are of use only where there is next to none."""
+    """CPU time of other processes during the timed runs. Figures are of use where there is next to none."""
     runs = [ran for each in measured.passes for jobs in each.values() for ran in jobs.values()]
     could = sum(ran.wall for ran in runs) * (os.cpu_count() or 1)
     return f"{sum(ran.foreign + ran.stolen for ran in runs) / could:.0%}"

@@ -10,6 +10,7 @@ import org.apache.spark.TaskContext;
 import org.apache.spark.scheduler.MapStatus;
 import org.apache.spark.serializer.SerializationStream;
 import org.apache.spark.serializer.SerializerInstance;
+import org.apache.spark.shuffle.BaseShuffleHandle;
 import org.apache.spark.shuffle.ShuffleWriteMetricsReporter;
 import org.apache.spark.shuffle.ShuffleWriter;
 import org.apache.spark.shuffle.checksum.RowBasedChecksum;
@@ -42,8 +43,7 @@ final class FrameWriter<K, V> extends ShuffleWriter<K, V> {
     private long[] sizes;
     private BlockManagerId location;
 
-    FrameWriter(SortMergeShuffleHandle<K, V, ?> handle, TaskContext context,
-            ShuffleWriteMetricsReporter metrics) {
+    FrameWriter(BaseShuffleHandle<K, V, ?> handle, TaskContext context, ShuffleWriteMetricsReporter metrics) {
         this.shuffle = handle.shuffleId();
         this.dependency = handle.dependency();
         this.context = context;

@@ -12,6 +12,7 @@ import org.apache.spark.ShuffleDependency;
 import org.apache.spark.SparkEnv;
 import org.apache.spark.TaskContext;
 import org.apache.spark.serializer.SerializerInstance;
+import org.apache.spark.shuffle.BaseShuffleHandle;
 import org.apache.spark.shuffle.ShuffleReadMetricsReporter;
 import org.apache.spark.shuffle.ShuffleReader;
 import org.apache.spark.shuffle.checksum.RowBasedChecksum;
@@ -70,7 +71,7 @@ final class RecordReader<K, C> implements ShuffleReader<K, C> {
     private final TaskContext context;
     private final ShuffleReadMetricsReporter metrics;
 
-    RecordReader(SortMergeShuffleHandle<K, ?, C> handle, Blocks blocks, TaskContext context,
+    RecordReader(BaseShuffleHandle<K, ?, C> handle, Blocks blocks, TaskContext context,
             ShuffleReadMetricsReporter metrics) {
         this.dependency = handle.dependency();
         this.blocks = blocks;

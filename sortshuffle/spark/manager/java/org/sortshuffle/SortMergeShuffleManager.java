@@ -11,6 +11,7 @@ import org.apache.spark.SparkConf;
 import org.apache.spark.SparkContext;
 import org.apache.spark.SparkContext$;
 import org.apache.spark.TaskContext;
+import org.apache.spark.shuffle.BaseShuffleHandle;
 import org.apache.spark.shuffle.ShuffleHandle;
 import org.apache.spark.shuffle.ShuffleReadMetricsReporter;
 import org.apache.spark.shuffle.ShuffleReader;
@@ -120,8 +121,8 @@ public final class SortMergeShuffleManager extends SortShuffleManager {
     @SuppressWarnings("unchecked")
     public <K, V> ShuffleWriter<K, V> getWriter(
             ShuffleHandle handle, long mapId, TaskContext context, ShuffleWriteMetricsReporter metrics) {
-        if (handle instanceof SortMergeShuffleHandle<?, ?, ?> ours)
-            return new FrameWriter<>((SortMergeShuffleHandle<K, V, ?>) ours, context, metrics);
+        if (SortMergeShuffleHandle.isOn(handle))
+            return new FrameWriter<>((BaseShuffleHandle<K, V, ?>) handle, context, metrics);
         return super.getWriter(handle, mapId, context, metrics);
     }
 
@@ -129,9 +130,9 @@ public final class SortMergeShuffleManager extends SortShuffleManager {
     @SuppressWarnings("unchecked")
     public <K, C> ShuffleReader<K, C> getReader(ShuffleHandle handle, int startMap, int endMap, int start,
             int end, TaskContext context, ShuffleReadMetricsReporter metrics) {
-        if (handle instanceof SortMergeShuffleHandle<?, ?, ?> ours) {
-            var blocks = RecordReader.Blocks.find(ours.shuffleId(), startMap, endMap, start, end);
-            return new RecordReader<>((SortMergeShuffleHandle<K, ?, C>) ours, blocks, context, metrics);
+        if (SortMergeShuffleHandle.isOn(handle)) {
+            var blocks = RecordReader.Blocks.find(handle.shuffleId(), startMap, endMap, start, end);
+            return new RecordReader<>((BaseShuffleHandle<K, ?, C>) handle, blocks, context, metrics);
         }
         return super.getReader(handle, startMap, endMap, start, end, context, metrics);
     }
