@@ -39,6 +39,7 @@ from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import ENTRY, Index, Writer
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.client import ClientSettings, ServiceClients
+from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm.remote import RemoteIndexes
 from sortshuffle.service.shuffle_service import ServerSettings, ShuffleService, listen
 from sortshuffle.storage import home_failures
@@ -456,8 +457,9 @@ def test_whoever_does_not_know_the_token_removes_nothing(there: Host, applicatio
 
 
 def test_a_service_that_cannot_be_told_does_not_hold_up_the_jvm(
-    tmp_path: Path, there: Host, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, there: Host, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(engines, "TELL_TIMEOUT", SHORT)
     there.write(1, some(1, 100))
     with refused_address() as gone, impatient(tmp_path) as client:
         client.write([[(0, b"x")]])
