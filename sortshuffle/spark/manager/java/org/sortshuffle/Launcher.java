@@ -80,14 +80,18 @@ final class Launcher {
         request.put("token", token);
         request.put("secret", secret);
         request.put("driver_host", conf.get("spark.driver.host"));
-        // A driver's own engine writes nothing: it only tells the others that a shuffle is over.
-        boolean isDriver = SparkEnv.get().executorId().equals(SparkContext$.MODULE$.DRIVER_IDENTIFIER());
-        request.put("outlives", !isDriver && !Engine.isContainer(conf));
+        request.put("outlives", outlives(conf));
         request.put("pid", ProcessHandle.current().pid());
         request.put("local_directories",
                 List.of(SparkEnv.get().blockManager().diskBlockManager().localDirsString()));
         request.put("settings", settings);
         return request;
+    }
+
+    /** Whether the service outlives this JVM. The driver's never does: its end is the application's. */
+    private static boolean outlives(SparkConf conf) {
+        boolean isDriver = SparkEnv.get().executorId().equals(SparkContext$.MODULE$.DRIVER_IDENTIFIER());
+        return !isDriver && !Engine.isContainer(conf);
     }
 
     /** Null if the launcher succeeded, else what became of it. */

@@ -1,0 +1,143 @@
+"""The tests of the shuffle manager in the places, and on the data, that take too long for each time.
+
+Used by `tools/manager_matrix`. A place is a run of pytest with variables that say where the sessions of the
+tests run, and on how much data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+from cluster import ROOT, Cluster
+
+RESULTS = ROOT / "tools" / "manager_matrix.jsonl"
+MASTER, SCALE = "SORTSHUFFLE_MATRIX_MASTER", "SORTSHUFFLE_MATRIX_SCALE"
+TESTS = "tests/spark/manager"
+MATRIX, TPCH = f"{TESTS}/test_manager_matrix.py", f"{TESTS}/test_manager_tpch.py"
+CLUSTER_FAULTS = "tests/spark/cluster/test_cluster_manager.py"
+TWO_EXECUTORS = "local-cluster[2,1,1024]"
+HOSTS, CORES, MEMORY = 3, 2, "2g"  # a core and an executor of each host for each of two sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came out of one place. ``seconds``: of the whole run."""
+
+    place: str
+    tests: tuple[str, ...]
+    passed: int
+    failed: tuple[str, ...]
+    skipped: int
+    seconds: float
+
+
+@contextmanager
+def _local() -> Iterator[Mapping[str, str]]:
+    yield {SCALE: "1"}
+
+
+@contextmanager
+def _local_cluster() -> Iterator[Mapping[str, str]]:
+    yield {MASTER: TWO_EXECUTORS}
+
+
+@contextmanager
+def _cluster() -> Iterator[Mapping[str, str]]:
+    with tempfile.TemporaryDirectory(prefix="matrix-") as directory:
+        cluster = Cluster(Path(directory))
+        state = cluster.up(HOSTS, cores=CORES, memory=MEMORY)
+        try:
+            yield {MASTER: state.master}
+        finally:
+            cluster.down()
+
+
+@contextmanager
+def _of_its_own() -> Iterator[Mapping[str, str]]:
+    """Those tests start a cluster, which they break."""
+    yield {}
+
+
+PLACES = {
+    "local": ((_local, (TPCH,)),),
+    "local-cluster": ((_local_cluster, (MATRIX, TPCH)),),
+    "cluster": ((_cluster, (MATRIX, TPCH)), (_of_its_own, (CLUSTER_FAULTS,))),
+}
+
+
+def run(place: str, tests: tuple[str, ...], variables: Mapping[str, str]) -> Outcome:
+    """Those tests with these variables, whose output goes to the terminal."""
+    with tempfile.TemporaryDirectory(prefix="matrix-") as directory:
+        report = Path(directory, "report.xml")
+        started = time.monotonic()
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *tests]
+        subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, check=False)
+        seconds = round(time.monotonic() - started, 1)
+        cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+    failed = [each for each in cases if each.find("failure") is not None or each.find("error") is not None]
+    skipped = sum(each.find("skipped") is not None for each in cases)
+    names = tuple(f"{each.get('classname')}::{each.get('name')}" for each in failed) or (
+        () if cases else ("no test has run",)
+    )
+    return Outcome(place, tests, len(cases) - len(failed) - skipped, names, skipped, seconds)
+
+
+def record(outcome: Outcome) -> None:
+    found = {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "software": version("sortshuffle"),
+        "commit": _commit(),
+        "spark": version("pyspark"),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        **asdict(outcome),
+    }
+    with open(RESULTS, "a") as opened:
+        opened.write(json.dumps(found) + "\n")
+
+
+def _commit() -> str:
+    """The commit, with a + where the checkout is not as it was committed."""
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()
+
+
+@click.command()
+@click.argument("places", nargs=-1, type=click.Choice(list(PLACES)))
+def main(places: tuple[str, ...]) -> None:
+    """Run the tests of the shuffle manager in PLACES, or everywhere."""
+    outcomes = []
+    for place in places or PLACES:
+        for around, tests in PLACES[place]:
+            with around() as variables:
+                outcomes.append(run(place, tests, variables))
+            record(outcomes[-1])
+    for each in outcomes:
+        what = ", ".join(Path(test).stem for test in each.tests)
+        click.echo(
+            f"{each.place}: {what}: {each.passed} passed, {len(each.failed)} failed, {each.seconds:g} s"
+        )
+        for name in each.failed:
+            click.echo(f"    {name}")
+    if any(each.failed for each in outcomes):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
