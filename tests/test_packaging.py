@@ -126,6 +126,20 @@ def test_without_the_jar_neither_is_made(checkout: Path, tmp_path: Path, hook: s
     assert not (without / "dist").exists() or os.listdir(without / "dist") == []
 
 
+def test_with_a_jar_that_is_older_than_its_sources_neither_is_made(checkout: Path, tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    shutil.copytree(checkout, clone, ignore=shutil.ignore_patterns("dist", "build", "*.egg-info"))
+    for source in clone.rglob("*.java"):
+        os.utime(source, (0, 0))
+    newer = (clone / JAR).stat().st_mtime + 2
+    os.utime(clone / JAVA, (newer, newer))
+    assert built(clone, "build_wheel").is_file()  # an unpacked sdist, whose times are those of unpacking
+    (clone / ".git").mkdir()
+    done = build(clone, "build_wheel")
+    assert done.returncode != 0
+    assert done.stderr.splitlines()[-1].startswith(f"{JAR} is older than {JAVA}. Build it again")
+
+
 def test_an_editable_install_does_without_it(checkout: Path, tmp_path: Path) -> None:
     without = tmp_path / "without"
     shutil.copytree(checkout, without, ignore=shutil.ignore_patterns("*.jar", "dist", "build", "*.egg-info"))

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 import click
 
+from sortshuffle.errors import OptionError
 from sortshuffle.spark.manager.jar import jar_path, why_no_jar
-from sortshuffle.spark.manager.launch import SUBMIT_ARGUMENTS, launch_of
-from sortshuffle.spark.manager.settings import PYTHON, manager_settings, why_not_with
+from sortshuffle.spark.manager.launch import SUBMIT_ARGUMENTS, defaults_file, launch_of
+from sortshuffle.spark.manager.settings import (
+    MANAGER,
+    PYTHON,
+    manager_settings,
+    why_not_beside,
+    why_not_with,
+)
 
 
 @click.command(short_help="Print the settings that turn the shuffle manager on.")
@@ -29,28 +36,67 @@ def conf(properties: bool, python: str | None) -> None:
 
     One --conf key=value on a line: spark-submit $(sortshuffle conf) job.py, and likewise for pyspark and for
     a server of Spark Connect. Plugins, jars and class path of Spark's spark-defaults.conf stay; those that
-    other arguments name are to be joined by hand.
+    other arguments name are to be joined by hand. What else that file says is looked at, too: it may speak
+    against the manager. Which file that is, is said on standard error.
 
     Exit codes: 0 printed, 1 the manager cannot be on, 2 the call is wrong.
     """
-    reason = _why_not()
+    # what comes from this command's own environment would not be there under spark-submit
+    environment = {**os.environ, SUBMIT_ARGUMENTS: ""}
+    before, release = dict(launch_of(environment).settings), _release()
+    _say_for_what(release, defaults_file(environment))
+    reason = _why_not(release, before)
     if reason:
         raise click.ClickException(f"the shuffle manager cannot be on: {reason}")
-    # what comes from this command's own environment would not be there under spark-submit
-    before = launch_of({**os.environ, SUBMIT_ARGUMENTS: ""}).settings
     if python is not None:
-        before = {**before, PYTHON: python}
-    for key, value in manager_settings(jar_path(), sys.executable, before).items():
-        setting = f"{key}={value}"
-        click.echo(_escaped(setting) if properties else f"--conf {shlex.quote(setting)}")
+        before[PYTHON] = python
+    settings = [
+        f"{key}={value}" for key, value in manager_settings(jar_path(), sys.executable, before).items()
+    ]
+    click.echo("\n".join(map(_escaped, settings) if properties else map(_argument, settings)))
 
 
-def _why_not() -> str:
+def _release() -> str:
+    """Of the Spark beside this package; empty where it has one of its own somewhere else."""
     try:
-        release = version("pyspark")
+        return version("pyspark")
     except PackageNotFoundError:
-        release = ""  # a Spark of its own, whose version the manager checks itself
-    return (why_not_with(release) if release else "") or why_no_jar()
+        return ""
+
+
+def _say_for_what(release: str, defaults: str) -> None:
+    """The spark-submit that gets the lines may be another Spark's."""
+    spark = f"Spark {release}" if release else "a Spark that is not installed beside this command"
+    beside = (
+        f"with the defaults in {defaults}" if os.path.isfile(defaults) else "without a spark-defaults.conf"
+    )
+    click.echo(f"For {spark}, {beside}", err=True)
+
+
+def _why_not(release: str, before: Mapping[str, str]) -> str:
+    # a Spark somewhere else is checked by the manager itself
+    reason = (why_not_with(release) if release else "") or why_no_jar()
+    try:
+        return reason or _why_off(before) or why_not_beside(before)
+    except OptionError as error:
+        return str(error)
+
+
+def _why_off(before: Mapping[str, str]) -> str:
+    is_off = before.get(MANAGER, "").strip().lower() == "off"
+    return f"spark-defaults.conf has {MANAGER}=off. Leave that setting out" if is_off else ""
+
+
+def _argument(setting: str) -> str:
+    """For spark-submit. No quoting: the shell divides what a command prints at white space, and interprets
+    no quotes in it."""
+    if setting.split() == [setting]:
+        return f"--conf {setting}"
+    raise click.ClickException(
+        f"there is white space in {setting}, at which the shell would divide it. Write a file, and give that"
+        " to spark-submit: sortshuffle conf --properties > FILE; spark-submit --load-spark-defaults"
+        " --properties-file FILE"
+    )
 
 
 def _escaped(text: str) -> str:

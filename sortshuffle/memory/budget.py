@@ -45,7 +45,8 @@ class MemoryBudget:
         """Count ``size`` bytes as held. Going over the limit is allowed: a single item may be larger than
         any budget, and whoever holds it says so by charging it."""
         self.used += size
-        self.peak = max(self.peak, self.used)
+        if self.used > self.peak:
+            self.peak = self.used
         if self._parent is not None:
             self._parent.charge(size)
 

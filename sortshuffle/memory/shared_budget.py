@@ -60,7 +60,8 @@ class SharedMemory:
         """For shares: so many bytes more, or less, are held."""
         with self._lock:
             self._used += size
-            self.peak = max(self.peak, self._used)
+            if self._used > self.peak:
+                self.peak = self._used
 
     def limit_of_share(self) -> int:
         """What one share may hold now, bytes."""

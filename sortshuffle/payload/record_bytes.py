@@ -24,6 +24,9 @@ from sortshuffle.payload.compression import Compression, fitted
 # Bytes of a payload below which compression is not tried. There is little to save, and sealing small extents
 # one by one, with compression, takes some seven times as long as sealing many at once (`format.extent_run`)
 LEAST_COMPRESSED = 512
+# A block stands in memory of its payload's size. It is copied out of it only if it leaves more than this part
+# of it unused: copying all took 0.2 ns for each byte of payload, of 2.5 for writing it
+MOST_PINNED = 4
 
 
 class RecordBytesPayload:
@@ -39,12 +42,13 @@ class RecordBytesPayload:
         """A buffer of these bytes, for which so many records are counted; adds to the steps compress and
         checksum.
 
-        An uncompressed buffer points to ``data``, a compressed one has memory of its own size.
+        An uncompressed buffer points to ``data``. A compressed one stands in memory of up to `MOST_PINNED`
+        times its size: it lives only until the next gathered write.
         """
         size = len(data)
         started = time.perf_counter()
         block = self._compression.block(data) if size >= LEAST_COMPRESSED else None
-        if block is not None:
+        if block is not None and size > MOST_PINNED * block.size:
             block = fitted(block)
         compressed = time.perf_counter()
         seconds["compress"] += compressed - started

@@ -12,7 +12,8 @@ does not run.
 
 The first producer task on a host makes all that, binds the listening sockets, and starts a supervisor
 (`service.supervisor`) that holds them and keeps the service running on them: so the port stays the same
-however often the service dies, and early clients wait in the backlog. Nobody waits for the service to be up.
+however often the service dies, and early clients wait in the backlog. Starting it does not wait for it to be
+up.
 
 Rules
 * What is looked at and changed together is so under the lock: concurrent producers find one supervisor.
@@ -64,6 +65,8 @@ DIGEST_BYTES = 4
 SOCKET_DIGEST_BYTES = 12
 SOCKET_SUFFIX = ".socket"
 SHORT_DIRECTORY = "/tmp"
+LAST_LINES = 2  # of the log: the error that a service ended with, and what the supervisor says of its end
+LAST_LINES_BYTES = 4096  # more than they take
 _OWN = "sortshuffle-{uid}"  # the directory of this user's alone
 
 
@@ -341,6 +344,15 @@ def address_of(directory: str) -> str:
     """Where the service listens for other hosts; empty before it was started."""
     found = _recorded(directory)
     return found.address if found is not None else ""
+
+
+def last_words(directory: str) -> str:
+    """The end of what supervisor and service have to say, in one line. Raises OSError."""
+    with open(os.path.join(directory, LOG_FILE), "rb") as opened:
+        size = opened.seek(0, os.SEEK_END)
+        opened.seek(max(0, size - LAST_LINES_BYTES))
+        lines = opened.read().decode(errors="replace").split("\n")
+    return "; ".join([line.strip() for line in lines if line.strip()][-LAST_LINES:])
 
 
 def changed_at(directory: str) -> int:

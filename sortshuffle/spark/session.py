@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from sortshuffle.errors import UnsupportedError, UsageError, WorkerSetupError
 from sortshuffle.options import Options
 from sortshuffle.spark.manager.choice import begins_connect_server, turn_on
-from sortshuffle.spark.manager.settings import MANAGER, MANAGER_CLASS, SHUFFLE_MANAGER
+from sortshuffle.spark.manager.settings import MANAGER_CLASS, SHUFFLE_MANAGER
 from sortshuffle.spark.versions import at_least
 from sortshuffle.storage.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
 
@@ -49,7 +49,7 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     ``sortshuffle conf`` prints. Returns the builder.
 
     Raises `UsageError` where ``spark.sortshuffle.manager`` is ``on`` and the manager cannot be, `OptionError`
-    for a value of it that is not allowed.
+    for a setting of this package that is not allowed, unless ``spark.sortshuffle.manager`` is ``off``.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # over Connect for a server in this machine alone
     if "spark.remote" in builder._options or "SPARK_REMOTE" in os.environ:
@@ -104,14 +104,13 @@ def check_no_manager(spark: SparkSession) -> None:
     stay with Spark's own shuffle, whose files say how long map outputs live, and over Connect nothing tells
     the manager which shuffle they are in.
 
-    In a classic session the planner marks it.
+    In a classic session the planner marks it. The server's ``spark.shuffle.manager`` alone is asked: a client
+    cannot change it. The manager's own setting does not count, because a client may set it without an effect.
     """
-    settings = settings_of(spark)
-    is_off = settings.get(MANAGER, "").strip().lower() == "off"
-    if settings.get(SHUFFLE_MANAGER, "") == MANAGER_CLASS and not is_off:
+    if settings_of(spark).get(SHUFFLE_MANAGER, "") == MANAGER_CLASS:
         raise UnsupportedError(
-            "over Spark Connect frames cannot be shuffled where the server has sortshuffle's shuffle manager"
-            f" on: start the server with {MANAGER}=off, or use Spark's own operators"
+            "over Spark Connect frames cannot be shuffled where the server has sortshuffle's shuffle manager:"
+            " start the server without the lines of `sortshuffle conf`, or use Spark's own operators"
         )
 
 

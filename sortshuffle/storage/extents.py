@@ -120,10 +120,12 @@ class ExtentReader(ABC):
         try:
             yield
         except Malformed as problem:
-            place = self.place(offset + problem.offset, extent)
-            raise CorruptDataError(
-                place, problem.what, expected=problem.expected, found=problem.found
-            ) from None
+            raise self.damaged(problem, offset, extent) from None
+
+    def damaged(self, problem: Malformed, offset: int, extent: Extent | None = None) -> CorruptDataError:
+        """The error for `Malformed` bytes that were read from ``offset`` on."""
+        place = self.place(offset + problem.offset, extent)
+        return CorruptDataError(place, problem.what, expected=problem.expected, found=problem.found)
 
     def place(self, offset: int | None = None, extent: Extent | None = None) -> Place:
         """Where that is in the data file, for errors."""

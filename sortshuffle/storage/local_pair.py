@@ -106,18 +106,21 @@ def _close(descriptor: int, path: str) -> None:
 
 def _write_all(descriptor: int, pieces: Sequence[BytesLike], path: str) -> None:
     """Append all pieces, in as few gathered writes as the system allows, finishing short ones."""
-    views = [memoryview(piece).cast("B") for piece in pieces]
+    views = [piece if isinstance(piece, bytes) else memoryview(piece).cast("B") for piece in pieces]
     start = 0
     while start < len(views):
+        some = views[start : start + IOV_MAX]
         try:
-            written = os.writev(descriptor, views[start : start + IOV_MAX])
+            written = os.writev(descriptor, some)
         except OSError as error:
             raise _translated(error, path, sum(map(len, views[start:]))) from error
-        while start < len(views) and written >= len(views[start]):
+        if written == sum(map(len, some)):
+            start += len(some)
+            continue
+        while written >= len(views[start]):
             written -= len(views[start])
             start += 1
-        if written:
-            views[start] = views[start][written:]
+        views[start] = memoryview(views[start])[written:]
 
 
 def _translated(error: OSError, path: str, wanted: int) -> OSError:

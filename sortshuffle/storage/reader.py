@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import NoReturn
 
 import pyarrow as pa
 
@@ -62,8 +61,10 @@ class PartitionedFileReader(ExtentReader):
         done = 0
         while done < size:
             at = extent.offset + position + done
-            with self._readable(extent):
+            try:
                 got = os.preadv(self._descriptor, [view[done:]], at)
+            except OSError as error:
+                self._fail(error, extent)
             if got == 0:
                 raise self.cut_short(extent, position + done)
             done += got
@@ -79,18 +80,16 @@ class PartitionedFileReader(ExtentReader):
             os.close(descriptor)
 
     def _read_header(self) -> bytes:
-        with self._readable():
-            return os.pread(self._descriptor, HEADER_BYTES, 0)
-
-    @contextmanager
-    def _readable(self, extent: Extent | None = None) -> Iterator[None]:
         try:
-            yield
+            return os.pread(self._descriptor, HEADER_BYTES, 0)
         except OSError as error:
-            if error.errno in NOT_OF_THE_FILE:
-                raise
-            place = self.place(extent.offset if extent else 0, extent)
-            raise CorruptDataError(place, f"the data file cannot be read: {error.strerror}") from error
+            self._fail(error)
+
+    def _fail(self, error: OSError, extent: Extent | None = None) -> NoReturn:
+        if error.errno in NOT_OF_THE_FILE:
+            raise error
+        place = self.place(extent.offset if extent else 0, extent)
+        raise CorruptDataError(place, f"the data file cannot be read: {error.strerror}") from error
 
     def _missing(self, what: str, expected: object = None, found: object = None) -> MissingDataError:
         return MissingDataError(self.place(), what, expected=expected, found=found)

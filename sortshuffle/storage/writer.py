@@ -8,8 +8,8 @@ Rules
 * `finish()` or `abandon()`, nothing between; used as a context manager, an exception abandons.
 * A subpartition's buffers in a region come together, in one part or several: coming back to one is a
   `StateError`.
-* Subpartitions come in the file's order (`write_order`), so that empty ones can be given the offset where
-  they would have been.
+* Subpartitions come in the file's order (`write_order`). Where each begins is computed when the region ends:
+  an empty one gets the offset where it would have been.
 * Where the bytes go is the affair of a `NewPair`: files of this host (`storage.local_pair`) or, if the base
   path is a URL, objects of a store (`storage.stored_pair`). Until `finish()` neither has its name.
 * A region is one gathered append (several, past `PIECES_AT_ONCE`). No fsync: like Spark's own shuffle
@@ -28,7 +28,6 @@ from types import TracebackType
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from sortshuffle.errors import StateError
@@ -71,9 +70,9 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class _OpenExtent:
-    """What an index entry says of an extent, while buffers are appended to it. ``offset``: of its begin."""
+    """What an index entry says of an extent, while buffers are appended to it."""
 
-    offset: int
+    subpartition: int
     bytes: int = 0
     raw_bytes: int = 0
     records: int = 0
@@ -86,9 +85,9 @@ class _OpenExtent:
         self.checksums.append(buffer.checksum)
 
     def entry(self) -> tuple[int, ...]:
-        """The fields of `ENTRY`."""
+        """The fields of `ENTRY`, without the offset."""
         digest = checksum_of_checksums(self.checksums)
-        return (self.offset, self.bytes, self.raw_bytes, self.records, digest, len(self.checksums), 0)
+        return (0, self.bytes, self.raw_bytes, self.records, digest, len(self.checksums), 0)
 
 
 class PartitionedFileWriter:
@@ -105,16 +104,17 @@ class PartitionedFileWriter:
         self.buffers = 0
         self._kinds: list[RegionKind] = []
         self._entries: Entries = np.empty(0, ENTRY)
+        self._region_start = HEADER_BYTES
         self._written = -1  # position in the write order of the last subpartition of this region
-        self._extent = _OpenExtent(0)  # its extent, which may go on
-        self._is_extent_open = False
+        self._extent: _OpenExtent | None = None  # its extent, which may go on
         self._index_digest = xxhash.xxh3_64()
         self._index_bytes = 0
+        self._index: list[bytes] = []  # what the next write to the index file takes
         self._state = _State.BETWEEN_REGIONS
+        self._add_to_index(header.pack(INDEX_MAGIC))
         self._pair = _new_pair(file)
         try:
             self._pair.append_data([header.pack(DATA_MAGIC)])
-            self._append_index(header.pack(INDEX_MAGIC))
         except BaseException:
             self.abandon()
             raise
@@ -129,6 +129,7 @@ class PartitionedFileWriter:
         """Begin a region. In a broadcast region the one extent is written as subpartition 0's."""
         self._expect(_State.BETWEEN_REGIONS)
         self._entries = np.zeros(self.header.subpartitions, ENTRY)
+        self._region_start = self.data_bytes
         self._kinds.append(kind)
         self._written = -1
         self._state = _State.IN_REGION
@@ -141,8 +142,10 @@ class PartitionedFileWriter:
             for subpartition, buffers in extents:
                 if not buffers:
                     continue
-                self._place(subpartition, buffers)
+                extent = self._extended(subpartition)
                 for buffer in buffers:
+                    extent.add(buffer)
+                    self.data_bytes += buffer.bytes
                     pieces += (buffer.header, buffer.payload, buffer.tail)
                 if len(pieces) + _PIECES_PER_BUFFER > PIECES_AT_ONCE:
                     self._pair.append_data(pieces)
@@ -154,41 +157,37 @@ class PartitionedFileWriter:
         """Append whole extents of a unicast region at once, in the write order, each the only data of its
         subpartition."""
         self._expect(_State.IN_REGION)
-        first, count = self.header.first_subpartition, self.header.subpartitions
         with self._or_failed():
-            positions = self._positions_of(run)
+            written = self._last_position(run)
             self._end_extent()
-            ends = self.data_bytes + np.cumsum(run.bytes)
-            # between the last extent and the run's last an empty one stands where the one before it ends
-            between = np.arange(self._written + 1, int(positions[-1]) + 1)
-            before = np.searchsorted(positions, between)  # extents of the run that stand before it
-            offsets = np.concatenate(([self.data_bytes], ends))[before]
-            self._entries["offset"][(between + first) % count] = offsets
             for name in ("bytes", "raw_bytes", "records"):
                 self._entries[name][run.subpartitions] = getattr(run, name)
             self._entries["checksum"][run.subpartitions] = run.checksums
             self._entries["buffers"][run.subpartitions] = 1
-            self._written, self._is_extent_open = int(positions[-1]), False
-            self.data_bytes = int(ends[-1])
+            self._written = written
+            self.data_bytes += int(run.bytes.sum())
             self.records += int(run.records.sum())
             self.buffers += len(run)
             self._pair.append_data([run.data])
 
-    def finish_region(self) -> None:
-        """End the region; one without any bytes leaves no trace."""
+    def finish_region(self) -> Entries:
+        """End the region; one without any bytes leaves no trace. Its entries, shape (subpartitions,)."""
         self._expect(_State.IN_REGION)
         self._state = _State.BETWEEN_REGIONS
         if self._written < 0:
             self._kinds.pop()
-            return
+            return self._entries
         self._end_extent()
         if self._kinds[-1] is RegionKind.BROADCAST:
+            self._entries["offset"][0] = self._region_start
             self._entries[:] = self._entries[0]
         else:
-            self._place_empty(self._written + 1, self.header.subpartitions)
+            self._place_extents()
         self.regions += 1
         with self._or_failed():
-            self._append_index(self._entries.tobytes())
+            self._add_to_index(self._entries.tobytes())
+            self._write_index()
+        return self._entries
 
     def finish(self, writer: Writer, schema: bytes = b"") -> PartitionedFile:
         """Complete the index and let both files be seen. Raises `StateError` inside a region."""
@@ -214,57 +213,56 @@ class PartitionedFileWriter:
     ) -> None:
         self.abandon()
 
-    def _positions_of(self, run: ExtentRun) -> npt.NDArray[np.int64]:
-        """Where a run's subpartitions stand in the write order. Raises `StateError` unless they come there in
-        their order, behind what is written."""
+    def _last_position(self, run: ExtentRun) -> int:
+        """Where a run's last subpartition stands in the write order. Raises `StateError` unless they come in
+        that order, behind what is written."""
         first, count = self.header.first_subpartition, self.header.subpartitions
         numbers = run.subpartitions
         if len(numbers) and int(numbers.min()) >= 0 and int(numbers.max()) < count:
             positions = (numbers - first) % count
             is_ordered = bool((np.diff(positions) > 0).all()) and int(positions[0]) > self._written
             if is_ordered and self._kinds[-1] is RegionKind.UNICAST:
-                return positions
+                return int(positions[-1])
         raise StateError(f"a run of extents comes out of order in region {len(self._kinds) - 1}")
 
-    def _place(self, subpartition: int, buffers: list[SealedBuffer]) -> None:
-        """Count buffers that are about to be appended in the entry of their extent."""
-        first, count = self.header.first_subpartition, self.header.subpartitions
-        position = (subpartition - first) % count
-        if not 0 <= subpartition < count or position != self._written or not self._is_extent_open:
-            self._begin_extent(subpartition, position)
-        for buffer in buffers:
-            self._extent.add(buffer)
-            self.data_bytes += buffer.bytes
+    def _extended(self, subpartition: int) -> _OpenExtent:
+        """The extent of a subpartition, which goes on or begins."""
+        extent = self._extent
+        if extent is None or extent.subpartition != subpartition:
+            self._begin_extent(subpartition)
+            extent = self._extent = _OpenExtent(subpartition)
+        return extent
 
-    def _begin_extent(self, subpartition: int, position: int) -> None:
+    def _begin_extent(self, subpartition: int) -> None:
         if self._kinds[-1] is RegionKind.BROADCAST and subpartition != 0:
             raise StateError(
                 f"subpartition {subpartition} in broadcast region {len(self._kinds) - 1}: its one extent is"
                 " written as subpartition 0's"
             )
-        if not 0 <= subpartition < self.header.subpartitions or position <= self._written:
+        first, count = self.header.first_subpartition, self.header.subpartitions
+        position = (subpartition - first) % count
+        if not 0 <= subpartition < count or position <= self._written:
             raise StateError(
                 f"subpartition {subpartition} comes out of order in region {len(self._kinds) - 1}: its data"
                 " must come together, in the write order"
             )
         self._end_extent()
-        self._place_empty(self._written + 1, position)
-        self._written, self._is_extent_open = position, True
-        self._extent = _OpenExtent(self.data_bytes)
+        self._written = position
 
     def _end_extent(self) -> None:
         """Fill in the entry of the extent that was begun last."""
-        if self._is_extent_open:
-            self._is_extent_open = False
-            subpartition = (self._written + self.header.first_subpartition) % self.header.subpartitions
-            self._entries[subpartition] = self._extent.entry()
-            self.records += self._extent.records
-            self.buffers += len(self._extent.checksums)
+        extent, self._extent = self._extent, None
+        if extent is not None:
+            self._entries[extent.subpartition] = extent.entry()
+            self.records += extent.records
+            self.buffers += len(extent.checksums)
 
-    def _place_empty(self, start: int, end: int) -> None:
-        """Give the empty subpartitions at write positions ``start..end-1`` the offset reached so far."""
-        empty = (np.arange(start, end) + self.header.first_subpartition) % self.header.subpartitions
-        self._entries["offset"][empty] = self.data_bytes
+    def _place_extents(self) -> None:
+        """Give each subpartition its offset: they stand one behind the other, in the write order."""
+        count = self.header.subpartitions
+        order = (np.arange(count) + self.header.first_subpartition) % count
+        sizes = self._entries["bytes"][order]
+        self._entries["offset"][order] = self._region_start + np.cumsum(sizes) - sizes
 
     def _append_tail(self, writer: Writer, schema: bytes) -> None:
         body, footer = pack_tail(
@@ -277,15 +275,21 @@ class PartitionedFileWriter:
             records=self.records,
             buffers=self.buffers,
         )
-        self._append_index(body)
-        self._append_index(footer)
+        self._add_to_index(body)
+        self._add_to_index(footer)
         digest = int(self._index_digest.intdigest())
-        self._append_index(digest.to_bytes(8, "little") + INDEX_MAGIC)
+        self._add_to_index(digest.to_bytes(8, "little") + INDEX_MAGIC)
+        self._write_index()
 
-    def _append_index(self, data: bytes) -> None:
+    def _add_to_index(self, data: bytes) -> None:
         self._index_digest.update(data)
         self._index_bytes += len(data)
-        self._pair.append_index(data)
+        self._index.append(data)
+
+    def _write_index(self) -> None:
+        """One write for all that was added: each call gives Python's lock away."""
+        self._pair.append_index(b"".join(self._index))
+        self._index.clear()
 
     def _expect(self, state: _State) -> None:
         if self._state is not state:

@@ -32,7 +32,7 @@ def write_batch(memory: int) -> int:
 
 def bytes_of(extent: list[SealedBuffer]) -> int:
     """Bytes that an extent takes in the file, which is what it is charged with."""
-    return sum(buffer.bytes for buffer in extent)
+    return extent[0].bytes if len(extent) == 1 else sum(buffer.bytes for buffer in extent)
 
 
 class DataBuffer:

@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from sortshuffle.errors import StateError, UnsupportedError, UsageError
 from sortshuffle.format.extent_run import ExtentRun
-from sortshuffle.format.index import RegionKind, Writer
+from sortshuffle.format.index import Entries, RegionKind, Writer
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.events import Event, seal_event
@@ -72,7 +72,7 @@ class SortMergeResultPartition:
         self._budget = budget
         try:
             _check_header(writer, layout)
-            self._intakes = _intakes(layout, writer.write_order, budget, metrics)
+            self._intakes = _intakes(layout, writer, budget, metrics)
         except BaseException:
             if isinstance(layout, FrameLayout):
                 layout.pool.close()
@@ -158,7 +158,8 @@ class SortMergeResultPartition:
             self._write_region(self._unicast)
             for event in self._intakes.last:
                 self._event_intake().add_event(seal_event(event))
-            self._write_region(self._broadcast)
+            if self._broadcast.bytes:
+                self._write_region(self._broadcast)
             self._intakes.close()
             with self.metrics.step("write"):
                 file = self._writer.finish(writer, self._intakes.schema)
@@ -237,36 +238,25 @@ class SortMergeResultPartition:
         self.metrics.add(spills=self._writer.regions - before)
 
     def _write_region(self, intake: Intake) -> None:
-        self._writer.start_region(intake.kind)
+        writer = self._writer
+        writer.start_region(intake.kind)
         for batch in _batched(intake.drain(), write_batch(self._budget.least)):
-            if isinstance(batch, ExtentRun):
-                self._write_run(batch)
-            else:
-                self._write_extents(intake.kind, batch)
+            before = writer.data_bytes
+            with self.metrics.step("write"):
+                if isinstance(batch, ExtentRun):
+                    writer.write_run(batch)
+                else:
+                    writer.write_extents(batch)
+            self._budget.release(writer.data_bytes - before)
             del batch  # before the next ones are made
-        self._writer.finish_region()
+        self._count(intake.kind, writer.finish_region())
         intake.written()
 
-    def _write_extents(self, kind: RegionKind, batch: list[Extent]) -> None:
-        self._count(kind, batch)
-        with self.metrics.step("write"):
-            self._writer.write_extents(batch)
-        self._budget.release(sum(bytes_of(extent) for _, extent in batch))
-
-    def _write_run(self, run: ExtentRun) -> None:
-        self._subpartition_bytes[run.subpartitions] += run.bytes
-        self._subpartition_records[run.subpartitions] += run.records
-        self.metrics.add(raw_bytes_written=int(run.raw_bytes.sum()))
-        with self.metrics.step("write"):
-            self._writer.write_run(run)
-        self._budget.release(int(run.bytes.sum()))
-
-    def _count(self, kind: RegionKind, batch: list[Extent]) -> None:
-        for subpartition, extent in batch:
-            readers = slice(None) if kind is RegionKind.BROADCAST else subpartition
-            self._subpartition_bytes[readers] += bytes_of(extent)
-            self._subpartition_records[readers] += sum(buffer.records for buffer in extent)
-        self.metrics.add(raw_bytes_written=sum(b.raw_bytes for _, extent in batch for b in extent))
+    def _count(self, kind: RegionKind, entries: Entries) -> None:
+        self._subpartition_bytes += entries["bytes"].astype(np.int64)
+        self._subpartition_records += entries["records"].astype(np.int64)
+        stored = entries[:1] if kind is RegionKind.BROADCAST else entries
+        self.metrics.add(raw_bytes_written=int(stored["raw_bytes"].sum()))
 
 
 def _check_header(writer: PartitionedFileWriter, layout: Layout) -> None:
@@ -279,12 +269,14 @@ def _check_header(writer: PartitionedFileWriter, layout: Layout) -> None:
         )
 
 
-def _intakes(layout: Layout, write_order: list[int], budget: MemoryBudget, metrics: TaskMetrics) -> Intakes:
+def _intakes(
+    layout: Layout, writer: PartitionedFileWriter, budget: MemoryBudget, metrics: TaskMetrics
+) -> Intakes:
     if isinstance(layout, FrameLayout):
-        return frame_intakes(layout, write_order, budget, metrics)
+        return frame_intakes(layout, writer.write_order, budget, metrics)
     if isinstance(layout, RecordBytesLayout):
-        return placed_record_intakes(layout, write_order, budget, metrics)
-    return row_intakes(layout, write_order, budget, metrics)
+        return placed_record_intakes(layout, writer.header.first_subpartition, budget, metrics)
+    return row_intakes(layout, writer.write_order, budget, metrics)
 
 
 def _batched(extents: Iterator[Drained], most: int) -> Iterator[list[Extent] | ExtentRun]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,9 +21,8 @@ PATIENCE = 180  # seconds; the job takes about 15
 
 @pytest.fixture
 def jar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """A jar that is there, whose path has a blank, beside a Spark without defaults."""
-    path = tmp_path / "with blank" / "sortshuffle-manager.jar"
-    path.parent.mkdir()
+    """A jar that is there, beside a Spark without defaults."""
+    path = tmp_path / "sortshuffle-manager.jar"
     path.touch()
     monkeypatch.setattr(command, "jar_path", lambda: str(path))
     monkeypatch.setattr(command, "why_no_jar", lambda: "")
@@ -34,15 +32,23 @@ def jar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 
 
 def settings(*arguments: str) -> dict[str, str]:
-    """What spark-submit makes of the lines."""
+    """What spark-submit gets of the lines in `$(sortshuffle conf)`."""
     result = run("conf", *arguments)
     assert result.exit_code == 0
-    found = {}
-    for line in result.stdout.splitlines():
-        option, setting = shlex.split(line)
-        assert option == "--conf"
-        key, _, found[key] = setting.partition("=")
-    return found
+    script = "printf '%s\\n' $(cat)"
+    done = subprocess.run(
+        ["bash", "-c", script], input=result.stdout, capture_output=True, text=True, check=True
+    )
+    words = done.stdout.splitlines()
+    assert words[::2] == ["--conf"] * (len(words) // 2)
+    return {key: value for key, _, value in (word.partition("=") for word in words[1::2])}
+
+
+def refusal(*arguments: str) -> str:
+    """Why there is no line."""
+    result = run("conf", *arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    return result.stderr.splitlines()[-1]
 
 
 def test_a_line_for_each_setting(jar: str) -> None:
@@ -67,18 +73,58 @@ def test_a_properties_file_of_them_reads_back(jar: str) -> None:
     assert lines == [f"{key}={value}" for key, value in expected.items()]
 
 
+@pytest.mark.parametrize("characters", ["plain", "tilde~", "it's", "a&b;c", "$HOME", "(1)", '"x"', "a\\b"])
+def test_whatever_characters_a_path_has_the_shell_leaves_them(
+    jar: str, monkeypatch: pytest.MonkeyPatch, characters: str
+) -> None:
+    path = f"/{characters}/sortshuffle-manager.jar"
+    monkeypatch.setattr(command, "jar_path", lambda: path)
+    assert settings() == manager_settings(path, sys.executable, {})
+
+
+def test_white_space_which_no_line_can_have_is_for_a_file(jar: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "/with blank/sortshuffle-manager.jar"
+    monkeypatch.setattr(command, "jar_path", lambda: path)
+    assert refusal().startswith(f"Error: there is white space in spark.jars={path}, at which the shell")
+    assert refusal().endswith("--properties-file FILE")
+    assert f"spark.jars={path}" in run("conf", "--properties").stdout.splitlines()
+
+
+def test_it_says_for_which_spark(jar: str, tmp_path: Path) -> None:
+    assert run("conf").stderr == f"For Spark {pyspark.__version__}, without a spark-defaults.conf\n"
+    defaults = tmp_path / "spark-defaults.conf"
+    defaults.write_text("")
+    assert run("conf").stderr == f"For Spark {pyspark.__version__}, with the defaults in {defaults}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("spark.shuffle.manager sort", "spark.shuffle.manager is sort. Leave that setting out"),
+        ("spark.shuffle.service.enabled true", "does not work with Spark's external shuffle service"),
+        ("spark.shuffle.push.enabled true", "does not work with push-based shuffle"),
+        ("spark.sortshuffle.manager OFF", "has spark.sortshuffle.manager=off. Leave that setting out"),
+        ("spark.sortshuffle.dir s3://bucket", "writes to local directories only"),
+        ("spark.sortshuffle.memroy 1g", "Did you mean spark.sortshuffle.memory?"),
+    ],
+)
+@pytest.mark.parametrize("arguments", [(), ("--properties",)])
+def test_what_sparks_defaults_say_may_speak_against_it(
+    jar: str, tmp_path: Path, line: str, reason: str, arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(f"{line}\n")
+    assert refusal(*arguments).startswith("Error: the shuffle manager cannot be on: ")
+    assert reason in refusal(*arguments)
+
+
 def test_without_the_jar_there_is_a_reason_and_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "why_no_jar", lambda: "its jar is not there")
-    result = run("conf")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "Error: the shuffle manager cannot be on: its jar is not there\n"
+    assert refusal() == "Error: the shuffle manager cannot be on: its jar is not there"
 
 
 def test_for_another_spark_there_is_a_reason_and_no_line(jar: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "version", lambda name: "4.0.1")
-    result = run("conf")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "it works with Spark 4.1 to 4.3, and this is Spark 4.0.1" in result.stderr
+    assert "it works with Spark 4.1 to 4.3, and this is Spark 4.0.1" in refusal()
 
 
 def test_it_loads_no_spark() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sortshuffle.format.buffer import scan_extent, seal
 from sortshuffle.format.checksum import checksum_of_checksums
-from sortshuffle.format.extent_run import seal_run
+from sortshuffle.format.extent_run import checksums_of_single, seal_run
 
 
 @given(st.lists(st.binary(max_size=200), min_size=1, max_size=40))
@@ -23,6 +23,13 @@ def test_a_run_is_what_its_extents_are_one_by_one(payloads: list[bytes]) -> None
     assert run.checksums.tolist() == [checksum_of_checksums([each.checksum]) for each in sealed]
     assert (len(run), run.subpartitions.tolist()) == (len(payloads), numbers.tolist())
     assert run.records.tolist() == [7] * len(payloads)
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=50))
+def test_the_checksum_of_one_checksum_is_that_of_its_bytes(checksums: list[int]) -> None:
+    found = checksums_of_single(np.array(checksums, np.uint64))
+    assert found.dtype == np.uint64
+    assert found.tolist() == [checksum_of_checksums([each]) for each in checksums]
 
 
 def test_a_reader_finds_the_payloads_in_a_run() -> None:

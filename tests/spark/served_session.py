@@ -102,19 +102,26 @@ class Session:
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            answer = json.loads(line)
-            if "application" in answer:
-                self._about.set_result(answer)
-            elif "error" in answer:
-                self._answers[answer["id"]].set_exception(JobError(answer["error"]))
-            else:
-                found = Answer(answer["value"], answer["shuffles"], answer["decisions"])
-                self._answers[answer["id"]].set_result(found)
-        ended = JobError(f"the session has ended; its log: {self.log}")
-        for waiting in (self._about, *self._answers.values()):
-            if not waiting.done():
-                waiting.set_exception(ended)
+        end = "the session has ended"
+        try:
+            for line in self._process.stdout:
+                self._take(json.loads(line))
+        except Exception as error:
+            end = f"the session has answered what cannot be read: {error!r}"
+            raise
+        finally:
+            for waiting in (self._about, *self._answers.values()):
+                if not waiting.done():
+                    waiting.set_exception(JobError(f"{end}; its log: {self.log}"))
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        if "application" in answer:
+            self._about.set_result(answer)
+        elif "error" in answer:
+            self._answers[answer["id"]].set_exception(JobError(answer["error"]))
+        else:
+            found = Answer(answer["value"], answer["shuffles"], answer["decisions"])
+            self._answers[answer["id"]].set_result(found)
 
     @property
     def application(self) -> str:

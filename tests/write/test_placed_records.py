@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -587,3 +589,32 @@ def test_ending_a_region_makes_one_of_what_is_held_and_none_of_nothing(tmp_path:
         partition.finish(WRITER)
     assert read_index(output.file).entries["records"].tolist() == [[0, 1, 1, 0], [0, 1, 0, 0]]
     assert output.bytes() == [b"", b"bc", b"a", b""]
+
+
+def test_writing_does_not_import_pandas(tmp_path: Path) -> None:
+    """It takes 0.2 s, and memory for the life of the engine."""
+    script = """
+import sys
+import numpy as np
+from sortshuffle.format.header import Codec, FileHeader, PayloadKind
+from sortshuffle.format.index import Writer
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.payload.record_bytes import RecordBytesPayload
+from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.write.placed_records import PlacedRecords, RecordBytesLayout
+from sortshuffle.write.result_partition import SortMergeResultPartition
+
+header = FileHeader(bytes(range(16)), 2, 0, Codec.LZ4, PayloadKind.RECORD_BYTES)
+writer = PartitionedFileWriter(PartitionedFile.named(sys.argv[1], 1, 2, 3), header)
+layout = RecordBytesLayout(RecordBytesPayload(Codec.LZ4), 2)
+partition = SortMergeResultPartition(writer, layout, MemoryBudget(1 << 20), TaskMetrics())
+partition.write_placed(PlacedRecords(np.array([1, 0], np.int32), np.array([1, 3], np.int32), b"abc"))
+partition.finish(Writer())
+print("pandas" in sys.modules)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "False\n"

@@ -85,15 +85,26 @@ def run(place: str, tests: tuple[str, ...], variables: Mapping[str, str]) -> Out
         report = Path(directory, "report.xml")
         started = time.monotonic()
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *tests]
-        subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, check=False)
+        status = subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, check=False).returncode
         seconds = round(time.monotonic() - started, 1)
-        cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+        passed, failed, skipped = counted(report)
+    return Outcome(place, tests, passed, failed or why_not_passed(status, passed), skipped, seconds)
+
+
+def counted(report: Path) -> tuple[int, tuple[str, ...], int]:
+    """How many tests of pytest's report have passed, which have failed, how many were skipped."""
+    cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
     failed = [each for each in cases if each.find("failure") is not None or each.find("error") is not None]
     skipped = sum(each.find("skipped") is not None for each in cases)
-    names = tuple(f"{each.get('classname')}::{each.get('name')}" for each in failed) or (
-        () if cases else ("no test has run",)
-    )
-    return Outcome(place, tests, len(cases) - len(failed) - skipped, names, skipped, seconds)
+    names = tuple(f"{each.get('classname')}::{each.get('name')}" for each in failed)
+    return len(cases) - len(failed) - skipped, names, skipped
+
+
+def why_not_passed(status: int, passed: int) -> tuple[str, ...]:
+    """What else is a failure where no test has failed."""
+    if status != 0:
+        return (f"pytest ended with status {status}",)
+    return () if passed else ("no test has passed",)
 
 
 def record(outcome: Outcome) -> None:
@@ -131,7 +142,8 @@ def main(places: tuple[str, ...]) -> None:
     for each in outcomes:
         what = ", ".join(Path(test).stem for test in each.tests)
         click.echo(
-            f"{each.place}: {what}: {each.passed} passed, {len(each.failed)} failed, {each.seconds:g} s"
+            f"{each.place}: {what}: {each.passed} passed, {len(each.failed)} failed, {each.skipped} skipped,"
+            f" {each.seconds:g} s"
         )
         for name in each.failed:
             click.echo(f"    {name}")

@@ -44,6 +44,9 @@ MOST_WRITERS = 256
 FLOOR_BYTES = 16 * MIB
 TELL_TIMEOUT = 10.0  # seconds in which another host must hear that a shuffle is removed
 TELLERS = 4  # threads that tell other hosts: a few that do not answer do not keep the others from it
+# Times in a row that a service does not hear of a removal before it is told no more: its host is gone.
+# Hundreds of such hosts would otherwise keep the others waiting, for each shuffle anew
+MOST_UNHEARD = 3
 WRITER_TIMEOUT = 600.0  # seconds; a task that writes for longer is not waited for by others
 SWEEP_AFTER = PARTIAL_SETTLES + 1.0  # seconds
 MEMORY_OPTION = "spark.sortshuffle.manager.memory"
@@ -93,6 +96,7 @@ class Engine:
         )
         self._writers = threading.BoundedSemaphore(MOST_WRITERS)
         self._telling = ThreadPoolExecutor(TELLERS, thread_name_prefix="sortshuffle-remove")
+        self._unheard: dict[str, int] = {}  # by service: how often in a row it did not hear of a removal
         self._remote = RemoteSettings(settings.application, settings.clients, RemoteIndexes())
 
     @property
@@ -121,7 +125,7 @@ class Engine:
             try:
                 yield writing
             finally:
-                _abandon(writing)
+                _close(writing)
         finally:
             self._writers.release()
 
@@ -153,13 +157,17 @@ class Engine:
             home_failures.note_failure(error)
 
     def _tell(self, service: str, shuffle: int) -> None:
+        if self._unheard.get(service, 0) >= MOST_UNHEARD:
+            return
         settings = replace(self.settings.clients, timeout=TELL_TIMEOUT)
         clients = ServiceClients(settings)
         try:
             token = bytes.fromhex(self._registered().token)
             if not clients.client(service).remove(self.settings.application, shuffle, token):
                 _log.warning("%s does not serve this application: nothing of shuffle %d", service, shuffle)
+            self._unheard.pop(service, None)
         except (OSError, SortShuffleError) as error:
+            self._unheard[service] = self._unheard.get(service, 0) + 1
             _log.warning("shuffle %d is not removed where %s serves: %s", shuffle, service, error)
         finally:
             clients.close()
@@ -197,9 +205,9 @@ class Engine:
             self._sweep_later(home)
 
 
-def _abandon(writing: MapOutputWriting) -> None:
+def _close(writing: MapOutputWriting) -> None:
     try:
-        writing.abandon()
+        writing.close()
     except OSError as error:  # why it is abandoned says more
         _log.warning("an unfinished map output is not wholly removed: %s", error)
 

@@ -2,8 +2,8 @@
 
     python -m sortshuffle.service.jvm.launch     < a JSON object, as docs/manager.md has it
 
-Prints a JSON object with ``socket``, ``host`` and ``port``. If it cannot, it exits with status 1, and its
-last line on standard error says why.
+Prints a JSON object with ``socket``, ``host`` and ``port``, once the engine has answered. If it cannot, it
+exits with status 1, and its last line on standard error says why.
 
 The engine is the shuffle service of the application on this host (`service.rendezvous`). Tasks of this
 package that run there use the same one, if they know the same secret.
@@ -13,10 +13,18 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
+import time
 from dataclasses import dataclass
 
-from sortshuffle.errors import OptionError, SortShuffleError, UsageError
+from sortshuffle.errors import (
+    OptionError,
+    ProtocolError,
+    ServiceUnavailableError,
+    SortShuffleError,
+    UsageError,
+)
 from sortshuffle.options import Options
 from sortshuffle.service import rendezvous
 from sortshuffle.service.address import address_of_host, split_address
@@ -26,6 +34,10 @@ from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import Owner, boot_id, process_start
 
 TOKEN_BYTES = 16  # it takes the place of a file id where services are told that a shuffle is over
+# seconds until an engine must answer. One that is started takes 0.5 s; one that dies of being started is
+# started nine times meanwhile
+GREETING_TIMEOUT = 30.0
+LOOK = 0.05  # seconds between two attempts to greet it
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +107,7 @@ def _token(text: str) -> str:
 
 
 def launch(request: LaunchRequest) -> dict[str, object]:
-    """Where the engine is. Raises `ServiceUnavailableError`, `UsageError`."""
+    """Where the engine is, which is up. Raises `ServiceUnavailableError`, `UsageError`, `ProtocolError`."""
     options, host = request.options, address_of_host(request.driver_host)
     if options.storage_url:
         raise UsageError(
@@ -107,7 +119,50 @@ def launch(request: LaunchRequest) -> dict[str, object]:
     directory = rendezvous.directory_of(request.application, host, request.secret, options)
     config = rendezvous.config_of(secret, options)
     name, port = split_address(rendezvous.ensure(directory, host, config, _registered(request)))
-    return {"socket": rendezvous.socket_path(directory), "host": name, "port": port}
+    path = rendezvous.socket_path(directory)
+    _wait_until_up(path, directory)
+    return {"socket": path, "host": name, "port": port}
+
+
+def _wait_until_up(path: str, directory: str) -> None:
+    """Greet the engine. Connecting alone says nothing: the supervisor holds the socket, and connections wait
+    there also for an engine that never comes up. Raises `ServiceUnavailableError`, `ProtocolError`."""
+    until = time.monotonic() + GREETING_TIMEOUT
+    while True:
+        try:
+            _greet(path, max(LOOK, until - time.monotonic()))
+            return
+        except ProtocolError:
+            raise
+        except OSError as error:  # also where an engine ends in the middle: the next one is coming up
+            if time.monotonic() >= until:
+                raise ServiceUnavailableError(
+                    f"the engine has not answered on {path} for {GREETING_TIMEOUT:g} s: {error}. The end of"
+                    f" its log, in {directory}: {_last_words(directory)}"
+                ) from error
+            time.sleep(LOOK)
+
+
+def _greet(path: str, timeout: float) -> None:
+    # it brings numpy, which is imported while the engine comes up
+    from sortshuffle.service.jvm.protocol import GREETING, check_greeting, pack_greeting
+
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(timeout)
+        client.connect(path)
+        client.sendall(pack_greeting())
+        with client.makefile("rb") as answers:
+            answer = answers.read(GREETING.size)
+    if len(answer) < GREETING.size:
+        raise ConnectionError("it has closed the connection")
+    check_greeting(answer)
+
+
+def _last_words(directory: str) -> str:
+    try:
+        return rendezvous.last_words(directory)
+    except OSError as error:
+        return str(error)
 
 
 def _registered(request: LaunchRequest) -> Registration:

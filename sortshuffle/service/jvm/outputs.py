@@ -108,16 +108,24 @@ class KnownOutputs:
         self._index_bytes = self._small_bytes = 0
 
     def get(self, file_id: bytes) -> MapOutput | None:
+        return self.get_all((file_id,))[0]
+
+    def get_all(self, file_ids: Sequence[bytes]) -> list[MapOutput | None]:
+        """Of each what is known of it, None where that is nothing."""
+        now = self._clock()
         with self._lock:
-            known = self._small.get(file_id)
-            if known is None:
-                known = self._indexed.get(file_id)
-                if known is not None:
-                    self._indexed.move_to_end(file_id)
-            else:
-                known.used_at = self._clock()
-                self._small.move_to_end(file_id)
+            return [self._used(file_id, now) for file_id in file_ids]
+
+    def _used(self, file_id: bytes, now: float) -> MapOutput | None:
+        known = self._small.get(file_id)
+        if known is not None:
+            known.used_at = now
+            self._small.move_to_end(file_id)
             return known
+        known = self._indexed.get(file_id)
+        if known is not None:
+            self._indexed.move_to_end(file_id)
+        return known
 
     def has_room_for_small(self) -> bool:
         """Whether another small map output would be kept."""
@@ -196,6 +204,10 @@ class MapOutputs:
             return PartitionedFileWriter(PartitionedFile.named(home, shuffle, map_index, map_id), header)
 
         return Directories(tuple(self._writable())).create(map_id, create)
+
+    def known(self, file_ids: Sequence[bytes]) -> list[MapOutput | None]:
+        """The map outputs that carry these ids, as far as they are known. The others are to be opened."""
+        return self._known.get_all(file_ids)
 
     def open(self, shuffle: int, map_index: int, map_id: int, file_id: bytes) -> MapOutput:
         """The map output that carries the id.

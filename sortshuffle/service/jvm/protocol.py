@@ -12,6 +12,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -105,10 +106,12 @@ class WriteRequest:
         return WriteRequest(shuffle, map_index, map_id, subpartitions, stage)
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """The subpartitions ``first..end-1`` of one map output. ``service``: the number of its host's service
-    among those of the request."""
+    among those of the request.
+
+    A named tuple, because a request names thousands: it takes a third of a dataclass's time.
+    """
 
     map_id: int
     map_index: int
@@ -136,11 +139,10 @@ class ReadRequest:
         services, position = _texts(body, _READ.size, service_count)
         if block_count < 0 or len(body) - position != block_count * _BLOCK.itemsize:
             raise ProtocolError(f"{block_count} blocks in {len(body) - position} bytes")
-        found = np.frombuffer(body, _BLOCK, block_count, position).tolist()
-        blocks = tuple(Block(*fields) for fields in found)
-        if not all(_can_be(each, len(services)) for each in blocks):
+        found = np.frombuffer(body, _BLOCK, block_count, position)
+        if not _can_be(found, len(services)):
             raise ProtocolError("a block that cannot be, or whose service is not named")
-        return ReadRequest(shuffle, services, blocks)
+        return ReadRequest(shuffle, services, tuple(map(Block._make, found.tolist())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +222,12 @@ def _expect_shuffle(shuffle: int) -> None:
         raise ProtocolError(f"shuffle {shuffle}")
 
 
-def _can_be(block: Block, services: int) -> bool:
-    is_range = 0 <= block.first < block.end
-    return is_range and min(block.map_id, block.map_index) >= 0 and 0 <= block.service < services
+def _can_be(blocks: npt.NDArray[np.void], services: int) -> bool:
+    """Whether all of these can be."""
+    can_be = (blocks["first"] >= 0) & (blocks["first"] < blocks["end"])
+    can_be &= (blocks["map_id"] >= 0) & (blocks["map_index"] >= 0)
+    can_be &= (blocks["service"] >= 0) & (blocks["service"] < services)
+    return bool(can_be.all())
 
 
 def _texts(body: bytes | bytearray, position: int, count: int) -> tuple[tuple[str, ...], int]:

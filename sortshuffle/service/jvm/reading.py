@@ -9,8 +9,9 @@ bytes.
 
 Rules
 * Nothing is handed out before its checksum was verified.
-* A request holds a few MiB, however large a block is. * Order: first the blocks of this host, then the
-  others, each in the order of the request; in a block by region, in a region by subpartition.
+* A request holds a few MiB, however large a block is.
+* Order: first the blocks of this host, then the others, each in the order of the request; in a block by
+  region, in a region by subpartition.
 
 Single-threaded: each connection has its own reader.
 """
@@ -18,14 +19,13 @@ Single-threaded: each connection has its own reader.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from sortshuffle.errors import DataLossError, UsageError
-from sortshuffle.format.buffer import DataType, scan_extent
+from sortshuffle.format.buffer import DataType, StoredBuffer, scan_extent
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.header import Codec
 from sortshuffle.format.malformed import Malformed
@@ -35,19 +35,10 @@ from sortshuffle.service.jvm.lost import LostBlocksError
 from sortshuffle.service.jvm.outputs import MapOutput, MapOutputs
 from sortshuffle.service.jvm.protocol import Block, ReadRequest, ReadTotals
 from sortshuffle.service.jvm.remote import RemoteBlocks, RemoteSettings
-from sortshuffle.storage.extents import Extent, ExtentPart, extent_of
+from sortshuffle.storage.extents import Extent, extent_of
 
 # Bytes of neighbouring extents that are read together, and of an extent that are held at a time
 READ_BYTES = 4 * MIB
-
-
-@dataclass(frozen=True, slots=True)
-class _LocalBlock:
-    """A block of this host, found. ``number``: in the request."""
-
-    number: int
-    block: Block
-    output: MapOutput
 
 
 class BlockReader:
@@ -61,7 +52,7 @@ class BlockReader:
         is_local = [service == own_address for service in request.services]
         numbered = list(enumerate(request.blocks))
         self._local_numbers = [(n, block) for n, block in numbered if is_local[block.service]]
-        self._local: list[_LocalBlock] = []
+        self._local: list[tuple[int, Block, MapOutput]] = []  # those that were found
         self._remote: RemoteBlocks | None = None
         elsewhere = [(n, block) for n, block in numbered if not is_local[block.service]]
         if elsewhere:
@@ -72,9 +63,10 @@ class BlockReader:
         """Find all map outputs. Raises `LostBlocksError` with all that are lost, OSError."""
         lost: list[int] = []
         why = ""
-        for number, block in self._local_numbers:
+        known = self._outputs.known([block.file_id for _, block in self._local_numbers])
+        for (number, block), output in zip(self._local_numbers, known, strict=True):
             try:
-                self._local.append(_LocalBlock(number, block, self._open(block)))
+                self._local.append((number, block, self._checked(block, output or self._open(block))))
             except DataLossError as error:
                 lost.append(number)
                 why = why or str(error)
@@ -88,12 +80,16 @@ class BlockReader:
 
     def pieces(self) -> Iterator[BytesLike]:
         """The bytes of records, after `locate`. Raises `LostBlocksError`, OSError."""
-        for found in self._local:
+        for number, block, output in self._local:
+            if output.small is not None:
+                self._bytes += output.small.stored_bytes(block.first, block.end)
+                yield output.small.records(block.first, block.end)
+                continue
             try:
-                yield from self._local_pieces(found)
+                yield from self._extents(output, block.first, block.end)
             except DataLossError as error:
-                self._outputs.forget(found.block.file_id)
-                raise LostBlocksError((found.number,), str(error)) from error
+                self._outputs.forget(block.file_id)
+                raise LostBlocksError((number,), str(error)) from error
         if self._remote is not None:
             yield from self._remote.pieces()
 
@@ -114,7 +110,11 @@ class BlockReader:
             self._remote.close()
 
     def _open(self, block: Block) -> MapOutput:
-        output = self._outputs.open(self._request.shuffle, block.map_index, block.map_id, block.file_id)
+        return self._outputs.open(self._request.shuffle, block.map_index, block.map_id, block.file_id)
+
+    @staticmethod
+    def _checked(block: Block, output: MapOutput) -> MapOutput:
+        """The map output, which must have these subpartitions."""
         if block.end > output.subpartitions:
             raise UsageError(
                 f"subpartitions {block.first} to {block.end - 1} of a map output that has"
@@ -122,22 +122,18 @@ class BlockReader:
             )
         return output
 
-    def _local_pieces(self, found: _LocalBlock) -> Iterator[BytesLike]:
-        output, first, end = found.output, found.block.first, found.block.end
-        if output.small is not None:
-            records = output.small.records(first, end)
-            self._bytes += output.small.stored_bytes(first, end)
-            yield records
-            return
+    def _extents(self, output: MapOutput, first: int, end: int) -> Iterator[pa.Buffer]:
+        """The records of the subpartitions ``first..end-1``, read extent by extent."""
         payload = payload_of(output.codec)
         for region, sizes in enumerate(output.bytes[:, first:end]):
             for group in _groups(sizes, first):
                 extents = [extent_of(output.entries[region, each], region, each) for each in group]
-                self._bytes += sum(extent.bytes for extent in extents)
-                if len(extents) == 1 and extents[0].bytes > READ_BYTES:
+                size = sum(extent.bytes for extent in extents)
+                self._bytes += size
+                if size > READ_BYTES and len(extents) == 1:
                     yield from _parts(output, extents[0], payload)
                 else:
-                    yield from _neighbours(output, extents, payload)
+                    yield from _neighbours(output, extents, size, payload)
 
 
 def _groups(sizes: npt.NDArray[np.int64], first: int) -> Iterator[list[int]]:
@@ -160,18 +156,21 @@ def _groups(sizes: npt.NDArray[np.int64], first: int) -> Iterator[list[int]]:
         yield group
 
 
-def _neighbours(output: MapOutput, extents: list[Extent], payload: RecordBytesPayload) -> Iterator[pa.Buffer]:
-    """The records of extents that lie one behind the other, by one read."""
+def _neighbours(
+    output: MapOutput, extents: list[Extent], size: int, payload: RecordBytesPayload
+) -> Iterator[pa.Buffer]:
+    """The records of extents that lie one behind the other, ``size`` bytes together, by one read."""
     reader = output.reader
-    memory = reader.fetch(sum(extent.bytes for extent in extents), extents[0])
+    memory = reader.fetch(size, extents[0])
     view = memoryview(memory)
     start = 0
     for extent in extents:
         end = start + extent.bytes
-        with reader.damage(extent.offset, extent):
-            # verified as a whole before any of it is handed out
+        try:  # verified as a whole before any of it is handed out
             buffers = list(scan_extent(view[start:end], extent.checksum, extent.buffers))
-            raw = _raw(ExtentPart(memory.slice(start, extent.bytes), buffers), payload)
+            raw = _raw(memory.slice(start, extent.bytes), buffers, payload)
+        except Malformed as problem:
+            raise reader.damaged(problem, extent.offset, extent) from None
         yield from raw
         start = end
 
@@ -180,14 +179,15 @@ def _parts(output: MapOutput, extent: Extent, payload: RecordBytesPayload) -> It
     """The records of a large extent, in several reads."""
     for part in output.reader.read_parts(extent, READ_BYTES):
         with output.reader.damage(extent.offset, extent):
-            raw = _raw(part, payload)
+            raw = _raw(part.memory, part.buffers, payload)
         yield from raw
 
 
-def _raw(part: ExtentPart, payload: RecordBytesPayload) -> list[pa.Buffer]:
-    if any(each.data_type is not DataType.DATA for each in part.buffers):
-        raise Malformed("an event among record bytes", 0)
-    return [payload.raw(part.memory, each) for each in part.buffers]
+def _raw(memory: pa.Buffer, buffers: list[StoredBuffer], payload: RecordBytesPayload) -> list[pa.Buffer]:
+    for each in buffers:
+        if each.data_type is not DataType.DATA:
+            raise Malformed("an event among record bytes", 0)
+    return [payload.raw(memory, each) for each in buffers]
 
 
 _payloads: dict[Codec, RecordBytesPayload] = {codec: RecordBytesPayload(codec) for codec in Codec}

@@ -19,12 +19,12 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 
 from sortshuffle.errors import OutOfDiskError, ProtocolError, UsageError
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.options import KIB
+from sortshuffle.service.jvm.byte_stream import ByteStream, StreamEndedError
 from sortshuffle.service.jvm.engine import Engine
 from sortshuffle.service.jvm.lost import LostBlocksError
 from sortshuffle.service.jvm.protocol import (
@@ -47,7 +47,9 @@ from sortshuffle.service.jvm.protocol import (
 from sortshuffle.service.jvm.writing import ID_AND_END_BYTES, MapOutputWriting
 
 SEND_BYTES = 512 * KIB  # of records that are gathered for one chunk: a call's cost vanishes
-SEND_PIECES = 512  # of a chunk, of the 1024 that one call takes
+# Pieces that are smaller on average are joined: a call takes 0.3 us for each, copying 0.1 ns for each byte.
+# At most 512 pieces are sent together so, of the 1024 that one call takes
+PIECE_BYTES = 2 * KIB
 ACCEPT_PAUSE = 0.1  # seconds, where the system has no descriptor or thread for a new connection
 DRAIN_BYTES = 256 * KIB
 
@@ -95,15 +97,12 @@ class JvmServer:
                 accepted.close()
 
 
-class _Ended(Exception):  # noqa: N818 - the JVM may close a connection at any time
-    """The JVM closed the connection."""
-
-
 class JvmConnection:
     """One connection, which it closes."""
 
     def __init__(self, connection: socket.socket, engine: Engine) -> None:
         self._socket = connection
+        self._stream = ByteStream(connection)
         self._engine = engine
 
     def run(self) -> None:
@@ -111,7 +110,7 @@ class JvmConnection:
         with self._socket:
             try:
                 self._serve_all()
-            except _Ended:
+            except StreamEndedError:
                 pass
             except Exception:
                 _log.exception("a connection of a JVM is closed")
@@ -129,12 +128,12 @@ class JvmConnection:
             self._refuse(error)
 
     def _greet(self) -> None:
-        data = self._received(GREETING.size)
-        self._send([pack_greeting()])
+        data = self._stream.received(GREETING.size)
+        self._stream.send([pack_greeting()])
         check_greeting(data)
 
     def _request(self) -> tuple[Operation, int]:
-        operation, size = REQUEST.unpack(self._received(REQUEST.size))
+        operation, size = REQUEST.unpack(self._stream.received(REQUEST.size))
         try:
             known = Operation(operation)
         except ValueError:
@@ -146,11 +145,11 @@ class JvmConnection:
     def _serve(self, operation: Operation, size: int) -> None:
         match operation:
             case Operation.WRITE:
-                self._write(WriteRequest.unpack(self._received(size)))
+                self._write(WriteRequest.unpack(self._stream.received(size)))
             case Operation.READ:
-                self._read(self._received(size))
+                self._read(self._stream.received(size))
             case Operation.REMOVE:
-                self._remove(RemoveRequest.unpack(self._received(size)))
+                self._remove(RemoveRequest.unpack(self._stream.received(size)))
             case _:
                 raise ProtocolError(f"{operation.name} outside of a map output")
 
@@ -160,12 +159,12 @@ class JvmConnection:
         try:
             with self._engine.writing(request) as writing:
                 reply = self._written(writing)
-        except _Ended:
+        except StreamEndedError:
             raise
         except Exception as error:
             self._refuse(error)
         else:
-            self._send([reply])
+            self._stream.send([reply])
 
     def _written(self, writing: MapOutputWriting) -> bytes:
         """Take frames until the map output is complete."""
@@ -175,13 +174,13 @@ class JvmConnection:
                 return writing.finish()
             if operation is not Operation.FRAME or size < FRAME.size:
                 raise ProtocolError(f"{operation.name} of {size} bytes within a map output")
-            records, record_bytes = FRAME.unpack(self._received(FRAME.size))
+            records, record_bytes = FRAME.unpack(self._stream.received(FRAME.size))
             size -= FRAME.size
             if records < 1 or record_bytes < 0 or size != ID_AND_END_BYTES * records + record_bytes:
                 raise ProtocolError(f"a frame of {records} records and {record_bytes} bytes in {size} bytes")
             memory = writing.frame_memory(size)
             try:
-                self._fill(memory.view)
+                self._stream.fill(memory.view)
                 writing.add(memory.view, records)
             finally:
                 memory.release()
@@ -190,7 +189,7 @@ class JvmConnection:
         """Tell why a request cannot be done, and end the connection so that the JVM reads it."""
         self._engine.note_failure(error)
         _log.warning("a request is refused: %s", error, exc_info=_unexpected(error))
-        self._send([pack_reply(_status_of(error), str(error).encode())])
+        self._stream.send([pack_reply(_status_of(error), str(error).encode())])
         # the JVM's next write fails now. What it had sent is read first: were any of it left, closing would
         # throw the reply away, too
         try:
@@ -199,7 +198,7 @@ class JvmConnection:
                 continue
         except OSError:
             pass  # the JVM has closed it
-        raise _Ended
+        raise StreamEndedError
 
     # Reading
 
@@ -207,79 +206,66 @@ class JvmConnection:
         try:
             request = ReadRequest.unpack(body)
         except ProtocolError as error:
-            self._send([pack_stream_error(Status.BAD_REQUEST, str(error))])
+            self._stream.send([pack_stream_error(Status.BAD_REQUEST, str(error))])
             return
         with closing(self._engine.read(request)) as reader:
+            answer = _Answer(self._stream)
             try:
                 reader.locate()
-                for chunk, size in _chunks(reader.pieces()):
-                    self._send([CHUNK.pack(size), *chunk])
+                for piece in reader.pieces():
+                    answer.add(piece)
             except LostBlocksError as error:
                 status = Status.LOST if error.is_reachable else Status.UNREACHABLE
-                self._send([pack_stream_error(status, str(error), error.blocks)])
-            except _Ended:
+                answer.end(pack_stream_error(status, str(error), error.blocks))
+            except StreamEndedError:
                 raise
             except Exception as error:
                 _log.warning("blocks cannot be read: %s", error, exc_info=_unexpected(error))
                 # a service on another host may break its protocol: that is not this request's fault
                 status = Status.BAD_REQUEST if isinstance(error, UsageError) else Status.FAILED
-                self._send([pack_stream_error(status, str(error))])
+                answer.end(pack_stream_error(status, str(error)))
             else:
-                self._send([STREAM_END + reader.totals().pack()])
+                answer.end(STREAM_END + reader.totals().pack())
 
     def _remove(self, request: RemoveRequest) -> None:
         try:
             self._engine.remove(request)
         except Exception as error:
             _log.warning("shuffle %d is not wholly removed: %s", request.shuffle, error)
-            self._send([pack_reply(_status_of(error), str(error).encode())])
+            self._stream.send([pack_reply(_status_of(error), str(error).encode())])
         else:
-            self._send([pack_reply(Status.DONE)])
-
-    # Bytes
-
-    def _received(self, size: int) -> bytearray:
-        data = bytearray(size)
-        self._fill(memoryview(data))
-        return data
-
-    def _fill(self, view: memoryview) -> None:
-        while len(view):
-            try:
-                count = self._socket.recv_into(view, len(view), socket.MSG_WAITALL)
-            except OSError as error:
-                raise _Ended from error
-            if not count:
-                raise _Ended
-            view = view[count:]
-
-    def _send(self, pieces: list[BytesLike]) -> None:
-        views = [memoryview(piece).cast("B") for piece in pieces]
-        try:
-            sent = self._socket.sendmsg(views)
-            for view in views:
-                if sent < len(view):
-                    self._socket.sendall(view[sent:])
-                sent = max(0, sent - len(view))
-        except OSError as error:
-            raise _Ended from error
+            self._stream.send([pack_reply(Status.DONE)])
 
 
-def _chunks(pieces: Iterator[BytesLike]) -> Iterator[tuple[list[BytesLike], int]]:
-    """Pieces together that are worth a call, and their bytes."""
-    chunk: list[BytesLike] = []
-    size = 0
-    for piece in pieces:
-        length = len(piece)
-        if not length:
-            continue
-        chunk.append(piece)
-        size += length
-        if size >= SEND_BYTES or len(chunk) >= SEND_PIECES:
-            yield chunk, size
-            chunk, size = [], 0
-    if chunk:
-        yield chunk, size
+class _Answer:
+    """The stream that answers READ: pieces together that are worth a call, and what ends it with the last."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._pieces: list[BytesLike] = []
+        self._size = 0
+
+    def add(self, piece: BytesLike) -> None:
+        size = len(piece)
+        if not size:
+            return
+        if size >= SEND_BYTES and self._pieces:  # else it might be joined with many small ones
+            self._stream.send(self._chunk())
+        self._pieces.append(piece)
+        self._size += size
+        if self._size >= SEND_BYTES:
+            self._stream.send(self._chunk())
+
+    def end(self, end: bytes) -> None:
+        self._stream.send([*self._chunk(), end] if self._pieces else [end])
+
+    def _chunk(self) -> list[BytesLike]:
+        """What was added, which is taken out."""
+        pieces, size = self._pieces, self._size
+        self._pieces, self._size = [], 0
+        if size < PIECE_BYTES * len(pieces):
+            pieces = [b"".join(pieces)]
+        return [CHUNK.pack(size), *pieces]
 
 
 def _status_of(error: Exception) -> Status:

@@ -1,14 +1,14 @@
 """`MapOutputWriting`: one map output of a JVM's task, from its first frame to its commit.
 
-    open --add, add, ..--> open --finish--> finished
-      \\--abandon--> abandoned (no files)      any call that fails leaves nothing but abandon
+    open --add, add, ..--> open --finish--> finished --close--> closed
+      \\--close--> closed (no files)      any call that fails leaves nothing but close
 
 Rules
 * A frame's memory is the writer's own pool's: a segment of the engine, or for one huge record memory of its
   own. It is free again when `add` returns. So what the engine receives into is bounded, and a JVM that is
   quicker than the engine waits at its socket.
 * What waits for its region is charged to the engine's memory, which all writers share (`SharedMemory`).
-* `finish` or `abandon`, nothing between.
+* `close` is the last call, however it went: it gives back what was held, and what is not finished is deleted.
 
 Single-threaded: each connection has its own.
 """
@@ -73,7 +73,7 @@ class FrameMemory:
 
 
 class MapOutputWriting:
-    """Raises as `MapOutputs.new` does. The caller finishes or abandons it."""
+    """Raises as `MapOutputs.new` does. The caller closes it."""
 
     def __init__(self, request: WriteRequest, resources: WritingResources) -> None:
         self._request = request
@@ -97,6 +97,7 @@ class MapOutputWriting:
             writer = resources.outputs.new(request.shuffle, request.map_index, request.map_id, header)
             stack.callback(writer.abandon)  # nothing is left to do behind the partition's own
             self._partition = SortMergeResultPartition(writer, layout, self._memory, self._metrics)
+            stack.callback(self._partition.abandon)  # does nothing after `finish`
             self._resources = stack.pop_all()
 
     def frame_memory(self, size: int) -> FrameMemory:
@@ -112,19 +113,13 @@ class MapOutputWriting:
 
     def finish(self) -> bytes:
         """Complete the files. The reply for the JVM."""
-        try:
-            self._partition.finish(self._writer())
-        finally:
-            self.abandon()  # which gives back what was held; finished files stay
+        self._partition.finish(self._writer())
         sizes = self._partition.subpartition_bytes
         return pack_finished(self._partition.file_id, self._metrics.counts["spills"], sizes)
 
-    def abandon(self) -> None:
-        """Delete what was written, and give everything back. Nothing is left to do after `finish`."""
-        try:
-            self._partition.abandon()
-        finally:
-            self._resources.close()
+    def close(self) -> None:
+        """Give everything back, and delete what is not finished. May be called again."""
+        self._resources.close()
 
     def _writer(self) -> Writer:
         request = self._request

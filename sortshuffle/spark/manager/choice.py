@@ -30,13 +30,10 @@ from sortshuffle.options import Options
 from sortshuffle.spark.manager import jar
 from sortshuffle.spark.manager import settings as manager
 from sortshuffle.spark.manager.launch import SUBMIT_ARGUMENTS, Launch, has_jvm, launch
-from sortshuffle.spark.manager.running_jvm import provide
+from sortshuffle.spark.manager.running_jvm import jar_of, provide
 
 LOGGER = "sortshuffle.manager"
-PUSH = "spark.shuffle.push.enabled"
-SPARKS_SERVICE = "spark.shuffle.service.enabled"
 API_MODE = "spark.api.mode"
-ENCRYPTION = "spark.io.encryption.enabled"
 
 _log = logging.getLogger(LOGGER)
 
@@ -44,10 +41,11 @@ _log = logging.getLogger(LOGGER)
 @dataclass(frozen=True, slots=True)
 class Choice:
     """What a builder is given. ``reason``: why Spark's own shuffle is used although the manager was wanted;
-    empty otherwise."""
+    empty otherwise. ``stays_on``: whether the manager is used although it was not wanted."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
+    stays_on: bool = False
 
 
 def turn_on(builder: SparkSession.Builder) -> None:
@@ -56,6 +54,8 @@ def turn_on(builder: SparkSession.Builder) -> None:
     choice = choose(builder)
     if choice.reason:
         _log.warning("the session's shuffles stay Spark's own: %s", choice.reason)
+    if choice.stays_on:
+        _log.warning("the session's shuffles stay sortshuffle's: %s", _RUNS_WITH_IT)
     for key, value in choice.settings.items():
         builder.config(key, value)
 
@@ -64,21 +64,23 @@ def choose(builder: SparkSession.Builder) -> Choice:
     """Whether the manager can be on for what the builder is told so far.
 
     Brings the manager's classes to a JVM that runs already. Raises `UsageError` where the manager must be on
-    and cannot be, `OptionError` for a value of ``spark.sortshuffle.manager`` that is not allowed.
+    and cannot be, `OptionError` for a setting of this package that is not allowed.
     """
-    begun = launch()
-    known = {**begun.settings, **_told(builder)}
+    begun, told = launch(), _told(builder)
+    known = _known(begun, told)
     wanted = Options.of({manager.MANAGER: known.get(manager.MANAGER, "auto")}).manager
     running = SparkContext._active_spark_context
     if running is not None:
-        return Choice(reason="" if wanted == "off" or manager.is_on(running) else _refusal(wanted, _RUNS))
+        return _beside_running(wanted, manager.is_on(running))
     if wanted == "off":
         return Choice(manager.without_manager(known))
-    reason = _why_not(begun, known)
+    reason = _why_not(begun, told, known)
     if reason:
         return Choice(manager.without_manager(known), _refusal(wanted, reason))
-    settings = manager.manager_settings(jar.jar_path(), _python(), known)
-    return Choice(settings, _ENCRYPTED if _is_true(known, ENCRYPTION) else "")
+    settings = manager.manager_settings(_jar(), _python(), known)
+    if has_jvm():
+        settings[manager.MANAGER] = wanted  # an earlier builder of this JVM may have said otherwise
+    return Choice(settings, _ENCRYPTED if manager.is_true(known, manager.ENCRYPTION) else "")
 
 
 _RUNS = (
@@ -86,7 +88,30 @@ _RUNS = (
     " session is created, or stop this one first; where Spark is started otherwise, start it with the lines"
     " that `sortshuffle conf` prints"
 )
-_ENCRYPTED = f"{ENCRYPTION} is true, and sortshuffle does not encrypt files"
+_RUNS_WITH_IT = (
+    "the SparkContext runs already, with the shuffle manager. Stop it before a session without the manager is"
+    " created"
+)
+_ENCRYPTED = f"{manager.ENCRYPTION} is true, and sortshuffle does not encrypt files"
+
+
+def _known(begun: Launch, told: Mapping[str, str]) -> dict[str, str]:
+    """The settings that the SparkContext would have.
+
+    `without_manager` gives a builder ``sort`` where it must turn the manager off that is there otherwise. A
+    builder that has it from there may still have the manager.
+    """
+    begun_with_it = begun.settings.get(manager.SHUFFLE_MANAGER) == manager.MANAGER_CLASS
+    if begun_with_it and told.get(manager.SHUFFLE_MANAGER) == manager.SPARKS_OWN:
+        told = {**told, manager.SHUFFLE_MANAGER: manager.MANAGER_CLASS}
+    return {**begun.settings, **told}
+
+
+def _beside_running(wanted: str, is_on: bool) -> Choice:
+    """For a session of a SparkContext that runs already."""
+    if wanted == "off":
+        return Choice(stays_on=is_on)
+    return Choice(reason="" if is_on else _refusal(wanted, _RUNS))
 
 
 def _refusal(wanted: str, reason: str) -> str:
@@ -102,8 +127,9 @@ def _told(builder: SparkSession.Builder) -> dict[str, str]:
     return {key: str(value) for key, value in options.items()}
 
 
-def _is_true(settings: Mapping[str, str], key: str) -> bool:
-    return settings.get(key, "").strip().lower() == "true"
+def _jar() -> str:
+    """The jar for executors: the one that the driver's JVM has, where that runs and has one."""
+    return jar_of(manager.MANAGER_CLASS) if has_jvm() else jar.jar_path()
 
 
 def _python() -> str:
@@ -113,37 +139,31 @@ def _python() -> str:
     return f"./{program}" if is_relative else program
 
 
-def _why_not(begun: Launch, known: Mapping[str, str]) -> str:
+def _why_not(begun: Launch, told: Mapping[str, str], known: Mapping[str, str]) -> str:
     """What speaks against the manager, and the remedy; empty if nothing does."""
     return (
-        manager.why_not_with(pyspark.__version__)
+        manager.why_not_beside(known)
+        or manager.why_not_with(pyspark.__version__)
         or jar.why_no_jar()
-        or _why_not_beside(known)
+        or _why_not_over_connect(told)
         or _why_no_classes(begun)
     )
 
 
-def begins_connect_server(settings: Mapping[str, Any]) -> bool:
+def begins_connect_server(told: Mapping[str, Any]) -> bool:
     """Whether PySpark is about to start a server of Spark Connect in this process, which replaces
-    ``spark.plugins``."""
-    asked = str(settings.get(API_MODE, os.environ.get("SPARK_API_MODE", ""))).lower()
+    ``spark.plugins``. It asks the builder and the environment, and no other settings."""
+    asked = str(told.get(API_MODE, os.environ.get("SPARK_API_MODE", ""))).lower()
     return (asked if asked in ("classic", "connect") else default_api_mode()) == "connect"
 
 
-def _why_not_beside(known: Mapping[str, str]) -> str:
-    """What other settings speak against it."""
-    if begins_connect_server(known):
-        return (
-            f"{API_MODE} is connect, for which PySpark starts a server of Spark Connect without plugins."
-            " Start one with the lines that `sortshuffle conf` prints, and give its address to remote()"
-        )
-    other = known.get(manager.SHUFFLE_MANAGER, "")
-    if other not in ("", manager.MANAGER_CLASS):
-        return f"{manager.SHUFFLE_MANAGER} is {other}. Leave that setting out"
-    for key, what in ((PUSH, "push-based shuffle"), (SPARKS_SERVICE, "Spark's external shuffle service")):
-        if _is_true(known, key):
-            return f"it does not work with {what}. Set {key}=false"
-    return ""
+def _why_not_over_connect(told: Mapping[str, str]) -> str:
+    if not begins_connect_server(told):
+        return ""
+    return (
+        f"{API_MODE} is connect, for which PySpark starts a server of Spark Connect without plugins."
+        " Start one with the lines that `sortshuffle conf` prints, and give its address to remote()"
+    )
 
 
 def _why_no_classes(begun: Launch) -> str:

@@ -4,7 +4,8 @@ A setting that `configure()` gives to a builder replaces the same setting of ``s
 ``spark-submit``. So plugins, jars and class path must be read from there before they are added to.
 
 * Where there is a JVM (under ``spark-submit``, or left over from a SparkContext that was stopped) it is
-  asked.
+  asked. A JVM that PySpark started has the settings of the first builder for good. Whether that one wanted
+  the manager is nothing that the next one wants, so this is not taken from there.
 * Otherwise PySpark will start one by ``spark-submit``. Its settings are those of ``spark-defaults.conf``,
   then of the arguments in ``PYSPARK_SUBMIT_ARGS``. ``--jars`` and ``--driver-class-path`` are stronger than
   the settings of the same meaning, wherever those come from.
@@ -23,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sortshuffle.errors import UsageError
-from sortshuffle.spark.manager.settings import DRIVER_CLASS_PATH, JARS
+from sortshuffle.spark.manager.settings import DRIVER_CLASS_PATH, JARS, MANAGER
 
 SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _GATEWAY = "PYSPARK_GATEWAY_PORT"  # in the environment of a Python that spark-submit started
@@ -51,7 +52,13 @@ def has_jvm() -> bool:
 
 def launch() -> Launch:
     """Of this process. Raises `UsageError` for submit arguments that cannot be read."""
-    return Launch(_settings_of_jvm()) if has_jvm() else launch_of(os.environ)
+    if not has_jvm():
+        return launch_of(os.environ)
+    settings = _settings_of_jvm()
+    if _GATEWAY not in os.environ:
+        settings.pop(MANAGER, None)
+        settings |= {key: value for key, value in launch_of(os.environ).settings.items() if key == MANAGER}
+    return Launch(settings)
 
 
 def launch_of(environment: Mapping[str, str]) -> Launch:
@@ -60,7 +67,7 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
     files = [value for name, value in arguments if name == "--properties-file"]
     # as spark-submit has it, a file that is named takes the place of the default one, or goes before it
     loads_defaults = not files or any(name == _LOADS_DEFAULTS for name, _ in arguments)
-    settings = _settings_in(_defaults_file(environment)) if loads_defaults else {}
+    settings = _settings_in(defaults_file(environment)) if loads_defaults else {}
     settings |= _settings_in(files[-1]) if files else {}
     fixed = set()
     for name, value in arguments:
@@ -98,7 +105,7 @@ def _arguments(text: str) -> Iterator[tuple[str, str]]:
             yield name, "" if name in _FLAGS else next(words, "")
 
 
-def _defaults_file(environment: Mapping[str, str]) -> str:
+def defaults_file(environment: Mapping[str, str]) -> str:
     """Where Spark looks for its defaults; empty if there is no Spark to look at."""
     directory = environment.get("SPARK_CONF_DIR")
     if directory:

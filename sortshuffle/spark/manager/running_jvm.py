@@ -32,13 +32,23 @@ def provide(jar: str, class_name: str) -> str:
     )
 
 
+def jar_of(class_name: str) -> str:
+    """The file in which the JVM finds a class that it finds."""
+    found = _class_of(class_name)
+    return str(found.getProtectionDomain().getCodeSource().getLocation().toURI().getPath())
+
+
 def _finds(class_name: str) -> bool:
     try:
-        # false: found, but not run
-        SparkContext._jvm.java.lang.Class.forName(class_name, False, _class_loader())
+        _class_of(class_name)
     except Py4JError:
         return False
     return True
+
+
+def _class_of(class_name: str) -> Any:
+    # false: found, but not run
+    return SparkContext._jvm.java.lang.Class.forName(class_name, False, _class_loader())
 
 
 def _class_loader() -> Any:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,17 +19,27 @@ from typing import Any
 import pytest
 from consumers import PATIENCE
 from engine import ENVIRONMENT, eventually, running
-from jvm_client import SHUFFLE, Block, Written, connected
+from jvm_client import GREETING, SHUFFLE, Block, Written, connected
 
-from sortshuffle.errors import UsageError
+from sortshuffle.errors import ProtocolError, ServiceUnavailableError, UsageError
 from sortshuffle.service import rendezvous
 from sortshuffle.service.client import ClientSettings, ServiceClients
+from sortshuffle.service.jvm import launch
 from sortshuffle.service.jvm.launch import LaunchRequest
 from sortshuffle.service.protocol import MapOutputAddress
 from sortshuffle.service.rendezvous import Life
 
 LAUNCH = (sys.executable, "-m", "sortshuffle.service.jvm.launch")
 LAUNCHERS = 8
+# a launcher that waits for the engine for one second only
+IMPATIENT = (
+    sys.executable,
+    "-c",
+    "import sys\n"
+    "from sortshuffle.service.jvm import launch\n"
+    "launch.GREETING_TIMEOUT = 1.0\n"
+    "sys.exit(launch.main())",
+)
 SECRET = "5ec2e7" * 8
 TOKEN = "5e" * 16
 BOUND = 30.0  # seconds within which all must be gone after the application's end
@@ -41,10 +52,12 @@ class Launcher:
     temporary: Path
     stack: ExitStack
     found: list[dict[str, Any]] = field(default_factory=list)
+    more_environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**ENVIRONMENT, "TMPDIR": str(self.temporary), "SPARK_LOCAL_IP": "127.0.0.1"}
+        own = {"TMPDIR": str(self.temporary), "SPARK_LOCAL_IP": "127.0.0.1"}
+        return {**ENVIRONMENT, **own, **self.more_environment}
 
     def jvm(self) -> subprocess.Popen[str]:
         return self.stack.enter_context(running("sleep", "600"))
@@ -62,10 +75,10 @@ class Launcher:
             **changed,
         }
 
-    def run(self, asked: object) -> subprocess.CompletedProcess[str]:
+    def run(self, asked: object, command: tuple[str, ...] = LAUNCH) -> subprocess.CompletedProcess[str]:
         text = asked if isinstance(asked, str) else json.dumps(asked)
         return subprocess.run(
-            LAUNCH,
+            command,
             input=text,
             capture_output=True,
             text=True,
@@ -396,6 +409,66 @@ def test_what_it_cannot_do_is_told_in_its_last_line(launcher: Launcher, blocks: 
         assert (done.returncode, done.stdout, words.lower() in last.lower()) == (1, "", True), done.stderr
         assert "Traceback" not in done.stderr
     assert launcher.processes("supervisor") == []
+
+
+def test_an_engine_that_cannot_come_up_is_an_error_with_the_end_of_its_log(
+    launcher: Launcher, blocks: Path, tmp_path: Path
+) -> None:
+    """The supervisor starts it again and again, and holds its socket meanwhile."""
+    (tmp_path / "pyarrow.py").write_text("raise ImportError('this pyarrow is broken')")
+    paths = (str(tmp_path), ENVIRONMENT.get("PYTHONPATH", ""))
+    launcher.more_environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    request = launcher.request(launcher.jvm(), blocks)
+
+    def says_why() -> bool:
+        done = launcher.run(request, IMPATIENT)
+        last = done.stderr.splitlines()[-1]
+        assert (done.returncode, done.stdout, "has not answered on" in last) == (1, "", True), done.stderr
+        return "ImportError: this pyarrow is broken; " in last and "exit status 1" in last
+
+    eventually(says_why, "the launcher tells why the engine ends")  # it may not have ended a second ago
+    del launcher.more_environment["PYTHONPATH"]
+    assert len(launcher.processes("supervisor")) == 1
+
+
+def answering(path: Path, *answers: bytes) -> threading.Thread:
+    """A listener on a Unix socket that gives each connection the next answer and closes it."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(path))
+    listening.listen()
+
+    def run() -> None:
+        with listening:
+            for answer in answers:
+                accepted, _ = listening.accept()
+                with accepted:
+                    accepted.recv(16)
+                    accepted.sendall(answer)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_an_engine_that_ends_while_it_is_greeted_is_greeted_again(short_path: Path) -> None:
+    thread = answering(short_path / "socket", b"", GREETING[:7], GREETING)
+    launch._wait_until_up(str(short_path / "socket"), str(short_path))
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def test_an_engine_of_another_release_is_an_error_at_once(short_path: Path) -> None:
+    thread = answering(short_path / "socket", GREETING.replace(b"\1", b"\2"))
+    with pytest.raises(ProtocolError, match="version 2"):
+        launch._wait_until_up(str(short_path / "socket"), str(short_path))
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def test_an_engine_without_a_log_is_an_error_too(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "GREETING_TIMEOUT", 0.1)
+    with pytest.raises(ServiceUnavailableError, match=r"0\.1 s.*No such file.*service\.log"):
+        launch._wait_until_up(str(short_path / "socket"), str(short_path))
 
 
 def test_where_the_temporary_directory_has_a_long_name_the_socket_is_elsewhere(

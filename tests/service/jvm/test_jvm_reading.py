@@ -204,6 +204,18 @@ def test_many_small_blocks_come_in_few_pieces(engine: Serving, size: int) -> Non
     assert answer.pieces <= max(20, len(answer.data) // (100 * KIB))
 
 
+def test_thousands_of_tiny_blocks_come_in_one_piece_and_a_large_one_behind_them_in_another(
+    client: JvmClient,
+) -> None:
+    tiny, large = write(client, 1, some(1, 20, 400), 400), write(client, 2, some(2, MIB))
+    blocks = [tiny.block(at, at + 1) for at in range(400)] * 4
+    answer = client.read(blocks)
+    assert (answer.data, answer.pieces) == (tiny.expected(0, 400) * 4, 1)
+    answer = client.read([*blocks, large.block(1, 2), *blocks])
+    assert answer.data == tiny.expected(0, 400) * 4 + large.expected(1, 2) + tiny.expected(0, 400) * 4
+    assert answer.status == DONE
+
+
 @SIZES
 @pytest.mark.parametrize(("first", "end"), [(4, 5), (0, 5), (3, 2**31 - 1), (100, 101)])
 def test_subpartitions_that_there_are_not_are_no_empty_ones(

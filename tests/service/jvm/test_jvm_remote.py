@@ -466,3 +466,23 @@ def test_a_service_that_cannot_be_told_does_not_hold_up_the_jvm(
         assert client.remove(SHUFFLE, [gone, "no address", there.address]) == (DONE, b"")
         eventually(lambda: there.engine.files() == [], "the others are told")
         eventually(lambda: "no address" in caplog.text, "the log says so")
+
+
+def test_a_service_that_does_not_hear_time_and_again_is_told_no_more(
+    tmp_path: Path, there: Host, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "TELL_TIMEOUT", SHORT)
+    with refused_address() as gone, impatient(tmp_path) as client:
+        client.write([[(0, b"x")]])
+
+        def unheard() -> int:
+            return caplog.text.count(f"is not removed where {gone} serves")
+
+        for times in range(1, engines.MOST_UNHEARD + 1):
+            assert client.remove(SHUFFLE, [gone]) == (DONE, b"")
+            eventually(lambda times=times: unheard() == times, "it does not hear")
+        for map_id in range(3):
+            there.write(map_id, some(map_id, 100))
+            assert client.remove(SHUFFLE, [gone, there.address]) == (DONE, b"")
+            eventually(lambda: there.engine.files() == [], "the others are told")
+    assert unheard() == engines.MOST_UNHEARD

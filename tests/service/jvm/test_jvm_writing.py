@@ -83,8 +83,8 @@ def test_abandoning_behind_the_end_keeps_the_files(served: Serving) -> None:
         add(writing, frame_of(RECORDS))
         writing.finish()
         assert served.engine.memory.used == 0, "all is given back at the end"
-        writing.abandon()
-        writing.abandon()
+        writing.close()
+        writing.close()
     assert served.is_idle()
     assert len(served.files()) == 2
 

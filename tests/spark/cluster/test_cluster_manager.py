@@ -126,6 +126,10 @@ def test_what_was_read_from_other_hosts_is_counted(session: Session, cluster: Cl
 
 def test_shuffles_that_nobody_needs_lose_their_files_on_all_hosts(session: Session, cluster: Cluster) -> None:
     files = [path for paths in hold(session, cluster, maps=9).values() for path in paths]
+    are_forgotten(session, files)
+
+
+def are_forgotten(session: Session, files: list[Path]) -> None:
     session.run("forget_held")
 
     def are_gone() -> bool:
@@ -133,6 +137,17 @@ def test_shuffles_that_nobody_needs_lose_their_files_on_all_hosts(session: Sessi
         return not any(path.exists() for path in files)
 
     eventually(are_gone, "the files of a forgotten shuffle go", PATIENCE)
+
+
+def test_where_no_executor_is_left_the_driver_has_the_files_removed(
+    session: Session, cluster: Cluster
+) -> None:
+    files = [path for paths in hold(session, cluster, maps=9).values() for path in paths]
+    for host in HOSTS:
+        assert len(cluster.kill(host, "executor")) == 1
+        cluster.kill(host, "python")
+    wait_for_executors(session)  # others, which have never asked for an engine
+    are_forgotten(session, files)
 
 
 # ---- losses ------------------------------------------------------------------------------------------------

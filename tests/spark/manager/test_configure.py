@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,15 @@ def test_another_word_is_refused(the_jar: Path) -> None:
         configured(spark_sortshuffle_manager="yes")
 
 
+def test_a_setting_of_ours_that_is_not_allowed_is_refused_before_the_first_shuffle(the_jar: Path) -> None:
+    with pytest.raises(OptionError, match=r"Did you mean spark\.sortshuffle\.memory\?"):
+        configured(spark_sortshuffle_memroy="1g")
+    Path(os.environ["SPARK_CONF_DIR"], "spark-defaults.conf").write_text("spark.sortshuffle.codec gzip\n")
+    with pytest.raises(OptionError, match=r"codec = 'gzip' is not allowed"):
+        configured()
+    assert configured(spark_sortshuffle_manager="off") == {MANAGER: "off", **ALWAYS}  # a frame says it then
+
+
 def test_what_is_set_in_the_builder_and_in_sparks_defaults_stays(the_jar: Path) -> None:
     defaults = "spark.plugins org.default.Plugin\nspark.driver.extraClassPath /default.jar\n"
     Path(os.environ["SPARK_CONF_DIR"], "spark-defaults.conf").write_text(defaults)
@@ -98,6 +108,18 @@ def test_twice_is_once(the_jar: Path) -> None:
     builder = SparkSession.Builder()
     once = dict(sortshuffle.configure(builder)._options)
     assert sortshuffle.configure(builder)._options == once
+
+
+@pytest.mark.parametrize("first", ["off", "auto"])
+def test_a_builder_that_was_left_without_it_may_have_it_after_all(the_jar: Path, first: str) -> None:
+    """Where Spark's defaults turn the manager on, `configure` turns it off by Spark's own `sort`."""
+    defaults = f"spark.shuffle.manager {MANAGER_CLASS}\nspark.plugins {PLUGIN_CLASS}\n"
+    Path(os.environ["SPARK_CONF_DIR"], "spark-defaults.conf").write_text(defaults)
+    builder = SparkSession.Builder().config(MANAGER, first).config("spark.shuffle.push.enabled", "true")
+    assert sortshuffle.configure(builder)._options["spark.shuffle.manager"] == "sort"
+    builder.config(MANAGER, "on").config("spark.shuffle.push.enabled", "false")
+    made = sortshuffle.configure(builder)._options
+    assert (made["spark.shuffle.manager"], made["spark.plugins"]) == (MANAGER_CLASS, PLUGIN_CLASS)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +197,15 @@ def test_beside_what_it_does_not_work_with(
     assert configured(**{key: "false"})["spark.shuffle.manager"] == MANAGER_CLASS
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/prefix", "file:///mount/shuffles"])
+def test_with_storage_that_every_host_sees(the_jar: Path, caplog: pytest.LogCaptureFixture, url: str) -> None:
+    reason = (
+        f"it writes to local directories only, and spark.sortshuffle.dir is {url}. Name local directories"
+    )
+    left_out(reason, caplog, spark_sortshuffle_dir=url)
+    assert configured(spark_sortshuffle_dir="/disk1,/disk2")["spark.shuffle.manager"] == MANAGER_CLASS
+
+
 def test_where_submit_arguments_would_hide_the_jar_from_the_driver(
     the_jar: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +216,14 @@ def test_where_submit_arguments_would_hide_the_jar_from_the_driver(
     hidden = f"--jars /a.jar,{the_jar} --driver-class-path /b.jar pyspark-shell"
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", hidden)
     assert configured()["spark.shuffle.manager"] == MANAGER_CLASS
+
+
+def test_the_jar_of_another_installation_is_replaced(the_jar: Path) -> None:
+    """Spark sends jars to executors by their base names: one of the two would come in place of the other."""
+    defaults = f"spark.jars file:/opt/a%20b/{the_jar.name}\nspark.driver.extraClassPath /opt/{the_jar.name}\n"
+    Path(os.environ["SPARK_CONF_DIR"], "spark-defaults.conf").write_text(defaults)
+    made = configured()
+    assert (made["spark.jars"], made["spark.driver.extraClassPath"]) == (str(the_jar), str(the_jar))
 
 
 def test_over_spark_connect_nothing_is_set_or_said(the_jar: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -205,6 +244,11 @@ def test_where_pyspark_starts_a_server_of_spark_connect(
         configured(spark_api_mode="connect", spark_sortshuffle_manager="on")
     monkeypatch.setenv("SPARK_API_MODE", "connect")
     assert configured() == {**no_rollback, **ALWAYS}
+    monkeypatch.delenv("SPARK_API_MODE")
+    defaults = Path(os.environ["SPARK_CONF_DIR"], "spark-defaults.conf")
+    defaults.write_text("spark.api.mode connect\n")  # which PySpark does not ask
+    assert configured()["spark.shuffle.manager"] == MANAGER_CLASS
+    monkeypatch.setenv("SPARK_API_MODE", "connect")
     assert configured(spark_api_mode="classic")["spark.shuffle.manager"] == MANAGER_CLASS
 
 
@@ -235,8 +279,10 @@ from sortshuffle.spark.manager.settings import is_on
 def session(wanted, configured=True):
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
     builder.config("spark.driver.extraJavaOptions", "{SHORT_LIVED}")
+    if wanted:
+        builder.config("{MANAGER}", wanted)
     if configured:
-        sortshuffle.configure(builder.config("{MANAGER}", wanted))
+        sortshuffle.configure(builder)
     return builder.getOrCreate()
 
 def shuffled(spark):
@@ -272,13 +318,16 @@ for wanted in ("on", "auto"):
     spark = session(wanted)
     answers.append(shuffled(spark))
     assert session("on") is spark  # which has it
+    if wanted == "auto":
+        answers.append(shuffled(session("off")))
     spark.stop()
 print(json.dumps(answers))
 """
     answers, log = run(sys.executable, "-c", HEAD + code)
-    assert answers == [[True, 2], [True, 2]]
+    assert answers == [[True, 2], [True, 2], [True, 2]]
     assert "has been added already" not in log  # by Spark, of a jar
-    assert LOGGER not in log
+    (line,) = (line for line in log.splitlines() if line.startswith(LOGGER))
+    assert "stay sortshuffle's: the SparkContext runs already, with the shuffle manager. Stop it" in line
 
 
 def test_each_context_of_a_jvm_has_what_it_asks_for() -> None:
@@ -287,15 +336,18 @@ session("off").stop()
 answers = shuffled(session("on"))  # in a JVM that was started without the classes
 session("on").stop()
 spark = session("off")
-print(json.dumps([*answers, *shuffled(spark)]))
+answers += shuffled(spark)
+spark.stop()
+answers += shuffled(session(None))  # which is auto: the first builder's answer was its own
+print(json.dumps(answers))
 """
     answers, _ = run(sys.executable, "-c", HEAD + code)
-    assert answers == [True, 2, False, 0]
+    assert answers == [True, 2, False, 0, True, 2]
 
 
 def test_a_session_that_was_made_without_it_is_named_in_one_line() -> None:
     code = """
-plain = session("", configured=False)
+plain = session(None, configured=False)
 spark = session("auto")
 claimed = spark.conf.get("spark.shuffle.manager", None)
 print(json.dumps([spark is plain, claimed, is_on(spark.sparkContext)]))
@@ -312,3 +364,19 @@ def test_under_spark_submit_it_is_on_without_its_lines(tmp_path: Path) -> None:
     submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
     answers, _ = run(submit, "--driver-java-options", SHORT_LIVED, str(program))
     assert answers == [True, 2]
+
+
+def test_under_spark_submit_executors_get_the_jar_that_the_driver_has(tmp_path: Path) -> None:
+    """Another installation's, whose lines spark-submit was given."""
+    other = tmp_path / "with blank" / jar.JAR_NAME
+    other.parent.mkdir()
+    shutil.copy(jar.jar_path(), other)
+    program = tmp_path / "job.py"
+    program.write_text(f"""{HEAD}
+spark = session("on")
+print(json.dumps([*shuffled(spark), spark.sparkContext.getConf().get("spark.jars")]))
+""")
+    submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
+    lines = ("--jars", str(other), "--driver-class-path", str(other))
+    answers, _ = run(submit, "--driver-java-options", SHORT_LIVED, *lines, str(program))
+    assert answers == [True, 2, str(other)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -116,6 +117,11 @@ def outputs_of(session: Session, shuffle: int) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.split("-")[3]))
 
 
+def newest_outputs(session: Session) -> list[Path]:
+    """Of the shuffle that was written last."""
+    return outputs_of(session, max(int(path.name.split("-")[1]) for path in session.map_outputs()))
+
+
 def hold(session: Session, job: str, **arguments: Any) -> list[Path]:
     """Run a map stage; its data files, by map index."""
     return outputs_of(session, session.run(job, name="held", **arguments).value["shuffle"])
@@ -193,15 +199,6 @@ def test_rows_that_go_elsewhere_when_a_task_runs_again(
     assert readers[-1]["complete"] == REDUCES
 
 
-def test_a_file_that_is_lost_while_its_shuffle_is_read(session: Session) -> None:
-    """Readers that have it open go on; for those that come later the map task runs again, or it is open."""
-    outputs = hold(session, "hold_pairs")
-    assert session.run("read_held", name="held").value["right"]
-    for data in outputs:
-        both_deleted(data)
-    assert session.run("read_held", name="held").value["right"]
-
-
 # ---- the engine --------------------------------------------------------------------------------------------
 
 
@@ -262,11 +259,22 @@ def test_an_engine_killed_while_tasks_read(session: Session) -> None:
     assert sum(each["failed"] for each in found["stages"]) == 0
 
 
+def test_files_that_are_lost_while_tasks_read_them(session: Session) -> None:
+    """The engine has them open: no map task runs again."""
+    answer, directory = paused(session, "reduce")
+    for data in newest_outputs(session):
+        both_deleted(data)
+    (directory / "go").touch()
+    found = answer.result(PATIENCE).value
+    assert found["right"]
+    assert map_runs(found) == 2
+    assert sum(each["failed"] for each in found["stages"]) == 0
+
+
 def test_an_engine_killed_with_what_its_readers_need(session: Session) -> None:
     """The next one finds that a map output is gone."""
     answer, directory = paused(session, "reduce")
-    newest = max(session.map_outputs(), key=lambda path: int(path.name.split("-")[1]))
-    both_deleted(newest)
+    both_deleted(newest_outputs(session)[0])
     os.kill(session.engine(), signal.SIGKILL)
     (directory / "go").touch()
     found = answer.result(PATIENCE).value
@@ -373,7 +381,92 @@ def test_an_executor_killed_while_its_task_writes(cluster: Session) -> None:
     eventually(lambda: not cluster.unfinished(), "the unfinished files go")
 
 
+def test_an_idle_executor_goes_and_its_map_outputs_stay(tmp_path: Path) -> None:
+    """With dynamic allocation. The stage that reads them has executors of its own."""
+    settings = {
+        **ON_EXECUTORS,
+        "spark.master": "local-cluster[2,1,1024]",
+        "spark.executor.memory": "768m",
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.executorIdleTimeout": "1",
+    }
+    session = Session(tmp_path, True, settings)
+    try:
+        assert len(hold(session, "hold_rows", maps=6)) == 6
+        eventually(lambda: session.run("executors").value == 0, "the executors go", PATIENCE)
+        found = session.run("read_held", name="held").value
+        assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
+        session.stop()
+        session.nothing_is_left()
+    finally:
+        session.kill()
+
+
 def test_nothing_is_left_after_a_session_with_executors(cluster: Session) -> None:
     """The last test of this session."""
     cluster.stop()
     cluster.nothing_is_left()
+
+
+# ---- what starts the engine --------------------------------------------------------------------------------
+
+
+def script(path: Path, *lines: str) -> Path:
+    """A program to run instead of the engine's Python."""
+    path.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    path.chmod(0o755)
+    return path
+
+
+def test_tasks_that_wait_for_a_launch_fail_with_it_and_later_ones_launch_again(tmp_path: Path) -> None:
+    """However many wait, the launcher runs once: it may take minutes to fail."""
+    go, runs, is_mended = tmp_path / "go", tmp_path / "runs", tmp_path / "mended"
+    python = script(
+        tmp_path / "python",
+        f'[ -e {is_mended} ] && exec {sys.executable} "$@"',
+        f"echo run >> {runs}",
+        f"while [ ! -e {go} ]; do sleep 0.05; done",
+        "echo this Python is broken >&2; exit 1",
+    )
+    settings = {"spark.master": "local[4]", "spark.sortshuffle.manager.python": str(python)}
+    session = Session(tmp_path / "session", True, settings)
+    try:
+        found = session.run("wait_for_one_launch", tasks=4, go=str(go)).value
+        for words in (str(python), "this Python is broken", "spark.sortshuffle.manager.python"):
+            assert words in found
+        assert runs.read_text() == "run\n"
+        is_mended.touch()
+        hold(session, "hold_pairs")
+        assert session.run("read_held", name="held").value["right"]
+    finally:
+        session.kill()
+
+
+def test_files_are_removed_where_executors_are_without_an_engine_of_the_driver(tmp_path: Path) -> None:
+    """The driver's host need not have this package's Python."""
+    python = script(
+        tmp_path / "python",
+        f'[ -n "$ON_EXECUTOR" ] && exec {sys.executable} "$@"',
+        f"echo run >> {tmp_path / 'runs'}; exit 1",
+    )
+    settings = {
+        **ON_EXECUTORS,
+        "spark.master": "local-cluster[2,1,1024]",
+        "spark.executor.memory": "768m",
+        "spark.executorEnv.ON_EXECUTOR": "1",
+        "spark.sortshuffle.manager.python": str(python),
+    }
+    session = Session(tmp_path / "session", True, settings)
+    try:
+        outputs = hold(session, "hold_rows")
+        assert len(outputs) == MAPS
+        session.run("forget_held")
+
+        def are_gone() -> bool:
+            session.run("collect_garbage")
+            return not any(path.exists() or index_of(path).exists() for path in outputs)
+
+        eventually(are_gone, "the files of a forgotten shuffle go", PATIENCE)
+        assert not (tmp_path / "runs").exists()
+    finally:
+        session.kill()

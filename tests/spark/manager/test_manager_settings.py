@@ -65,10 +65,38 @@ def test_what_others_have_set_stays() -> None:
     }
 
 
-@pytest.mark.parametrize("as_spark_has_it", [JAR, f"file:{JAR}", f"file://{JAR}"])
+@pytest.mark.parametrize(
+    "as_spark_has_it",
+    [JAR, f"file:{JAR}", f"file://{JAR}", "file:/my%20dir/sortshuffle-manager.jar", f"{JAR},/venv{JAR}"],
+)
 def test_settings_that_are_there_already_are_not_there_twice(as_spark_has_it: str) -> None:
     once = manager_settings(JAR, "/opt/python", {"spark.plugins": OTHER_PLUGIN})
     assert manager_settings(JAR, "/opt/python", {**once, "spark.jars": as_spark_has_it}) == once
+
+
+DYNAMIC = {"spark.dynamicAllocation.enabled": "true", "spark.master": "yarn"}
+TRACKING_TIMEOUT = "spark.dynamicAllocation.shuffleTracking.timeout"
+
+
+@pytest.mark.parametrize(
+    ("settings", "timeout"),
+    [
+        ({}, "60s"),
+        ({"spark.dynamicAllocation.executorIdleTimeout": "2min"}, "2min"),
+        ({"spark.dynamicAllocation.executorIdleTimeout": "30"}, "30s"),
+        ({TRACKING_TIMEOUT: "1h"}, None),
+        ({"spark.dynamicAllocation.enabled": "false"}, None),
+        ({"spark.master": "k8s://https://host"}, None),
+        ({"spark.io.encryption.enabled": "true"}, None),
+    ],
+)
+def test_with_dynamic_allocation_idle_executors_may_go(settings: dict[str, str], timeout: str | None) -> None:
+    assert manager_settings(JAR, "/opt/python", {**DYNAMIC, **settings}).get(TRACKING_TIMEOUT) == timeout
+
+
+def test_where_the_master_is_not_known_they_stay() -> None:
+    unknown = {"spark.dynamicAllocation.enabled": "true"}
+    assert TRACKING_TIMEOUT not in manager_settings(JAR, "/opt/python", unknown)
 
 
 def test_the_manager_of_an_earlier_context_of_the_jvm_is_turned_off_again() -> None:
@@ -88,6 +116,8 @@ def test_a_context_has_the_manager_if_its_own_configuration_says_so() -> None:
 
 
 def test_what_a_session_claims_does_not_count(spark: SparkSession) -> None:
+    if is_on(spark.sparkContext):
+        pytest.skip("the session that runs has the manager")
     claimed = SparkSession.builder.config("spark.shuffle.manager", "org.other.Manager").getOrCreate()
     assert claimed.sparkContext is spark.sparkContext
     spark._jsparkSession.sessionState().conf().setConfString("spark.shuffle.manager", MANAGER_CLASS)

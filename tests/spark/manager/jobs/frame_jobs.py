@@ -308,16 +308,23 @@ def cancelled(spark: SparkSession, directory: str, *, when: str, interrupt: bool
 def side_by_side(spark: SparkSession, _: str) -> Found:
     """Jobs of several threads at once."""
     found: dict[int, Any] = {}
+    failed: list[Exception] = []
 
     def run(number: int) -> None:
         frame = numbers(spark, 5000 + number).groupBy("k").agg(sf.sum("id").alias("s"), sf.count("*"))
-        found[number] = unordered(frame.collect())["digest"]
+        try:
+            found[number] = unordered(frame.collect())["digest"]
+        except Exception as error:
+            failed.append(error)
 
     threads = [InheritableThread(target=run, args=(number,)) for number in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
+        assert not thread.is_alive()
+    if failed:
+        raise failed[0]
     return ordered(found[number] for number in range(5))
 
 
@@ -330,21 +337,21 @@ def forgotten(spark: SparkSession, directory: str) -> Found:
     use(spark, {"spark.sql.adaptive.enabled": "false"})
     kept = numbers(spark).repartition(4, "k").rdd
     kept.count()
-    before = number_of_files(spark)
+    before = map_outputs(spark)
     numbers(spark).repartition(4, "k").rdd.count()
+    forgotten = map_outputs(spark) - before
     gc.collect()
 
     def is_gone() -> bool:
         spark.sparkContext._jvm.java.lang.System.gc()
-        return number_of_files(spark) <= before
+        return not forgotten & map_outputs(spark)
 
-    wait_until(is_gone, f"files beyond {before} go")
-    return {"left": len(kept.collect()), "files": before > 0}
+    wait_until(is_gone, f"these files go: {sorted(forgotten)}")
+    return {"left": len(kept.collect()), "files": len(forgotten)}
 
 
-def number_of_files(spark: SparkSession) -> int:
-    """Of the manager, of this application."""
+def map_outputs(spark: SparkSession) -> set[str]:
+    """Data files of the manager, of this application."""
     roots = str(spark.sparkContext.getConf().get("spark.local.dir"))
-    return sum(
-        name.endswith(".data") for _, _, names in os.walk(roots) for name in names if "exchange-" in name
-    )
+    found = (os.path.join(parent, name) for parent, _, names in os.walk(roots) for name in names)
+    return {path for path in found if path.endswith(".data") and "exchange-" in os.path.basename(path)}

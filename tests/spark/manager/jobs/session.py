@@ -22,6 +22,7 @@ from typing import Any
 import fault_jobs  # noqa: F401 - registers its jobs, as the others do
 import frame_jobs  # noqa: F401
 import java_jobs  # noqa: F401
+import launch_jobs  # noqa: F401
 import rdd_jobs  # noqa: F401
 import sql_jobs  # noqa: F401
 import tpch_jobs  # noqa: F401
@@ -37,11 +38,10 @@ class Served:
     """The session, and what is told of it beside the jobs' values."""
 
     def __init__(self, settings: dict[str, str]) -> None:
-        builder = SparkSession.builder.config(SWITCH, settings[SWITCH])
-        builder = sortshuffle.configure(builder)
+        builder = SparkSession.builder
         for name, value in settings.items():
             builder = builder.config(name, value)
-        self.spark = builder.getOrCreate()
+        self.spark = sortshuffle.configure(builder).getOrCreate()
         self._is_ours = settings[SWITCH] == "on"
         self._settings = dict(self.spark.conf.getAll)
 

@@ -78,8 +78,9 @@ final class BlockStreams {
         }
         block.stream.writeKey(key, FrameWriter.ANY);
         block.stream.writeValue(value, FrameWriter.ANY);
-        if (held > allowed && !grow())
-            send();
+        while (held > allowed)
+            if (!grow())
+                send();
     }
 
     /** Sends what is left. */

@@ -35,6 +35,9 @@ final class Engine {
     private static final Logger LOG = LoggerFactory.getLogger(Engine.class);
     private static volatile Engine current;
 
+    /** A launch that has failed, and when. */
+    private record Failure(IOException error, long nanos) {}
+
     private final String token;
     private final String secret;
     private final Reports reports;
@@ -42,6 +45,7 @@ final class Engine {
     private final ConcurrentLinkedDeque<Link> idle = new ConcurrentLinkedDeque<>();
     private volatile Place place;
     private volatile boolean ended;
+    private Failure failure; // of the last launch that failed; guarded by `starting`
 
     /** Token and secret of the application, hex digits; `reports` is the way to the driver. */
     Engine(String token, String secret, Reports reports) {
@@ -64,12 +68,13 @@ final class Engine {
         return engine != null && engine.token.equals(token);
     }
 
-    static void begin(Engine engine) {
-        current = engine;
+    /** The application begins in this JVM. */
+    void enter() {
+        current = this;
     }
 
     /** The application ends in this JVM. */
-    void end() {
+    void leave() {
         ended = true;
         if (current == this)
             current = null;
@@ -122,8 +127,13 @@ final class Engine {
         return true;
     }
 
-    /** Finds or starts the engine, unless another thread has done so since `known` was seen. */
+    /**
+     * Finds or starts the engine, unless another thread has done so since `known` was seen. If the launch
+     * fails, all fail that waited for it: each launch may take minutes, and they would launch one after the
+     * other.
+     */
     private Place start(Place known) throws IOException {
+        long since = System.nanoTime();
         try {
             starting.lockInterruptibly();
         } catch (InterruptedException e) {
@@ -134,7 +144,9 @@ final class Engine {
         try {
             if (place != known)
                 return place;
-            started = Launcher.launch(token, secret);
+            if (failure != null && failure.nanos - since > 0)
+                throw new IOException(failure.error.getMessage(), failure.error);
+            started = launch();
             place = started;
         } finally {
             starting.unlock();
@@ -142,6 +154,30 @@ final class Engine {
         LOG.info("The shuffle engine listens on {}, its service on {}", started.socket, started.address());
         reports.service(started.address());
         return started;
+    }
+
+    private Place launch() throws IOException {
+        try {
+            return Launcher.launch(token, secret);
+        } catch (IOException e) {
+            if (!Thread.currentThread().isInterrupted()) // an interrupt is of this task alone
+                failure = new Failure(e, System.nanoTime());
+            throw e;
+        }
+    }
+
+    /** Removes the map outputs of a shuffle on this host, if this JVM has ever used the engine. */
+    static void removeHere(int shuffle) {
+        Engine engine = current;
+        if (engine == null || engine.place == null)
+            return;
+        try {
+            engine.remove(shuffle, List.of());
+        } catch (IOException | RuntimeException e) {
+            if (!engine.ended)
+                LOG.warn("The files of shuffle {} on this host stay until the application ends: {}", shuffle,
+                        e.toString());
+        }
     }
 
     /** Asks the engine to delete the map outputs of a shuffle, here and where the other services are. */

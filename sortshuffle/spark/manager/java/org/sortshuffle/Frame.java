@@ -3,6 +3,8 @@ package org.sortshuffle;
 import java.io.IOException;
 import java.io.OutputStream;
 import java.util.Arrays;
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
+import org.apache.spark.unsafe.Platform;
 
 /**
  * Records that go to the engine together, and the stream through which a serializer writes them.
@@ -34,6 +36,7 @@ final class Frame extends OutputStream {
     private byte[] bytes = new byte[LEAST_BYTES];
     private int[] ids = new int[LEAST_ROWS];
     private int[] ends = new int[LEAST_ROWS];
+    private long extra; // bytes that are charged for a single large record
     private int rows;
     private int begun; // where the record that is being written begins
     private int end;
@@ -59,6 +62,17 @@ final class Frame extends OutputStream {
         end += length;
     }
 
+    /** Writes a row as Spark's serializer does ({@link UnsafeRows}). */
+    void writeRow(UnsafeRow row) throws IOException {
+        int size = row.getSizeInBytes();
+        if (size > bytes.length - end - Integer.BYTES)
+            makeRoom((long) Integer.BYTES + size);
+        UnsafeRows.LENGTH.set(bytes, end, size);
+        Platform.copyMemory(row.getBaseObject(), row.getBaseOffset(), bytes,
+                Platform.BYTE_ARRAY_OFFSET + end + Integer.BYTES, size);
+        end += Integer.BYTES + size;
+    }
+
     /** What has been written since the last call is a record of that subpartition. */
     void endRecord(int subpartition) throws IOException {
         if (rows == ids.length)
@@ -76,9 +90,9 @@ final class Frame extends OutputStream {
             ship();
     }
 
-    private void makeRoom(int length) throws IOException {
+    private void makeRoom(long length) throws IOException {
         while (length > bytes.length - end) {
-            long wanted = (long) end + length;
+            long wanted = end + length;
             if (wanted <= MOST_BYTES && bytes.length == allowed && tryGrow((int) wanted))
                 return;
             if (rows > 0)
@@ -104,7 +118,7 @@ final class Frame extends OutputStream {
         if (wanted > MOST_ARRAY)
             throw new IOException("A record of more than 2 GiB cannot be shuffled");
         int size = (int) Math.min(MOST_ARRAY, Math.max(wanted, 2L * bytes.length));
-        memory.acquire(size - bytes.length);
+        extra += memory.acquire(size - bytes.length);
         bytes = Arrays.copyOf(bytes, size);
     }
 
@@ -123,7 +137,8 @@ final class Frame extends OutputStream {
         int moved = end - begun;
         if (bytes.length > allowed) {
             bytes = new byte[allowed]; // a large record was alone in it: nothing is moved
-            memory.shrinkTo(allowed + (long) ROW_BYTES * ids.length);
+            memory.freeMemory(extra);
+            extra = 0;
         } else {
             System.arraycopy(bytes, begun, bytes, 0, moved);
         }

@@ -29,15 +29,11 @@ final class FrameMemory extends MemoryConsumer implements Closeable {
         return true;
     }
 
-    /** Charges as much as is granted of what is used in any case. */
-    void acquire(long bytes) {
-        acquireMemory(bytes);
+    /** Charges as much as is granted of what is used in any case; returns how much that is. */
+    long acquire(long bytes) {
+        long granted = acquireMemory(bytes);
         peak = Math.max(peak, getUsed());
-    }
-
-    /** Gives back what was acquired above `bytes`. */
-    void shrinkTo(long bytes) {
-        freeMemory(Math.max(0, getUsed() - bytes));
+        return granted;
     }
 
     long peak() {
@@ -51,6 +47,6 @@ final class FrameMemory extends MemoryConsumer implements Closeable {
 
     @Override
     public void close() {
-        shrinkTo(0);
+        freeMemory(getUsed());
     }
 }

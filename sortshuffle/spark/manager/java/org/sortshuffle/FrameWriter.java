@@ -14,7 +14,10 @@ import org.apache.spark.shuffle.BaseShuffleHandle;
 import org.apache.spark.shuffle.ShuffleWriteMetricsReporter;
 import org.apache.spark.shuffle.ShuffleWriter;
 import org.apache.spark.shuffle.checksum.RowBasedChecksum;
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
+import org.apache.spark.sql.execution.metric.SQLMetric;
 import org.apache.spark.storage.BlockManagerId;
+import org.apache.spark.util.collection.ExternalAppendOnlyMap;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 import scala.Option;
@@ -70,7 +73,9 @@ final class FrameWriter<K, V> extends ShuffleWriter<K, V> {
                 MapOutput output = new MapOutput(engine, shuffle, context.partitionId(), mapId(),
                         partitioner.numPartitions(), context.stageId())) {
             Frame frame = new Frame(memory, output);
-            if (dependency.serializer().supportsRelocationOfSerializedObjects())
+            if (UnsafeRows.areOf(dependency.serializer()))
+                writeRows(records, frame);
+            else if (dependency.serializer().supportsRelocationOfSerializedObjects())
                 writeRecords(records, frame);
             else
                 writeBlocks(records,
@@ -84,12 +89,36 @@ final class FrameWriter<K, V> extends ShuffleWriter<K, V> {
         }
     }
 
+    /** As Spark's own writer does: what it spills is written by the shuffle's serializer. */
     @SuppressWarnings("unchecked")
     private Iterator<? extends Product2<?, ?>> combined(Iterator<Product2<K, V>> values) {
         if (!dependency.mapSideCombine())
             return values;
         var aggregator = (Aggregator<K, V, Object>) dependency.aggregator().get();
-        return aggregator.combineValuesByKey(values, context);
+        SparkEnv env = SparkEnv.get();
+        var map = new ExternalAppendOnlyMap<K, V, Object>(aggregator.createCombiner(),
+                aggregator.mergeValue(), aggregator.mergeCombiners(), dependency.serializer(),
+                env.blockManager(), context, env.serializerManager());
+        map.insertAll(values);
+        context.taskMetrics().incMemoryBytesSpilled(map.memoryBytesSpilled());
+        context.taskMetrics().incDiskBytesSpilled(map.diskBytesSpilled());
+        context.taskMetrics().incPeakExecutionMemory(map.peakMemoryUsedBytes());
+        return map.iterator();
+    }
+
+    private void writeRows(Iterator<? extends Product2<?, ?>> records, Frame frame) throws IOException {
+        long bytes = 0;
+        while (records.hasNext()) {
+            Product2<?, ?> record = records.next();
+            int subpartition = subpartition(record);
+            UnsafeRow row = (UnsafeRow) record._2();
+            frame.writeRow(row);
+            frame.endRecord(subpartition);
+            bytes += row.getSizeInBytes();
+        }
+        SQLMetric dataSize = UnsafeRows.dataSize(dependency.serializer());
+        if (dataSize != null)
+            dataSize.add(bytes);
     }
 
     private void writeRecords(Iterator<? extends Product2<?, ?>> records, Frame frame) throws IOException {

@@ -30,7 +30,10 @@ final class Launcher {
     private static final String SETTINGS = "spark.sortshuffle.";
     private static final String MODULE = "sortshuffle.service.jvm.launch";
 
-    /** For the launcher. It takes tenths of a second; a host that is short of everything may need many. */
+    /**
+     * For the launcher. It takes half a second. It waits up to 30 s for another launcher, and up to 30 s for
+     * the engine; a host that is short of everything may need more.
+     */
     private static final long TIMEOUT_SECONDS = 120;
 
     private static final ObjectMapper JSON = new ObjectMapper();

@@ -2,9 +2,14 @@ package org.sortshuffle;
 
 import java.io.Closeable;
 import java.io.IOException;
+import java.net.StandardProtocolFamily;
 import java.net.UnixDomainSocketAddress;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
+import java.nio.channels.ClosedByInterruptException;
+import java.nio.channels.ClosedChannelException;
+import java.nio.channels.SelectionKey;
+import java.nio.channels.Selector;
 import java.nio.channels.SocketChannel;
 import java.nio.charset.StandardCharsets;
 
@@ -35,6 +40,9 @@ final class Link implements Closeable {
     /** Bytes. A Unix socket holds about 200 KiB; more in one call would only wait in the call. */
     private static final int BUFFER_BYTES = 256 << 10;
 
+    /** An engine that is started again imports for a second; on a host short of everything for many. */
+    private static final long GREETING_MILLISECONDS = 60_000;
+
     private final Engine engine;
     private final SocketChannel channel;
     private final ByteBuffer buffer = ByteBuffer.allocateDirect(BUFFER_BYTES).order(ByteOrder.LITTLE_ENDIAN);
@@ -61,14 +69,15 @@ final class Link implements Closeable {
 
     /** A new connection, greeted. */
     static Link connect(Engine engine, String socket) throws IOException {
-        Link link = new Link(engine, SocketChannel.open(UnixDomainSocketAddress.of(socket)));
+        Link link = new Link(engine, SocketChannel.open(StandardProtocolFamily.UNIX));
         try {
+            link.channel.connect(UnixDomainSocketAddress.of(socket));
             link.greet();
-        } catch (IOException | RuntimeException e) {
-            link.channel.close();
+            return link;
+        } catch (Throwable e) {
+            link.discard();
             throw e;
         }
-        return link;
     }
 
     private void greet() throws IOException {
@@ -77,6 +86,7 @@ final class Link implements Closeable {
         putInt(VERSION);
         putInt(0);
         flush();
+        awaitAnswer();
         long magic = getLong();
         int version = getInt();
         getInt();
@@ -85,6 +95,25 @@ final class Link implements Closeable {
                     + " of the protocol, this jar " + VERSION
                     + ": sortshuffle's Python package and its jar must be of one release");
         settled = true;
+    }
+
+    /**
+     * The socket may be there without an engine: its supervisor keeps it while it starts the engine again. So
+     * this wait ends, other than those for what the engine works on.
+     */
+    private void awaitAnswer() throws IOException {
+        channel.configureBlocking(false);
+        try (Selector selector = Selector.open()) {
+            channel.register(selector, SelectionKey.OP_READ);
+            int ready = selector.select(GREETING_MILLISECONDS);
+            if (Thread.currentThread().isInterrupted())
+                throw new ClosedByInterruptException();
+            if (ready == 0)
+                throw new IOException("The shuffle engine has not answered for "
+                        + GREETING_MILLISECONDS / 1000 + " s. Its log, beside " + channel.getRemoteAddress()
+                        + ", says why");
+        }
+        channel.configureBlocking(true);
     }
 
     /** Whether the engine still holds the other end. Asked between two requests. */
@@ -199,11 +228,21 @@ final class Link implements Closeable {
         buffer.compact();
         long start = System.nanoTime();
         while (buffer.position() < bytes)
-            if (channel.read(buffer) < 0)
-                throw new IOException("The shuffle engine closed the connection in the middle of an answer. "
-                        + "Its process may have ended; its log says why");
+            if (!receive())
+                throw ended("an answer", null);
         waitedNanos += System.nanoTime() - start;
         buffer.flip();
+    }
+
+    /** Whether the engine still sends. */
+    private boolean receive() throws IOException {
+        try {
+            return channel.read(buffer) >= 0;
+        } catch (ClosedChannelException e) {
+            throw e; // by this side
+        } catch (IOException e) {
+            throw ended("an answer", e);
+        }
     }
 
     /** Nanoseconds that went into waiting for bytes since this was last asked. */
@@ -254,7 +293,13 @@ final class Link implements Closeable {
         } catch (IOException nothing) {
             failure.addSuppressed(nothing);
         }
-        return failure;
+        return failure instanceof ClosedChannelException ? failure : ended("a request", failure);
+    }
+
+    private static IOException ended(String where, IOException failure) {
+        return new IOException("The shuffle engine of this host closed the connection in the middle of "
+                        + where + ". Its process may have ended; its log says why",
+                failure);
     }
 
     @Override

@@ -1,8 +1,7 @@
 package org.sortshuffle;
 
-import java.io.BufferedInputStream;
+import java.io.ByteArrayInputStream;
 import java.io.IOException;
-import java.io.InputStream;
 import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.List;
@@ -82,7 +81,7 @@ final class RecordReader<K, C> implements ShuffleReader<K, C> {
     @Override
     @SuppressWarnings({"unchecked", "rawtypes"})
     public Iterator<Product2<K, C>> read() {
-        Iterator records = new InterruptibleIterator<>(context, new Counted(deserialized()));
+        Iterator records = new InterruptibleIterator<>(context, records());
         if (dependency.aggregator().isDefined()) {
             Aggregator aggregator = dependency.aggregator().get();
             records = dependency.mapSideCombine() ? aggregator.combineCombinersByKey(records, context)
@@ -97,24 +96,38 @@ final class RecordReader<K, C> implements ShuffleReader<K, C> {
                                                         : new InterruptibleIterator(context, records);
     }
 
-    private Iterator<Tuple2<Object, Object>> deserialized() {
+    private Iterator<Tuple2<Object, Object>> records() {
         if (blocks.list().isEmpty())
             return scala.collection.Iterator$.MODULE$.empty();
         RecordStream stream = new RecordStream(Engine.current(), blocks, metrics);
+        if (UnsafeRows.areOf(dependency.serializer())) {
+            UnsafeRows rows = new UnsafeRows(dependency.serializer(), stream, metrics);
+            atEnd(stream, rows::count);
+            return rows;
+        }
+        atEnd(stream, () -> {});
+        return new Counted(deserialized(stream));
+    }
+
+    /** When the task ends, its metrics get what this reader has counted, however far it has read. */
+    private void atEnd(RecordStream stream, Runnable count) {
         context.addTaskCompletionListener((TaskCompletionListener) ended -> {
             stream.close();
+            count.run();
             context.taskMetrics().mergeShuffleReadMetrics();
         });
+    }
+
+    private Iterator<Tuple2<Object, Object>> deserialized(RecordStream stream) {
         SerializerInstance serializer = dependency.serializer().newInstance();
         if (dependency.serializer().supportsRelocationOfSerializedObjects())
             return serializer.deserializeStream(stream).asKeyValueIterator();
         return new BlockRecords(stream, serializer);
     }
 
-    /** Counts records, and hands in what was counted when there are no more. */
+    /** Counts records. */
     private final class Counted extends AbstractIterator<Tuple2<Object, Object>> {
         private final Iterator<Tuple2<Object, Object>> records;
-        private boolean ended;
 
         Counted(Iterator<Tuple2<Object, Object>> records) {
             this.records = records;
@@ -122,13 +135,7 @@ final class RecordReader<K, C> implements ShuffleReader<K, C> {
 
         @Override
         public boolean hasNext() {
-            if (records.hasNext())
-                return true;
-            if (!ended) {
-                ended = true;
-                context.taskMetrics().mergeShuffleReadMetrics();
-            }
-            return false;
+            return records.hasNext();
         }
 
         @Override
@@ -142,13 +149,9 @@ final class RecordReader<K, C> implements ShuffleReader<K, C> {
      * The records of a stream of blocks ({@link BlockStreams}), each of which has a deserializer of its own.
      */
     private static final class BlockRecords extends AbstractIterator<Tuple2<Object, Object>> {
-        /** Java's deserializer reads a few bytes at a time. */
-        private static final int BUFFER_BYTES = 8 << 10;
-
         private final RecordStream stream;
         private final SerializerInstance serializer;
-        private OneBlock block;
-        private Iterator<Tuple2<Object, Object>> records;
+        private Iterator<Tuple2<Object, Object>> records = scala.collection.Iterator$.MODULE$.empty();
 
         BlockRecords(RecordStream stream, SerializerInstance serializer) {
             this.stream = stream;
@@ -158,16 +161,12 @@ final class RecordReader<K, C> implements ShuffleReader<K, C> {
         @Override
         public boolean hasNext() {
             try {
-                while (records == null || !records.hasNext()) {
-                    if (block != null)
-                        block.skipNBytes(block.left);
-                    int length = stream.blockLength();
-                    if (length < 0)
+                while (!records.hasNext()) {
+                    byte[] block = stream.nextBlock();
+                    if (block == null)
                         return false;
-                    block = new OneBlock(length);
-                    int buffer = Math.max(1, Math.min(length, BUFFER_BYTES));
-                    InputStream bytes = new BufferedInputStream(block, buffer);
-                    records = serializer.deserializeStream(bytes).asKeyValueIterator();
+                    records = serializer.deserializeStream(new ByteArrayInputStream(block))
+                                      .asKeyValueIterator();
                 }
                 return true;
             } catch (IOException e) {
@@ -180,32 +179,6 @@ final class RecordReader<K, C> implements ShuffleReader<K, C> {
             if (!hasNext())
                 throw new java.util.NoSuchElementException();
             return records.next();
-        }
-
-        /** Ends with its block. Closing it leaves the blocks behind it. */
-        private final class OneBlock extends InputStream {
-            private int left;
-
-            OneBlock(int length) {
-                this.left = length;
-            }
-
-            @Override
-            public int read() throws IOException {
-                byte[] one = new byte[1];
-                return read(one, 0, 1) < 0 ? -1 : one[0] & 0xFF;
-            }
-
-            @Override
-            public int read(byte[] to, int offset, int length) throws IOException {
-                if (left == 0)
-                    return length == 0 ? 0 : -1;
-                int piece = stream.read(to, offset, Math.min(left, length));
-                if (piece < 0)
-                    throw new IOException("The shuffle engine sent " + left + " bytes of a block too few");
-                left -= piece;
-                return piece;
-            }
         }
     }
 }

@@ -2,7 +2,6 @@ package org.sortshuffle;
 
 import java.io.IOException;
 import java.io.InputStream;
-import java.nio.ByteBuffer;
 import java.nio.channels.ClosedByInterruptException;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
@@ -12,6 +11,7 @@ import java.util.List;
 import java.util.Map;
 import org.apache.spark.shuffle.FetchFailedException;
 import org.apache.spark.shuffle.ShuffleReadMetricsReporter;
+import org.apache.spark.storage.BlockManagerId;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -85,15 +85,17 @@ final class RecordStream extends InputStream {
         return -1;
     }
 
-    /** The length of the next block, or -1 at the end. */
-    int blockLength() throws IOException {
-        byte[] length = new byte[Integer.BYTES];
-        int bytes = readNBytes(length, 0, length.length);
-        if (bytes == 0)
-            return -1;
-        if (bytes < length.length)
-            throw new IOException("The shuffle engine's records end in the middle of a block's length");
-        return ByteBuffer.wrap(length).getInt();
+    /** The next block ({@link BlockStreams}), or null at the end. */
+    byte[] nextBlock() throws IOException {
+        byte[] prefix = readNBytes(Integer.BYTES);
+        if (prefix.length == 0)
+            return null;
+        if (prefix.length == Integer.BYTES) {
+            byte[] block = new byte[(int) UnsafeRows.LENGTH.get(prefix, 0)];
+            if (readNBytes(block, 0, block.length) == block.length)
+                return block;
+        }
+        throw new IOException("The shuffle engine's records end in the middle of a block");
     }
 
     /** Bytes for the caller; 0 where there were none: at the end, or while what came before is skipped. */
@@ -124,9 +126,9 @@ final class RecordStream extends InputStream {
         if (chunk < 0)
             throw new IOException(
                     "The shuffle engine announced " + Integer.toUnsignedLong(chunk) + " bytes at once");
+        waited(from.takeWaitedNanos());
         if (chunk == 0)
             end(from);
-        waited(from.takeWaitedNanos());
     }
 
     private void end(Link from) throws IOException {
@@ -154,40 +156,52 @@ final class RecordStream extends InputStream {
 
     // --- the request
 
+    private record Service(String host, int port) {}
+
     private Link request() throws IOException {
         Link fresh = engine.link();
-        Map<String, Integer> services = new LinkedHashMap<>();
-        for (RecordReader.Block block : blocks.list())
-            services.putIfAbsent(address(block), services.size());
-        List<byte[]> texts = new ArrayList<>();
-        long length = 16 + 40L * blocks.list().size();
-        for (String address : services.keySet()) {
-            texts.add(address.getBytes(StandardCharsets.UTF_8));
-            length += Integer.BYTES + texts.get(texts.size() - 1).length;
+        List<RecordReader.Block> list = blocks.list();
+        Map<Service, Integer> services = new LinkedHashMap<>();
+        int[] service = new int[list.size()];
+        for (int i = 0; i < service.length; i++) {
+            BlockManagerId location = list.get(i).location();
+            service[i] = services.computeIfAbsent(
+                    new Service(location.host(), location.port()), absent -> services.size());
         }
-        begin(fresh, length);
+        List<byte[]> addresses = new ArrayList<>();
+        for (Service each : services.keySet())
+            addresses.add(engine.addressOf(each.host, each.port).getBytes(StandardCharsets.UTF_8));
+        begin(fresh, length(addresses));
         fresh.putInt(blocks.shuffle());
-        fresh.putInt(texts.size());
-        fresh.putInt(blocks.list().size());
+        fresh.putInt(addresses.size());
+        fresh.putInt(list.size());
         fresh.putInt(0);
-        for (byte[] text : texts)
-            fresh.putText(text);
-        for (RecordReader.Block block : blocks.list()) {
-            fresh.putLong(block.mapId());
-            fresh.putInt(block.mapIndex());
-            fresh.putInt(block.first());
-            fresh.putInt(block.end());
-            fresh.putInt(services.get(address(block)));
-            fresh.put(HexFormat.of().parseHex(block.location().topologyInfo().get()), 0, 16);
-        }
+        for (byte[] address : addresses)
+            fresh.putText(address);
+        for (int i = 0; i < service.length; i++)
+            put(fresh, list.get(i), service[i]);
         fresh.flush();
         chunk = 0;
         skip = delivered;
         return fresh;
     }
 
-    private String address(RecordReader.Block block) {
-        return engine.addressOf(block.location().host(), block.location().port());
+    private long length(List<byte[]> addresses) {
+        long length = 16 + 40L * blocks.list().size();
+        for (byte[] address : addresses)
+            length += Integer.BYTES + address.length;
+        return length;
+    }
+
+    private static void put(Link fresh, RecordReader.Block block, int service) throws IOException {
+        fresh.putLong(block.mapId());
+        fresh.putInt(block.mapIndex());
+        fresh.putInt(block.first());
+        fresh.putInt(block.end());
+        fresh.putInt(service);
+        String fileId = block.location().topologyInfo().get();
+        fresh.putLong(Long.reverseBytes(HexFormat.fromHexDigitsToLong(fileId, 0, 16)));
+        fresh.putLong(Long.reverseBytes(HexFormat.fromHexDigitsToLong(fileId, 16, 32)));
     }
 
     /** From here on the link is within a request: whoever closes it does not give it to another task. */

@@ -5,16 +5,15 @@ import java.util.List;
 import org.apache.spark.storage.BlockManagerId;
 
 /**
- * What a JVM tells the driver. On the driver itself this is {@link Ledger}; an executor's goes through
- * Spark's RPC for plugins, as one of the messages below.
+ * What a JVM tells the driver: on the driver itself by a call of the plugin's half there, from an executor
+ * through Spark's RPC for plugins, as one of the messages below.
  */
 interface Reports {
     /** The TCP address, host:port, of a service that has been started or found. */
     void service(String address);
 
     /**
-     * Map outputs that a reader could not get. When this returns the driver has forgotten them, if it can
-     * be.
+     * Map outputs that a reader could not get. When this returns the driver has forgotten them, if it hears.
      */
     void lost(LostOutputs lost);
 
@@ -24,6 +23,6 @@ interface Reports {
     /** A message: map outputs of one shuffle that are lost. */
     record LostOutputs(int shuffle, List<LostOutput> outputs) implements Serializable {}
 
-    /** A message: the address of a service. */
-    record ServiceAddress(String address) implements Serializable {}
+    /** A message: the address of the service that an executor uses. */
+    record ServiceAddress(String executor, String address) implements Serializable {}
 }

@@ -59,7 +59,7 @@ public final class SortMergeShuffleManager extends SortShuffleManager {
     }
 
     static boolean isOff(SparkConf conf) {
-        return conf.get(MANAGER, "on").equalsIgnoreCase("off");
+        return conf.get(MANAGER, "on").trim().equalsIgnoreCase("off");
     }
 
     private static String reasonForAll(SparkConf conf) {
@@ -138,17 +138,18 @@ public final class SortMergeShuffleManager extends SortShuffleManager {
     }
 
     /**
-     * The driver has the files removed, in the background; executors have nothing of their own to remove.
-     * Spark may come here again for a shuffle that it went on using.
+     * Spark calls this on the driver and on all executors. Each executor removes the files on its host. The
+     * driver removes those where no executor is, in the background. Spark may come here again for a shuffle
+     * that it went on using.
      */
     @Override
     public boolean unregisterShuffle(int shuffleId) {
-        if (!isRegistered(shuffleId))
-            return super.unregisterShuffle(shuffleId);
         SortMergeShufflePlugin.Driver driver = SortMergeShufflePlugin.Driver.current();
-        if (driver != null)
+        if (driver == null)
+            Engine.removeHere(shuffleId); // an executor does not know which shuffles are Spark's own
+        else if (isRegistered(shuffleId))
             driver.remove(shuffleId);
-        return true;
+        return super.unregisterShuffle(shuffleId);
     }
 
     private boolean isRegistered(int shuffleId) {

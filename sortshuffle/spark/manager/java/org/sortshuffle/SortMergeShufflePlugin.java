@@ -2,6 +2,7 @@ package org.sortshuffle;
 
 import java.io.IOException;
 import java.security.SecureRandom;
+import java.util.HashSet;
 import java.util.HexFormat;
 import java.util.Map;
 import java.util.Set;
@@ -49,7 +50,9 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
     static final class Driver implements DriverPlugin, Reports {
         private static volatile Driver current;
 
-        private final Set<String> services = ConcurrentHashMap.newKeySet();
+        /** By the id of each executor that ever told of one, its service's address. */
+        private final Map<String, String> services = new ConcurrentHashMap<>();
+
         private final ThreadPoolExecutor remover =
                 new ThreadPoolExecutor(1, 1, 10, TimeUnit.SECONDS, new LinkedBlockingQueue<>(), task -> {
                     Thread thread = new Thread(task, "sortshuffle-remove");
@@ -73,7 +76,7 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             String token = hex(random, TOKEN_BYTES);
             String secret = hex(random, SECRET_BYTES);
             engine = new Engine(token, secret, this);
-            Engine.begin(engine);
+            engine.enter();
             current = this;
             return Map.of(TOKEN, token, SECRET, secret);
         }
@@ -96,6 +99,11 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
                 throw new IllegalArgumentException(
                         "spark.plugins names sortshuffle's plugin, but spark.shuffle.manager "
                         + "is " + manager + ": set it to " + SortMergeShuffleManager.class.getName() + off);
+            String directory = conf.get("spark.sortshuffle.dir", "").trim();
+            if (directory.matches("[a-z][a-z0-9+.-]*://.*"))
+                throw new IllegalArgumentException(
+                        "sortshuffle's shuffle manager writes to local directories only, and "
+                        + "spark.sortshuffle.dir is " + directory + ": name local directories" + off);
             if (conf.getBoolean("spark.shuffle.push.enabled", false))
                 throw new IllegalArgumentException(
                         "sortshuffle's shuffle manager has no push-based shuffle: set "
@@ -112,7 +120,7 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             if (message instanceof LostOutputs lost)
                 lost(lost);
             else if (message instanceof ServiceAddress service)
-                service(service.address());
+                services.put(service.executor(), service.address());
             else
                 LOG.warn("The driver got a message that it does not know: {}", message);
             return null;
@@ -120,7 +128,7 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
 
         @Override
         public void service(String address) {
-            services.add(address);
+            // It is this JVM's own engine, which knows where it is.
         }
 
         @Override
@@ -128,35 +136,60 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             var tracker = (MapOutputTrackerMaster) SparkEnv.get().mapOutputTracker();
             if (!tracker.containsShuffle(lost.shuffle()))
                 return;
-            LOG.warn("{} map outputs of shuffle {} are lost; their tasks run again", lost.outputs().size(),
-                    lost.shuffle());
+            int before = tracker.getNumAvailableOutputs(lost.shuffle());
             for (LostOutput output : lost.outputs())
                 tracker.unregisterMapOutput(lost.shuffle(), output.mapIndex(), output.location());
+            int forgotten = before - tracker.getNumAvailableOutputs(lost.shuffle());
+            if (forgotten > 0) // other tasks may have reported the same ones before
+                LOG.warn("{} map outputs of shuffle {} are lost; their tasks run again", forgotten,
+                        lost.shuffle());
         }
 
-        /** Has the files of a shuffle removed wherever there are some. Returns at once. */
+        /** Removes the files of a shuffle where no executor does. Returns at once. */
         void remove(int shuffle) {
-            if (services.isEmpty())
-                return; // nothing was ever written
             try {
-                remover.execute(() -> {
-                    try {
-                        engine.remove(shuffle, services);
-                    } catch (IOException | RuntimeException e) {
-                        LOG.warn("The files of shuffle {} stay until the application ends: {}", shuffle,
-                                e.toString());
-                    }
-                });
+                remover.execute(() -> removeNow(shuffle));
             } catch (RejectedExecutionException e) {
                 LOG.debug("The application ends, and with it the files of shuffle {}", shuffle);
             }
+        }
+
+        private void removeNow(int shuffle) {
+            try {
+                Set<String> left = leftBehind();
+                if (left.isEmpty() && engine.place() == null)
+                    return; // so this host needs no engine, where executors do everything
+                try {
+                    engine.remove(shuffle, left);
+                } catch (IOException passing) {
+                    engine.remove(shuffle, left);
+                }
+            } catch (Exception e) { // Scala throws checked ones that it does not declare
+                if (!remover.isShutdown())
+                    LOG.warn("Some files of shuffle {} stay until the application ends: {}", shuffle,
+                            e.toString());
+            }
+        }
+
+        /** The services that no executor uses any more. */
+        private Set<String> leftBehind() {
+            if (services.isEmpty())
+                return Set.of();
+            Set<String> left = new HashSet<>(services.values());
+            var living = SparkEnv.get().blockManager().master().getMemoryStatus().keysIterator();
+            while (living.hasNext()) {
+                String address = services.get(living.next().executorId());
+                if (address != null)
+                    left.remove(address);
+            }
+            return left;
         }
 
         @Override
         public void shutdown() {
             remover.shutdownNow();
             if (engine != null)
-                engine.end();
+                engine.leave();
             if (current == this)
                 current = null;
         }
@@ -174,16 +207,19 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
                 return; // the manager is off, or the driver is this JVM
             this.plugin = plugin;
             engine = new Engine(token, fromDriver.get(SECRET), this);
-            Engine.begin(engine);
+            engine.enter();
         }
 
         @Override
         public void service(String address) {
+            if (Engine.isContainer(plugin.conf()))
+                return; // it ends with this executor: nobody else has to remove its files
             try {
-                plugin.send(new ServiceAddress(address));
+                plugin.send(new ServiceAddress(plugin.executorID(), address));
             } catch (IOException | RuntimeException e) {
-                LOG.warn("The driver was not told of the service {}; its files stay until the application "
-                                + "ends: {}",
+                LOG.warn(
+                        "The driver was not told of the service {}; if this executor is lost, its files stay "
+                                + "until the application ends: {}",
                         address, e.toString());
             }
         }
@@ -193,6 +229,8 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             try {
                 plugin.ask(lost);
             } catch (Exception e) {
+                if (e instanceof InterruptedException)
+                    Thread.currentThread().interrupt();
                 LOG.warn("The driver was not told of {} lost map outputs; it learns of one at a time",
                         lost.outputs().size(), e);
             }
@@ -201,7 +239,7 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         @Override
         public void shutdown() {
             if (engine != null)
-                engine.end();
+                engine.leave();
         }
     }
 }

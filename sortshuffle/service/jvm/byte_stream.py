@@ -1,0 +1,73 @@
+"""`ByteStream`: the bytes of one connection of a JVM, received by few system calls and sent by few.
+
+    received, fill   small messages through a buffer: what the JVM wrote at once comes by one call
+                     large ones without it, into the caller's memory
+    send             pieces gathered
+
+Each system call gives Python's lock away and may wait for it afterwards, which takes longer than the call.
+
+Single-threaded. Does not own the socket.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from sortshuffle.format.checksum import BytesLike
+from sortshuffle.options import KIB
+
+BUFFER_BYTES = 64 * KIB  # a tiny map task's frame and FINISH fit
+
+
+class StreamEndedError(Exception):
+    """The JVM closed the connection. It may at any time."""
+
+
+class ByteStream:
+    """Raises `StreamEndedError` where the connection ends."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._held = self._buffer[:0]  # what was received and not yet asked for
+
+    def received(self, size: int) -> bytearray:
+        """The next bytes."""
+        data = bytearray(size)
+        self.fill(memoryview(data))
+        return data
+
+    def fill(self, view: memoryview) -> None:
+        """Receive as many bytes as there is room."""
+        while len(view):
+            if not self._held:
+                if len(view) >= BUFFER_BYTES:
+                    view = view[self._receive(view, socket.MSG_WAITALL) :]
+                    continue
+                self._held = self._buffer[: self._receive(self._buffer)]
+            count = min(len(view), len(self._held))
+            view[:count] = self._held[:count]
+            view, self._held = view[count:], self._held[count:]
+
+    def send(self, pieces: Sequence[BytesLike]) -> None:
+        """Send pieces, of which one call takes at most 1024."""
+        try:
+            sent = self._socket.sendmsg(pieces)
+            if sent == sum(map(len, pieces)):
+                return
+            for piece in pieces:
+                if sent < len(piece):
+                    self._socket.sendall(memoryview(piece)[sent:])
+                sent = max(0, sent - len(piece))
+        except OSError as error:
+            raise StreamEndedError from error
+
+    def _receive(self, view: memoryview, flags: int = 0) -> int:
+        try:
+            count = self._socket.recv_into(view, len(view), flags)
+        except OSError as error:
+            raise StreamEndedError from error
+        if not count:
+            raise StreamEndedError
+        return count

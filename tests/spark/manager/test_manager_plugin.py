@@ -1,0 +1,63 @@
+"""What the manager's Java half makes of settings that no Python has seen: lines given to spark-submit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sortshuffle.spark.manager.jar import jar_path
+from sortshuffle.spark.manager.settings import manager_settings
+
+PATIENCE = 180.0  # seconds
+SCRIPT = """
+import json, sys
+from pyspark.sql import SparkSession
+builder = SparkSession.builder
+for name, value in json.loads(sys.argv[1]).items():
+    builder = builder.config(name, value)
+spark = builder.getOrCreate()
+assert spark.range(100).repartition(3).count() == 100
+print(dict(spark.sparkContext._jvm.org.sortshuffle.SortMergeShuffleManager.decisions()))
+spark.stop()
+"""
+
+
+def session_with(directory: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    """A session that runs a job with a shuffle, and prints the manager's decisions."""
+    chosen = {
+        **manager_settings(jar_path(), sys.executable, {}),
+        "spark.master": "local[1]",
+        "spark.ui.enabled": "false",
+        "spark.local.dir": str(directory),
+        **{f"spark.sortshuffle.{name}": value for name, value in settings.items()},
+    }
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(chosen)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        env={**os.environ, "TMPDIR": str(directory)},
+    )
+
+
+def test_off_is_off_with_spaces_around_it(tmp_path: Path) -> None:
+    done = session_with(tmp_path, manager=" OFF ")
+    assert done.returncode == 0, done.stderr
+    (decision,) = done.stdout.splitlines()[-1:]
+    assert decision.startswith("{'spark.sortshuffle.manager is off': ")
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", " s3a+b://bucket/x/"])
+def test_a_url_is_refused_before_any_job(tmp_path: Path, url: str) -> None:
+    done = session_with(tmp_path, manager="on", dir=url)
+    assert done.returncode != 0
+    words = f"local directories only, and spark.sortshuffle.dir is {url.strip()}: name local directories"
+    assert words in done.stderr
+    assert "leave sortshuffle's manager out, by spark.sortshuffle.manager=off" in done.stderr
+    assert done.stdout == ""
