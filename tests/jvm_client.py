@@ -3,6 +3,7 @@ engine in this process that it talks to."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import socket
@@ -27,7 +28,7 @@ from sortshuffle.storage.lifetime import boot_id
 from sortshuffle.storage.shared_home import shared_home
 
 GREETING = b"\x89SSJ\r\n\x1a\n\x01\0\0\0\0\0\0\0"
-WRITE, FRAME, FINISH, READ, REMOVE = 1, 2, 3, 4, 5
+WRITE, FRAME, FINISH, READ, REMOVE, SHARE, SHARED_FRAME = range(1, 8)
 DONE, BAD_REQUEST, NO_SPACE, FAILED, LOST, UNREACHABLE = range(6)
 ERROR = 0xFFFFFFFF
 APPLICATION = "app-1"
@@ -99,6 +100,26 @@ class JvmClient:
     def frame(self, records: Sequence[Record]) -> None:
         self.request(FRAME, frame_of(records))
 
+    def share(self, size: int) -> mmap.mmap | None:
+        """Memory that the engine reads frames in; None if it has none."""
+        self.request(SHARE, struct.pack("<q", size))
+        status, path = self.reply()
+        assert status == DONE, path
+        if not path:
+            return None
+        descriptor = os.open(path.decode(), os.O_RDWR)
+        try:
+            return mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+
+    def shared_frame(self, shared: mmap.mmap, position: int, records: Sequence[Record]) -> None:
+        """Put a frame's parts there, one behind the other, and name it. The reply is left to the caller."""
+        head, body = frame_of(records)[:8], frame_of(records)[8:]
+        shared[position : position + len(body)] = body
+        ends = position + 4 * len(records)
+        self.request(SHARED_FRAME, head + struct.pack("<iii", position, ends, ends + 4 * len(records)))
+
     def finish(self) -> Written:
         self.request(FINISH)
         status, body = self.reply()
@@ -160,8 +181,9 @@ class JvmClient:
             (size,) = struct.unpack("<I", self.receive(4))
             if size == ERROR:
                 return self._error(bytes(data), pieces)
+            totals = struct.unpack("<qqqq", self.receive(32))
             if not size:
-                return Answer(bytes(data), pieces, struct.unpack("<qqqq", self.receive(32)))
+                return Answer(bytes(data), pieces, totals)
             data += self.receive(size)
             pieces += 1
 

@@ -28,19 +28,19 @@ REPLY = struct.Struct("<BxxxI")
 """Status, bytes of the body."""
 FRAME = struct.Struct("<ii")
 """Records, bytes of them."""
-CHUNK = struct.Struct("<I")
-STREAM_END = CHUNK.pack(0)
-STREAM_ERROR = CHUNK.pack(0xFFFFFFFF)
+STREAM_ERROR = b"\xff\xff\xff\xff"
 
 MOST_SUBPARTITIONS = 1 << 24
 """Spark's own shuffle takes as many at most in its serialized form; an index has 48 bytes for each."""
 
 _WRITE = struct.Struct("<iiqii")
+_SHARE = struct.Struct("<q")
+_SHARED_FRAME = struct.Struct("<iiiii")
 _FINISHED = struct.Struct("<16sii")
 _READ = struct.Struct("<iiii")
 _REMOVE = struct.Struct("<ii")
 _COUNT = struct.Struct("<I")
-_TOTALS = struct.Struct("<qqqq")
+_CHUNK = struct.Struct("<Iqqqq")
 _BLOCK = np.dtype(
     [
         ("map_id", "<i8"),
@@ -61,6 +61,8 @@ class Operation(IntEnum):
     FINISH = 3
     READ = 4
     REMOVE = 5
+    SHARE = 6
+    SHARED_FRAME = 7
 
 
 MOST_BODY_BYTES = {
@@ -69,6 +71,8 @@ MOST_BODY_BYTES = {
     Operation.FINISH: 0,
     Operation.READ: 256 << 20,  # some six million blocks
     Operation.REMOVE: 16 << 20,
+    Operation.SHARE: 8,
+    Operation.SHARED_FRAME: 20,
 }
 """Of a request's body."""
 
@@ -104,6 +108,32 @@ class WriteRequest:
                 " subpartitions"
             )
         return WriteRequest(shuffle, map_index, map_id, subpartitions, stage)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFrame:
+    """So many records, with so many ``bytes``, in shared memory. ``ids``, ``ends``, ``data``: where the int32
+    ids begin, the int32 ends, and the records."""
+
+    records: int
+    bytes: int
+    ids: int
+    ends: int
+    data: int
+
+    @staticmethod
+    def unpack(body: bytes | bytearray) -> SharedFrame:
+        """Raises `ProtocolError`."""
+        frame = SharedFrame(*_fixed(_SHARED_FRAME, body))
+        if frame.records < 1 or frame.bytes < 0:
+            raise ProtocolError(f"a frame of {frame.records} records and {frame.bytes} bytes")
+        return frame
+
+
+def unpack_share(body: bytes | bytearray) -> int:
+    """How many bytes are to be shared. Raises `ProtocolError`."""
+    (size,) = _fixed(_SHARE, body)
+    return int(size)
 
 
 class Block(NamedTuple):
@@ -167,15 +197,12 @@ class RemoveRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReadTotals:
-    """What a request has read: bytes of files, and blocks, here and on other hosts."""
+    """What a request has read so far: bytes of files, and blocks, here and on other hosts."""
 
     local_bytes: int = 0
     local_blocks: int = 0
     remote_bytes: int = 0
     remote_blocks: int = 0
-
-    def pack(self) -> bytes:
-        return _TOTALS.pack(self.local_bytes, self.local_blocks, self.remote_bytes, self.remote_blocks)
 
 
 def pack_greeting() -> bytes:
@@ -201,6 +228,13 @@ def pack_reply(status: Status, body: bytes = b"") -> bytes:
 def pack_finished(file_id: bytes, spills: int, sizes: npt.NDArray[np.int64]) -> bytes:
     """``spills``: regions that were written because memory was full. ``sizes``: bytes by subpartition."""
     return pack_reply(Status.DONE, _FINISHED.pack(file_id, spills, 0) + sizes.astype("<i8").tobytes())
+
+
+def pack_chunk(size: int, totals: ReadTotals) -> bytes:
+    """What comes before so many bytes of records; before none at all, at the end."""
+    return _CHUNK.pack(
+        size, totals.local_bytes, totals.local_blocks, totals.remote_bytes, totals.remote_blocks
+    )
 
 
 def pack_stream_error(status: Status, text: str, lost: Sequence[int] = ()) -> bytes:

@@ -24,27 +24,31 @@ from contextlib import closing
 from sortshuffle.errors import OutOfDiskError, ProtocolError, UsageError
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.options import KIB
+from sortshuffle.service.jvm import shared_frames
 from sortshuffle.service.jvm.byte_stream import ByteStream, StreamEndedError
 from sortshuffle.service.jvm.engine import Engine
 from sortshuffle.service.jvm.lost import LostBlocksError
 from sortshuffle.service.jvm.protocol import (
-    CHUNK,
     FRAME,
     GREETING,
     MOST_BODY_BYTES,
     REQUEST,
-    STREAM_END,
     Operation,
     ReadRequest,
     RemoveRequest,
+    SharedFrame,
     Status,
     WriteRequest,
     check_greeting,
+    pack_chunk,
     pack_greeting,
     pack_reply,
     pack_stream_error,
+    unpack_share,
 )
-from sortshuffle.service.jvm.writing import ID_AND_END_BYTES, MapOutputWriting
+from sortshuffle.service.jvm.reading import BlockReader
+from sortshuffle.service.jvm.shared_frames import SharedFrames
+from sortshuffle.service.jvm.writing import ID_AND_END_BYTES, MapOutputWriting, records_of
 
 SEND_BYTES = 512 * KIB  # of records that are gathered for one chunk: a call's cost vanishes
 # Pieces that are smaller on average are joined: a call takes 0.3 us for each, copying 0.1 ns for each byte.
@@ -52,6 +56,8 @@ SEND_BYTES = 512 * KIB  # of records that are gathered for one chunk: a call's c
 PIECE_BYTES = 2 * KIB
 ACCEPT_PAUSE = 0.1  # seconds, where the system has no descriptor or thread for a new connection
 DRAIN_BYTES = 256 * KIB
+
+_ACKNOWLEDGEMENT = pack_reply(Status.DONE)
 
 _log = logging.getLogger(__name__)
 
@@ -104,6 +110,7 @@ class JvmConnection:
         self._socket = connection
         self._stream = ByteStream(connection)
         self._engine = engine
+        self._shared: SharedFrames | None = None
 
     def run(self) -> None:
         """Serve until the JVM closes it."""
@@ -114,6 +121,9 @@ class JvmConnection:
                 pass
             except Exception:
                 _log.exception("a connection of a JVM is closed")
+            finally:
+                if self._shared is not None:
+                    self._shared.close()
 
     def _serve_all(self) -> None:
         try:
@@ -150,8 +160,17 @@ class JvmConnection:
                 self._read(self._stream.received(size))
             case Operation.REMOVE:
                 self._remove(RemoveRequest.unpack(self._stream.received(size)))
+            case Operation.SHARE:
+                self._share(unpack_share(self._stream.received(size)))
             case _:
                 raise ProtocolError(f"{operation.name} outside of a map output")
+
+    def _share(self, size: int) -> None:
+        if self._shared is not None:
+            raise ProtocolError("memory that is shared a second time")
+        self._shared = shared_frames.make(size)
+        path = self._shared.path if self._shared is not None else ""
+        self._stream.send([pack_reply(Status.DONE, path.encode())])
 
     # Writing
 
@@ -172,6 +191,9 @@ class JvmConnection:
             operation, size = self._request()
             if operation is Operation.FINISH:
                 return writing.finish()
+            if operation is Operation.SHARED_FRAME:
+                self._add_shared(writing, SharedFrame.unpack(self._stream.received(size)))
+                continue
             if operation is not Operation.FRAME or size < FRAME.size:
                 raise ProtocolError(f"{operation.name} of {size} bytes within a map output")
             records, record_bytes = FRAME.unpack(self._stream.received(FRAME.size))
@@ -181,9 +203,15 @@ class JvmConnection:
             memory = writing.frame_memory(size)
             try:
                 self._stream.fill(memory.view)
-                writing.add(memory.view, records)
+                writing.add(records_of(memory.view, records))
             finally:
                 memory.release()
+
+    def _add_shared(self, writing: MapOutputWriting, frame: SharedFrame) -> None:
+        if self._shared is None:
+            raise ProtocolError("a frame in shared memory, where none is shared")
+        writing.add(self._shared.records(frame))
+        self._stream.send([_ACKNOWLEDGEMENT])
 
     def _refuse(self, error: Exception) -> None:
         """Tell why a request cannot be done, and end the connection so that the JVM reads it."""
@@ -209,7 +237,7 @@ class JvmConnection:
             self._stream.send([pack_stream_error(Status.BAD_REQUEST, str(error))])
             return
         with closing(self._engine.read(request)) as reader:
-            answer = _Answer(self._stream)
+            answer = _Answer(self._stream, reader)
             try:
                 reader.locate()
                 for piece in reader.pieces():
@@ -225,7 +253,7 @@ class JvmConnection:
                 status = Status.BAD_REQUEST if isinstance(error, UsageError) else Status.FAILED
                 answer.end(pack_stream_error(status, str(error)))
             else:
-                answer.end(STREAM_END + reader.totals().pack())
+                answer.end(pack_chunk(0, reader.totals()))
 
     def _remove(self, request: RemoveRequest) -> None:
         try:
@@ -240,8 +268,9 @@ class JvmConnection:
 class _Answer:
     """The stream that answers READ: pieces together that are worth a call, and what ends it with the last."""
 
-    def __init__(self, stream: ByteStream) -> None:
+    def __init__(self, stream: ByteStream, reader: BlockReader) -> None:
         self._stream = stream
+        self._reader = reader
         self._pieces: list[BytesLike] = []
         self._size = 0
 
@@ -265,7 +294,7 @@ class _Answer:
         self._pieces, self._size = [], 0
         if size < PIECE_BYTES * len(pieces):
             pieces = [b"".join(pieces)]
-        return [CHUNK.pack(size), *pieces]
+        return [pack_chunk(size, self._reader.totals()), *pieces]
 
 
 def _status_of(error: Exception) -> Status:

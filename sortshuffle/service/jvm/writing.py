@@ -4,9 +4,10 @@
       \\--close--> closed (no files)      any call that fails leaves nothing but close
 
 Rules
-* A frame's memory is the writer's own pool's: a segment of the engine, or for one huge record memory of its
-  own. It is free again when `add` returns. So what the engine receives into is bounded, and a JVM that is
-  quicker than the engine waits at its socket.
+* Most frames come in memory that the JVM fills itself (`shared_frames`). What comes through the socket is
+  received into a segment of the writer's own pool, or for one huge record into memory of its own. Both are
+  free again when `add` returns. So what frames take is bounded, and a JVM that is quicker than the engine
+  waits.
 * What waits for its region is charged to the engine's memory, which all writers share (`SharedMemory`).
 * `close` is the last call, however it went: it gives back what was held, and what is not finished is deleted.
 
@@ -72,6 +73,13 @@ class FrameMemory:
             self._buffer.recycle()
 
 
+def records_of(frame: memoryview, records: int) -> PlacedRecords:
+    """Of a frame: so many ids, as many ends, and the bytes."""
+    ids = np.frombuffer(frame, np.int32, records)
+    ends = np.frombuffer(frame, np.int32, records, 4 * records)
+    return PlacedRecords(ids, ends, frame[ID_AND_END_BYTES * records :])
+
+
 class MapOutputWriting:
     """Raises as `MapOutputs.new` does. The caller closes it."""
 
@@ -104,12 +112,10 @@ class MapOutputWriting:
         """For a frame's ids, ends and records, ``size`` bytes in all. Raises `BufferTimeoutError`."""
         return FrameMemory(size, self._pool)
 
-    def add(self, frame: memoryview, records: int) -> None:
-        """Take the records of a frame: so many ids, as many ends, and the bytes. Raises `UsageError`,
+    def add(self, records: PlacedRecords) -> None:
+        """Take a frame's records. Their memory may be used again afterwards. Raises `UsageError`,
         `OutOfDiskError`, OSError."""
-        ids = np.frombuffer(frame, np.int32, records)
-        ends = np.frombuffer(frame, np.int32, records, 4 * records)
-        self._partition.write_placed(PlacedRecords(ids, ends, frame[ID_AND_END_BYTES * records :]))
+        self._partition.write_placed(records)
 
     def finish(self) -> bytes:
         """Complete the files. The reply for the JVM."""

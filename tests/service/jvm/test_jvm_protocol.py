@@ -24,6 +24,7 @@ from sortshuffle.service.jvm.protocol import (
     pack_finished,
     pack_greeting,
     pack_reply,
+    pack_chunk,
     pack_stream_error,
 )
 
@@ -123,11 +124,10 @@ def test_a_request_for_no_block_is_one() -> None:
     assert ReadRequest.unpack(bytes.fromhex("09") + bytes(15)) == ReadRequest(9, (), ())
 
 
-def test_the_end_of_an_answer_and_its_totals_are_those_of_the_document() -> None:
-    assert bytes(4) == protocol.STREAM_END
-    assert ReadTotals(1, 2, 3, 2**33).pack() == struct.pack("<qqqq", 1, 2, 3, 2**33)
-    assert ReadTotals().pack() == bytes(32)
-    assert protocol.CHUNK.pack(0x01020304) == bytes.fromhex("04 03 02 01")
+def test_chunks_and_the_end_of_an_answer_are_those_of_the_document() -> None:
+    totals = struct.pack("<qqqq", 1, 2, 3, 2**33)
+    assert pack_chunk(0x01020304, ReadTotals(1, 2, 3, 2**33)) == bytes.fromhex("04 03 02 01") + totals
+    assert pack_chunk(0, ReadTotals()) == bytes(36)
 
 
 @pytest.mark.parametrize(("status", "number"), [(Status.LOST, "04"), (Status.UNREACHABLE, "05")])

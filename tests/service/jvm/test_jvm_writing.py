@@ -21,7 +21,7 @@ from sortshuffle.options import KIB, MIB
 from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm.engine import Engine, SharedHomes
 from sortshuffle.service.jvm.protocol import WriteRequest
-from sortshuffle.service.jvm.writing import SEGMENT_BYTES, MapOutputWriting
+from sortshuffle.service.jvm.writing import SEGMENT_BYTES, MapOutputWriting, records_of
 from sortshuffle.storage import home_failures
 from sortshuffle.storage.lifetime import boot_id
 from sortshuffle.storage.shared_home import shared_home
@@ -49,7 +49,7 @@ def add(writing: MapOutputWriting, body: bytes) -> None:
     memory = writing.frame_memory(len(frame))
     try:
         memory.view[:] = frame
-        writing.add(memory.view, int.from_bytes(body[:4], "little"))
+        writing.add(records_of(memory.view, int.from_bytes(body[:4], "little")))
     finally:
         memory.release()
 

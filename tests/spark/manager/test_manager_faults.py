@@ -158,6 +158,15 @@ def test_bytes_and_rows_are_counted_as_spark_shows_them(session: Session, rows: 
     assert (stage["read"], stage["remote"], stage["read_rows"]) == (size, 0, rows)
 
 
+def test_a_task_that_reads_no_further_has_read_what_came(session: Session) -> None:
+    found = session.run("first_rows", rows=200_000).value
+    assert found["right"]
+    stage = found["stages"][-1]
+    written = sum(each["bytes_written"] for each in found["stages"])
+    assert 0 < stage["read"] < written
+    assert 3 <= stage["read_rows"] < 200_000
+
+
 @pytest.mark.parametrize("lose", WAYS)
 @pytest.mark.parametrize("job", ["hold_pairs", "hold_rows"])
 def test_one_map_output_that_is_lost_is_one_task_run_again(
@@ -416,6 +425,21 @@ def script(path: Path, *lines: str) -> Path:
     path.write_text("\n".join(("#!/bin/sh", *lines, "")))
     path.chmod(0o755)
     return path
+
+
+def test_frames_come_through_the_socket_where_no_memory_can_be_shared(tmp_path: Path) -> None:
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    (changed / "sitecustomize.py").write_text("import os\ndel os.memfd_create\n")
+    python = script(tmp_path / "python", f'PYTHONPATH={changed} exec {sys.executable} "$@"')
+    session = Session(tmp_path / "session", True, {"spark.sortshuffle.manager.python": str(python)})
+    try:
+        for job in ("hold_rows", "hold_pairs"):
+            hold(session, job, rows=50_000)
+            assert session.run("read_held", name="held").value["right"]
+        assert "no memory can be shared" in session.engine_log()
+    finally:
+        session.kill()
 
 
 def test_tasks_that_wait_for_a_launch_fail_with_it_and_later_ones_launch_again(tmp_path: Path) -> None:

@@ -172,6 +172,7 @@ def _stages(spark: SparkSession, first: int) -> list[dict[str, Any]]:
             "failed": each.numFailedTasks(),
             "killed": each.numKilledTasks(),
             "written": each.shuffleWriteRecords(),
+            "bytes_written": each.shuffleWriteBytes(),
             "read": each.shuffleReadBytes(),
             "read_rows": each.shuffleReadRecords(),
             "remote": each.shuffleRemoteBytesRead(),
@@ -244,6 +245,16 @@ def hold_random_places(spark: SparkSession, _: str, *, name: str, rows: int = 12
     shuffle = _run_map_stage(spark, frame._jdf.queryExecution().executedPlan().execute())
     _held[name] = Held(read, rows, sha_of_shas)
     return {"shuffle": shuffle}
+
+
+@job
+def first_rows(spark: SparkSession, _: str, *, rows: int) -> dict[str, Any]:
+    """A task that reads no further than its first rows."""
+    spark.conf.set("spark.sql.adaptive.enabled", "false")
+    first = _next_stage(spark)
+    made = spark.range(0, rows, 1, 2).selectExpr("id", "sha2(string(id), 512) as t")
+    found = made.repartition(1, "id").limit(3).collect()
+    return {"right": all(row.t == sha_of(row.id) for row in found), "stages": _stages(spark, first)}
 
 
 @job

@@ -11,7 +11,7 @@ import org.apache.spark.serializer.SerializerInstance;
  *
  * <p>What a stream has collected is a block: four bytes, big endian, with its length, and the bytes. When all
  * streams together take the memory that they may, every one is closed and sent as a record of its
- * subpartition. They collect as many bytes as a frame, at most, and may take more for themselves: with fewer
+ * subpartition. They collect as many bytes as a slot, at most, and may take more for themselves: with fewer
  * of them open, blocks would be of single records where there are thousands of subpartitions.
  */
 final class BlockStreams {
@@ -24,12 +24,15 @@ final class BlockStreams {
     /** Bytes that open streams may take beside what they have collected: 14,000 of them. */
     private static final int MOST_STREAM_BYTES = 32 << 20;
 
+    /** Bytes that they may take from the beginning: those of a small job need no more. */
+    private static final int LEAST_BYTES = 64 << 10;
+
     private final SerializerInstance serializer;
     private final Frame frame;
     private final FrameMemory memory;
     private final Block[] open;
     private final long most; // bytes of memory, whatever is granted
-    private long allowed = Frame.LEAST_BYTES;
+    private long allowed = LEAST_BYTES;
     private long held;
 
     BlockStreams(SerializerInstance serializer, Frame frame, FrameMemory memory, int subpartitions) {
@@ -37,7 +40,7 @@ final class BlockStreams {
         this.frame = frame;
         this.memory = memory;
         this.open = new Block[subpartitions];
-        this.most = Frame.MOST_BYTES + Math.min((long) STREAM_BYTES * subpartitions, MOST_STREAM_BYTES);
+        this.most = Slots.RECORD_BYTES + Math.min((long) STREAM_BYTES * subpartitions, MOST_STREAM_BYTES);
         memory.acquire(allowed);
     }
 

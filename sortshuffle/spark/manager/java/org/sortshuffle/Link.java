@@ -12,6 +12,8 @@ import java.nio.channels.SelectionKey;
 import java.nio.channels.Selector;
 import java.nio.channels.SocketChannel;
 import java.nio.charset.StandardCharsets;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * A connection to the engine, with the one buffer that everything passes through in either direction.
@@ -30,6 +32,8 @@ final class Link implements Closeable {
     static final int FINISH = 3;
     static final int READ = 4;
     static final int REMOVE = 5;
+    static final int SHARE = 6;
+    static final int SHARED_FRAME = 7;
 
     private static final int LOST = 4;
     private static final int UNREACHABLE = 5;
@@ -43,9 +47,13 @@ final class Link implements Closeable {
     /** An engine that is started again imports for a second; on a host short of everything for many. */
     private static final long GREETING_MILLISECONDS = 60_000;
 
+    private static final Logger LOG = LoggerFactory.getLogger(Link.class);
+
     private final Engine engine;
     private final SocketChannel channel;
     private final ByteBuffer buffer = ByteBuffer.allocateDirect(BUFFER_BYTES).order(ByteOrder.LITTLE_ENDIAN);
+    private final ByteBuffer acknowledgement = ByteBuffer.allocateDirect(8).order(ByteOrder.LITTLE_ENDIAN);
+    private Slots slots;
     private volatile boolean settled; // between two requests
     private long waitedNanos;
 
@@ -152,29 +160,19 @@ final class Link implements Closeable {
         buffer.putLong(value);
     }
 
-    void put(byte[] bytes, int from, int length) throws IOException {
-        int end = from + length;
-        for (int at = from; at < end;) {
+    /** All that `bytes` has left. */
+    void put(ByteBuffer bytes) throws IOException {
+        while (bytes.hasRemaining()) {
             room(1);
-            int piece = Math.min(end - at, buffer.remaining());
-            buffer.put(bytes, at, piece);
-            at += piece;
-        }
-    }
-
-    void put(int[] values, int count) throws IOException {
-        for (int at = 0; at < count;) {
-            room(Integer.BYTES);
-            int piece = Math.min(count - at, buffer.remaining() / Integer.BYTES);
-            buffer.asIntBuffer().put(values, at, piece);
-            buffer.position(buffer.position() + piece * Integer.BYTES);
-            at += piece;
+            int piece = Math.min(bytes.remaining(), buffer.remaining());
+            buffer.put(bytes.slice(bytes.position(), piece));
+            bytes.position(bytes.position() + piece);
         }
     }
 
     void putText(byte[] utf8) throws IOException {
         putInt(utf8.length);
-        put(utf8, 0, utf8.length);
+        put(ByteBuffer.wrap(utf8));
     }
 
     private void room(int bytes) throws IOException {
@@ -193,6 +191,31 @@ final class Link implements Closeable {
     void flush() throws IOException {
         send();
         buffer.limit(0);
+    }
+
+    // --- memory for frames
+
+    /** What whoever owns this link collects frames in. Asked for between two requests. */
+    Slots slots() throws IOException {
+        if (slots == null)
+            slots = share();
+        return slots;
+    }
+
+    private Slots share() throws IOException {
+        begin(SHARE, Long.BYTES);
+        putLong(Slots.BYTES);
+        flush();
+        String path = new String(getBytes(reply()), StandardCharsets.UTF_8);
+        settle();
+        if (path.isEmpty())
+            return Slots.own(); // the engine's log says why
+        try {
+            return Slots.map(path);
+        } catch (IOException e) {
+            LOG.warn("Frames go through the socket, because the engine's memory cannot be mapped: {}", e.toString());
+            return Slots.own();
+        }
     }
 
     // --- answers
@@ -228,21 +251,23 @@ final class Link implements Closeable {
         buffer.compact();
         long start = System.nanoTime();
         while (buffer.position() < bytes)
-            if (!receive())
-                throw ended("an answer", null);
+            receive(buffer);
         waitedNanos += System.nanoTime() - start;
         buffer.flip();
     }
 
-    /** Whether the engine still sends. */
-    private boolean receive() throws IOException {
+    /** At least one byte. */
+    private void receive(ByteBuffer to) throws IOException {
+        IOException failure = null;
         try {
-            return channel.read(buffer) >= 0;
+            if (channel.read(to) >= 0)
+                return;
         } catch (ClosedChannelException e) {
             throw e; // by this side
         } catch (IOException e) {
-            throw ended("an answer", e);
+            failure = e;
         }
+        throw ended("an answer", failure);
     }
 
     /** Nanoseconds that went into waiting for bytes since this was last asked. */
@@ -266,6 +291,19 @@ final class Link implements Closeable {
         return length;
     }
 
+    /**
+     * Reads the reply to a shared frame. It comes by itself, not through the buffer: the replies behind it
+     * would be in the way of the next request.
+     */
+    void acknowledged() throws IOException {
+        acknowledgement.clear();
+        while (acknowledgement.hasRemaining())
+            receive(acknowledgement);
+        int status = acknowledgement.getInt(0);
+        if (status != 0)
+            throw refusal(status, acknowledgement.getInt(Integer.BYTES));
+    }
+
     /** Reads the body of an error. That of a loss begins with a list. */
     Refusal refusal(int status, int length) throws IOException {
         ByteBuffer body = ByteBuffer.wrap(getBytes(length)).order(ByteOrder.LITTLE_ENDIAN);
@@ -286,7 +324,8 @@ final class Link implements Closeable {
         try {
             channel.shutdownOutput();
             buffer.clear().limit(0);
-            reply();
+            while (true)
+                reply(); // of frames before
         } catch (Refusal said) {
             said.addSuppressed(failure);
             return said;

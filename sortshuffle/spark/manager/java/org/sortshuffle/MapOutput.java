@@ -2,33 +2,44 @@ package org.sortshuffle;
 
 import java.io.Closeable;
 import java.io.IOException;
+import java.nio.ByteBuffer;
 
 /**
  * One WRITE request: the map output that a task is writing.
  *
- * <p>It owns its link from the first frame on. After {@link #finish} the engine has the files. Closed before
- * that, the engine deletes what was written.
+ * <p>It owns its link. After {@link #finish} the engine has the files. Closed before that, the engine deletes
+ * what was written.
+ *
+ * <p>The slots are used in turn. Of shared ones the engine says when it needs a slot no more; a task that
+ * comes to a slot before that waits.
  */
 final class MapOutput implements Closeable {
     /** A map output that is complete: what names its file, and the bytes of each subpartition. */
     record Finished(byte[] fileId, long[] sizes, int fullRegions) {}
 
-    private final Engine engine;
-    private final int shuffle;
-    private final int mapIndex;
-    private final long mapId;
     private final int subpartitions;
-    private final int stage;
-    private Link link;
+    private final Link link;
+    private final Slots slots;
+    private int current; // the slot that is being filled
+    private int sent; // slots that the engine may still read
     private long nanos;
 
-    MapOutput(Engine engine, int shuffle, int mapIndex, long mapId, int subpartitions, int stage) {
-        this.engine = engine;
-        this.shuffle = shuffle;
-        this.mapIndex = mapIndex;
-        this.mapId = mapId;
+    MapOutput(Engine engine, int shuffle, int mapIndex, long mapId, int subpartitions, int stage)
+            throws IOException {
         this.subpartitions = subpartitions;
-        this.stage = stage;
+        this.link = engine.link();
+        try {
+            this.slots = link.slots();
+            link.begin(Link.WRITE, 24);
+            link.putInt(shuffle);
+            link.putInt(mapIndex);
+            link.putLong(mapId);
+            link.putInt(subpartitions);
+            link.putInt(stage);
+        } catch (Throwable e) {
+            link.close();
+            throw e;
+        }
     }
 
     /** Nanoseconds that went into sending, and into waiting for the engine. */
@@ -36,39 +47,65 @@ final class MapOutput implements Closeable {
         return nanos;
     }
 
-    /**
-     * Sends `rows` records: each one's subpartition, each one's end in `bytes`. They may be reused
-     * afterwards.
-     */
-    void send(int[] ids, int[] ends, int rows, byte[] bytes, int length) throws IOException {
+    /** The slot to fill, empty. Waits until the engine needs it no more. */
+    ByteBuffer slot() throws IOException {
         long start = System.nanoTime();
-        if (link == null)
-            open();
+        while (sent == Slots.COUNT) {
+            link.acknowledged();
+            sent--;
+        }
+        nanos += System.nanoTime() - start;
+        return slots.slot(current);
+    }
+
+    /** Sends the slot's records: so many, with so many bytes. */
+    void send(int rows, int length) throws IOException {
+        long start = System.nanoTime();
+        int at = Slots.position(current);
         try {
-            link.begin(Link.FRAME, 8 + 8L * rows + length);
-            link.putInt(rows);
-            link.putInt(length);
-            link.put(ids, rows);
-            link.put(ends, rows);
-            link.put(bytes, 0, length);
+            if (slots.isShared()) {
+                link.begin(Link.SHARED_FRAME, 20);
+                link.putInt(rows);
+                link.putInt(length);
+                link.putInt(at + Slots.IDS);
+                link.putInt(at + Slots.ENDS);
+                link.putInt(at + Slots.RECORDS);
+                link.flush();
+                sent++;
+            } else {
+                beginFrame(rows, length);
+                link.put(slots.all().slice(at + Slots.IDS, Integer.BYTES * rows));
+                link.put(slots.all().slice(at + Slots.ENDS, Integer.BYTES * rows));
+                link.put(slots.all().slice(at + Slots.RECORDS, length));
+            }
         } catch (IOException e) {
             throw link.lastWords(e);
-        } finally {
-            nanos += System.nanoTime() - start;
         }
+        current = (current + 1) % Slots.COUNT;
+        nanos += System.nanoTime() - start;
     }
 
-    private void open() throws IOException {
-        link = engine.link();
-        link.begin(Link.WRITE, 24);
-        link.putInt(shuffle);
-        link.putInt(mapIndex);
-        link.putLong(mapId);
-        link.putInt(subpartitions);
-        link.putInt(stage);
+    /** Sends one record. */
+    void send(int subpartition, byte[] record, int length) throws IOException {
+        long start = System.nanoTime();
+        try {
+            beginFrame(1, length);
+            link.putInt(subpartition);
+            link.putInt(length);
+            link.put(ByteBuffer.wrap(record, 0, length));
+        } catch (IOException e) {
+            throw link.lastWords(e);
+        }
+        nanos += System.nanoTime() - start;
     }
 
-    /** Completes the map output. At least one frame was sent. */
+    private void beginFrame(int rows, int length) throws IOException {
+        link.begin(Link.FRAME, 8 + 8L * rows + length);
+        link.putInt(rows);
+        link.putInt(length);
+    }
+
+    /** Completes the map output. */
     Finished finish() throws IOException {
         long start = System.nanoTime();
         try {
@@ -77,6 +114,8 @@ final class MapOutput implements Closeable {
         } catch (IOException e) {
             throw link.lastWords(e);
         }
+        for (; sent > 0; sent--)
+            link.acknowledged();
         link.reply();
         byte[] fileId = link.getBytes(16);
         int fullRegions = link.getInt();
@@ -91,10 +130,6 @@ final class MapOutput implements Closeable {
 
     @Override
     public void close() {
-        if (link == null)
-            return;
-        Link owned = link;
-        link = null;
-        owned.close();
+        link.close();
     }
 }

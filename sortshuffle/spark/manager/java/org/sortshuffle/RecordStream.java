@@ -46,6 +46,7 @@ final class RecordStream extends InputStream {
     private int chunk; // bytes that are left of what the engine has announced
     private long delivered; // bytes that were handed out
     private long skip; // of those, bytes that come once more
+    private long[] counted = new long[4]; // totals that the metrics have
     private int repeats;
     private boolean ended;
     private long waitedNanos;
@@ -126,23 +127,25 @@ final class RecordStream extends InputStream {
         if (chunk < 0)
             throw new IOException(
                     "The shuffle engine announced " + Integer.toUnsignedLong(chunk) + " bytes at once");
+        count(from);
         waited(from.takeWaitedNanos());
-        if (chunk == 0)
-            end(from);
+        if (chunk == 0) {
+            ended = true;
+            from.settle();
+            release();
+        }
     }
 
-    private void end(Link from) throws IOException {
-        long localBytes = from.getLong();
-        long localBlocks = from.getLong();
-        long remoteBytes = from.getLong();
-        long remoteBlocks = from.getLong();
-        metrics.incLocalBytesRead(localBytes);
-        metrics.incLocalBlocksFetched(localBlocks);
-        metrics.incRemoteBytesRead(remoteBytes);
-        metrics.incRemoteBlocksFetched(remoteBlocks);
-        ended = true;
-        from.settle();
-        release();
+    /** Tells the metrics what the engine has read since the last time. */
+    private void count(Link from) throws IOException {
+        long[] totals = new long[counted.length];
+        for (int i = 0; i < totals.length; i++)
+            totals[i] = Math.max(counted[i], from.getLong()); // after a repeat they begin anew
+        metrics.incLocalBytesRead(totals[0] - counted[0]);
+        metrics.incLocalBlocksFetched(totals[1] - counted[1]);
+        metrics.incRemoteBytesRead(totals[2] - counted[2]);
+        metrics.incRemoteBlocksFetched(totals[3] - counted[3]);
+        counted = totals;
     }
 
     private void waited(long nanos) {

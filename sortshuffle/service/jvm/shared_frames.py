@@ -1,0 +1,87 @@
+"""`SharedFrames`: memory that a JVM's task fills with frames and the engine reads where it is.
+
+    JVM: SHARE  -> the engine makes it and tells a path; the JVM maps it
+    JVM: fills a slot, SHARED_FRAME -> the engine takes the records, acknowledges -> the JVM fills it again
+
+Bytes cross from one process to the other without a copy and without the kernel: through the socket they were
+copied three times.
+
+Rules
+* It belongs to one connection and is never another's. So no task sees, or writes, bytes of another one.
+* It goes when both processes have unmapped it, however they end. There is no file that could be left.
+* It is memory without a name (``memfd_create``): no disk's size limits it, nor that of /dev/shm. Its own size
+  is sealed. So no access to it fails with SIGBUS. Pages exist when they are first written.
+* The engine reads only what a frame names, and checks that it is inside.
+
+Where the system has no such memory, `make` gives None, and frames come through the socket.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import mmap
+import os
+
+import numpy as np
+
+from sortshuffle.errors import ProtocolError
+from sortshuffle.options import MIB
+from sortshuffle.service.jvm.protocol import SharedFrame
+from sortshuffle.write.placed_records import PlacedRecords
+
+MOST_BYTES = 64 * MIB  # of one connection; a JVM of this release asks for 5 MiB
+_NAME = "sortshuffle-frames"  # shown by /proc
+_ID_BYTES = 4
+
+_log = logging.getLogger(__name__)
+
+
+class SharedFrames:
+    """Of ``size`` bytes. The caller closes it. Raises OSError where the system gives no such memory."""
+
+    def __init__(self, size: int) -> None:
+        self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self._fd, size)
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _seals())
+            self._view = memoryview(mmap.mmap(self._fd, size, prot=mmap.PROT_READ))
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    @property
+    def path(self) -> str:
+        """Where the JVM, a process of the same user, finds it as long as this is open."""
+        return f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    def records(self, frame: SharedFrame) -> PlacedRecords:
+        """A frame's records, in place. Raises `ProtocolError` for one that is not inside."""
+        of_ids = _ID_BYTES * frame.records
+        ids = np.frombuffer(self._part(frame.ids, of_ids), np.int32)
+        ends = np.frombuffer(self._part(frame.ends, of_ids), np.int32)
+        return PlacedRecords(ids, ends, self._part(frame.data, frame.bytes))
+
+    def close(self) -> None:
+        """The memory itself goes when nobody looks at it any more."""
+        os.close(self._fd)
+
+    def _part(self, position: int, size: int) -> memoryview:
+        if position < 0 or size < 0 or position + size > len(self._view):
+            raise ProtocolError(f"{size} bytes at {position} of {len(self._view)} that are shared")
+        return self._view[position : position + size]
+
+
+def _seals() -> int:
+    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def make(size: int) -> SharedFrames | None:
+    """None where the system has no such memory. Raises `ProtocolError` for a size that no JVM asks for."""
+    if not 0 < size <= MOST_BYTES:
+        raise ProtocolError(f"{size} bytes to be shared, where {MOST_BYTES} are allowed")
+    try:
+        return SharedFrames(size)
+    except (OSError, AttributeError) as error:
+        _log.warning("frames come through the socket, because no memory can be shared: %s", error)
+        return None
