@@ -112,11 +112,11 @@ class WriteRequest:
 
 @dataclass(frozen=True, slots=True)
 class SharedFrame:
-    """So many records, with so many ``bytes``, in shared memory. ``ids``, ``ends``, ``data``: where the int32
-    ids begin, the int32 ends, and the records."""
+    """So many records, ``size`` bytes together, in shared memory. ``ids``, ``ends``, ``data``: where there are
+    the int32 ids, the int32 ends, and the records."""
 
     records: int
-    bytes: int
+    size: int
     ids: int
     ends: int
     data: int
@@ -125,8 +125,8 @@ class SharedFrame:
     def unpack(body: bytes | bytearray) -> SharedFrame:
         """Raises `ProtocolError`."""
         frame = SharedFrame(*_fixed(_SHARED_FRAME, body))
-        if frame.records < 1 or frame.bytes < 0:
-            raise ProtocolError(f"a frame of {frame.records} records and {frame.bytes} bytes")
+        if frame.records < 1 or frame.size < 0:
+            raise ProtocolError(f"a frame of {frame.records} records and {frame.size} bytes")
         return frame
 
 

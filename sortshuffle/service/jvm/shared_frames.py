@@ -22,6 +22,7 @@ import fcntl
 import logging
 import mmap
 import os
+from contextlib import suppress
 
 import numpy as np
 
@@ -45,7 +46,8 @@ class SharedFrames:
         try:
             os.ftruncate(self._fd, size)
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _seals())
-            self._view = memoryview(mmap.mmap(self._fd, size, prot=mmap.PROT_READ))
+            self._map = mmap.mmap(self._fd, size, prot=mmap.PROT_READ)
+            self._view = memoryview(self._map)
         except BaseException:
             os.close(self._fd)
             raise
@@ -60,11 +62,14 @@ class SharedFrames:
         of_ids = _ID_BYTES * frame.records
         ids = np.frombuffer(self._part(frame.ids, of_ids), np.int32)
         ends = np.frombuffer(self._part(frame.ends, of_ids), np.int32)
-        return PlacedRecords(ids, ends, self._part(frame.data, frame.bytes))
+        return PlacedRecords(ids, ends, self._part(frame.data, frame.size))
 
     def close(self) -> None:
-        """The memory itself goes when nobody looks at it any more."""
+        """Unmap it. The JVM may still have it mapped."""
         os.close(self._fd)
+        with suppress(BufferError):  # an error that is being handled holds records of it, and frees them
+            self._view.release()
+            self._map.close()
 
     def _part(self, position: int, size: int) -> memoryview:
         if position < 0 or size < 0 or position + size > len(self._view):

@@ -21,10 +21,10 @@ from sortshuffle.service.jvm.protocol import (
     Status,
     WriteRequest,
     check_greeting,
+    pack_chunk,
     pack_finished,
     pack_greeting,
     pack_reply,
-    pack_chunk,
     pack_stream_error,
 )
 
@@ -83,6 +83,8 @@ def test_numbers_of_operations_and_states_are_those_of_the_document() -> None:
         "FINISH": 3,
         "READ": 4,
         "REMOVE": 5,
+        "SHARE": 6,
+        "SHARED_FRAME": 7,
     }
     assert {each.name: int(each) for each in Status} == {
         "DONE": 0,

@@ -600,7 +600,7 @@ def test_one_that_is_removed_while_it_is_read_is_read_to_its_end(engine: Serving
     frames = [[(1, random.Random(seed).randbytes(3 * MIB))] for seed in range(5)]
     done = client.write(frames)
     client.ask([Block(7, 0, 1, 2, done.file_id)])
-    (first,) = struct.unpack("<I", client.receive(4))
+    first = struct.unpack("<Iqqqq", client.receive(36))[0]
     begun = client.receive(first)
     assert engine.connect().remove() == (DONE, b"")
     assert engine.files() == []

@@ -213,7 +213,8 @@ final class Link implements Closeable {
         try {
             return Slots.map(path);
         } catch (IOException e) {
-            LOG.warn("Frames go through the socket, because the engine's memory cannot be mapped: {}", e.toString());
+            LOG.warn("Frames go through the socket, because the engine's memory cannot be mapped: {}",
+                    e.toString());
             return Slots.own();
         }
     }
