@@ -112,8 +112,10 @@ class WriteRequest:
 
 @dataclass(frozen=True, slots=True)
 class SharedFrame:
-    """So many records, ``size`` bytes together, in shared memory. ``ids``, ``ends``, ``data``: where there are
-    the int32 ids, the int32 ends, and the records."""
+    """So many records, ``size`` bytes together, in shared memory.
+
+    ``ids``, ``ends``, ``data``: where the int32 ids begin, the int32 ends, and the records.
+    """
 
     records: int
     size: int
