@@ -115,7 +115,8 @@ class JvmClient:
 
     def shared_frame(self, shared: mmap.mmap, position: int, records: Sequence[Record]) -> None:
         """Put a frame's parts there, one behind the other, and name it. The reply is left to the caller."""
-        head, body = frame_of(records)[:8], frame_of(records)[8:]
+        frame = frame_of(records)
+        head, body = frame[:8], frame[8:]
         shared[position : position + len(body)] = body
         ends = position + 4 * len(records)
         self.request(SHARED_FRAME, head + struct.pack("<iii", position, ends, ends + 4 * len(records)))

@@ -37,7 +37,8 @@ def conf(properties: bool, python: str | None) -> None:
     One --conf key=value on a line: spark-submit $(sortshuffle conf) job.py, and likewise for pyspark and for
     a server of Spark Connect. Plugins, jars and class path of Spark's spark-defaults.conf stay; those that
     other arguments name are to be joined by hand. What else that file says is looked at, too: it may speak
-    against the manager. Which file that is, is said on standard error.
+    against the manager. Standard error says which file that is, and for which release of Spark the lines were
+    checked: that of the PySpark which is installed beside this command.
 
     Exit codes: 0 printed, 1 the manager cannot be on, 2 the call is wrong.
     """
@@ -66,11 +67,13 @@ def _release() -> str:
 
 def _say_for_what(release: str, defaults: str) -> None:
     """The spark-submit that gets the lines may be another Spark's."""
-    spark = f"Spark {release}" if release else "a Spark that is not installed beside this command"
-    beside = (
-        f"with the defaults in {defaults}" if os.path.isfile(defaults) else "without a spark-defaults.conf"
+    spark = (
+        f"Checked for Spark {release} (the installed pyspark)"
+        if release
+        else "Checked for no release of Spark (no pyspark is installed)"
     )
-    click.echo(f"For {spark}, {beside}", err=True)
+    beside = f"defaults of {defaults}" if os.path.isfile(defaults) else "no spark-defaults.conf"
+    click.echo(f"{spark}; {beside}", err=True)
 
 
 def _why_not(release: str, before: Mapping[str, str]) -> str:

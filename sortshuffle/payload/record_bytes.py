@@ -25,8 +25,9 @@ from sortshuffle.payload.compression import Compression, fitted
 # one by one, with compression, takes some seven times as long as sealing many at once (`format.extent_run`)
 LEAST_COMPRESSED = 512
 # A block stands in memory of its payload's size. It is copied out of it only if it leaves more than this part
-# of it unused: copying all took 0.2 ns for each byte of payload, of 2.5 for writing it
-MOST_PINNED = 4
+# of it unused: copying all took 0.2 ns for each byte of payload, of 2.5 for writing it. Whoever keeps blocks
+# reckons with so many times their size
+MOST_PINNED = 2
 
 
 class RecordBytesPayload:

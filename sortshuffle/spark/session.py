@@ -49,7 +49,8 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     ``sortshuffle conf`` prints. Returns the builder.
 
     Raises `UsageError` where ``spark.sortshuffle.manager`` is ``on`` and the manager cannot be, `OptionError`
-    for a setting of this package that is not allowed, unless ``spark.sortshuffle.manager`` is ``off``.
+    for a setting of this package that is not allowed. Where the manager is ``off``, and where a SparkContext
+    runs already, only ``spark.sortshuffle.manager`` itself is checked here; a frame checks the others.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # over Connect for a server in this machine alone
     if "spark.remote" in builder._options or "SPARK_REMOTE" in os.environ:
@@ -106,6 +107,7 @@ def check_no_manager(spark: SparkSession) -> None:
 
     In a classic session the planner marks it. The server's ``spark.shuffle.manager`` alone is asked: a client
     cannot change it. The manager's own setting does not count, because a client may set it without an effect.
+    So a server that has the manager's settings with ``spark.sortshuffle.manager=off`` is refused, too.
     """
     if settings_of(spark).get(SHUFFLE_MANAGER, "") == MANAGER_CLASS:
         raise UnsupportedError(

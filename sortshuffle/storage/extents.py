@@ -45,10 +45,11 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class ExtentPart:
-    """Verified buffers of an extent: ``memory`` holds them, ``buffers`` say where."""
+    """Verified buffers of an extent, ``bytes`` together: ``memory`` holds them, ``buffers`` say where."""
 
     memory: pa.Buffer
     buffers: list[StoredBuffer]
+    bytes: int
 
 
 class ExtentReader(ABC):
@@ -90,7 +91,7 @@ class ExtentReader(ABC):
         """What `read_unverified` returned, every checksum verified."""
         with self.damage(extent.offset, extent):
             buffers = list(scan_extent(memoryview(memory), extent.checksum, extent.buffers))
-        return ExtentPart(memory, buffers)
+        return ExtentPart(memory, buffers, extent.bytes)
 
     def read_parts(self, extent: Extent, part_bytes: int) -> Iterator[ExtentPart]:
         """The extent in parts of at most ``part_bytes``, whole buffers each, verified buffer by buffer; a
@@ -110,7 +111,7 @@ class ExtentReader(ABC):
             if end == left:
                 with self.damage(extent.offset, extent):
                     _check_extent(extent, checksums)
-            yield ExtentPart(memory, buffers)
+            yield ExtentPart(memory, buffers, end)
             position += end
             wanted = part_bytes
 

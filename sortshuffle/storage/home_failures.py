@@ -13,6 +13,7 @@ Used by `Homes`, and by the stage of a task that fails (`note_failure`). Single-
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import time
@@ -28,7 +29,8 @@ _OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """``at``: seconds since the epoch."""
+    """``at``: seconds since the epoch. ``error``: a copy, which is never raised. A traceback would keep alive
+    what the frames of the failed call hold: its files, and the memory of its records."""
 
     at: float
     error: OSError
@@ -61,7 +63,7 @@ def note_failure(error: OSError) -> None:
 
 def remember(home: str, error: OSError) -> None:
     """Pass over this home for a while."""
-    _failures[home] = Failure(time.time(), error)
+    _failures[home] = Failure(time.time(), copy.copy(error))
     try:
         with open(os.path.join(home, MARKER_FILE), "w", encoding="utf-8") as opened:
             opened.write(f"{error}\n")
@@ -81,5 +83,5 @@ def failed_at(home: str) -> float | None:
 
 
 def last_error(home: str) -> OSError | None:
-    """What this process last knew to be wrong with it."""
-    return _failures[home].error if home in _failures else None
+    """What this process last knew to be wrong with it. The caller may raise it."""
+    return copy.copy(_failures[home].error) if home in _failures else None

@@ -235,7 +235,7 @@ class _Inspector:
 
     def __init__(self, names: PairNames) -> None:
         self._names = names
-        # of a pair that is just being made, the index is missing or empty for a moment
+        # of a pair that is just being made, the index is missing for a moment, and the data file is empty
         self._is_written = names.unfinished and names.data is not None and is_being_written(names.data)
         self._faults: list[Fault] = []
         self._table: RegionTable | None = None
@@ -301,7 +301,9 @@ class _Inspector:
 
     def _header(self, path: str, content: bytes, magic: bytes) -> FileHeader | None:
         if not content:
-            if not self._is_written:
+            # an index stays empty until its first region ends: a task that was killed before leaves it so
+            is_begun = magic == INDEX_MAGIC and path.endswith(PARTIAL_SUFFIX)
+            if not self._is_written and not is_begun:
                 self._fault(path, "the file is empty")
             return None
         try:

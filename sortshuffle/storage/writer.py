@@ -177,14 +177,14 @@ class PartitionedFileWriter:
         if self._written < 0:
             self._kinds.pop()
             return self._entries
-        self._end_extent()
-        if self._kinds[-1] is RegionKind.BROADCAST:
-            self._entries["offset"][0] = self._region_start
-            self._entries[:] = self._entries[0]
-        else:
-            self._place_extents()
-        self.regions += 1
         with self._or_failed():
+            self._end_extent()
+            if self._kinds[-1] is RegionKind.BROADCAST:
+                self._entries["offset"][0] = self._region_start
+                self._entries[:] = self._entries[0]
+            else:
+                self._place_extents()
+            self.regions += 1
             self._add_to_index(self._entries.tobytes())
             self._write_index()
         return self._entries

@@ -36,7 +36,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB
 from sortshuffle.partitioner.selector import id_dtype
-from sortshuffle.payload.record_bytes import LEAST_COMPRESSED, RecordBytesPayload
+from sortshuffle.payload.record_bytes import LEAST_COMPRESSED, MOST_PINNED, RecordBytesPayload
 from sortshuffle.write.data_buffer import Drained, Extent, write_batch
 from sortshuffle.write.intake import Intakes
 
@@ -44,9 +44,8 @@ from sortshuffle.write.intake import Intakes
 MESSAGE_BYTES = MIB
 MESSAGE_SHARE = 16  # part of the budget that a message is at most
 # A message exists up to three times: its joined bytes, the compressor's output, which has memory for bytes
-# that cannot be compressed, and a copy of its block if that is small. Rounded up; blocks that wait for their
-# write stand in memory of up to four times their size (`payload.record_bytes`)
-COPIES_OF_A_MESSAGE = 4
+# that cannot be compressed, and a copy of its block if that is at most half as large
+COPIES_OF_A_MESSAGE = 3
 SUBPARTITIONS_AT_ONCE = 1024  # whose bounds are Python's numbers at a time, some 40 bytes for each frame
 # neighbours that are worth sealing at once: NumPy's calls take as long as sealing some one by one
 LEAST_RUN = 8
@@ -146,8 +145,9 @@ class PlacedRecordEncoder:
         return (item,)
 
     def room_for(self, piece: PlacedRecords) -> bool:
-        """With the memory that a drain takes: for one message, and for what waits for its write."""
-        drained = COPIES_OF_A_MESSAGE * self._message_bytes + self._write_batch
+        """With the memory that a drain takes: for one message, and for blocks that wait for their write. They
+        stand in memory of up to `MOST_PINNED` times their size."""
+        drained = COPIES_OF_A_MESSAGE * self._message_bytes + MOST_PINNED * self._write_batch
         held = len(piece.data) + self._bounds_bytes
         return not self._frames or not self._budget.would_exceed(held + drained)
 

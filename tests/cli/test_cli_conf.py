@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pyspark
@@ -91,10 +92,33 @@ def test_white_space_which_no_line_can_have_is_for_a_file(jar: str, monkeypatch:
 
 
 def test_it_says_for_which_spark(jar: str, tmp_path: Path) -> None:
-    assert run("conf").stderr == f"For Spark {pyspark.__version__}, without a spark-defaults.conf\n"
+    checked = f"Checked for Spark {pyspark.__version__} (the installed pyspark)"
+    assert run("conf").stderr == f"{checked}; no spark-defaults.conf\n"
     defaults = tmp_path / "spark-defaults.conf"
     defaults.write_text("")
-    assert run("conf").stderr == f"For Spark {pyspark.__version__}, with the defaults in {defaults}\n"
+    assert run("conf").stderr == f"{checked}; defaults of {defaults}\n"
+
+
+def test_beside_another_spark_its_defaults_count_and_its_release_is_not_known(
+    jar: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    defaults = tmp_path / "conf" / "spark-defaults.conf"
+    defaults.parent.mkdir()
+    defaults.write_text("spark.plugins org.other.Plugin\n")
+    monkeypatch.delenv("SPARK_CONF_DIR")
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert settings()["spark.plugins"] == f"org.other.Plugin,{PLUGIN_CLASS}"
+    checked = f"Checked for Spark {pyspark.__version__} (the installed pyspark)"
+    assert run("conf").stderr == f"{checked}; defaults of {defaults}\n"
+
+
+def test_without_pyspark_no_release_is_checked(jar: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_found(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(command, "version", not_found)
+    expected = "Checked for no release of Spark (no pyspark is installed); no spark-defaults.conf\n"
+    assert run("conf").stderr == expected
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,35 @@ def test_a_home_that_did_not_fail_is_not_known_to_have(tmp_path: Path) -> None:
 def test_a_failure_is_remembered_with_its_reason(tmp_path: Path) -> None:
     home_failures.remember(str(tmp_path), BROKEN)
     assert home_failures.failed_at(str(tmp_path)) is not None
-    assert home_failures.last_error(str(tmp_path)) is BROKEN
+    found = home_failures.last_error(str(tmp_path))
+    assert (type(found), str(found)) == (OSError, str(BROKEN))
     assert (tmp_path / MARKER_FILE).read_text() == "[Errno 5] Input/output error\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, "gone", "/home/file"),
+        OSError("no number"),
+        OutOfDiskError("/home", 10, 5),
+    ],
+)
+def test_what_is_remembered_holds_nothing_of_the_call_that_failed(tmp_path: Path, error: OSError) -> None:
+    """Nor what was going on when the error was raised again by somebody who looked it up."""
+    try:
+        try:
+            raise ValueError("the cause")
+        except ValueError as cause:
+            raise error from cause
+    except OSError as caught:
+        home_failures.remember(str(tmp_path), caught)
+    for _ in range(2):
+        found = home_failures.last_error(str(tmp_path))
+        assert found is not None
+        assert (type(found), str(found), found.filename) == (type(error), str(error), error.filename)
+        assert (found.__traceback__, found.__cause__, found.__context__) == (None, None, None)
+        with pytest.raises(OSError):
+            raise found
 
 
 def test_other_processes_see_it_in_the_home(tmp_path: Path) -> None:

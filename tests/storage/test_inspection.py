@@ -441,6 +441,25 @@ def test_a_killed_tasks_pair_is_unfinished(
     assert found.table is not None and found.table.totals.records == 300 + 50 + 1000 + 81
 
 
+def test_a_task_that_is_killed_in_its_first_region_leaves_an_unfinished_pair(tmp_path: Path) -> None:
+    """Its index is still empty."""
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    with open_writer(tmp_path) as writer:
+        writer.start_region()
+        writer.write_extents([(FIRST, buffers([100, 200], 1))])
+        for path in (writer.file.partial_data_path, writer.file.partial_index_path):
+            shutil.copy(path, copied)
+    file = PartitionedFile.named(str(copied), 7, 0, 70)
+    assert os.path.getsize(file.partial_index_path) == 0
+    for path in (file.partial_data_path, file.partial_index_path):
+        found = inspect(path)
+        assert found.faults == ()
+        assert state(found) is State.UNFINISHED
+        assert found.header == writer.header
+        assert found.table is not None and found.table.kinds == ()
+
+
 def test_it_may_be_cut_anywhere(unfinished: tuple[PartitionedFileWriter, PartitionedFile]) -> None:
     _, file = unfinished
     index, data = Path(file.partial_index_path), Path(file.partial_data_path)

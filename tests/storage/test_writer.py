@@ -326,6 +326,24 @@ def test_a_directory_that_is_not_there_is_an_error_and_nothing_is_left_open(tmp_
     assert open_files(tmp_path) == []
 
 
+def test_after_a_region_that_could_not_be_ended_only_abandon_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    with new_writer(tmp_path) as writer:
+        writer.start_region()
+        writer.write_extents([(0, buffers(b"x"))])
+        with monkeypatch.context() as patch, pytest.raises(MemoryError):
+            patch.setattr(PartitionedFileWriter, "_place_extents", no_memory)
+            writer.finish_region()
+        for call in (writer.start_region, writer.finish_region, lambda: writer.finish(Writer())):
+            with pytest.raises(StateError, match="is half written after a failed call"):
+                call()
+    assert os.listdir(tmp_path) == []
+
+
 def test_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     file = write_pair(tmp_path, Pair(1))
     assert {os.stat(path).st_mode & 0o777 for path in (file.data_path, file.index_path)} == {0o600}

@@ -313,7 +313,7 @@ def test_with_little_memory_messages_are_small(tmp_path: Path) -> None:
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
 @pytest.mark.parametrize("times", [1, 6])
 @pytest.mark.parametrize("subpartitions", [1, 16, 1000])
-@pytest.mark.parametrize("most", [200, 2], ids=["noise", "compressible"])
+@pytest.mark.parametrize("most", [200, 80, 2], ids=["noise", "3.5 times smaller", "compressible"])
 def test_memory_stays_within_the_budget_whatever_the_amount_of_data(
     tmp_path: Path, codec: Codec, times: int, subpartitions: int, most: int
 ) -> None:

@@ -5,11 +5,13 @@
 
 Where to find what (docs/manager.md has the protocol and the design):
 
+    greeting      what both ends send first
     protocol      requests and replies, byte for byte
     server        the Unix socket, a thread for each connection
     engine        what all connections share: memory, segments, map outputs
     writing       one map output, from its first frame to its commit
     reading       the answer to one request of a reduce task
+    unheard       which services on other hosts are told no more for a while
     outputs       which map outputs are open, and where new ones go
     launch        what a JVM runs to find or start the engine
 """

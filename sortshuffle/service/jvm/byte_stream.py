@@ -2,7 +2,7 @@
 
     received, fill   small messages through a buffer: what the JVM wrote at once comes by one call
                      large ones without it, into the caller's memory
-    send             pieces gathered
+    send             pieces gathered, behind those that were left for it by send_later
 
 Each system call gives Python's lock away and may wait for it afterwards, which takes longer than the call.
 
@@ -31,6 +31,7 @@ class ByteStream:
         self._socket = connection
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._held = self._buffer[:0]  # what was received and not yet asked for
+        self._unsent: list[BytesLike] = []
 
     def received(self, size: int) -> bytearray:
         """The next bytes."""
@@ -50,8 +51,18 @@ class ByteStream:
             view[:count] = self._held[:count]
             view, self._held = view[count:], self._held[count:]
 
+    def has_received(self, data: bytes) -> bool:
+        """Whether these bytes are known to come next."""
+        return self._held[: len(data)] == data
+
+    def send_later(self, piece: BytesLike) -> None:
+        """Send it with what is sent next, ahead of that."""
+        self._unsent.append(piece)
+
     def send(self, pieces: Sequence[BytesLike]) -> None:
         """Send pieces, of which one call takes at most 1024."""
+        if self._unsent:
+            pieces, self._unsent = [*self._unsent, *pieces], []
         try:
             sent = self._socket.sendmsg(pieces)
             if sent == sum(map(len, pieces)):

@@ -30,6 +30,7 @@ from sortshuffle.service.jvm.outputs import MapOutputs
 from sortshuffle.service.jvm.protocol import ReadRequest, RemoveRequest, WriteRequest
 from sortshuffle.service.jvm.reading import BlockReader
 from sortshuffle.service.jvm.remote import RemoteIndexes, RemoteSettings
+from sortshuffle.service.jvm.unheard import RETRY_AFTER, UnheardServices
 from sortshuffle.service.jvm.writing import SEGMENT_BYTES, MapOutputWriting, WritingResources
 from sortshuffle.service.protocol import MapOutputAddress
 from sortshuffle.storage import home_failures
@@ -44,9 +45,6 @@ MOST_WRITERS = 256
 FLOOR_BYTES = 16 * MIB
 TELL_TIMEOUT = 10.0  # seconds in which another host must hear that a shuffle is removed
 TELLERS = 4  # threads that tell other hosts: a few that do not answer do not keep the others from it
-# Times in a row that a service does not hear of a removal before it is told no more: its host is gone.
-# Hundreds of such hosts would otherwise keep the others waiting, for each shuffle anew
-MOST_UNHEARD = 3
 WRITER_TIMEOUT = 600.0  # seconds; a task that writes for longer is not waited for by others
 SWEEP_AFTER = PARTIAL_SETTLES + 1.0  # seconds
 MEMORY_OPTION = "spark.sortshuffle.manager.memory"
@@ -96,7 +94,7 @@ class Engine:
         )
         self._writers = threading.BoundedSemaphore(MOST_WRITERS)
         self._telling = ThreadPoolExecutor(TELLERS, thread_name_prefix="sortshuffle-remove")
-        self._unheard: dict[str, int] = {}  # by service: how often in a row it did not hear of a removal
+        self._unheard = UnheardServices()
         self._remote = RemoteSettings(settings.application, settings.clients, RemoteIndexes())
 
     @property
@@ -157,7 +155,7 @@ class Engine:
             home_failures.note_failure(error)
 
     def _tell(self, service: str, shuffle: int) -> None:
-        if self._unheard.get(service, 0) >= MOST_UNHEARD:
+        if not self._unheard.may_try(service):
             return
         settings = replace(self.settings.clients, timeout=TELL_TIMEOUT)
         clients = ServiceClients(settings)
@@ -165,10 +163,12 @@ class Engine:
             token = bytes.fromhex(self._registered().token)
             if not clients.client(service).remove(self.settings.application, shuffle, token):
                 _log.warning("%s does not serve this application: nothing of shuffle %d", service, shuffle)
-            self._unheard.pop(service, None)
+            self._unheard.heard(service)
         except (OSError, SortShuffleError) as error:
-            self._unheard[service] = self._unheard.get(service, 0) + 1
             _log.warning("shuffle %d is not removed where %s serves: %s", shuffle, service, error)
+            # who refuses the request is there: only one that does not answer is passed over
+            if isinstance(error, ServiceUnavailableError) and self._unheard.unheard(service):
+                _log.warning("%s is told of no removal for %g s: it does not answer", service, RETRY_AFTER)
         finally:
             clients.close()
 
@@ -208,8 +208,8 @@ class Engine:
 def _close(writing: MapOutputWriting) -> None:
     try:
         writing.close()
-    except OSError as error:  # why it is abandoned says more
-        _log.warning("an unfinished map output is not wholly removed: %s", error)
+    except OSError as error:  # the JVM hears how the writing went, which this does not change
+        _log.warning("what a map output left unfinished is not wholly removed: %s", error)
 
 
 def _swept(home: str) -> None:

@@ -28,6 +28,7 @@ from sortshuffle.errors import (
 from sortshuffle.options import Options
 from sortshuffle.service import rendezvous
 from sortshuffle.service.address import address_of_host, split_address
+from sortshuffle.service.jvm.greeting import GREETING, check_greeting, pack_greeting
 from sortshuffle.service.rendezvous import Registration
 from sortshuffle.service.secret import read_secret
 from sortshuffle.storage.host import host_name
@@ -144,9 +145,6 @@ def _wait_until_up(path: str, directory: str) -> None:
 
 
 def _greet(path: str, timeout: float) -> None:
-    # it brings numpy, which is imported while the engine comes up
-    from sortshuffle.service.jvm.protocol import GREETING, check_greeting, pack_greeting
-
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(timeout)
         client.connect(path)

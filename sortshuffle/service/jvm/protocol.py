@@ -1,6 +1,6 @@
 """The protocol between a JVM and the engine of its host as pure functions on bytes (docs/manager.md).
 
-Used by the engine; the other end is Java's. Nothing here does I/O.
+Used by the engine; the other end is Java's. Nothing here does I/O. What both send first is in `greeting`.
 
 Rule: both ends are processes of one user, and of one application. What does not fit is a `ProtocolError` all
 the same, and costs the peer its connection: the two may be of different releases.
@@ -19,9 +19,6 @@ import numpy.typing as npt
 
 from sortshuffle.errors import ProtocolError
 
-MAGIC = b"\x89SSJ\r\n\x1a\n"
-VERSION = 1
-GREETING = struct.Struct("<8sII")
 REQUEST = struct.Struct("<BxxxI")
 """Operation, bytes of the body."""
 REPLY = struct.Struct("<BxxxI")
@@ -199,28 +196,13 @@ class RemoveRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReadTotals:
-    """What a request has read so far: bytes of files, and blocks, here and on other hosts."""
+    """What a request has read so far: bytes of files, and blocks that were begun, here and on other
+    hosts. At the end the blocks are all that it named."""
 
     local_bytes: int = 0
     local_blocks: int = 0
     remote_bytes: int = 0
     remote_blocks: int = 0
-
-
-def pack_greeting() -> bytes:
-    return GREETING.pack(MAGIC, VERSION, 0)
-
-
-def check_greeting(data: bytes | bytearray) -> None:
-    """Raise `ProtocolError` unless the peer speaks this version."""
-    magic, version, _ = GREETING.unpack(data)
-    if magic != MAGIC:
-        raise ProtocolError(f"the peer is no shuffle manager: it begins with {magic!r}")
-    if version != VERSION:
-        raise ProtocolError(
-            f"the peer speaks version {version} of the manager's protocol, and this engine {VERSION}:"
-            " use one release of sortshuffle in the driver and on all hosts"
-        )
 
 
 def pack_reply(status: Status, body: bytes = b"") -> bytes:

@@ -57,7 +57,8 @@ class BlockReader:
         elsewhere = [(n, block) for n, block in numbered if not is_local[block.service]]
         if elsewhere:
             self._remote = RemoteBlocks(request, elsewhere, remote)
-        self._bytes = 0
+        self._bytes = 0  # of local extents that were read
+        self._blocks = 0  # local ones that were begun
 
     def locate(self) -> None:
         """Find all map outputs. Raises `LostBlocksError` with all that are lost, OSError."""
@@ -81,6 +82,7 @@ class BlockReader:
     def pieces(self) -> Iterator[BytesLike]:
         """The bytes of records, after `locate`. Raises `LostBlocksError`, OSError."""
         for number, block, output in self._local:
+            self._blocks += 1
             if output.small is not None:
                 self._bytes += output.small.stored_bytes(block.first, block.end)
                 yield output.small.records(block.first, block.end)
@@ -94,13 +96,13 @@ class BlockReader:
             yield from self._remote.pieces()
 
     def totals(self) -> ReadTotals:
-        """What was read."""
+        """What was read so far."""
         remote = self._remote
         return ReadTotals(
             self._bytes,
-            len(self._local_numbers),
+            self._blocks,
             remote.bytes_read if remote is not None else 0,
-            len(self._request.blocks) - len(self._local_numbers),
+            remote.blocks_begun if remote is not None else 0,
         )
 
     def close(self) -> None:
@@ -129,11 +131,19 @@ class BlockReader:
             for group in _groups(sizes, first):
                 extents = [extent_of(output.entries[region, each], region, each) for each in group]
                 size = sum(extent.bytes for extent in extents)
-                self._bytes += size
                 if size > READ_BYTES and len(extents) == 1:
-                    yield from _parts(output, extents[0], payload)
+                    yield from self._parts(output, extents[0], payload)
                 else:
+                    self._bytes += size
                     yield from _neighbours(output, extents, size, payload)
+
+    def _parts(self, output: MapOutput, extent: Extent, payload: RecordBytesPayload) -> Iterator[pa.Buffer]:
+        """The records of a large extent, in several reads."""
+        for part in output.reader.read_parts(extent, READ_BYTES):
+            with output.reader.damage(extent.offset, extent):
+                raw = _raw(part.memory, part.buffers, payload)
+            self._bytes += part.bytes
+            yield from raw
 
 
 def _groups(sizes: npt.NDArray[np.int64], first: int) -> Iterator[list[int]]:
@@ -173,14 +183,6 @@ def _neighbours(
             raise reader.damaged(problem, extent.offset, extent) from None
         yield from raw
         start = end
-
-
-def _parts(output: MapOutput, extent: Extent, payload: RecordBytesPayload) -> Iterator[pa.Buffer]:
-    """The records of a large extent, in several reads."""
-    for part in output.reader.read_parts(extent, READ_BYTES):
-        with output.reader.damage(extent.offset, extent):
-            raw = _raw(part.memory, part.buffers, payload)
-        yield from raw
 
 
 def _raw(memory: pa.Buffer, buffers: list[StoredBuffer], payload: RecordBytesPayload) -> list[pa.Buffer]:

@@ -98,7 +98,8 @@ class _Located:
 
 
 class RemoteBlocks:
-    """``blocks``: with their numbers in the request. The caller closes it."""
+    """``blocks``: with their numbers in the request. ``blocks_begun``: how many of them `pieces` has come to.
+    The caller closes it."""
 
     def __init__(
         self, request: ReadRequest, blocks: Sequence[tuple[int, Block]], settings: RemoteSettings
@@ -109,6 +110,7 @@ class RemoteBlocks:
         self._clients = ServiceClients(settings.clients)
         self._located: list[_Located] = []
         self._metrics = TaskMetrics()
+        self.blocks_begun = 0
 
     @property
     def bytes_read(self) -> int:
@@ -144,13 +146,18 @@ class RemoteBlocks:
     def pieces(self) -> Iterator[pa.Buffer]:
         """The bytes of records, block by block. Raises `LostBlocksError`."""
         try:
-            for codec, located in groupby(self._located, lambda each: each.index.header.codec):
+            numbered = enumerate(self._located, 1)
+            for codec, located in groupby(numbered, lambda each: each[1].index.header.codec):
                 payload = RecordBytesPayload(codec)
                 fetcher = Fetcher(payload, MemoryBudget(READ_AHEAD_BYTES), THREADS, self._metrics)
-                channels = [channel for each in located for channel in self._channels(each)]
-                with closing(fetcher.items(channels)) as items:
-                    for _, piece in items:
+                channels = [(begun, channel) for begun, each in located for channel in self._channels(each)]
+                # by identity: a block that is asked for twice has channels that are equal
+                begun_with = {id(channel): begun for begun, channel in channels}
+                with closing(fetcher.items([channel for _, channel in channels])) as items:
+                    for channel, piece in items:
+                        self.blocks_begun = begun_with[id(channel)]
                         yield piece
+            self.blocks_begun = len(self._blocks)  # the last ones may be empty
         except DataLossError as error:
             raise self._lost(error) from error
         except ServiceUnavailableError as error:

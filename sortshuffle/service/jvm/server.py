@@ -27,10 +27,10 @@ from sortshuffle.options import KIB
 from sortshuffle.service.jvm import shared_frames
 from sortshuffle.service.jvm.byte_stream import ByteStream, StreamEndedError
 from sortshuffle.service.jvm.engine import Engine
+from sortshuffle.service.jvm.greeting import GREETING, check_greeting, pack_greeting
 from sortshuffle.service.jvm.lost import LostBlocksError
 from sortshuffle.service.jvm.protocol import (
     FRAME,
-    GREETING,
     MOST_BODY_BYTES,
     REQUEST,
     Operation,
@@ -39,9 +39,7 @@ from sortshuffle.service.jvm.protocol import (
     SharedFrame,
     Status,
     WriteRequest,
-    check_greeting,
     pack_chunk,
-    pack_greeting,
     pack_reply,
     pack_stream_error,
     unpack_share,
@@ -58,6 +56,7 @@ ACCEPT_PAUSE = 0.1  # seconds, where the system has no descriptor or thread for 
 DRAIN_BYTES = 256 * KIB
 
 _ACKNOWLEDGEMENT = pack_reply(Status.DONE)
+_FINISH = REQUEST.pack(Operation.FINISH, 0)
 
 _log = logging.getLogger(__name__)
 
@@ -211,7 +210,10 @@ class JvmConnection:
         if self._shared is None:
             raise ProtocolError("a frame in shared memory, where none is shared")
         writing.add(self._shared.records(frame))
-        self._stream.send([_ACKNOWLEDGEMENT])
+        if self._stream.has_received(_FINISH):  # then the JVM fills no further frame, and waits for both
+            self._stream.send_later(_ACKNOWLEDGEMENT)
+        else:
+            self._stream.send([_ACKNOWLEDGEMENT])
 
     def _refuse(self, error: Exception) -> None:
         """Tell why a request cannot be done, and end the connection so that the JVM reads it."""

@@ -9,11 +9,12 @@ copied three times.
 Rules
 * It belongs to one connection and is never another's. So no task sees, or writes, bytes of another one.
 * It goes when both processes have unmapped it, however they end. There is no file that could be left.
-* It is memory without a name (``memfd_create``): no disk's size limits it, nor that of /dev/shm. Its own size
-  is sealed. So no access to it fails with SIGBUS. Pages exist when they are first written.
+* It is memory without a name (``memfd_create``): no disk's size limits it, nor that of /dev/shm.
+* All its pages are there before the JVM hears of it, and its size is sealed. So no access to it fails with
+  SIGBUS, even where memory may not be overcommitted.
 * The engine reads only what a frame names, and checks that it is inside.
 
-Where the system has no such memory, `make` gives None, and frames come through the socket.
+Where the system has no such memory, or too little, `make` gives None, and frames come through the socket.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class SharedFrames:
     def __init__(self, size: int) -> None:
         self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(self._fd, size)
+            os.posix_fallocate(self._fd, 0, size)
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _seals())
             self._map = mmap.mmap(self._fd, size, prot=mmap.PROT_READ)
             self._view = memoryview(self._map)

@@ -64,10 +64,11 @@ def choose(builder: SparkSession.Builder) -> Choice:
     """Whether the manager can be on for what the builder is told so far.
 
     Brings the manager's classes to a JVM that runs already. Raises `UsageError` where the manager must be on
-    and cannot be, `OptionError` for a setting of this package that is not allowed.
+    and cannot be, `OptionError` for a setting of this package that is not allowed. Beside a SparkContext that
+    runs already, of these settings only ``spark.sortshuffle.manager`` counts and is checked.
     """
     begun, told = launch(), _told(builder)
-    known = _known(begun, told)
+    known = {**begun.settings, **told}
     wanted = Options.of({manager.MANAGER: known.get(manager.MANAGER, "auto")}).manager
     running = SparkContext._active_spark_context
     if running is not None:
@@ -80,7 +81,8 @@ def choose(builder: SparkSession.Builder) -> Choice:
     settings = manager.manager_settings(_jar(), _python(), known)
     if has_jvm():
         settings[manager.MANAGER] = wanted  # an earlier builder of this JVM may have said otherwise
-    return Choice(settings, _ENCRYPTED if manager.is_true(known, manager.ENCRYPTION) else "")
+    is_encrypted = manager.is_true(known, manager.ENCRYPTION)
+    return Choice(settings, _refusal(wanted, _ENCRYPTED) if is_encrypted else "")
 
 
 _RUNS = (
@@ -92,19 +94,10 @@ _RUNS_WITH_IT = (
     "the SparkContext runs already, with the shuffle manager. Stop it before a session without the manager is"
     " created"
 )
-_ENCRYPTED = f"{manager.ENCRYPTION} is true, and sortshuffle does not encrypt files"
-
-
-def _known(begun: Launch, told: Mapping[str, str]) -> dict[str, str]:
-    """The settings that the SparkContext would have.
-
-    `without_manager` gives a builder ``sort`` where it must turn the manager off that is there otherwise. A
-    builder that has it from there may still have the manager.
-    """
-    begun_with_it = begun.settings.get(manager.SHUFFLE_MANAGER) == manager.MANAGER_CLASS
-    if begun_with_it and told.get(manager.SHUFFLE_MANAGER) == manager.SPARKS_OWN:
-        told = {**told, manager.SHUFFLE_MANAGER: manager.MANAGER_CLASS}
-    return {**begun.settings, **told}
+_ENCRYPTED = (
+    f"{manager.ENCRYPTION} is true, and sortshuffle does not encrypt files. Leave that setting out where"
+    " files may be plain"
+)
 
 
 def _beside_running(wanted: str, is_on: bool) -> Choice:

@@ -8,14 +8,12 @@ them.
     spark.jars                       its jar, behind the jars that are there; executors get it from the driver
     spark.driver.extraClassPath      its jar, before what is there: a driver's JVM has it from its start
     spark.sortshuffle.manager.python the Python of the engine
-    spark.dynamicAllocation.shuffleTracking.timeout
-                                     with dynamic allocation: when idle executors go
-
-Settings that it does not work beside are known here, too (`why_not_beside`).
 
 All of them are settings of a SparkContext, fixed when it starts. ``spark.conf.set`` and
 ``builder.getOrCreate()`` accept them later without an error and without an effect. So whoever asks whether
 the manager is on must ask the SparkContext's own configuration (`is_on`), never a session's.
+
+Settings that the manager does not work beside are known here, too (`why_not_beside`).
 
 This module imports nothing of Spark.
 """
@@ -30,7 +28,9 @@ from sortshuffle.options import Options
 
 MANAGER_CLASS = "org.sortshuffle.SortMergeShuffleManager"
 PLUGIN_CLASS = "org.sortshuffle.SortMergeShufflePlugin"
-SPARKS_OWN = "sort"
+SPARKS_OWN = "org.apache.spark.shuffle.sort.SortShuffleManager"
+"""Spark's own manager, by its class. `without_manager` gives this name, so that it differs from the ``sort``
+of a user, who wants no other manager."""
 
 SHUFFLE_MANAGER = "spark.shuffle.manager"
 PLUGINS = "spark.plugins"
@@ -41,12 +41,7 @@ PYTHON = "spark.sortshuffle.manager.python"
 DIRECTORIES = "spark.sortshuffle.dir"
 PUSH = "spark.shuffle.push.enabled"
 SPARKS_SERVICE = "spark.shuffle.service.enabled"
-MASTER = "spark.master"
 ENCRYPTION = "spark.io.encryption.enabled"
-DYNAMIC = "spark.dynamicAllocation.enabled"
-IDLE_TIMEOUT = "spark.dynamicAllocation.executorIdleTimeout"
-TRACKING_TIMEOUT = "spark.dynamicAllocation.shuffleTracking.timeout"
-SPARKS_IDLE_TIMEOUT = "60s"  # Spark's default
 
 SECRET = f"spark.plugins.internal.conf.{PLUGIN_CLASS}.secret"
 """Hex digits. The plugin's driver half makes the application's secret; Spark puts what it returns here, in
@@ -66,23 +61,7 @@ def manager_settings(jar: str, python: str, before: Mapping[str, str]) -> dict[s
         JARS: ",".join([*_others(entries_of(before.get(JARS, "")), jar), jar]),
         DRIVER_CLASS_PATH: os.pathsep.join([jar, *_others(class_path, jar)]),
         PYTHON: before.get(PYTHON) or python,
-        **_idle_executors(before),
     }
-
-
-def _idle_executors(before: Mapping[str, str]) -> dict[str, str]:
-    """With dynamic allocation Spark keeps idle executors for ever that have written map outputs. The
-    manager's belong to the host, so such executors may go like others, once no job runs that has the shuffle.
-
-    Nothing is set where map outputs end with their executor: in containers, and with encryption, which leaves
-    all shuffles to Spark. A master that is not known may be one of containers.
-    """
-    master = before.get(MASTER, "")
-    outlive = master != "" and not master.startswith("k8s") and not is_true(before, ENCRYPTION)
-    if not outlive or not is_true(before, DYNAMIC) or TRACKING_TIMEOUT in before:
-        return {}
-    timeout = before.get(IDLE_TIMEOUT, SPARKS_IDLE_TIMEOUT).strip()
-    return {TRACKING_TIMEOUT: f"{timeout}s" if timeout.isdigit() else timeout}  # whose own unit would be ms
 
 
 def without_manager(before: Mapping[str, str]) -> dict[str, str]:
@@ -129,7 +108,7 @@ def why_not_beside(settings: Mapping[str, str]) -> str:
     if url:
         return f"it writes to local directories only, and {DIRECTORIES} is {url}. Name local directories"
     other = settings.get(SHUFFLE_MANAGER, "")
-    if other not in ("", MANAGER_CLASS):
+    if other not in ("", MANAGER_CLASS, SPARKS_OWN):
         return f"{SHUFFLE_MANAGER} is {other}. Leave that setting out"
     for key, what in ((PUSH, "push-based shuffle"), (SPARKS_SERVICE, "Spark's external shuffle service")):
         if is_true(settings, key):

@@ -52,6 +52,32 @@ def test_bytes_come_in_their_order_however_they_are_asked_for(total: int, sizes:
         assert rest(own) == 0
 
 
+def test_what_is_sent_later_goes_ahead_of_what_is_sent_next(pair: Sockets) -> None:
+    peer, own = pair
+    stream = ByteStream(own)
+    stream.send_later(b"first ")
+    stream.send_later(b"second ")
+    assert rest(peer) == 0
+    stream.send([b"third ", b"fourth "])
+    assert peer.recv(100) == b"first second third fourth "
+    stream.send([b"fifth"])
+    assert peer.recv(100) == b"fifth"
+
+
+def test_what_has_come_is_known_without_taking_it(pair: Sockets) -> None:
+    peer, own = pair
+    stream = ByteStream(own)
+    assert not stream.has_received(b"finish")
+    peer.sendall(b"frame" + b"finish" + b"fin")
+    assert not stream.has_received(b"frame"), "it is still in the socket"
+    assert stream.received(5) == b"frame"
+    assert stream.has_received(b"finish")
+    assert not stream.has_received(b"frame")
+    assert stream.received(6) == b"finish"
+    assert not stream.has_received(b"finish"), "it has not wholly come"
+    assert stream.received(3) == b"fin"
+
+
 def test_small_messages_that_came_together_are_taken_at_once(pair: Sockets) -> None:
     peer, own = pair
     peer.sendall(b"header" + b"frame" + b"finish")

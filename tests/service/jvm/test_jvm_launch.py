@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from consumers import PATIENCE
-from engine import ENVIRONMENT, eventually, running
+from engine import ENVIRONMENT, eventually, printed, running
 from jvm_client import GREETING, SHUFFLE, Block, Written, connected
 
 from sortshuffle.errors import ProtocolError, ServiceUnavailableError, UsageError
@@ -461,6 +461,18 @@ def test_an_engine_of_another_release_is_an_error_at_once(short_path: Path) -> N
     thread = answering(short_path / "socket", GREETING.replace(b"\1", b"\2"))
     with pytest.raises(ProtocolError, match="version 2"):
         launch._wait_until_up(str(short_path / "socket"), str(short_path))
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def test_the_launcher_does_not_import_numpy(short_path: Path) -> None:
+    """It takes 0.1 s, for which the first shuffle of each JVM waits."""
+    thread = answering(short_path / "socket", GREETING)
+    program = (
+        "import sys\nfrom sortshuffle.service.jvm import launch\n"
+        "launch._wait_until_up(sys.argv[1], sys.argv[2])\nprint('numpy' in sys.modules)"
+    )
+    assert printed(program, str(short_path / "socket"), str(short_path)) == ["False"]
     thread.join(PATIENCE)
     assert not thread.is_alive()
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sortshuffle.errors import ProtocolError
 from sortshuffle.service.jvm import protocol
+from sortshuffle.service.jvm.greeting import check_greeting, pack_greeting
 from sortshuffle.service.jvm.protocol import (
     Block,
     Operation,
@@ -20,10 +21,8 @@ from sortshuffle.service.jvm.protocol import (
     RemoveRequest,
     Status,
     WriteRequest,
-    check_greeting,
     pack_chunk,
     pack_finished,
-    pack_greeting,
     pack_reply,
     pack_stream_error,
 )

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jvm_client import (
     DONE,
+    HERE,
     LOST,
     SHUFFLE,
     Block,
@@ -30,6 +32,7 @@ from jvm_client import (
 
 from sortshuffle.format.header import Codec
 from sortshuffle.options import KIB, MIB
+from sortshuffle.service.jvm import protocol
 from sortshuffle.service.jvm.reading import READ_BYTES
 from sortshuffle.storage import home_failures
 from sortshuffle.storage.partitioned_file import PartitionedFile
@@ -175,6 +178,34 @@ def test_empty_subpartitions_are_passed_over(client: JvmClient, size: int) -> No
     assert answer.totals == (sum(outputs[1].done.sizes), 2, 0, 0)
     assert client.read([outputs[1].block(4, 7), outputs[1].block(0, 2)]).data == b""
     assert client.read([outputs[0].block(3, 4)]).data == b""
+
+
+def test_the_totals_on_the_way_are_of_what_was_read_by_then(engine: Serving, client: JvmClient) -> None:
+    """A task that reads no further reports them."""
+    chosen = random.Random(1)
+    frames = [[(0, chosen.randbytes(3 * READ_BYTES))], [(1, b"small")]]
+    large, small = write(client, 1, frames, 2), write(client, 2, [[(0, b"small")]], 2)
+    asked = [large.block(0, 1), large.block(1, 2), small.block(0, 1), small.block(1, 2)]
+    blocks = [
+        protocol.Block(each.map_id, each.map_index, each.first, each.end, 0, each.file_id) for each in asked
+    ]
+    request = protocol.ReadRequest(SHUFFLE, (HERE,), tuple(blocks))
+    with closing(engine.engine.read(request)) as reader:
+        reader.locate()
+        assert reader.totals() == protocol.ReadTotals()
+        found, sizes = [], []
+        for piece in reader.pieces():
+            found.append(reader.totals())
+            sizes.append(len(piece))
+        assert sum(sizes) == 3 * READ_BYTES + len(b"smallsmall")
+        of_large = [each for each in found if each.local_blocks == 1]
+        assert 0 < of_large[0].local_bytes <= READ_BYTES
+        assert of_large[-1].local_bytes == large.done.sizes[0]
+        for at, each in enumerate(of_large):
+            assert sum(sizes[: at + 1]) <= each.local_bytes <= sum(sizes[: at + 1]) + READ_BYTES
+        assert [each.local_blocks for each in found[len(of_large) :]] == [2, 3, 4]
+        total = sum(large.done.sizes) + small.done.sizes[0]
+        assert reader.totals() == protocol.ReadTotals(total, 4, 0, 0)
 
 
 @SIZES

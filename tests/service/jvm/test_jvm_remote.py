@@ -7,7 +7,7 @@ import os
 import random
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,7 +40,9 @@ from sortshuffle.format.index import ENTRY, Index, Writer
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.client import ClientSettings, ServiceClients
 from sortshuffle.service.jvm import engine as engines
+from sortshuffle.service.jvm import protocol
 from sortshuffle.service.jvm.remote import RemoteIndexes
+from sortshuffle.service.jvm.unheard import MOST_UNHEARD, RETRY_AFTER, UnheardServices
 from sortshuffle.service.shuffle_service import ServerSettings, ShuffleService, listen
 from sortshuffle.storage import home_failures
 from sortshuffle.storage.partitioned_file import PartitionedFile
@@ -185,6 +187,24 @@ def test_blocks_of_this_host_come_first_and_then_all_in_the_order_of_the_request
     blocks = [other.block(0, 1, 0), mine.block(0, 1, 1), other.block(1, 2, 0)]
     wanted = mine.expected(0, 1) + other.expected(0, 1) + other.expected(1, 2)
     assert client.read(blocks, [there.address, HERE]).data == wanted
+
+
+def test_blocks_count_where_they_are_begun(here: Serving, there: Host) -> None:
+    """One is asked for twice, one is empty, and the last one, too."""
+    first, second = there.write(1, some(1, MIB)), there.write(2, [[(0, b"x" * 100)]])
+    asked = [first.block(0, 1), first.block(0, 1), second.block(1, 2), second.block(0, 1), second.block(2, 3)]
+    blocks = [
+        protocol.Block(each.map_id, each.map_index, each.first, each.end, 0, each.file_id) for each in asked
+    ]
+    request = protocol.ReadRequest(SHUFFLE, (there.address,), tuple(blocks))
+    with closing(here.engine.read(request)) as reader:
+        reader.locate()
+        assert reader.totals() == protocol.ReadTotals()
+        begun = [reader.totals().remote_blocks for _ in reader.pieces()]
+        assert sorted(set(begun)) == [1, 2, 4]
+        assert begun == sorted(begun)
+        size = 2 * first.done.sizes[0] + second.done.sizes[0]
+        assert reader.totals() == protocol.ReadTotals(0, 0, size, 5)
 
 
 def test_empty_remote_blocks_are_read_too(here: Serving, there: Host) -> None:
@@ -468,21 +488,83 @@ def test_a_service_that_cannot_be_told_does_not_hold_up_the_jvm(
         eventually(lambda: "no address" in caplog.text, "the log says so")
 
 
-def test_a_service_that_does_not_hear_time_and_again_is_told_no_more(
-    tmp_path: Path, there: Host, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+class Telling:
+    """What an engine's log says of the removals that a service did not hear of."""
+
+    def __init__(self, engine: Serving, service: str, caplog: pytest.LogCaptureFixture) -> None:
+        self._engine = engine.engine
+        self._service = service
+        self._caplog = caplog
+
+    def tell(self) -> None:
+        """Wait until the attempt, or the decision to make none, is over."""
+        self._engine._tell(self._service, SHUFFLE)
+
+    def unheard(self) -> int:
+        return self._caplog.text.count(f"is not removed where {self._service} serves")
+
+    def passed_over(self) -> int:
+        return self._caplog.text.count(f"{self._service} is told of no removal for 600 s")
+
+
+def test_a_service_that_does_not_hear_time_and_again_is_passed_over_for_a_while(
+    here: Serving, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "TELL_TIMEOUT", SHORT)
+    now = [1000.0]
+    here.engine._unheard = UnheardServices(lambda: now[0])
+    with refused_address() as gone:
+        telling = Telling(here, gone, caplog)
+        for times in range(MOST_UNHEARD):
+            assert (telling.unheard(), telling.passed_over()) == (times, 0)
+            telling.tell()
+        assert (telling.unheard(), telling.passed_over()) == (MOST_UNHEARD, 1)
+        now[0] += RETRY_AFTER - 1
+        telling.tell()
+        assert telling.unheard() == MOST_UNHEARD
+        now[0] += 1
+        telling.tell()
+        telling.tell()
+    assert (telling.unheard(), telling.passed_over()) == (MOST_UNHEARD + 1, 1), "it is tried once"
+
+
+def test_a_service_that_is_back_is_told_again(
+    here: Serving, there: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    here.engine._unheard = UnheardServices(lambda: now[0])
+    for _ in range(MOST_UNHEARD):
+        here.engine._unheard.unheard(there.address)
+    there.write(1, some(1, 100))
+    here.engine._tell(there.address, SHUFFLE)
+    assert len(there.engine.files()) == 2, "it is passed over"
+    now[0] += RETRY_AFTER
+    for map_id in (1, 2):
+        here.engine._tell(there.address, SHUFFLE)
+        assert there.engine.files() == []
+        there.write(map_id, some(map_id, 100))
+
+
+def test_an_error_that_says_nothing_of_the_host_does_not_count(
+    tmp_path: Path, there: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine does not know the secret of that service."""
+    (tmp_path / "here").mkdir()
+    with serving(tmp_path / "here", clients=ClientSettings(b"x" * 32, timeout=PATIENCE)) as here:
+        telling = Telling(here, there.address, caplog)
+        for times in range(MOST_UNHEARD + 2):
+            assert telling.unheard() == times
+            telling.tell()
+    assert telling.passed_over() == 0
+
+
+def test_services_that_do_not_hear_do_not_keep_the_others_from_it(
+    tmp_path: Path, there: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "TELL_TIMEOUT", SHORT)
     with refused_address() as gone, impatient(tmp_path) as client:
         client.write([[(0, b"x")]])
-
-        def unheard() -> int:
-            return caplog.text.count(f"is not removed where {gone} serves")
-
-        for times in range(1, engines.MOST_UNHEARD + 1):
-            assert client.remove(SHUFFLE, [gone]) == (DONE, b"")
-            eventually(lambda times=times: unheard() == times, "it does not hear")
-        for map_id in range(3):
+        for map_id in range(MOST_UNHEARD + 2):
             there.write(map_id, some(map_id, 100))
             assert client.remove(SHUFFLE, [gone, there.address]) == (DONE, b"")
             eventually(lambda: there.engine.files() == [], "the others are told")
-    assert unheard() == engines.MOST_UNHEARD

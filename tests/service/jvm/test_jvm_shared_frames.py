@@ -3,9 +3,11 @@ written there after the engine's reply; nothing outside of it is read; nothing o
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import random
+import select
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,8 @@ from engine import eventually
 from jvm_client import (
     BAD_REQUEST,
     DONE,
+    FAILED,
+    FINISH,
     SHARE,
     SHARED_FRAME,
     Block,
@@ -27,10 +31,21 @@ from jvm_client import (
 )
 
 from sortshuffle.options import KIB, MIB
+from sortshuffle.service.jvm import server as servers
 from sortshuffle.service.jvm.shared_frames import MOST_BYTES
+from sortshuffle.service.jvm.writing import MapOutputWriting
+from sortshuffle.storage import home_failures
+from sortshuffle.write.placed_records import PlacedRecordEncoder
 
 SLOT = 64 * KIB
 SUBPARTITIONS = 5
+
+
+@pytest.fixture(autouse=True)
+def no_failures() -> Iterator[None]:
+    yield
+    home_failures._failures.clear()
+    home_failures._known.clear()
 
 
 @pytest.fixture
@@ -171,6 +186,117 @@ def test_nothing_of_it_is_left_when_the_connection_ends(engine: Serving) -> None
         assert len(memories()) > len(before)
         shared.close()
     eventually(lambda: memories() == before, "the memory goes")
+
+
+def bare_frame(client: JvmClient, shared: mmap.mmap, at: int, subpartition: int) -> None:
+    client.shared_frame(shared, at, [(subpartition, b"record")])
+
+
+@pytest.mark.parametrize("is_finished", [False, True], ids=["frames", "frames and FINISH"])
+def test_a_refusal_comes_behind_what_was_acknowledged_and_ends_it(
+    client: JvmClient, engine: Serving, is_finished: bool
+) -> None:
+    """What was sent behind the wrong frame has no reply."""
+    shared = shared_by(client, 3 * SLOT)
+    client.begin(subpartitions=SUBPARTITIONS)
+    for number, subpartition in enumerate((0, SUBPARTITIONS, 0)):
+        bare_frame(client, shared, number * SLOT, subpartition)
+    if is_finished:
+        client.request(FINISH)
+    assert client.reply() == (DONE, b"")
+    status, text = client.refusal()
+    assert (status, "subpartition 5 of 5" in text) == (BAD_REQUEST, True), text
+    eventually(lambda: engine.files() == [], "the map output is abandoned")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_last_acknowledgement_comes_with_the_end(
+    client: JvmClient, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """A call less for each small map output. It comes first all the same."""
+    shared = shared_by(client)
+    client.begin(subpartitions=SUBPARTITIONS)
+    came_before: list[bool] = []
+    finish = MapOutputWriting.finish
+
+    def finished(writing: MapOutputWriting) -> bytes:
+        came_before.append(bool(select.select([client.socket], [], [], 0)[0]))
+        if fails:
+            raise OSError("it cannot be finished")
+        return finish(writing)
+
+    monkeypatch.setattr(MapOutputWriting, "finish", finished)
+    ids, ends, record = struct.pack("<i", 1), struct.pack("<i", 6), b"record"
+    shared[:14] = ids + ends + record
+    frame = struct.pack("<BxxxI", SHARED_FRAME, 20) + struct.pack("<iiiii", 1, 6, 0, 4, 8)
+    client.send(frame + struct.pack("<BxxxI", FINISH, 0))
+    assert client.reply() == (DONE, b"")
+    assert came_before == [False]
+    if fails:
+        assert client.refusal() == (FAILED, "it cannot be finished")
+    else:
+        assert client.reply()[0] == DONE
+
+
+@pytest.mark.parametrize("is_finished", [False, True], ids=["frames", "frames and FINISH"])
+def test_a_jvm_that_reads_no_acknowledgement_leaves_nothing_unfinished(
+    engine: Serving, is_finished: bool
+) -> None:
+    before = memories()
+    with connected(engine.path) as client:
+        shared = shared_by(client)
+        client.begin(subpartitions=SUBPARTITIONS)
+        for slot in (0, SLOT):
+            bare_frame(client, shared, slot, 1)
+        if is_finished:
+            client.request(FINISH)
+        shared.close()
+    eventually(lambda: memories() == before, "the memory goes")
+    eventually(engine.is_idle, "the writer's memory and turn are back")
+    assert [name for name in engine.files() if name.endswith(".partial")] == []
+    if not is_finished:
+        assert engine.files() == []
+
+
+def test_a_map_output_that_failed_keeps_no_memory(engine: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine remembers why its home failed, and not what was in hand."""
+    before = memories()
+    client = engine.connect()
+    shared = shared_by(client)
+    client.begin(subpartitions=SUBPARTITIONS)
+    path = os.path.join(engine.homes[0], "exchange-3-map-0-attempt-7.data.partial")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    monkeypatch.setattr(PlacedRecordEncoder, "add", full)
+    monkeypatch.setattr(servers._log, "disabled", True)  # pytest keeps what is logged, and the error with it
+    bare_frame(client, shared, 0, 0)
+    assert client.refusal()[0] == FAILED
+    shared.close()
+    assert home_failures.last_error(engine.homes[0]) is not None
+    eventually(lambda: memories() == before, "the memory goes")
+
+
+def test_its_pages_are_there_before_it_is_written(client: JvmClient) -> None:
+    """A process that writes a page which the system does not have gets SIGBUS."""
+    client.request(SHARE, struct.pack("<q", SLOT))
+    assert os.stat(client.reply()[1].decode()).st_blocks * 512 >= SLOT
+
+
+def test_where_there_is_too_little_memory_frames_come_through_the_socket(
+    client: JvmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = memories()
+
+    def none_left(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", none_left)
+    assert client.share(SLOT) is None
+    assert memories() == before
+    done = client.write([[(0, b"record")]])
+    assert client.read([Block(7, 0, 0, 1, done.file_id)]).data == b"record"
 
 
 def test_a_system_without_such_memory(client: JvmClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_what_is_not_finished_is_abandoned(served: Serving) -> None:
         writing.finish()
 
 
-def test_abandoning_behind_the_end_keeps_the_files(served: Serving) -> None:
+def test_closing_behind_the_end_keeps_the_files(served: Serving) -> None:
     with served.engine.writing(REQUEST) as writing:
         add(writing, frame_of(RECORDS))
         writing.finish()

@@ -112,14 +112,29 @@ def test_twice_is_once(the_jar: Path) -> None:
 
 @pytest.mark.parametrize("first", ["off", "auto"])
 def test_a_builder_that_was_left_without_it_may_have_it_after_all(the_jar: Path, first: str) -> None:
-    """Where Spark's defaults turn the manager on, `configure` turns it off by Spark's own `sort`."""
-    defaults = f"spark.shuffle.manager {MANAGER_CLASS}\nspark.plugins {PLUGIN_CLASS}\n"
-    Path(os.environ["SPARK_CONF_DIR"], "spark-defaults.conf").write_text(defaults)
+    """Where Spark's defaults turn the manager on, `configure` turns it off by the class of Spark's own."""
+    on_in_defaults()
     builder = SparkSession.Builder().config(MANAGER, first).config("spark.shuffle.push.enabled", "true")
-    assert sortshuffle.configure(builder)._options["spark.shuffle.manager"] == "sort"
+    off = "org.apache.spark.shuffle.sort.SortShuffleManager"
+    assert sortshuffle.configure(builder)._options["spark.shuffle.manager"] == off
     builder.config(MANAGER, "on").config("spark.shuffle.push.enabled", "false")
     made = sortshuffle.configure(builder)._options
     assert (made["spark.shuffle.manager"], made["spark.plugins"]) == (MANAGER_CLASS, PLUGIN_CLASS)
+
+
+def on_in_defaults() -> None:
+    defaults = f"spark.shuffle.manager {MANAGER_CLASS}\nspark.plugins {PLUGIN_CLASS}\n"
+    Path(os.environ["SPARK_CONF_DIR"], "spark-defaults.conf").write_text(defaults)
+
+
+def test_a_builder_that_asks_for_sparks_own_shuffle_has_it(
+    the_jar: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    on_in_defaults()
+    made = configured(spark_shuffle_manager="sort")
+    assert (made["spark.shuffle.manager"], made["spark.plugins"]) == ("sort", "")
+    (line,) = said(caplog)
+    assert "spark.shuffle.manager is sort. Leave that setting out" in line
 
 
 @pytest.mark.parametrize(
@@ -145,8 +160,13 @@ def test_encryption_leaves_it_on_and_the_log_says_what_follows(
     assert configured(spark_io_encryption_enabled="true")["spark.shuffle.manager"] == MANAGER_CLASS
     assert said(caplog) == [
         "the session's shuffles stay Spark's own: spark.io.encryption.enabled is true, and sortshuffle does"
-        " not encrypt files"
+        " not encrypt files. Leave that setting out where files may be plain"
     ]
+
+
+def test_with_encryption_it_cannot_be_on_for_certain(the_jar: Path) -> None:
+    with pytest.raises(UsageError, match=r"manager=on.*spark\.io\.encryption\.enabled is true"):
+        configured(spark_io_encryption_enabled="true", spark_sortshuffle_manager="on")
 
 
 # --- what speaks against it ---------------------------------------------------------------------------------
@@ -264,6 +284,7 @@ def test_where_a_session_runs_already(spark: SparkSession, caplog: pytest.LogCap
     caplog.clear()
     assert configured(spark_sortshuffle_manager="off") == {MANAGER: "off", **ALWAYS}
     assert said(caplog) == []
+    assert configured(spark_sortshuffle_memroy="1g", spark_sortshuffle_manager="off")  # a frame says it
 
 
 # --- with a JVM ---------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -22,19 +23,24 @@ for name, value in json.loads(sys.argv[1]).items():
     builder = builder.config(name, value)
 spark = builder.getOrCreate()
 assert spark.range(100).repartition(3).count() == 100
+print(spark.sparkContext.getConf().get("spark.dynamicAllocation.shuffleTracking.timeout", "not set"))
 print(dict(spark.sparkContext._jvm.org.sortshuffle.SortMergeShuffleManager.decisions()))
 spark.stop()
 """
 
 
-def session_with(directory: Path, **settings: str) -> subprocess.CompletedProcess[str]:
-    """A session that runs a job with a shuffle, and prints the manager's decisions."""
+def session_with(
+    directory: Path, others: Mapping[str, str] = {}, **settings: str
+) -> subprocess.CompletedProcess[str]:
+    """A session that runs a job with a shuffle, and prints when idle executors go that have written map
+    outputs, and the manager's decisions."""
     chosen = {
         **manager_settings(jar_path(), sys.executable, {}),
         "spark.master": "local[1]",
         "spark.ui.enabled": "false",
         "spark.local.dir": str(directory),
         **{f"spark.sortshuffle.{name}": value for name, value in settings.items()},
+        **others,
     }
     return subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(chosen)],
@@ -61,3 +67,19 @@ def test_a_url_is_refused_before_any_job(tmp_path: Path, url: str) -> None:
     assert words in done.stderr
     assert "leave sortshuffle's manager out, by spark.sortshuffle.manager=off" in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("others", "timeout"),
+    [
+        ({}, "0"),
+        ({"spark.dynamicAllocation.shuffleTracking.timeout": "1h"}, "1h"),
+        ({"spark.io.encryption.enabled": "true"}, "not set"),  # then map outputs are Spark's
+    ],
+)
+def test_idle_executors_may_go_although_they_have_written_map_outputs(
+    tmp_path: Path, others: dict[str, str], timeout: str
+) -> None:
+    done = session_with(tmp_path, others, manager="on")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2] == timeout

@@ -17,6 +17,7 @@ from sortshuffle.spark.manager.settings import (
     is_on,
     manager_secret,
     manager_settings,
+    why_not_beside,
     why_not_with,
     without_manager,
 )
@@ -74,38 +75,29 @@ def test_settings_that_are_there_already_are_not_there_twice(as_spark_has_it: st
     assert manager_settings(JAR, "/opt/python", {**once, "spark.jars": as_spark_has_it}) == once
 
 
-DYNAMIC = {"spark.dynamicAllocation.enabled": "true", "spark.master": "yarn"}
-TRACKING_TIMEOUT = "spark.dynamicAllocation.shuffleTracking.timeout"
-
-
-@pytest.mark.parametrize(
-    ("settings", "timeout"),
-    [
-        ({}, "60s"),
-        ({"spark.dynamicAllocation.executorIdleTimeout": "2min"}, "2min"),
-        ({"spark.dynamicAllocation.executorIdleTimeout": "30"}, "30s"),
-        ({TRACKING_TIMEOUT: "1h"}, None),
-        ({"spark.dynamicAllocation.enabled": "false"}, None),
-        ({"spark.master": "k8s://https://host"}, None),
-        ({"spark.io.encryption.enabled": "true"}, None),
-    ],
-)
-def test_with_dynamic_allocation_idle_executors_may_go(settings: dict[str, str], timeout: str | None) -> None:
-    assert manager_settings(JAR, "/opt/python", {**DYNAMIC, **settings}).get(TRACKING_TIMEOUT) == timeout
-
-
-def test_where_the_master_is_not_known_they_stay() -> None:
-    unknown = {"spark.dynamicAllocation.enabled": "true"}
-    assert TRACKING_TIMEOUT not in manager_settings(JAR, "/opt/python", unknown)
-
-
 def test_the_manager_of_an_earlier_context_of_the_jvm_is_turned_off_again() -> None:
     on = manager_settings(JAR, "/opt/python", {"spark.plugins": OTHER_PLUGIN})
-    assert without_manager(on) == {"spark.shuffle.manager": "sort", "spark.plugins": OTHER_PLUGIN}
+    sparks = "org.apache.spark.shuffle.sort.SortShuffleManager"
+    assert without_manager(on) == {"spark.shuffle.manager": sparks, "spark.plugins": OTHER_PLUGIN}
     assert without_manager({}) == {}
     of_another = {"spark.shuffle.manager": "org.other.Manager", "spark.plugins": OTHER_PLUGIN}
     assert without_manager(of_another) == {}
-    assert without_manager({**on, "spark.shuffle.manager": "sort"}) == {"spark.plugins": OTHER_PLUGIN}
+    for its_own in ("sort", sparks):
+        assert without_manager({**on, "spark.shuffle.manager": its_own}) == {"spark.plugins": OTHER_PLUGIN}
+
+
+@pytest.mark.parametrize(
+    ("shuffle_manager", "reason"),
+    [
+        ("", ""),
+        (MANAGER_CLASS, ""),
+        ("org.apache.spark.shuffle.sort.SortShuffleManager", ""),  # as `without_manager` has it
+        ("sort", "spark.shuffle.manager is sort. Leave that setting out"),
+        ("org.other.Manager", "spark.shuffle.manager is org.other.Manager. Leave that setting out"),
+    ],
+)
+def test_another_shuffle_manager_speaks_against_it(shuffle_manager: str, reason: str) -> None:
+    assert why_not_beside({"spark.shuffle.manager": shuffle_manager}) == reason
 
 
 def test_a_context_has_the_manager_if_its_own_configuration_says_so() -> None:

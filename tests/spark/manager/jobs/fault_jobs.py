@@ -285,9 +285,14 @@ def collect_garbage(spark: SparkSession, _: str) -> None:
 
 
 @job
-def executors(spark: SparkSession, _: str) -> int:
-    """How many there are, beside the driver."""
-    return int(spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos().__len__()) - 1
+def executors(spark: SparkSession, _: str) -> list[str]:
+    """The ids of those that Spark takes for alive, beside the driver."""
+    living = spark.sparkContext._jsc.sc().statusStore().executorList(True)
+    return [
+        each
+        for each in (str(living.apply(number).id()) for number in range(living.size()))
+        if each != "driver"
+    ]
 
 
 @job

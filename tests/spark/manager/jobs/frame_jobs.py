@@ -338,8 +338,10 @@ def forgotten(spark: SparkSession, directory: str) -> Found:
     kept = numbers(spark).repartition(4, "k").rdd
     kept.count()
     before = map_outputs(spark)
-    numbers(spark).repartition(4, "k").rdd.count()
+    made = numbers(spark).repartition(4, "k").rdd
+    made.count()
     forgotten = map_outputs(spark) - before
+    del made
     gc.collect()
 
     def is_gone() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fault_jobs import wait_until
+from fault_jobs import PATIENCE, wait_until
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 from registry import job
@@ -28,7 +28,8 @@ def wait_for_one_launch(spark: SparkSession, directory: str, *, tasks: int, go: 
     everybody = tasks + 1  # a thread of the driver starts the engine in advance
     wait_until(lambda: _asking(spark) == everybody, "all tasks ask for the engine")
     Path(go).touch()
-    thread.join()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
     wait_until(lambda: _asking(spark) == 0, "nobody waits any more")
     return errors[0] if errors else ""
 

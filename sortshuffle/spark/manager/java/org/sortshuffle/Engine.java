@@ -3,6 +3,7 @@ package org.sortshuffle;
 import java.io.IOException;
 import java.io.InterruptedIOException;
 import java.nio.channels.ClosedByInterruptException;
+import java.nio.channels.ClosedChannelException;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Collection;
@@ -43,6 +44,7 @@ final class Engine {
     private final Reports reports;
     private final ReentrantLock starting = new ReentrantLock();
     private final ConcurrentLinkedDeque<Link> idle = new ConcurrentLinkedDeque<>();
+    private final ConcurrentLinkedDeque<Link> idleWithSlots = new ConcurrentLinkedDeque<>();
     private volatile Place place;
     private volatile boolean ended;
     private Failure failure; // of the last launch that failed; guarded by `starting`
@@ -82,8 +84,13 @@ final class Engine {
     }
 
     private void closeIdle() {
-        for (Link link = idle.pollFirst(); link != null; link = idle.pollFirst())
+        for (Link link = poll(idle, idleWithSlots); link != null; link = poll(idle, idleWithSlots))
             link.discard();
+    }
+
+    private static Link poll(ConcurrentLinkedDeque<Link> first, ConcurrentLinkedDeque<Link> then) {
+        Link link = first.pollFirst();
+        return link != null ? link : then.pollFirst();
     }
 
     Reports reports() {
@@ -97,9 +104,19 @@ final class Engine {
 
     /** A connection for one request, or several in turn; the caller closes it. */
     Link link() throws IOException {
+        return link(idle, idleWithSlots);
+    }
+
+    /** The same for a map output. So links that have slots go from one map output to the next. */
+    Link linkForFrames() throws IOException {
+        return link(idleWithSlots, idle);
+    }
+
+    private Link link(ConcurrentLinkedDeque<Link> first, ConcurrentLinkedDeque<Link> then)
+            throws IOException {
         if (Thread.currentThread().isInterrupted())
             throw new ClosedByInterruptException(); // a look at a free link would close it
-        for (Link link = idle.pollFirst(); link != null; link = idle.pollFirst()) {
+        for (Link link = poll(first, then); link != null; link = poll(first, then)) {
             if (link.isAlive())
                 return link;
             link.discard();
@@ -121,7 +138,7 @@ final class Engine {
     boolean keep(Link link) {
         if (ended)
             return false;
-        idle.addFirst(link);
+        (link.hasSlots() ? idleWithSlots : idle).addFirst(link);
         if (ended)
             closeIdle(); // it came behind the last look
         return true;
@@ -180,9 +197,23 @@ final class Engine {
         }
     }
 
-    /** Asks the engine to delete the map outputs of a shuffle, here and where the other services are. */
+    /**
+     * Asks the engine to delete the map outputs of a shuffle, here and where the other services are. Once
+     * more if it ends meanwhile: another one takes its place.
+     */
     void remove(int shuffle, Collection<String> services) throws IOException {
-        try (Link link = link()) {
+        Link link = link();
+        try {
+            remove(link, shuffle, services);
+        } catch (Link.Refusal | ClosedChannelException e) {
+            throw e;
+        } catch (IOException ended) {
+            remove(link(), shuffle, services);
+        }
+    }
+
+    private void remove(Link asked, int shuffle, Collection<String> services) throws IOException {
+        try (Link link = asked) {
             List<byte[]> others = new ArrayList<>();
             long length = 2L * Integer.BYTES;
             for (String address : services) {

@@ -84,8 +84,8 @@ final class Frame extends OutputStream {
     }
 
     private void writeBytes(UnsafeRow row, int size) throws IOException {
-        for (int at = 0; at < size; at += COPY_BYTES) {
-            int piece = Math.min(COPY_BYTES, size - at);
+        for (int at = 0, piece; at < size; at += piece) {
+            piece = Math.min(COPY_BYTES, size - at);
             Platform.copyMemory(
                     row.getBaseObject(), row.getBaseOffset() + at, copy, Platform.BYTE_ARRAY_OFFSET, piece);
             write(copy, 0, piece);
@@ -108,7 +108,7 @@ final class Frame extends OutputStream {
     /** Sends what is left. */
     void finish() throws IOException {
         if (rows > 0)
-            ship();
+            output.send(rows, begun);
     }
 
     /** Makes room for so many bytes: in the slot, or else in `large`. */

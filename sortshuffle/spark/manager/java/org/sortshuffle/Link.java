@@ -23,8 +23,9 @@ import org.slf4j.LoggerFactory;
  * whole answer has been read. A link that is closed in between closes its socket, and the engine abandons
  * what it was doing. An interrupt of the task's thread closes the socket too.
  *
- * <p>First a request is put, then it is flushed, then its answer is read. No end of the socket is ever an
- * EOFException, because Spark's deserializers take that for the end of the records.
+ * <p>First a request is put, then it is flushed, then its answer is read. But while a map output is written
+ * the replies to its shared frames come between its requests ({@link #acknowledged}). No end of the socket is
+ * ever an EOFException, because Spark's deserializers take that for the end of the records.
  */
 final class Link implements Closeable {
     static final int WRITE = 1;
@@ -207,11 +208,17 @@ final class Link implements Closeable {
         putLong(Slots.BYTES);
         flush();
         String path = new String(getBytes(reply()), StandardCharsets.UTF_8);
-        settle();
-        if (path.isEmpty())
-            return Slots.own(); // the engine's log says why
+        Slots found =
+                path.isEmpty() ? Slots.own() : mapped(path); // of an empty one the engine's log says why
+        settle(); // only now: nobody else may ask for them on this link
+        return found;
+    }
+
+    private static Slots mapped(String path) throws IOException {
         try {
             return Slots.map(path);
+        } catch (ClosedByInterruptException e) {
+            throw e;
         } catch (IOException e) {
             LOG.warn("Frames go through the socket, because the engine's memory cannot be mapped: {}",
                     e.toString());
@@ -348,12 +355,20 @@ final class Link implements Closeable {
             discard();
     }
 
-    /** Closes the socket, whatever the state. */
+    /** Whether frames have been sent through it. */
+    boolean hasSlots() {
+        return slots != null;
+    }
+
+    /** Closes the socket, whatever the state. By its owner, who uses the slots no more. */
     void discard() {
         try {
             channel.close();
         } catch (IOException e) {
             // The descriptor is gone in any case.
         }
+        if (slots != null)
+            slots.unmap();
+        slots = null;
     }
 }

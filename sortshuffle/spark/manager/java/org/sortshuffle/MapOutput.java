@@ -27,7 +27,7 @@ final class MapOutput implements Closeable {
     MapOutput(Engine engine, int shuffle, int mapIndex, long mapId, int subpartitions, int stage)
             throws IOException {
         this.subpartitions = subpartitions;
-        this.link = engine.link();
+        this.link = engine.linkForFrames();
         try {
             this.slots = link.slots();
             link.begin(Link.WRITE, 24);
@@ -37,7 +37,7 @@ final class MapOutput implements Closeable {
             link.putInt(subpartitions);
             link.putInt(stage);
         } catch (Throwable e) {
-            link.close();
+            close();
             throw e;
         }
     }
@@ -50,12 +50,22 @@ final class MapOutput implements Closeable {
     /** The slot to fill, empty. Waits until the engine needs it no more. */
     ByteBuffer slot() throws IOException {
         long start = System.nanoTime();
+        if (sent > 0)
+            flush(); // the engine begins with the slot before
         while (sent == Slots.COUNT) {
             link.acknowledged();
             sent--;
         }
         nanos += System.nanoTime() - start;
         return slots.slot(current);
+    }
+
+    private void flush() throws IOException {
+        try {
+            link.flush();
+        } catch (IOException e) {
+            throw link.lastWords(e);
+        }
     }
 
     /** Sends the slot's records: so many, with so many bytes. */
@@ -70,7 +80,6 @@ final class MapOutput implements Closeable {
                 link.putInt(at + Slots.IDS);
                 link.putInt(at + Slots.ENDS);
                 link.putInt(at + Slots.RECORDS);
-                link.flush();
                 sent++;
             } else {
                 beginFrame(rows, length);
@@ -108,14 +117,10 @@ final class MapOutput implements Closeable {
     /** Completes the map output. */
     Finished finish() throws IOException {
         long start = System.nanoTime();
-        try {
-            link.begin(Link.FINISH, 0);
-            link.flush();
-        } catch (IOException e) {
-            throw link.lastWords(e);
-        }
+        link.begin(Link.FINISH, 0);
+        flush();
         for (; sent > 0; sent--)
-            link.acknowledged();
+            link.reply(); // of a shared frame
         link.reply();
         byte[] fileId = link.getBytes(16);
         int fullRegions = link.getInt();

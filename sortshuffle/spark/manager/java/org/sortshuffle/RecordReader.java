@@ -100,22 +100,14 @@ final class RecordReader<K, C> implements ShuffleReader<K, C> {
         if (blocks.list().isEmpty())
             return scala.collection.Iterator$.MODULE$.empty();
         RecordStream stream = new RecordStream(Engine.current(), blocks, metrics);
-        if (UnsafeRows.areOf(dependency.serializer())) {
-            UnsafeRows rows = new UnsafeRows(dependency.serializer(), stream, metrics);
-            atEnd(stream, rows::count);
-            return rows;
-        }
-        atEnd(stream, () -> {});
-        return new Counted(deserialized(stream));
-    }
-
-    /** When the task ends, its metrics get what this reader has counted, however far it has read. */
-    private void atEnd(RecordStream stream, Runnable count) {
+        // The stream alone: what a listener refers to stays until the task ends, however many readers it has.
         context.addTaskCompletionListener((TaskCompletionListener) ended -> {
             stream.close();
-            count.run();
             context.taskMetrics().mergeShuffleReadMetrics();
         });
+        if (UnsafeRows.areOf(dependency.serializer()))
+            return new UnsafeRows(dependency.serializer(), stream);
+        return new Counted(deserialized(stream));
     }
 
     private Iterator<Tuple2<Object, Object>> deserialized(RecordStream stream) {

@@ -37,7 +37,7 @@ final class RecordStream extends InputStream {
     private static final Logger LOG = LoggerFactory.getLogger(RecordStream.class);
 
     private final Engine engine;
-    private final RecordReader.Blocks blocks;
+    private RecordReader.Blocks blocks; // null at the end
     private final ShuffleReadMetricsReporter metrics;
     private Link link;
     private boolean closed;
@@ -47,6 +47,7 @@ final class RecordStream extends InputStream {
     private long delivered; // bytes that were handed out
     private long skip; // of those, bytes that come once more
     private long[] counted = new long[4]; // totals that the metrics have
+    private int rows; // that the metrics do not have yet
     private int repeats;
     private boolean ended;
     private long waitedNanos;
@@ -131,9 +132,20 @@ final class RecordStream extends InputStream {
         waited(from.takeWaitedNanos());
         if (chunk == 0) {
             ended = true;
+            blocks = null;
             from.settle();
             release();
         }
+    }
+
+    /** A row was handed out. The metrics hear of many at once. */
+    void countRow() {
+        rows++;
+    }
+
+    private void countRows() {
+        metrics.incRecordsRead(rows);
+        rows = 0;
     }
 
     /** Tells the metrics what the engine has read since the last time. */
@@ -146,6 +158,7 @@ final class RecordStream extends InputStream {
         metrics.incRemoteBytesRead(totals[2] - counted[2]);
         metrics.incRemoteBlocksFetched(totals[3] - counted[3]);
         counted = totals;
+        countRows();
     }
 
     private void waited(long nanos) {
@@ -276,5 +289,6 @@ final class RecordStream extends InputStream {
             closed = true;
         }
         release();
+        countRows();
     }
 }

@@ -6,6 +6,7 @@ import java.nio.ByteOrder;
 import java.nio.channels.FileChannel;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
+import org.apache.spark.storage.StorageUtils;
 
 /**
  * The memory of one link in which frames are collected: while the engine takes one slot's records, the task
@@ -44,6 +45,11 @@ record Slots(ByteBuffer all, boolean isShared) {
     /** Memory of this JVM's. */
     static Slots own() {
         return new Slots(ByteBuffer.allocateDirect(BYTES), false);
+    }
+
+    /** Without waiting for a garbage collection. Nothing may be read or written here afterwards. */
+    void unmap() {
+        StorageUtils.dispose(all);
     }
 
     ByteBuffer slot(int number) {

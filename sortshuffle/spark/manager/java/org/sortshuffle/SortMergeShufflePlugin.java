@@ -7,9 +7,8 @@ import java.util.HexFormat;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.RejectedExecutionException;
-import java.util.concurrent.ThreadPoolExecutor;
+import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import org.apache.spark.MapOutputTrackerMaster;
 import org.apache.spark.SparkConf;
@@ -35,6 +34,9 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
     private static final String SECRET = "secret";
     private static final int TOKEN_BYTES = 16;
     private static final int SECRET_BYTES = 32;
+    private static final int IDLE_SECONDS = 10; // after which the thread that removes files ends
+    private static final String NETWORK_TIMEOUT = "spark.network.timeout";
+    private static final String TRACKING_TIMEOUT = "spark.dynamicAllocation.shuffleTracking.timeout";
 
     @Override
     public DriverPlugin driverPlugin() {
@@ -53,13 +55,13 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         /** By the id of each executor that ever told of one, its service's address. */
         private final Map<String, String> services = new ConcurrentHashMap<>();
 
-        private final ThreadPoolExecutor remover =
-                new ThreadPoolExecutor(1, 1, 10, TimeUnit.SECONDS, new LinkedBlockingQueue<>(), task -> {
-                    Thread thread = new Thread(task, "sortshuffle-remove");
-                    thread.setDaemon(true);
-                    return thread;
-                });
+        private final ScheduledThreadPoolExecutor remover = new ScheduledThreadPoolExecutor(1, task -> {
+            Thread thread = new Thread(task, "sortshuffle-remove");
+            thread.setDaemon(true);
+            return thread;
+        });
         private Engine engine;
+        private long untilDeadAreKnown; // seconds
 
         /** Null where the manager is off, and after the application's end. */
         static Driver current() {
@@ -71,6 +73,10 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             if (SortMergeShuffleManager.isOff(context.conf()))
                 return Map.of();
             refuse(context.conf(), context.version());
+            letIdleExecutorsGo(context.conf());
+            // Spark looks for silent executors at least as often as this timeout is long.
+            untilDeadAreKnown = 2 * context.conf().getTimeAsSeconds(NETWORK_TIMEOUT, "120s");
+            remover.setKeepAliveTime(IDLE_SECONDS, TimeUnit.SECONDS);
             remover.allowCoreThreadTimeOut(true);
             SecureRandom random = new SecureRandom();
             String token = hex(random, TOKEN_BYTES);
@@ -79,6 +85,19 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             engine.enter();
             current = this;
             return Map.of(TOKEN, token, SECRET, secret);
+        }
+
+        /**
+         * Has dynamic allocation treat idle executors that have written map outputs like others. By itself
+         * Spark keeps them for as long as the shuffle is needed. The manager's map outputs do not need them,
+         * but in containers. With encryption all shuffles are Spark's. Spark reads this later, from the same
+         * configuration, and waits for the longest of its timeouts for idle executors: 0 leaves the others.
+         */
+        private static void letIdleExecutorsGo(SparkConf conf) {
+            boolean outlive =
+                    !Engine.isContainer(conf) && !conf.getBoolean("spark.io.encryption.enabled", false);
+            if (outlive && !conf.contains(TRACKING_TIMEOUT))
+                conf.set(TRACKING_TIMEOUT, "0");
         }
 
         private static String hex(SecureRandom random, int length) {
@@ -148,22 +167,26 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         /** Removes the files of a shuffle where no executor does. Returns at once. */
         void remove(int shuffle) {
             try {
-                remover.execute(() -> removeNow(shuffle));
+                remover.execute(() -> remove(shuffle, Set.copyOf(services.values()), true));
             } catch (RejectedExecutionException e) {
                 LOG.debug("The application ends, and with it the files of shuffle {}", shuffle);
             }
         }
 
-        private void removeNow(int shuffle) {
+        /**
+         * Tells those of the services that no executor uses any more. An executor may be dead, and Spark not
+         * know it yet. So the first time this comes back later to the services that it has passed over.
+         */
+        private void remove(int shuffle, Set<String> addresses, boolean isFirst) {
             try {
-                Set<String> left = leftBehind();
-                if (left.isEmpty() && engine.place() == null)
-                    return; // so this host needs no engine, where executors do everything
-                try {
+                Set<String> used = inUse(addresses);
+                if (isFirst && !used.isEmpty())
+                    remover.schedule(() -> remove(shuffle, used, false), untilDeadAreKnown, TimeUnit.SECONDS);
+                Set<String> left = new HashSet<>(addresses);
+                left.removeAll(used);
+                boolean hasFilesHere = isFirst && engine.place() != null;
+                if (!left.isEmpty() || hasFilesHere) // otherwise this host needs no engine
                     engine.remove(shuffle, left);
-                } catch (IOException passing) {
-                    engine.remove(shuffle, left);
-                }
             } catch (Exception e) { // Scala throws checked ones that it does not declare
                 if (!remover.isShutdown())
                     LOG.warn("Some files of shuffle {} stay until the application ends: {}", shuffle,
@@ -171,18 +194,18 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             }
         }
 
-        /** The services that no executor uses any more. */
-        private Set<String> leftBehind() {
-            if (services.isEmpty())
-                return Set.of();
-            Set<String> left = new HashSet<>(services.values());
+        /** Those of the services that an executor uses which Spark takes for alive. */
+        private Set<String> inUse(Set<String> addresses) {
+            Set<String> used = new HashSet<>();
+            if (addresses.isEmpty())
+                return used;
             var living = SparkEnv.get().blockManager().master().getMemoryStatus().keysIterator();
             while (living.hasNext()) {
                 String address = services.get(living.next().executorId());
-                if (address != null)
-                    left.remove(address);
+                if (address != null && addresses.contains(address))
+                    used.add(address);
             }
-            return left;
+            return used;
         }
 
         @Override

@@ -6,7 +6,6 @@ import java.lang.invoke.VarHandle;
 import java.nio.ByteOrder;
 import java.util.NoSuchElementException;
 import org.apache.spark.serializer.Serializer;
-import org.apache.spark.shuffle.ShuffleReadMetricsReporter;
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
 import org.apache.spark.sql.execution.UnsafeRowSerializer;
 import org.apache.spark.sql.execution.UnsafeRowSerializerInstance;
@@ -30,18 +29,15 @@ final class UnsafeRows extends AbstractIterator<Tuple2<Object, Object>> {
     private static final int BUFFER_BYTES = 64 << 10;
 
     private final RecordStream stream;
-    private final ShuffleReadMetricsReporter metrics;
     private final UnsafeRow row;
     private final Tuple2<Object, Object> record;
-    private byte[] bytes = new byte[BUFFER_BYTES];
+    private byte[] bytes = {};
     private byte[] spare = {}; // the buffer before; the last row may still be in it
     private int at;
     private int end;
-    private int counted; // rows that the metrics do not have yet
 
-    UnsafeRows(Serializer serializer, RecordStream stream, ShuffleReadMetricsReporter metrics) {
+    UnsafeRows(Serializer serializer, RecordStream stream) {
         this.stream = stream;
-        this.metrics = metrics;
         this.row = new UnsafeRow(
                 instance(serializer).org$apache$spark$sql$execution$UnsafeRowSerializerInstance$$numFields);
         this.record = new Tuple2<>(0, row);
@@ -75,7 +71,7 @@ final class UnsafeRows extends AbstractIterator<Tuple2<Object, Object>> {
         require(Integer.BYTES + size);
         row.pointTo(bytes, Platform.BYTE_ARRAY_OFFSET + at + Integer.BYTES, size);
         at += Integer.BYTES + size;
-        counted++;
+        stream.countRow();
         return record;
     }
 
@@ -87,17 +83,20 @@ final class UnsafeRows extends AbstractIterator<Tuple2<Object, Object>> {
 
     /** Goes on in the other buffer, with what is left, until it has so many bytes. False at the end. */
     private boolean fill(int wanted) {
-        byte[] next = spare.length >= Math.max(wanted, BUFFER_BYTES)
-                ? spare
-                : new byte[Math.max(wanted, BUFFER_BYTES)];
-        int left = end - at;
-        System.arraycopy(bytes, at, next, 0, left);
-        spare = bytes;
-        bytes = next;
-        at = 0;
-        end = left;
-        count();
         try {
+            int left = end - at;
+            int first = left == 0 ? stream.read() : -1;
+            if (left == 0 && first < 0)
+                return false; // most readers need one buffer only
+            int size = Math.max(wanted, BUFFER_BYTES);
+            byte[] next = spare.length == size ? spare : new byte[size];
+            System.arraycopy(bytes, at, next, 0, left);
+            spare = bytes;
+            bytes = next;
+            at = 0;
+            end = left;
+            if (left == 0)
+                bytes[end++] = (byte) first;
             while (end < wanted) {
                 int piece = stream.read(bytes, end, bytes.length - end);
                 if (piece < 0)
@@ -108,11 +107,5 @@ final class UnsafeRows extends AbstractIterator<Tuple2<Object, Object>> {
         } catch (IOException e) {
             throw RecordStream.sneaky(e);
         }
-    }
-
-    /** Tells the metrics of the rows since the last time. */
-    void count() {
-        metrics.incRecordsRead(counted);
-        counted = 0;
     }
 }

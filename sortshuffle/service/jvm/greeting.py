@@ -1,0 +1,30 @@
+"""The greeting: the 16 bytes that a JVM and the engine send each other first (docs/manager.md).
+
+Standard library only: the launcher sends it, too, and each JVM's first shuffle waits for the launcher.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from sortshuffle.errors import ProtocolError
+
+MAGIC = b"\x89SSJ\r\n\x1a\n"
+VERSION = 1
+GREETING = struct.Struct("<8sII")
+
+
+def pack_greeting() -> bytes:
+    return GREETING.pack(MAGIC, VERSION, 0)
+
+
+def check_greeting(data: bytes | bytearray) -> None:
+    """Raise `ProtocolError` unless the peer speaks this version."""
+    magic, version, _ = GREETING.unpack(data)
+    if magic != MAGIC:
+        raise ProtocolError(f"the peer is no shuffle manager: it begins with {magic!r}")
+    if version != VERSION:
+        raise ProtocolError(
+            f"the peer speaks version {version} of the manager's protocol, and this engine {VERSION}:"
+            " use one release of sortshuffle in the driver and on all hosts"
+        )
