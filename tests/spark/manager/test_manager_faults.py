@@ -515,9 +515,14 @@ def test_files_are_removed_whose_executors_are_dead_and_spark_does_not_know_it_y
     try:
         outputs = hold(session, "hold_rows")
         assert len(outputs) == MAPS
-        for victim in session.pids(EXECUTOR):  # their connections stay, so only time tells
+        victims = session.pids(EXECUTOR)
+        for victim in victims:  # their connections stay, so only time tells
             os.kill(victim, signal.SIGSTOP)
         session.run("forget_held")
         are_removed(session, outputs)
+        for victim in set(victims) & set(session.pids(EXECUTOR)):
+            os.kill(victim, signal.SIGCONT)  # to end in order, and remove their directories
+        session.stop()
+        session.nothing_is_left()
     finally:
         session.kill()
