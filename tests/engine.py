@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -382,6 +383,20 @@ def running(*command: str) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
+
+
+def kill(pid: int) -> None:
+    """With SIGKILL, if it still runs."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill it and wait for it."""
+    process.kill()
+    process.wait()
 
 
 def printed(program: str, *arguments: str) -> list[str]:

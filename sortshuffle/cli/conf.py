@@ -15,6 +15,7 @@ from sortshuffle.spark.manager.launch import SUBMIT_ARGUMENTS, defaults_file, la
 from sortshuffle.spark.manager.settings import (
     MANAGER,
     PYTHON,
+    is_off,
     manager_settings,
     why_not_beside,
     why_not_with,
@@ -86,8 +87,7 @@ def _why_not(release: str, before: Mapping[str, str]) -> str:
 
 
 def _why_off(before: Mapping[str, str]) -> str:
-    is_off = before.get(MANAGER, "").strip().lower() == "off"
-    return f"spark-defaults.conf has {MANAGER}=off. Leave that setting out" if is_off else ""
+    return f"spark-defaults.conf has {MANAGER}=off. Leave that setting out" if is_off(before) else ""
 
 
 def _argument(setting: str) -> str:

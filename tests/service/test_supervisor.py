@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from engine import ENVIRONMENT, eventually, printed, running
+from engine import ENVIRONMENT, end, eventually, kill, printed, running
 
 from sortshuffle.service import rendezvous
 from sortshuffle.service.http import fetch_status
@@ -94,18 +94,6 @@ def processes(module: str, directory: str) -> list[int]:
         if module.encode() in words and directory.encode() in words:
             found.append(int(entry))
     return found
-
-
-def kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-
-
-def end(executor: subprocess.Popen[str]) -> None:
-    executor.kill()
-    executor.wait()
 
 
 def test_its_status_can_be_looked_at(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:

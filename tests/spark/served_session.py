@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from driver_process import DriverProcess
 from engine import ROOT, eventually
 
 JOBS = Path(__file__).parent / "manager" / "jobs"
@@ -55,7 +56,7 @@ class Answer:
     decisions: dict[str, int]
 
 
-class Session:
+class Session(DriverProcess):
     """``directory``: for everything that it makes, and its log. ``is_ours``: with the manager.
     ``environment``: more variables of its processes. The caller stops or kills it."""
 
@@ -156,26 +157,6 @@ class Session:
     def run(self, job: str, **arguments: Any) -> Answer:
         """Raises `JobError` if it failed, TimeoutError if it hangs."""
         return self.start(job, **arguments).result(PATIENCE)
-
-    def stop(self) -> None:
-        """End it as its user would."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
-        assert self._process.wait(60) == 0, f"its log: {self.log}"
-        self._close()
-
-    def kill(self) -> None:
-        """End the driver, its JVM included, with SIGKILL."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, 9)
-        self._process.wait()
-        self._close()
-
-    def _close(self) -> None:
-        self._listener.join(10)
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
 
     # what there is of it
 

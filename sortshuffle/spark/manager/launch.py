@@ -56,8 +56,7 @@ def launch() -> Launch:
         return launch_of(os.environ)
     settings = _settings_of_jvm()
     if _GATEWAY not in os.environ:
-        settings.pop(MANAGER, None)
-        settings |= {key: value for key, value in launch_of(os.environ).settings.items() if key == MANAGER}
+        settings[MANAGER] = launch_of(os.environ).settings.get(MANAGER, "auto")
     return Launch(settings)
 
 

@@ -77,9 +77,14 @@ def without_manager(before: Mapping[str, str]) -> dict[str, str]:
 
 def is_on(context: Any) -> bool:
     """Whether the shuffles of a running SparkContext are the manager's."""
-    conf = context.getConf()
-    is_off = conf.get(MANAGER, "").strip().lower() == "off"  # then its manager leaves all to Spark's
-    return conf.get(SHUFFLE_MANAGER, "") == MANAGER_CLASS and not is_off
+    conf = dict(context.getConf().getAll())
+    # where it is off its manager leaves all to Spark's
+    return conf.get(SHUFFLE_MANAGER) == MANAGER_CLASS and not is_off(conf)
+
+
+def is_off(settings: Mapping[str, str]) -> bool:
+    """Whether settings say that the manager is to be off."""
+    return settings.get(MANAGER, "").strip().lower() == "off"
 
 
 def manager_secret(conf: Mapping[str, str]) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 from consumers import PATIENCE
-from engine import ENVIRONMENT, eventually, printed, running
+from engine import ENVIRONMENT, end, eventually, kill, printed, running
 from jvm_client import GREETING, SHUFFLE, Block, Written, connected
 
 from sortshuffle.errors import ProtocolError, ServiceUnavailableError, UsageError
@@ -123,18 +122,6 @@ class Launcher:
         eventually(
             lambda: not self.processes("supervisor") and not self.processes("process"), "all have ended"
         )
-
-
-def kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-
-
-def end(jvm: subprocess.Popen[str]) -> None:
-    jvm.kill()
-    jvm.wait()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,30 +34,11 @@ from sortshuffle.format.header import Codec
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.jvm import protocol
 from sortshuffle.service.jvm.reading import READ_BYTES
-from sortshuffle.storage import home_failures
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import read_index
 
 Frames = Sequence[Sequence[Record]]
 SIZES = pytest.mark.parametrize("size", [100, 300 * KIB], ids=["small", "large"])
-
-
-@pytest.fixture(autouse=True)
-def no_failures() -> Iterator[None]:
-    yield
-    home_failures._failures.clear()
-    home_failures._known.clear()
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Serving]:
-    with serving(tmp_path) as served:
-        yield served
-
-
-@pytest.fixture
-def client(engine: Serving) -> JvmClient:
-    return engine.connect()
 
 
 @dataclass(frozen=True)

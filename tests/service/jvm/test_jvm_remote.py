@@ -44,19 +44,11 @@ from sortshuffle.service.jvm import protocol
 from sortshuffle.service.jvm.remote import RemoteIndexes
 from sortshuffle.service.jvm.unheard import MOST_UNHEARD, RETRY_AFTER, UnheardServices
 from sortshuffle.service.shuffle_service import ServerSettings, ShuffleService, listen
-from sortshuffle.storage import home_failures
 from sortshuffle.storage.partitioned_file import PartitionedFile
 
 SECRET = b"s" * 32
 SHORT = 0.3  # seconds after which a service that does not answer is given up
 SIZES = pytest.mark.parametrize("size", [100, 300 * KIB], ids=["small", "large"])
-
-
-@pytest.fixture(autouse=True)
-def no_failures() -> Iterator[None]:
-    yield
-    home_failures._failures.clear()
-    home_failures._known.clear()
 
 
 @dataclass

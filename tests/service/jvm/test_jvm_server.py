@@ -10,7 +10,6 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -52,24 +51,6 @@ from sortshuffle.storage.reader import read_index
 
 NUMBERS = itertools.count(1000)  # of map outputs that many examples write
 BOTH_FILES = ["exchange-3-map-0-attempt-7.data", "exchange-3-map-0-attempt-7.index"]
-
-
-@pytest.fixture(autouse=True)
-def no_failures() -> Iterator[None]:
-    yield
-    home_failures._failures.clear()
-    home_failures._known.clear()
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Serving]:
-    with serving(tmp_path) as served:
-        yield served
-
-
-@pytest.fixture
-def client(engine: Serving) -> JvmClient:
-    return engine.connect()
 
 
 def noise(seed: int, count: int, most: int, subpartitions: int = 4) -> list[Record]:

@@ -9,8 +9,6 @@ import os
 import random
 import select
 import struct
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from engine import eventually
@@ -27,7 +25,6 @@ from jvm_client import (
     Serving,
     connected,
     expected,
-    serving,
 )
 
 from sortshuffle.options import KIB, MIB
@@ -39,24 +36,6 @@ from sortshuffle.write.placed_records import PlacedRecordEncoder
 
 SLOT = 64 * KIB
 SUBPARTITIONS = 5
-
-
-@pytest.fixture(autouse=True)
-def no_failures() -> Iterator[None]:
-    yield
-    home_failures._failures.clear()
-    home_failures._known.clear()
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Serving]:
-    with serving(tmp_path) as served:
-        yield served
-
-
-@pytest.fixture
-def client(engine: Serving) -> JvmClient:
-    return engine.connect()
 
 
 def shared_by(client: JvmClient, size: int = 2 * SLOT) -> mmap.mmap:

@@ -6,7 +6,6 @@ import os
 import resource
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 from engine import open_files
 from failing import faults
-from jvm_client import APPLICATION, SETTINGS, TOKEN, WRITERS, Serving, frame_of, serving
+from jvm_client import APPLICATION, SETTINGS, TOKEN, WRITERS, Serving, frame_of
 
 from sortshuffle.errors import BufferTimeoutError, StateError, UsageError
 from sortshuffle.options import KIB, MIB
@@ -30,19 +29,6 @@ REQUEST = WriteRequest(shuffle=3, map_index=0, map_id=7, subpartitions=4, stage=
 RECORDS = [(0, b"a" * 100), (3, b"b" * 2000), (1, b""), (0, b"c")]
 
 
-@pytest.fixture(autouse=True)
-def no_failures() -> Iterator[None]:
-    yield
-    home_failures._failures.clear()
-    home_failures._known.clear()
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Serving]:
-    with serving(tmp_path) as made:
-        yield made
-
-
 def add(writing: MapOutputWriting, body: bytes) -> None:
     """As the server takes the body of a FRAME."""
     frame = body[8:]
@@ -54,82 +40,82 @@ def add(writing: MapOutputWriting, body: bytes) -> None:
         memory.release()
 
 
-def test_a_frame_lies_in_a_segment_and_a_huge_record_in_memory_of_its_own(served: Serving) -> None:
-    segments = served.engine._writing.segments
+def test_a_frame_lies_in_a_segment_and_a_huge_record_in_memory_of_its_own(engine: Serving) -> None:
+    segments = engine.engine._writing.segments
     assert SEGMENT_BYTES == 4 * MIB + 8 * 262_144, "the largest frame that the document allows"
-    with served.engine.writing(REQUEST) as writing:
+    with engine.engine.writing(REQUEST) as writing:
         for size, taken in ((1, 1), (SEGMENT_BYTES, 1), (SEGMENT_BYTES + 1, 0)):
             memory = writing.frame_memory(size)
             assert memory.view.nbytes == size
             in_use = segments.total - segments.available - writing._pool.available
             assert in_use == taken
             memory.release()
-    assert served.is_idle()
+    assert engine.is_idle()
 
 
-def test_what_is_not_finished_is_abandoned(served: Serving) -> None:
-    with served.engine.writing(REQUEST) as writing:
+def test_what_is_not_finished_is_abandoned(engine: Serving) -> None:
+    with engine.engine.writing(REQUEST) as writing:
         add(writing, frame_of(RECORDS))
-        assert len(served.files()) == 2
-        assert served.engine.memory.used > 0
-    assert served.is_idle()
-    assert served.files() == []
+        assert len(engine.files()) == 2
+        assert engine.engine.memory.used > 0
+    assert engine.is_idle()
+    assert engine.files() == []
     with pytest.raises(StateError):
         writing.finish()
 
 
-def test_closing_behind_the_end_keeps_the_files(served: Serving) -> None:
-    with served.engine.writing(REQUEST) as writing:
+def test_closing_behind_the_end_keeps_the_files(engine: Serving) -> None:
+    with engine.engine.writing(REQUEST) as writing:
         add(writing, frame_of(RECORDS))
         writing.finish()
-        assert served.engine.memory.used == 0, "all is given back at the end"
+        assert engine.engine.memory.used == 0, "all is given back at the end"
         writing.close()
         writing.close()
-    assert served.is_idle()
-    assert len(served.files()) == 2
+    assert engine.is_idle()
+    assert len(engine.files()) == 2
 
 
-def test_a_frame_that_is_refused_holds_nothing(served: Serving) -> None:
-    with served.engine.writing(REQUEST) as writing:
+def test_a_frame_that_is_refused_holds_nothing(engine: Serving) -> None:
+    with engine.engine.writing(REQUEST) as writing:
         with pytest.raises(UsageError, match="subpartition 4 of 4"):
             add(writing, frame_of([(4, b"x")]))
-        assert served.engine.memory.used == 0
-    assert served.is_idle()
+        assert engine.engine.memory.used == 0
+    assert engine.is_idle()
 
 
-def test_whoever_waits_too_long_for_a_turn_is_told(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_waits_too_long_for_a_turn_is_told(engine: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "WRITER_TIMEOUT", 0.01)
     with ExitStack() as stack:
         for map_id in range(WRITERS):
-            stack.enter_context(served.engine.writing(replace(REQUEST, map_id=map_id)))
+            stack.enter_context(engine.engine.writing(replace(REQUEST, map_id=map_id)))
         with (
             pytest.raises(BufferTimeoutError, match=r"4 map outputs .*spark\.executor\.cores"),
-            served.engine.writing(replace(REQUEST, map_id=9)),
+            engine.engine.writing(replace(REQUEST, map_id=9)),
         ):
             pass
-    with served.engine.writing(REQUEST) as writing:
+    with engine.engine.writing(REQUEST) as writing:
         writing.finish()
-    assert served.is_idle()
+    assert engine.is_idle()
 
 
-def test_a_failure_of_any_call_leaves_no_file_and_gives_everything_back(served: Serving) -> None:
+def test_a_failure_of_any_call_leaves_no_file_and_gives_everything_back(engine: Serving) -> None:
     failed: Counter[str] = Counter()
     body = frame_of(RECORDS)
     for fault in faults(
         "service/jvm/outputs.py", "write/result_partition.py", "write/placed_records.py", "storage/writer.py"
     ):
-        with fault, served.engine.writing(REQUEST) as writing:
+        with fault, engine.engine.writing(REQUEST) as writing:
             for _ in range(3):
                 add(writing, body)
             writing.finish()
         failed[fault.where] += 1
-        assert served.is_idle(), fault.where
-        assert open_files(served.homes[0]) == [], fault.where
+        assert engine.is_idle(), fault.where
+        assert open_files(engine.homes[0]) == [], fault.where
         if not fault.where:
-            assert len(served.files()) == 2
-        if os.path.exists(f"{served.homes[0]}/exchange-3-map-0-attempt-7.index"):
-            served.engine.outputs.remove(3)  # there was no fault, or one behind its end
-        assert served.files() == [], fault.where
+            assert len(engine.files()) == 2
+        if os.path.exists(f"{engine.homes[0]}/exchange-3-map-0-attempt-7.index"):
+            engine.engine.outputs.remove(3)  # there was no fault, or one behind its end
+        assert engine.files() == [], fault.where
     for often in ("new", "create", "add", "drain", "finish", "_clustered", "start_region"):
         assert failed[often] > 0, often
 

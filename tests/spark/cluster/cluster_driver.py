@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster import Cluster
+from driver_process import DriverProcess
 from engine import ROOT, eventually
 
 from sortshuffle.errors import ServiceUnavailableError
@@ -45,7 +46,7 @@ class JobError(Exception):
     """A job raised; the text is its error's."""
 
 
-class Application:
+class Application(DriverProcess):
     """A driver on the cluster. Jobs may be asked for side by side."""
 
     def __init__(self, cluster: Cluster, log: Path, settings: Mapping[str, str]) -> None:
@@ -115,26 +116,6 @@ class Application:
         """Kill a host's executor with SIGKILL, and its Python, which would go on for a moment."""
         assert len(self.cluster.kill(host, "executor")) == 1
         self.cluster.kill(host, "python")
-
-    def stop(self) -> None:
-        """End the application as its user would."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        assert self._process.wait(60) == 0
-        self._close()
-
-    def kill(self) -> None:
-        """End the driver, its JVM included, with SIGKILL."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, 9)
-        self._process.wait()
-        self._close()
-
-    def _close(self) -> None:
-        self._listener.join(10)
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
 
 
 @dataclass(frozen=True, slots=True)

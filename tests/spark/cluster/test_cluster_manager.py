@@ -9,7 +9,6 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ import pytest
 from cluster import Cluster
 from cluster_driver import files_below
 from engine import eventually
-from served_session import ON_EXECUTORS, Answer, Session
+from fault_stages import attempts, map_runs, paused
+from served_session import ON_EXECUTORS, Session
 
 from sortshuffle.format.header import HEADER_BYTES
 
@@ -96,17 +96,6 @@ def hold(session: Session, cluster: Cluster, **arguments: Any) -> dict[str, list
 def meetings(session: Session, host: str = "*") -> list[Path]:
     """Where a session's tasks on a host meet their service. The hosts of the tests share a /tmp."""
     return list(Path(tempfile.gettempdir(), f"sortshuffle-{os.geteuid()}").glob(session.application + host))
-
-
-def map_runs(found: dict[str, Any]) -> int:
-    """How many map tasks ran in a job."""
-    return sum(each["complete"] + each["failed"] for each in found["stages"] if each["written"])
-
-
-def attempts(found: dict[str, Any]) -> int:
-    """Of the job's last stage."""
-    last = found["stages"][-1]["stage"]
-    return sum(each["stage"] == last for each in found["stages"])
 
 
 # ---- reading from other hosts ------------------------------------------------------------------------------
@@ -217,22 +206,8 @@ def test_a_host_that_is_lost_with_all_its_map_outputs(session: Session, cluster:
         cluster.restart_worker(THIRD)
 
 
-def paused(session: Session, where: str) -> tuple[Future[Answer], Path]:
-    """A job both of whose map or reduce tasks are in the middle, and its directory."""
-    answer = session.start("paused", where=where)
-    directory = session.last_directory
-
-    def is_waiting() -> bool:
-        if answer.done():
-            answer.result()
-        return len(list(directory.glob(f"waiting-{where}-*"))) == 2
-
-    eventually(is_waiting, f"two {where} tasks in the middle", PATIENCE)
-    return answer, directory
-
-
 def test_services_killed_while_they_are_read_from(session: Session, cluster: Cluster) -> None:
-    answer, directory = paused(session, "reduce")
+    answer, directory = paused(session, "reduce", PATIENCE)
     before = {host: cluster.pids(host, "service") for host in HOSTS}
     for host in HOSTS:
         cluster.kill(host, "service")
@@ -270,7 +245,7 @@ def nothing_is_left(cluster: Cluster, session: Session) -> None:
 
 def test_nothing_is_left_when_the_driver_is_killed(session: Session, cluster: Cluster) -> None:
     """The last test of this session."""
-    paused(session, "map")
+    paused(session, "map", PATIENCE)
     there = left(cluster, session)
     assert there[0]["executor"] == 3 and there[0]["service"] >= 2
     assert there[1] and there[2]

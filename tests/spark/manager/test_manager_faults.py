@@ -12,14 +12,14 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from engine import eventually, small_disk
-from served_session import ON_EXECUTORS, Answer, JobError, Session
+from fault_stages import attempts, map_runs, paused
+from served_session import ON_EXECUTORS, JobError, Session
 
 from sortshuffle.format.header import HEADER_BYTES
 
@@ -127,17 +127,6 @@ def hold(session: Session, job: str, **arguments: Any) -> list[Path]:
     return outputs_of(session, session.run(job, name="held", **arguments).value["shuffle"])
 
 
-def map_runs(found: dict[str, Any]) -> int:
-    """How many map tasks ran in a job."""
-    return sum(each["complete"] + each["failed"] for each in found["stages"] if each["written"])
-
-
-def attempts(found: dict[str, Any]) -> int:
-    """Of the job's last stage."""
-    last = found["stages"][-1]["stage"]
-    return sum(each["stage"] == last for each in found["stages"])
-
-
 # ---- map outputs lost between the stages -------------------------------------------------------------------
 
 
@@ -211,20 +200,6 @@ def test_rows_that_go_elsewhere_when_a_task_runs_again(
 # ---- the engine --------------------------------------------------------------------------------------------
 
 
-def paused(session: Session, where: str) -> tuple[Future[Answer], Path]:
-    """A job both of whose map or reduce tasks are in the middle, and its directory."""
-    answer = session.start("paused", where=where)
-    directory = session.last_directory
-
-    def is_waiting() -> bool:
-        if answer.done():
-            answer.result()
-        return len(list(directory.glob(f"waiting-{where}-*"))) == 2
-
-    eventually(is_waiting, f"two {where} tasks in the middle", PATIENCE)
-    return answer, directory
-
-
 def test_an_engine_killed_between_the_stages_costs_nothing(session: Session) -> None:
     hold(session, "hold_pairs")
     before = session.engine()
@@ -247,7 +222,7 @@ def test_engine_and_supervisor_killed_between_the_stages(session: Session) -> No
 
 def test_an_engine_killed_while_tasks_write(session: Session) -> None:
     """They fail, and run again."""
-    answer, directory = paused(session, "map")
+    answer, directory = paused(session, "map", PATIENCE)
     assert session.unfinished()
     os.kill(session.engine(), signal.SIGKILL)
     (directory / "go").touch()
@@ -259,7 +234,7 @@ def test_an_engine_killed_while_tasks_write(session: Session) -> None:
 
 def test_an_engine_killed_while_tasks_read(session: Session) -> None:
     """They ask the next one for the rest, and do not even fail."""
-    answer, directory = paused(session, "reduce")
+    answer, directory = paused(session, "reduce", PATIENCE)
     os.kill(session.engine(), signal.SIGKILL)
     (directory / "go").touch()
     found = answer.result(PATIENCE).value
@@ -270,7 +245,7 @@ def test_an_engine_killed_while_tasks_read(session: Session) -> None:
 
 def test_files_that_are_lost_while_tasks_read_them(session: Session) -> None:
     """The engine has them open: no map task runs again."""
-    answer, directory = paused(session, "reduce")
+    answer, directory = paused(session, "reduce", PATIENCE)
     for data in newest_outputs(session):
         both_deleted(data)
     (directory / "go").touch()
@@ -282,7 +257,7 @@ def test_files_that_are_lost_while_tasks_read_them(session: Session) -> None:
 
 def test_an_engine_killed_with_what_its_readers_need(session: Session) -> None:
     """The next one finds that a map output is gone."""
-    answer, directory = paused(session, "reduce")
+    answer, directory = paused(session, "reduce", PATIENCE)
     both_deleted(newest_outputs(session)[0])
     os.kill(session.engine(), signal.SIGKILL)
     (directory / "go").touch()
@@ -293,7 +268,7 @@ def test_an_engine_killed_with_what_its_readers_need(session: Session) -> None:
 
 def test_it_is_all_gone_after_the_driver_is_killed(session: Session) -> None:
     """The last test of this session."""
-    paused(session, "map")
+    paused(session, "map", PATIENCE)
     session.kill()
     session.nothing_is_left()
 
@@ -340,7 +315,7 @@ def test_after_a_full_disk_what_fits_runs(strict: Session) -> None:
 
 
 def test_an_engine_that_dies_fails_a_job_whose_tasks_may_not_fail(strict: Session) -> None:
-    answer, directory = paused(strict, "map")
+    answer, directory = paused(strict, "map", PATIENCE)
     os.kill(strict.engine(), signal.SIGKILL)
     (directory / "go").touch()
     with pytest.raises(JobError, match="shuffle engine"):
@@ -383,7 +358,7 @@ def test_an_executor_killed_between_the_stages_costs_nothing(cluster: Session) -
 
 
 def test_an_executor_killed_while_its_task_writes(cluster: Session) -> None:
-    answer, directory = paused(cluster, "map")
+    answer, directory = paused(cluster, "map", PATIENCE)
     os.kill(cluster.pids(EXECUTOR)[0], signal.SIGKILL)
     (directory / "go").touch()
     assert answer.result(PATIENCE).value["right"]
