@@ -12,8 +12,10 @@ Rules
   an empty one gets the offset where it would have been.
 * Where the bytes go is the affair of a `NewPair`: files of this host (`storage.local_pair`) or, if the base
   path is a URL, objects of a store (`storage.stored_pair`). Until `finish()` neither has its name.
-* A region is one gathered append (several, past `PIECES_AT_ONCE`). No fsync: like Spark's own shuffle
-  files these do not outlive the machine's crash, and a damaged one is found by its checksums.
+* A region is one gathered append (several, past `PIECES_AT_ONCE`). The last region's entries and the index's
+  end are one write.
+* No fsync: like Spark's own shuffle files these do not outlive the machine's crash, and a damaged one is
+  found by its checksums.
 
 Single-threaded. Owns the new pair. Does not own the buffers: they may be freed when a call returns.
 """
@@ -170,8 +172,10 @@ class PartitionedFileWriter:
             self.buffers += len(run)
             self._pair.append_data([run.data])
 
-    def finish_region(self) -> Entries:
-        """End the region; one without any bytes leaves no trace. Its entries, shape (subpartitions,)."""
+    def finish_region(self, is_last: bool = False) -> Entries:
+        """End the region; one without any bytes leaves no trace. Its entries, shape (subpartitions,).
+        ``is_last``: `finish` comes next. Until then, or the next region's end, its entries are not in the
+        index file."""
         self._expect(_State.IN_REGION)
         self._state = _State.BETWEEN_REGIONS
         if self._written < 0:
@@ -186,7 +190,8 @@ class PartitionedFileWriter:
                 self._place_extents()
             self.regions += 1
             self._add_to_index(self._entries.tobytes())
-            self._write_index()
+            if not is_last:
+                self._write_index()
         return self._entries
 
     def finish(self, writer: Writer, schema: bytes = b"") -> PartitionedFile:
@@ -194,6 +199,7 @@ class PartitionedFileWriter:
         self._expect(_State.BETWEEN_REGIONS)
         with self._or_failed():
             self._append_tail(writer, schema)
+            self._write_index()
             self._pair.commit()
         self._state = _State.FINISHED
         return self.file
@@ -279,7 +285,6 @@ class PartitionedFileWriter:
         self._add_to_index(footer)
         digest = int(self._index_digest.intdigest())
         self._add_to_index(digest.to_bytes(8, "little") + INDEX_MAGIC)
-        self._write_index()
 
     def _add_to_index(self, data: bytes) -> None:
         self._index_digest.update(data)

@@ -180,6 +180,8 @@ class PlacedRecordEncoder:
 
     def _runs(self, filled: Int64s, sizes: Int64s) -> Iterator[tuple[int, int]]:
         """Which of these subpartitions are sealed at once, as ranges of their positions."""
+        if len(filled) < LEAST_RUN:
+            return
         small = np.flatnonzero(sizes < LEAST_COMPRESSED)
         if not len(small):
             return
@@ -207,8 +209,8 @@ class PlacedRecordEncoder:
         views = [frame.view for frame in frames]
         for at in range(0, len(subpartitions), SUBPARTITIONS_AT_ONCE):
             block = subpartitions[at : at + SUBPARTITIONS_AT_ONCE]
-            starts = np.column_stack([frame.bounds[block] for frame in frames]).tolist()
-            ends = np.column_stack([frame.bounds[block + 1] for frame in frames]).tolist()
+            starts = zip(*(frame.bounds[block].tolist() for frame in frames), strict=True)
+            ends = zip(*(frame.bounds[block + 1].tolist() for frame in frames), strict=True)
             counts = records[block].tolist()
             for subpartition, start, end, count in zip(block.tolist(), starts, ends, counts, strict=True):
                 # a loop over pieces, not over records: a frame has one for each subpartition
@@ -223,21 +225,28 @@ class PlacedRecordEncoder:
         self.bytes = 0
 
     def _clustered(self, records: PlacedRecords) -> _ClusteredFrame:
-        metrics = self._metrics
-        with metrics.step("sort"):
-            ids = records.ids.astype(self._ids)  # narrow ones are sorted by radix
-            counts = np.bincount(ids, minlength=self._subpartitions)
-            order = np.argsort(ids, kind="stable")
-        with metrics.step("take"):
-            starts = np.concatenate((_FIRST_START, records.ends))
-            column = pa.Array.from_buffers(
-                pa.binary(), len(ids), [None, pa.py_buffer(starts), pa.py_buffer(records.data)]
-            )
-            _, offsets, memory = column.take(_indices(order)).buffers()
-            first_records = np.concatenate((_FIRST_RECORD, np.cumsum(counts)))
-            bounds = np.frombuffer(offsets, np.int32)[first_records].astype(np.int64)
+        ids = records.ids
+        counts = np.bincount(ids, minlength=self._subpartitions)
+        starts = np.concatenate((_FIRST_START, records.ends))
+        if bool((ids[1:] >= ids[:-1]).all()):  # as where all go to one subpartition
+            with self._metrics.step("take"):
+                memory = pa.py_buffer(bytes(records.data))
+        else:
+            memory, starts = self._taken(records, starts)
+        first_records = np.concatenate((_FIRST_RECORD, np.cumsum(counts)))
         self._records += counts
-        return _ClusteredFrame(memory or _NO_MEMORY, bounds)
+        return _ClusteredFrame(memory, starts[first_records].astype(np.int64))
+
+    def _taken(self, records: PlacedRecords, starts: Int32s) -> tuple[pa.Buffer, Int32s]:
+        """The records' bytes by subpartition, and where each begins there. ``starts``: where it does now."""
+        with self._metrics.step("sort"):
+            narrow = records.ids.astype(self._ids)  # which are sorted by radix
+            order = np.argsort(narrow, kind="stable")
+        with self._metrics.step("take"):
+            buffers = [None, pa.py_buffer(starts), pa.py_buffer(records.data)]
+            column = pa.Array.from_buffers(pa.binary(), len(order), buffers)
+            _, offsets, memory = column.take(_indices(order)).buffers()
+            return memory or _NO_MEMORY, np.frombuffer(offsets, np.int32)
 
     def _extent(self, subpartition: int, pieces: list[memoryview], records: int) -> Iterator[Extent]:
         """One extent, in parts of one message. The records are counted for the first of them."""

@@ -155,7 +155,8 @@ class SortMergeResultPartition:
         """Write what is held, and complete the file; only then can it be read."""
         self._expect_open()
         with self._whole_or_failed():
-            self._write_region(self._unicast)
+            has_more = bool(self._intakes.last or self._broadcast.bytes)
+            self._write_region(self._unicast, is_last=not has_more)
             for event in self._intakes.last:
                 self._event_intake().add_event(seal_event(event))
             if self._broadcast.bytes:
@@ -237,7 +238,7 @@ class SortMergeResultPartition:
         self._write_region(intake)
         self.metrics.add(spills=self._writer.regions - before)
 
-    def _write_region(self, intake: Intake) -> None:
+    def _write_region(self, intake: Intake, is_last: bool = False) -> None:
         writer = self._writer
         writer.start_region(intake.kind)
         for batch in _batched(intake.drain(), write_batch(self._budget.least)):
@@ -249,7 +250,7 @@ class SortMergeResultPartition:
                     writer.write_extents(batch)
             self._budget.release(writer.data_bytes - before)
             del batch  # before the next ones are made
-        self._count(intake.kind, writer.finish_region())
+        self._count(intake.kind, writer.finish_region(is_last))
         intake.written()
 
     def _count(self, kind: RegionKind, entries: Entries) -> None:

@@ -31,7 +31,8 @@ from hypothesis import strategies as st
 
 from sortshuffle.errors import OutOfDiskError, StateError
 from sortshuffle.format.buffer import SealedBuffer, seal
-from sortshuffle.format.index import RegionKind, Writer
+from sortshuffle.format.header import HEADER_BYTES
+from sortshuffle.format.index import ENTRY_BYTES, RegionKind, Writer
 from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, seal_event
 from sortshuffle.storage.local_pair import IOV_MAX, _write_all
 from sortshuffle.storage.partitioned_file import PartitionedFile
@@ -233,6 +234,19 @@ def test_an_extent_may_be_handed_over_in_parts(tmp_path: Path, cuts: list[int]) 
         assert (writer.records, writer.buffers) == (4, 4)
         file = writer.finish(WRITER)
     assert contents(file) == pair_by_hand(pair)
+
+
+def test_the_last_region_may_wait_for_the_end_of_the_index(tmp_path: Path) -> None:
+    pair = Pair(3, 0, [Region({0: [b"a"], 2: [b"bc"]}), Region({1: [b"d"]})])
+    writer = new_writer(tmp_path)
+    index = Path(writer.file.partial_index_path)
+    for region, is_last in zip(pair.regions, [False, True], strict=True):
+        writer.start_region(region.kind)
+        writer.write_extents([(at, buffers(*each)) for at, each in region.extents.items()])
+        writer.finish_region(is_last)
+        assert index.stat().st_size == HEADER_BYTES + 3 * ENTRY_BYTES, "the first region's"
+    writer.finish(WRITER)
+    assert contents(writer.file) == pair_by_hand(pair)
 
 
 def test_counts_are_those_of_the_file(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ from sortshuffle.storage.reader import PartitionedFileReader
 
 # Bytes of records, and of the file, at most. Larger map outputs have extents that are worth a read each
 MOST_BYTES = 256 << 10
+# Extents that are worth checking at once: NumPy's calls take as long as looking at some one by one
+LEAST_AT_ONCE = 8
 _WORD = 8
 _FIRST_HALF = np.uint64(0xFFFFFFFF)
 
@@ -71,13 +73,15 @@ def read_small(reader: PartitionedFileReader, index: Index) -> SmallOutput:
         whole = Extent(0, int(filled[0]), int(found["offset"][0]), int(found["bytes"].sum()), 0, 0, 0, 0)
         memory = reader.fetch(whole.bytes, whole)
         starts = (found["offset"] - found["offset"][0]).astype(np.int64)
-        sizes = _plain_sizes(np.frombuffer(memory, np.uint8), starts, found)
+        sizes = np.full(len(filled), -1)
+        if len(filled) >= LEAST_AT_ONCE:
+            sizes = _plain_sizes(np.frombuffer(memory, np.uint8), starts, found)
         view = memoryview(memory)
         for subpartition, start, size in zip(filled.tolist(), starts.tolist(), sizes.tolist(), strict=True):
             if size >= 0:
                 pieces.append(view[start + BUFFER_HEADER_BYTES : start + BUFFER_HEADER_BYTES + size])
                 continue
-            # compressed, or of several buffers; or damaged, which the scan of the extent finds
+            # one of few, compressed, or of several buffers; or damaged, which the scan of the extent finds
             extent = extent_of(entries[subpartition], 0, subpartition)
             part = memory.slice(start, extent.bytes)
             with reader.damage(extent.offset, extent):

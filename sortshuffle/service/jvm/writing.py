@@ -5,9 +5,9 @@
 
 Rules
 * Most frames come in memory that the JVM fills itself (`shared_frames`). What comes through the socket is
-  received into a segment of the writer's own pool, or for one huge record into memory of its own. Both are
-  free again when `add` returns. So what frames take is bounded, and a JVM that is quicker than the engine
-  waits.
+  received into a segment of the writer's own pool, which is made for the first such frame, or for one huge
+  record into memory of its own. Both are free again when `add` returns. So what frames take is bounded, and a
+  JVM that is quicker than the engine waits.
 * What waits for its region is charged to the engine's memory, which all writers share (`SharedMemory`).
 * `close` is the last call, however it went: it gives back what was held, and what is not finished is deleted.
 
@@ -94,13 +94,13 @@ class MapOutputWriting:
             codec=resources.codec,
             payload_kind=PayloadKind.RECORD_BYTES,
         )
-        name = f"map {request.map_index} of shuffle {request.shuffle}"
+        self._name = f"map {request.map_index} of shuffle {request.shuffle}"
+        self._segments = resources.segments
+        self._pool: LocalBufferPool | None = None
         payload = RecordBytesPayload(resources.codec, resources.codec_level)
         layout = RecordBytesLayout(payload, request.subpartitions)
         with ExitStack() as stack:
-            self._pool = resources.segments.create_pool(SEGMENTS_EACH, SEGMENTS_EACH, name)
-            stack.callback(self._pool.close)
-            self._memory = resources.memory.open(name)
+            self._memory = resources.memory.open(self._name)
             stack.callback(self._memory.close)
             writer = resources.outputs.new(request.shuffle, request.map_index, request.map_id, header)
             stack.callback(writer.abandon)  # nothing is left to do behind the partition's own
@@ -110,6 +110,9 @@ class MapOutputWriting:
 
     def frame_memory(self, size: int) -> FrameMemory:
         """For a frame's ids, ends and records, ``size`` bytes in all. Raises `BufferTimeoutError`."""
+        if self._pool is None:
+            self._pool = self._segments.create_pool(SEGMENTS_EACH, SEGMENTS_EACH, self._name)
+            self._resources.callback(self._pool.close)
         return FrameMemory(size, self._pool)
 
     def add(self, records: PlacedRecords) -> None:
