@@ -1,7 +1,7 @@
 """The tests of the shuffle manager in the places, and on the data, that take too long for each time.
 
 Used by `tools/manager_matrix`. A place is a run of pytest with variables that say where the sessions of the
-tests run, and on how much data.
+tests run, and on how much data. Another release of PySpark has an environment of its own (`other_spark`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 
 import click
 from cluster import ROOT, Cluster
+from other_spark import run_with
 
 RESULTS = ROOT / "tools" / "manager_matrix.jsonl"
 MASTER, SCALE = "SORTSHUFFLE_MATRIX_MASTER", "SORTSHUFFLE_MATRIX_SCALE"
@@ -67,16 +68,19 @@ def _cluster() -> Iterator[Mapping[str, str]]:
 
 
 @contextmanager
-def _of_its_own() -> Iterator[Mapping[str, str]]:
-    """Those tests start a cluster, which they break."""
+def _as_they_are() -> Iterator[Mapping[str, str]]:
+    """Those tests say themselves where they run: here, or on a cluster that they start, and break."""
     yield {}
 
 
 PLACES = {
+    "tests": ((_as_they_are, (TESTS,)),),
     "local": ((_local, (TPCH,)),),
     "local-cluster": ((_local_cluster, (MATRIX, TPCH)),),
-    "cluster": ((_cluster, (MATRIX, TPCH)), (_of_its_own, (CLUSTER_FAULTS,))),
+    "cluster": ((_cluster, (MATRIX, TPCH)), (_as_they_are, (CLUSTER_FAULTS,))),
 }
+LONG = ("local", "local-cluster", "cluster")
+"""What is run if no place is named. The other one is what `tools/test` runs with its own release of Spark."""
 
 
 def run(place: str, tests: tuple[str, ...], variables: Mapping[str, str]) -> Outcome:
@@ -130,11 +134,15 @@ def _commit() -> str:
 
 
 @click.command()
+@click.option("--spark", metavar="RELEASE", default="", help="Another release of PySpark, such as 4.1.4.")
 @click.argument("places", nargs=-1, type=click.Choice(list(PLACES)))
-def main(places: tuple[str, ...]) -> None:
-    """Run the tests of the shuffle manager in PLACES, or everywhere."""
+def main(places: tuple[str, ...], spark: str) -> None:
+    """Run the tests of the shuffle manager in PLACES. Without PLACES: in local, local-cluster and cluster, or
+    in tests with --spark."""
+    if spark:
+        run_with(spark, [__file__, *(places or ("tests",))])
     outcomes = []
-    for place in places or PLACES:
+    for place in places or LONG:
         for around, tests in PLACES[place]:
             with around() as variables:
                 outcomes.append(run(place, tests, variables))
