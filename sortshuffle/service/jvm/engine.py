@@ -34,6 +34,7 @@ from sortshuffle.service.jvm.unheard import RETRY_AFTER, UnheardServices
 from sortshuffle.service.jvm.writing import SEGMENT_BYTES, MapOutputWriting, WritingResources
 from sortshuffle.service.protocol import MapOutputAddress
 from sortshuffle.storage import home_failures
+from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import PARTIAL_SETTLES, sweep_partials
 from sortshuffle.storage.shared_home import make_shared_home
 
@@ -90,7 +91,13 @@ class Engine:
         segments = NetworkBufferPool(MOST_WRITERS, SEGMENT_BYTES, option=MEMORY_OPTION)
         self.memory = SharedMemory(settings.write_memory, FLOOR_BYTES)
         self._writing = WritingResources(
-            settings.application, self.outputs, segments, self.memory, settings.codec, settings.codec_level
+            settings.application,
+            host_name(),
+            self.outputs,
+            segments,
+            self.memory,
+            settings.codec,
+            settings.codec_level,
         )
         self._writers = threading.BoundedSemaphore(MOST_WRITERS)
         self._telling = ThreadPoolExecutor(TELLERS, thread_name_prefix="sortshuffle-remove")

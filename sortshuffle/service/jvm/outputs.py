@@ -32,7 +32,6 @@ from sortshuffle.errors import CorruptDataError, MissingDataError, Place
 from sortshuffle.format.header import FileHeader
 from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small, read_small
 from sortshuffle.storage.directories import Directories
-from sortshuffle.storage.lifetime import is_gone
 from sortshuffle.storage.partitioned_file import INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.reader import PartitionedFileReader, read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
@@ -249,12 +248,10 @@ class MapOutputs:
         homes = self._homes()
         for home in homes:
             file = PartitionedFile.named(home, shuffle, map_index, map_id)
-            if is_gone(file.index_path):
-                continue
             try:
                 return MapOutput(file, file_id, reads_small=self._known.has_room_for_small())
             except MissingDataError:
-                continue  # another one of that name
+                continue  # it is not there, or another one of that name
         file = PartitionedFile.named(homes[0] if homes else "", shuffle, map_index, map_id)
         what = f"none of the application's directories on this host has the map output ({', '.join(homes)})"
         raise MissingDataError(Place(file.data_path), what, expected=f"id {file_id.hex()}")

@@ -34,7 +34,6 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.service.jvm.outputs import MapOutputs
 from sortshuffle.service.jvm.protocol import WriteRequest, pack_finished
-from sortshuffle.storage.host import host_name
 from sortshuffle.write.placed_records import PlacedRecords, RecordBytesLayout
 from sortshuffle.write.result_partition import SortMergeResultPartition
 
@@ -46,10 +45,11 @@ SEGMENTS_EACH = 1  # a writer receives one frame at a time
 
 @dataclass(frozen=True, slots=True)
 class WritingResources:
-    """What all writers of the engine share. ``segments``: what frames are received into. ``memory``: what
-    waits for regions."""
+    """What all writers of the engine share. ``host``: its name. ``segments``: what frames are received into.
+    ``memory``: what waits for regions."""
 
     application: str
+    host: str
     outputs: MapOutputs
     segments: NetworkBufferPool
     memory: SharedMemory
@@ -85,7 +85,7 @@ class MapOutputWriting:
 
     def __init__(self, request: WriteRequest, resources: WritingResources) -> None:
         self._request = request
-        self._application = resources.application
+        self._application, self._host = resources.application, resources.host
         self._metrics = TaskMetrics()
         header = FileHeader(
             file_id=secrets.token_bytes(16),
@@ -138,7 +138,7 @@ class MapOutputWriting:
             stage=request.stage,
             map_index=request.map_index,
             attempt=request.map_id,
-            host=host_name(),
+            host=self._host,
             time=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             software=f"sortshuffle {sortshuffle.__version__}",
         )
