@@ -88,8 +88,9 @@ class RecordBytesLayout:
 
 
 @dataclass(frozen=True)
-class _ClusteredFrame:
-    """A frame's records by subpartition: of subpartition s the bytes ``bounds[s] .. bounds[s + 1]``."""
+class ClusteredFrame:
+    """A frame's records by subpartition: of subpartition s the bytes ``bounds[s] .. bounds[s + 1]``, int64,
+    shape (subpartitions + 1,), of ``memory``."""
 
     memory: pa.Buffer
     bounds: Int64s
@@ -134,7 +135,7 @@ class PlacedRecordEncoder:
         self._message_bytes = max(1, min(MESSAGE_BYTES, budget.least // MESSAGE_SHARE))
         self._write_batch = write_batch(budget.least)
         self._bounds_bytes = _WORD * (layout.subpartitions + 1)  # of a clustered frame
-        self._frames: list[_ClusteredFrame] = []
+        self._frames: list[ClusteredFrame] = []
         self._records = np.zeros(layout.subpartitions, np.int64)
         self.bytes = 0
 
@@ -150,6 +151,11 @@ class PlacedRecordEncoder:
         drained = COPIES_OF_A_MESSAGE * self._message_bytes + MOST_PINNED * self._write_batch
         held = len(piece.data) + self._bounds_bytes
         return not self._frames or not self._budget.would_exceed(held + drained)
+
+    @property
+    def only_frame(self) -> ClusteredFrame | None:
+        """What is held, if it is one frame."""
+        return self._frames[0] if len(self._frames) == 1 else None
 
     def add(self, piece: PlacedRecords) -> None:
         frame = self._clustered(piece)
@@ -168,7 +174,7 @@ class PlacedRecordEncoder:
             yield from self._one_by_one(frames, filled, records)
         self._budget.release(held)
 
-    def _of_one_frame(self, frame: _ClusteredFrame, filled: Int64s, records: Int64s) -> Iterator[Drained]:
+    def _of_one_frame(self, frame: ClusteredFrame, filled: Int64s, records: Int64s) -> Iterator[Drained]:
         """Neighbours that are small at once, the others one by one."""
         sizes = frame.bounds[filled + 1] - frame.bounds[filled]
         done = 0
@@ -194,9 +200,7 @@ class PlacedRecordEncoder:
                 if end - start >= LEAST_RUN:
                     yield start, end
 
-    def _run(
-        self, frame: _ClusteredFrame, subpartitions: Int64s, sizes: Int64s, records: Int64s
-    ) -> ExtentRun:
+    def _run(self, frame: ClusteredFrame, subpartitions: Int64s, sizes: Int64s, records: Int64s) -> ExtentRun:
         start, end = int(frame.bounds[subpartitions[0]]), int(frame.bounds[subpartitions[-1] + 1])
         with self._metrics.step("checksum"):
             run = seal_run(frame.view[start:end], subpartitions, sizes, records[subpartitions])
@@ -204,7 +208,7 @@ class PlacedRecordEncoder:
         return run
 
     def _one_by_one(
-        self, frames: list[_ClusteredFrame], subpartitions: Int64s, records: Int64s
+        self, frames: list[ClusteredFrame], subpartitions: Int64s, records: Int64s
     ) -> Iterator[Extent]:
         views = [frame.view for frame in frames]
         for at in range(0, len(subpartitions), SUBPARTITIONS_AT_ONCE):
@@ -224,7 +228,7 @@ class PlacedRecordEncoder:
         self._frames.clear()
         self.bytes = 0
 
-    def _clustered(self, records: PlacedRecords) -> _ClusteredFrame:
+    def _clustered(self, records: PlacedRecords) -> ClusteredFrame:
         ids = records.ids
         counts = np.bincount(ids, minlength=self._subpartitions)
         starts = np.concatenate((_FIRST_START, records.ends))
@@ -235,7 +239,7 @@ class PlacedRecordEncoder:
             memory, starts = self._taken(records, starts)
         first_records = np.concatenate((_FIRST_RECORD, np.cumsum(counts)))
         self._records += counts
-        return _ClusteredFrame(memory, starts[first_records].astype(np.int64))
+        return ClusteredFrame(memory, starts[first_records].astype(np.int64))
 
     def _taken(self, records: PlacedRecords, starts: Int32s) -> tuple[pa.Buffer, Int32s]:
         """The records' bytes by subpartition, and where each begins there. ``starts``: where it does now."""

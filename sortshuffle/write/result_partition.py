@@ -45,7 +45,13 @@ from sortshuffle.write.data_buffer import Drained, Extent, bytes_of, write_batch
 from sortshuffle.write.encoders import PartitionLayout
 from sortshuffle.write.frame_encoder import BytesLike, Frame, FrameEncoder, FrameLayout, frame_intakes
 from sortshuffle.write.intake import Intake, Intakes, row_intakes
-from sortshuffle.write.placed_records import PlacedRecords, RecordBytesLayout, placed_record_intakes
+from sortshuffle.write.placed_records import (
+    ClusteredFrame,
+    PlacedRecordEncoder,
+    PlacedRecords,
+    RecordBytesLayout,
+    placed_record_intakes,
+)
 
 Counts = npt.NDArray[np.int64]
 Layout: TypeAlias = PartitionLayout | FrameLayout | RecordBytesLayout
@@ -103,6 +109,13 @@ class SortMergeResultPartition:
     def subpartition_records(self) -> Counts:
         """Records that the consumer of each subpartition gets, likewise."""
         return np.array(self._subpartition_records)
+
+    @property
+    def only_frame(self) -> ClusteredFrame | None:
+        """All placed records so far, if they came in one frame and wait for their region."""
+        if self._writer.regions or not isinstance(self._unicast, PlacedRecordEncoder):
+            return None
+        return self._unicast.only_frame
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Send each row to the subpartition that the selector gives it. The batch is of the payload's

@@ -1,8 +1,9 @@
 """`MapOutputs`: the map outputs of an application on this host, as its engine reads and writes them.
 
-    `new`     a map output begins, in a shared home that has room
-    `open`    one is read: known, or else found by its name in a shared home
-    `remove`  all finished ones of a shuffle are forgotten and deleted
+    `new`           a map output begins, in a shared home that has room
+    `keep_written`  a small one is complete
+    `open`          one is read: known, or else found by its name in a shared home
+    `remove`        all finished ones of a shuffle are forgotten and deleted
 
 What is known of a map output is kept for the next request (`KnownOutputs`): its verified index and its open
 data file; or, of a small one, its records. A map output that turns out to be damaged or gone is forgotten
@@ -24,12 +25,15 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from sortshuffle.errors import CorruptDataError, MissingDataError, Place
 from sortshuffle.format.header import FileHeader
+from sortshuffle.format.index import Index
 from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small, read_small
 from sortshuffle.storage.directories import Directories
 from sortshuffle.storage.partitioned_file import INDEX_SUFFIX, PartitionedFile
@@ -49,41 +53,87 @@ Homes = Callable[[], Sequence[str]]
 """Shared homes of the application, in an order that stays."""
 
 
-class MapOutput:
-    """A finished map output of this host, open.
+@dataclass(frozen=True, slots=True)
+class WrittenPair:
+    """The two files of a map output as they were when they had been written: of each its inode, its size in
+    bytes, and when it was last changed, ns."""
 
-    ``small``: its records; None where it is read extent by extent. Then ``reader`` is of its data file,
-    ``entries`` of its index, shape (regions, subpartitions), and ``bytes`` of each extent, int64, the same
+    data: tuple[int, int, int]
+    index: tuple[int, int, int]
+
+    @staticmethod
+    def of(file: PartitionedFile) -> WrittenPair:
+        """As they are now. Raises OSError."""
+        return WrittenPair(_stamp(file.data_path), _stamp(file.index_path))
+
+    def is_still(self, file: PartitionedFile) -> bool:
+        """Whether both are as they were. What the system does not tell counts as changed: they are read
+        then."""
+        try:
+            return WrittenPair.of(file) == self
+        except OSError:
+            return False
+
+
+class SmallMapOutput:
+    """A finished map output of this host whose records are in memory, ``small``. ``written``: its files, if
+    this engine kept it when it wrote them, until it is first read."""
+
+    def __init__(
+        self, file: PartitionedFile, file_id: bytes, small: SmallOutput, written: WrittenPair | None = None
+    ) -> None:
+        self.file = file
+        self.file_id = file_id
+        self.small = small
+        self.written = written
+        self.subpartitions = small.subpartitions
+        self.kept_bytes = small.bytes
+        self.used_at = 0.0
+
+
+class IndexedMapOutput:
+    """A finished map output of this host, open, which is read extent by extent. ``reader``: of its data file;
+    ``entries``: of its index, shape (regions, subpartitions); ``bytes``: of each extent, int64, the same
     shape.
 
     It owns the reader, which is closed when the last who uses the map output lets go of it: one that is
     forgotten may still be read.
     """
 
-    def __init__(self, file: PartitionedFile, file_id: bytes, reads_small: bool = False) -> None:
-        """``reads_small``: read it whole if it is small. Raises as `MapOutputs.open` does."""
-        index = read_index(file, file_id)
+    written = None
+
+    def __init__(self, file: PartitionedFile, index: Index, reader: PartitionedFileReader) -> None:
         self.file = file
-        self.file_id = file_id
+        self.file_id = index.header.file_id
         self.codec = index.header.codec
         self.subpartitions = index.header.subpartitions
+        self.reader = reader
+        self.entries = index.entries
+        self.bytes: npt.NDArray[np.int64] = index.entries["bytes"].astype(np.int64)
+        self.kept_bytes = self.entries.nbytes + self.bytes.nbytes
         self.used_at = 0.0
-        self.reader = PartitionedFileReader(file, file_id, str(index.writer))
-        _check_size(self.reader, index.data_bytes)
-        self.small: SmallOutput | None = None
-        if reads_small and is_small(index):
-            self.small = read_small(self.reader, index)
-            self.reader.close()
-            self.kept_bytes = self.small.bytes
-        else:
-            self.entries = index.entries
-            self.bytes: npt.NDArray[np.int64] = index.entries["bytes"].astype(np.int64)
-            self.kept_bytes = self.entries.nbytes + self.bytes.nbytes
 
     def __del__(self) -> None:
-        reader = getattr(self, "reader", None)  # there is none where the file could not be opened
-        if reader is not None:
-            reader.close()
+        self.reader.close()
+
+
+MapOutput: TypeAlias = SmallMapOutput | IndexedMapOutput
+
+
+def _opened(file: PartitionedFile, file_id: bytes, reads_small: bool) -> MapOutput:
+    """``reads_small``: read it whole if it is small. Raises as `MapOutputs.open` does."""
+    index = read_index(file, file_id)
+    reader = PartitionedFileReader(file, file_id, str(index.writer))
+    try:
+        _check_size(reader, index.data_bytes)
+        if not (reads_small and is_small(index)):
+            return IndexedMapOutput(file, index, reader)
+        small = SmallMapOutput(file, file_id, read_small(reader, index))
+    except BaseException:
+        reader.close()
+        raise
+    reader.close()
+    return small
 
 
 class KnownOutputs:
@@ -102,12 +152,9 @@ class KnownOutputs:
         self._most_files = _files_allowed() if most_files is None else most_files
         self._clock = clock
         self._lock = threading.Lock()
-        self._indexed: OrderedDict[bytes, MapOutput] = OrderedDict()  # the longest unused first
-        self._small: OrderedDict[bytes, MapOutput] = OrderedDict()
+        self._indexed: OrderedDict[bytes, IndexedMapOutput] = OrderedDict()  # the longest unused first
+        self._small: OrderedDict[bytes, SmallMapOutput] = OrderedDict()
         self._index_bytes = self._small_bytes = 0
-
-    def get(self, file_id: bytes) -> MapOutput | None:
-        return self.get_all((file_id,))[0]
 
     def get_all(self, file_ids: Sequence[bytes]) -> list[MapOutput | None]:
         """Of each what is known of it, None where that is nothing."""
@@ -116,15 +163,15 @@ class KnownOutputs:
             return [self._used(file_id, now) for file_id in file_ids]
 
     def _used(self, file_id: bytes, now: float) -> MapOutput | None:
-        known = self._small.get(file_id)
-        if known is not None:
-            known.used_at = now
+        small = self._small.get(file_id)
+        if small is not None:
+            small.used_at = now
             self._small.move_to_end(file_id)
-            return known
-        known = self._indexed.get(file_id)
-        if known is not None:
+            return small
+        indexed = self._indexed.get(file_id)
+        if indexed is not None:
             self._indexed.move_to_end(file_id)
-        return known
+        return indexed
 
     def has_room_for_small(self) -> bool:
         """Whether another small map output would be kept."""
@@ -138,7 +185,7 @@ class KnownOutputs:
         with self._lock:
             dropped = [self._drop(output.file_id)]  # another thread found it, too
             output.used_at = self._clock()
-            if output.small is not None:
+            if isinstance(output, SmallMapOutput):
                 self._small[output.file_id] = output
                 self._small_bytes += output.kept_bytes
             else:
@@ -156,7 +203,7 @@ class KnownOutputs:
     def forget_all(self, prefix: str) -> None:
         """Those whose files' names begin like that."""
         with self._lock:
-            known = [*self._indexed.values(), *self._small.values()]
+            known: list[MapOutput] = [*self._indexed.values(), *self._small.values()]
             names = [each.file_id for each in known if _name(each.file).startswith(prefix)]
         del known
         for file_id in names:
@@ -206,7 +253,10 @@ class MapOutputs:
 
     def known(self, file_ids: Sequence[bytes]) -> list[MapOutput | None]:
         """The map outputs that carry these ids, as far as they are known. The others are to be opened."""
-        return self._known.get_all(file_ids)
+        return [
+            each if each is not None and self._is_as_known(each) else None
+            for each in self._known.get_all(file_ids)
+        ]
 
     def open(self, shuffle: int, map_index: int, map_id: int, file_id: bytes) -> MapOutput:
         """The map output that carries the id.
@@ -214,13 +264,25 @@ class MapOutputs:
         Raises `MissingDataError` if there is none, `CorruptDataError` if what has its name is damaged,
         OSError for what says nothing of the file.
         """
-        known = self._known.get(file_id)
+        known = self.known((file_id,))[0]
         if known is None:
             removals = self._removals
             known = self._found(shuffle, map_index, map_id, file_id)
             if removals == self._removals:  # else it may be gone already, and nobody would forget it
                 self._known.keep(known)
         return known
+
+    def keep_written(self, file: PartitionedFile, file_id: bytes, small: SmallOutput) -> None:
+        """Keep the records of a map output that was completed just now."""
+        removals = self._removals
+        if not self._known.has_room_for_small():
+            return
+        try:
+            written = WrittenPair.of(file)
+        except OSError:
+            return  # it is removed already
+        if removals == self._removals:
+            self._known.keep(SmallMapOutput(file, file_id, small, written))
 
     def forget(self, file_id: bytes) -> None:
         """It is damaged or gone: look for it anew when it is asked for again."""
@@ -244,12 +306,22 @@ class MapOutputs:
         if first is not None:
             raise first
 
+    def _is_as_known(self, output: MapOutput) -> bool:
+        """Whether the files are as they were when they were written, where that was not looked at before."""
+        if output.written is None:
+            return True
+        if not output.written.is_still(output.file):
+            self.forget(output.file_id)
+            return False
+        output.written = None
+        return True
+
     def _found(self, shuffle: int, map_index: int, map_id: int, file_id: bytes) -> MapOutput:
         homes = self._homes()
         for home in homes:
             file = PartitionedFile.named(home, shuffle, map_index, map_id)
             try:
-                return MapOutput(file, file_id, reads_small=self._known.has_room_for_small())
+                return _opened(file, file_id, reads_small=self._known.has_room_for_small())
             except MissingDataError:
                 continue  # it is not there, or another one of that name
         file = PartitionedFile.named(homes[0] if homes else "", shuffle, map_index, map_id)
@@ -265,6 +337,11 @@ def _check_size(reader: PartitionedFileReader, wanted: int) -> None:
             "the data file is cut short" if found < wanted else "the data file is longer than its index says"
         )
         raise CorruptDataError(reader.place(), what, expected=wanted, found=found)
+
+
+def _stamp(path: str) -> tuple[int, int, int]:
+    found = os.stat(path)
+    return found.st_ino, found.st_size, found.st_ctime_ns
 
 
 def _files_allowed() -> int:

@@ -32,7 +32,7 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.service.jvm.lost import LostBlocksError
-from sortshuffle.service.jvm.outputs import MapOutput, MapOutputs
+from sortshuffle.service.jvm.outputs import IndexedMapOutput, MapOutput, MapOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest, ReadTotals
 from sortshuffle.service.jvm.remote import RemoteBlocks, RemoteSettings
 from sortshuffle.storage.extents import Extent, extent_of
@@ -83,7 +83,7 @@ class BlockReader:
         """The bytes of records, after `locate`. Raises `LostBlocksError`, OSError."""
         for number, block, output in self._local:
             self._blocks += 1
-            if output.small is not None:
+            if isinstance(output, SmallMapOutput):
                 self._bytes += output.small.stored_bytes(block.first, block.end)
                 yield output.small.records(block.first, block.end)
                 continue
@@ -124,7 +124,7 @@ class BlockReader:
             )
         return output
 
-    def _extents(self, output: MapOutput, first: int, end: int) -> Iterator[pa.Buffer]:
+    def _extents(self, output: IndexedMapOutput, first: int, end: int) -> Iterator[pa.Buffer]:
         """The records of the subpartitions ``first..end-1``, read extent by extent."""
         payload = payload_of(output.codec)
         for region, sizes in enumerate(output.bytes[:, first:end]):
@@ -137,7 +137,9 @@ class BlockReader:
                     self._bytes += size
                     yield from _neighbours(output, extents, size, payload)
 
-    def _parts(self, output: MapOutput, extent: Extent, payload: RecordBytesPayload) -> Iterator[pa.Buffer]:
+    def _parts(
+        self, output: IndexedMapOutput, extent: Extent, payload: RecordBytesPayload
+    ) -> Iterator[pa.Buffer]:
         """The records of a large extent, in several reads."""
         for part in output.reader.read_parts(extent, READ_BYTES):
             with output.reader.damage(extent.offset, extent):
@@ -167,7 +169,7 @@ def _groups(sizes: npt.NDArray[np.int64], first: int) -> Iterator[list[int]]:
 
 
 def _neighbours(
-    output: MapOutput, extents: list[Extent], size: int, payload: RecordBytesPayload
+    output: IndexedMapOutput, extents: list[Extent], size: int, payload: RecordBytesPayload
 ) -> Iterator[pa.Buffer]:
     """The records of extents that lie one behind the other, ``size`` bytes together, by one read."""
     reader = output.reader

@@ -1,13 +1,16 @@
-"""Small map outputs, read whole: the records of a thousand subpartitions by one read.
+"""Small map outputs, kept whole: the records of a thousand subpartitions by one read, or by none.
 
 A stage of a thousand map tasks and a thousand reduce tasks has a million extents of some bytes each.
 Fetching, verifying and handing out one by one costs 17 us of Python for each. A small map output is therefore
 read when it is first asked for, all of it is verified, and its records are kept, decompressed, by
-subpartition: what a consumer gets is then a slice.
+subpartition: what a consumer gets is then a slice. The engine that writes one keeps its records at once:
+opening a map output of one row takes 0.2 ms, finding it as it was written 0.02 ms.
 
 Rules
 * Only a map output of one region is small: one with more was written by a task that ran out of memory.
-* Nothing is kept that was not verified.
+* Nothing is kept that was not verified, or written by this engine.
+* What was kept when it was written is used only if both files are still as they were written (`WrittenPair`):
+  one that was deleted, cut short or changed meanwhile is lost, as any other.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sortshuffle.format.buffer import BUFFER_HEADER_BYTES, scan_extent
-from sortshuffle.format.checksum import CHECKSUM_BYTES
+from sortshuffle.format.checksum import CHECKSUM_BYTES, BytesLike
 from sortshuffle.format.extent_run import checksums_of, checksums_of_single
 from sortshuffle.format.index import Index, RegionKind
 from sortshuffle.format.malformed import Malformed
@@ -38,13 +41,14 @@ Int64s = npt.NDArray[np.int64]
 
 class SmallOutput:
     """The records of a whole map output. ``ends``: of each subpartition in them; ``stored``: bytes of each in
-    the file. ``bytes``: what keeping them takes."""
+    the file. ``bytes``: what keeping them takes. ``subpartitions``: how many there are."""
 
-    def __init__(self, records: bytes, ends: Int64s, stored: Int64s) -> None:
+    def __init__(self, records: BytesLike, ends: Int64s, stored: Int64s) -> None:
         self._records = memoryview(records)
         self._bounds = np.concatenate(([0], ends)).data
         self._stored = np.concatenate(([0], np.cumsum(stored))).data
-        self.bytes = len(records) + self._bounds.nbytes + self._stored.nbytes
+        self.subpartitions = len(ends)
+        self.bytes = len(self._records) + self._bounds.nbytes + self._stored.nbytes
 
     def stored_bytes(self, first: int, end: int) -> int:
         """What the subpartitions ``first..end-1`` take in the file."""

@@ -8,6 +8,7 @@ import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,15 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.service.jvm import outputs as module
-from sortshuffle.service.jvm.outputs import IDLE, KnownOutputs, MapOutput, MapOutputs
+from sortshuffle.service.jvm.outputs import (
+    IDLE,
+    IndexedMapOutput,
+    KnownOutputs,
+    MapOutput,
+    MapOutputs,
+    SmallMapOutput,
+)
+from sortshuffle.service.jvm.small_outputs import SmallOutput
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.write.placed_records import PlacedRecords, RecordBytesLayout
 from sortshuffle.write.result_partition import SortMergeResultPartition
@@ -85,7 +94,7 @@ def test_one_that_was_found_is_known(homes: list[str], size: int) -> None:
     assert [os.path.dirname(file.base) for file in files] == [homes[0], homes[1]] * 2
     for map_id, file in enumerate(files):
         found = known(outputs, map_id)
-        assert (found.file, found.file_id, found.codec) == (file, id_of(map_id), Codec.NONE)
+        assert (found.file, found.file_id, found.subpartitions) == (file, id_of(map_id), 2)
         assert known(outputs, map_id) is found
 
 
@@ -162,7 +171,7 @@ def test_no_file_of_a_small_one_stays_open(homes: list[str]) -> None:
     outputs = MapOutputs(lambda: homes[:1])
     for map_id in range(5):
         write(outputs, map_id, SMALL)
-        assert known(outputs, map_id).small is not None
+        assert isinstance(known(outputs, map_id), SmallMapOutput)
     assert open_files(homes[0]) == []
 
 
@@ -172,21 +181,71 @@ def test_small_ones_give_way_only_when_they_were_not_read_for_a_while(homes: lis
     for map_id in range(4):
         write(outputs, map_id, SMALL)
     first, second = known(outputs, 0), known(outputs, 1)
-    assert first.small is not None
-    assert second.small is not None
-    assert known(outputs, 2).small is None
+    assert isinstance(first, SmallMapOutput)
+    assert isinstance(second, SmallMapOutput)
+    assert isinstance(known(outputs, 2), IndexedMapOutput)
     clock.now += IDLE - 1
     assert known(outputs, 1) is second
     clock.now += 2
-    assert known(outputs, 3).small is not None, "the first was not read for a while"
+    assert isinstance(known(outputs, 3), SmallMapOutput), "the first was not read for a while"
     assert known(outputs, 1) is second
     assert known(outputs, 0) is not first
+
+
+RECORDS = SmallOutput(b"abc", np.array([1, 3]), np.array([48, 56]))
+
+
+def test_a_small_one_that_was_written_here_is_read_from_memory(homes: list[str]) -> None:
+    outputs = MapOutputs(lambda: homes[:1])
+    file = write(outputs, 0, SMALL)
+    outputs.keep_written(file, id_of(0), RECORDS)
+    found = known(outputs, 0)
+    assert isinstance(found, SmallMapOutput)
+    assert (found.file, found.small, found.subpartitions) == (file, RECORDS, 2)
+    assert known(outputs, 0) is found
+    assert open_files(homes[0]) == []
+
+
+@pytest.mark.parametrize("suffix", [".data", ".index"])
+@pytest.mark.parametrize("change", ["deleted", "cut short", "changed", "another"])
+def test_one_that_is_not_as_it_was_written_is_read_from_its_files(
+    homes: list[str], suffix: str, change: str
+) -> None:
+    """And so it is found lost, or damaged."""
+    outputs = MapOutputs(lambda: homes[:1])
+    outputs.keep_written(write(outputs, 0, SMALL), id_of(0), RECORDS)
+    path = Path(homes[0], f"exchange-{SHUFFLE}-map-0-attempt-0{suffix}")
+    content = bytearray(path.read_bytes())
+    if change in ("deleted", "another"):
+        path.unlink()
+    content[-1] ^= 1
+    if change != "deleted":
+        path.write_bytes(content[:-8] if change == "cut short" else content)
+    for _ in range(2):
+        with pytest.raises(MissingDataError if change == "deleted" else CorruptDataError):
+            known(outputs, 0)
+
+
+def test_one_that_was_written_is_not_kept_where_there_is_no_room(homes: list[str]) -> None:
+    outputs = MapOutputs(lambda: homes[:1], KnownOutputs(most_small_bytes=0))
+    outputs.keep_written(write(outputs, 0, SMALL), id_of(0), RECORDS)
+    assert isinstance(known(outputs, 0), IndexedMapOutput)
+
+
+def test_one_that_is_removed_when_it_is_to_be_kept_is_gone(homes: list[str]) -> None:
+    outputs = MapOutputs(lambda: homes[:1])
+    file = write(outputs, 0, SMALL)
+    outputs.remove(SHUFFLE)
+    outputs.keep_written(file, id_of(0), RECORDS)
+    with pytest.raises(MissingDataError):
+        known(outputs, 0)
 
 
 def test_one_that_is_read_stays_open_when_it_is_forgotten(homes: list[str]) -> None:
     outputs = MapOutputs(lambda: homes[:1])
     file = write(outputs, 0, LARGE)
     found = known(outputs, 0)
+    assert isinstance(found, IndexedMapOutput)
     outputs.forget(id_of(0))
     outputs.forget(id_of(0))
     assert open_files(homes[0]) == [file.data_path]
@@ -264,12 +323,13 @@ def test_one_that_is_found_while_its_shuffle_is_removed_is_not_kept(
     outputs = MapOutputs(lambda: homes)
     write(outputs, 0, size)
 
-    class Slow(MapOutput):
-        def __init__(self, *how: object, **more: object) -> None:
-            super().__init__(*how, **more)  # type: ignore[arg-type]
-            outputs.remove(SHUFFLE)
+    def slow(*how: Any, **more: Any) -> MapOutput:
+        found = opened(*how, **more)
+        outputs.remove(SHUFFLE)
+        return found
 
-    monkeypatch.setattr(module, "MapOutput", Slow)
+    opened = module._opened
+    monkeypatch.setattr(module, "_opened", slow)
     found = known(outputs, 0)
     assert found.file_id == id_of(0), "who has found it may read it"
     del found

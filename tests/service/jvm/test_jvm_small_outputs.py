@@ -21,7 +21,7 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.record_bytes import LEAST_COMPRESSED, RecordBytesPayload
 from sortshuffle.service.client import ClientSettings
-from sortshuffle.service.jvm.outputs import KnownOutputs, MapOutputs
+from sortshuffle.service.jvm.outputs import IndexedMapOutput, KnownOutputs, MapOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.reading import BlockReader
 from sortshuffle.service.jvm.remote import RemoteIndexes, RemoteSettings
@@ -98,8 +98,8 @@ def test_they_are_what_is_read_extent_by_extent(
         whole = MapOutputs(lambda: [str(tmp_path)])
         by_extent = MapOutputs(lambda: [str(tmp_path)], KnownOutputs(most_small_bytes=0))
         is_empty = all(size is None for size in sizes)
-        assert (whole.open(3, 17, 204, ID).small is None) == is_empty
-        assert by_extent.open(3, 17, 204, ID).small is None
+        assert isinstance(whole.open(3, 17, 204, ID), SmallMapOutput) == (not is_empty)
+        assert isinstance(by_extent.open(3, 17, 204, ID), IndexedMapOutput)
         for at, count in ranges:
             first = at % len(sizes)
             end = min(len(sizes), first + count)
