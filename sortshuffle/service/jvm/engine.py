@@ -162,7 +162,8 @@ class Engine:
             home_failures.note_failure(error)
 
     def _tell(self, service: str, shuffle: int) -> None:
-        if not self._unheard.may_try(service):
+        began = self._unheard.begin_attempt(service)
+        if began is None:
             return
         settings = replace(self.settings.clients, timeout=TELL_TIMEOUT)
         clients = ServiceClients(settings)
@@ -174,7 +175,7 @@ class Engine:
         except (OSError, SortShuffleError) as error:
             _log.warning("shuffle %d is not removed where %s serves: %s", shuffle, service, error)
             # who refuses the request is there: only one that does not answer is passed over
-            if isinstance(error, ServiceUnavailableError) and self._unheard.unheard(service):
+            if isinstance(error, ServiceUnavailableError) and self._unheard.unheard(service, began):
                 _log.warning("%s is told of no removal for %g s: it does not answer", service, RETRY_AFTER)
         finally:
             clients.close()

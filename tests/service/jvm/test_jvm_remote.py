@@ -7,7 +7,7 @@ import os
 import random
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -520,13 +520,21 @@ def test_a_service_that_does_not_hear_time_and_again_is_passed_over_for_a_while(
     assert (telling.unheard(), telling.passed_over()) == (MOST_UNHEARD + 1, 1), "it is tried once"
 
 
+def pass_over(engine: Serving, service: str) -> None:
+    """As after attempts that have failed."""
+    services = engine.engine._unheard
+    for _ in range(MOST_UNHEARD):
+        began = services.begin_attempt(service)
+        assert began is not None
+        services.unheard(service, began)
+
+
 def test_a_service_that_is_back_is_told_again(
     here: Serving, there: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
     here.engine._unheard = UnheardServices(lambda: now[0])
-    for _ in range(MOST_UNHEARD):
-        here.engine._unheard.unheard(there.address)
+    pass_over(here, there.address)
     there.write(1, some(1, 100))
     here.engine._tell(there.address, SHUFFLE)
     assert len(there.engine.files()) == 2, "it is passed over"
@@ -550,13 +558,17 @@ def test_an_error_that_says_nothing_of_the_host_does_not_count(
     assert telling.passed_over() == 0
 
 
-def test_services_that_do_not_hear_do_not_keep_the_others_from_it(
-    tmp_path: Path, there: Host, monkeypatch: pytest.MonkeyPatch
+def test_services_that_are_passed_over_do_not_keep_the_others_from_it(
+    here: Serving, there: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "TELL_TIMEOUT", SHORT)
-    with refused_address() as gone, impatient(tmp_path) as client:
-        client.write([[(0, b"x")]])
-        for map_id in range(MOST_UNHEARD + 2):
-            there.write(map_id, some(map_id, 100))
-            assert client.remove(SHUFFLE, [gone, there.address]) == (DONE, b"")
-            eventually(lambda: there.engine.files() == [], "the others are told")
+    """They are more than there are threads, and an attempt would take longer than is waited for here."""
+    monkeypatch.setattr(engines, "TELL_TIMEOUT", 60.0)
+    there.write(1, some(1, 100))
+    client = here.connect()
+    client.write([[(0, b"x")]])
+    with ExitStack() as stack:
+        gone = [stack.enter_context(refused_address()) for _ in range(engines.TELLERS + 1)]
+        for service in gone:
+            pass_over(here, service)
+        assert client.remove(SHUFFLE, [*gone, there.address]) == (DONE, b"")
+        eventually(lambda: there.engine.files() == [], "the others are told")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sortshuffle.service.jvm.unheard import MOST_UNHEARD, RETRY_AFTER, UnheardServices
+from sortshuffle.service.jvm.unheard import LONGEST_RETRY, MOST_UNHEARD, RETRY_AFTER, UnheardServices
 
 ONE, OTHER = "a:1", "b:1"
 
@@ -17,37 +17,64 @@ class Clock:
         return self.now
 
 
+def fails(services: UnheardServices, service: str = ONE) -> bool:
+    """An attempt that fails at once; whether the service is passed over for that."""
+    began = services.begin_attempt(service)
+    assert began is not None
+    return services.unheard(service, began)
+
+
 def test_one_that_does_not_hear_time_and_again_is_passed_over() -> None:
     services = UnheardServices(Clock())
     for times in range(1, MOST_UNHEARD + 1):
-        assert services.may_try(ONE)
-        assert services.unheard(ONE) == (times == MOST_UNHEARD)
-    assert not services.may_try(ONE)
-    assert services.may_try(OTHER)
+        assert fails(services) == (times == MOST_UNHEARD)
+    assert services.begin_attempt(ONE) is None
+    assert services.begin_attempt(OTHER) is not None
 
 
-def test_it_is_tried_again_once_after_a_while() -> None:
+def test_attempts_that_fail_at_the_same_time_fail_once() -> None:
+    """Several shuffles are removed together, while the network fails for a moment."""
+    clock = Clock()
+    services = UnheardServices(clock)
+    for times in range(1, MOST_UNHEARD + 1):
+        began = []
+        for _ in range(MOST_UNHEARD + 1):
+            clock.now += 1
+            began.append(services.begin_attempt(ONE))
+        for at in began:
+            assert at is not None
+            clock.now += 1
+            is_passed_over = services.unheard(ONE, at)
+            assert is_passed_over == (times == MOST_UNHEARD and at == began[0])
+    assert services.begin_attempt(ONE) is None
+
+
+def test_it_is_tried_again_once_after_a_while_and_then_more_and_more_rarely() -> None:
     clock = Clock()
     services = UnheardServices(clock)
     for _ in range(MOST_UNHEARD):
-        services.unheard(ONE)
-    for _ in range(3):
-        clock.now += RETRY_AFTER - 1
-        assert not services.may_try(ONE)
+        fails(services)
+    for wait in (RETRY_AFTER, 2 * RETRY_AFTER, 4 * RETRY_AFTER):
+        clock.now += wait - 1
+        assert services.begin_attempt(ONE) is None
         clock.now += 1
-        assert [services.may_try(ONE) for _ in range(3)] == [True, False, False]
-        assert services.unheard(ONE) is False, "that is known already"
+        began = services.begin_attempt(ONE)
+        assert began is not None
+        assert [services.begin_attempt(ONE) for _ in range(3)] == [None] * 3
+        assert services.unheard(ONE, began) is False, "that is known already"
+    for _ in range(9):  # once a day in the end
+        clock.now += LONGEST_RETRY
+        fails(services)
 
 
 def test_one_that_has_heard_is_as_any_other() -> None:
     clock = Clock()
     services = UnheardServices(clock)
     for _ in range(MOST_UNHEARD):
-        services.unheard(ONE)
+        fails(services)
     clock.now += RETRY_AFTER
-    assert services.may_try(ONE)
+    assert services.begin_attempt(ONE) is not None
     services.heard(ONE)
     for _ in range(MOST_UNHEARD - 1):
-        services.unheard(ONE)
-        assert services.may_try(ONE)
-    assert services.unheard(ONE) is True
+        assert fails(services) is False
+    assert fails(services) is True
