@@ -114,12 +114,8 @@ class JvmClient:
             os.close(descriptor)
 
     def shared_frame(self, shared: mmap.mmap, position: int, records: Sequence[Record]) -> None:
-        """Put a frame's parts there, one behind the other, and name it. The reply is left to the caller."""
-        frame = frame_of(records)
-        head, body = frame[:8], frame[8:]
-        shared[position : position + len(body)] = body
-        ends = position + 4 * len(records)
-        self.request(SHARED_FRAME, head + struct.pack("<iii", position, ends, ends + 4 * len(records)))
+        """Put a frame there, and name it. The reply is left to the caller."""
+        self.send(shared_frame_of(shared, position, records))
 
     def finish(self) -> Written:
         self.request(FINISH)
@@ -159,7 +155,7 @@ class JvmClient:
         return self.reply()
 
     def request(self, operation: int, body: bytes = b"") -> None:
-        self.send(struct.pack("<BxxxI", operation, len(body)) + body)
+        self.send(request_of(operation, body))
 
     # Answers
 
@@ -243,6 +239,19 @@ def frame_of(records: Sequence[Record]) -> bytes:
     ends = np.cumsum([len(each) for each in data]).tolist()
     count = len(records)
     return struct.pack(f"<ii{count}i{count}i", count, sum(map(len, data)), *ids, *ends) + b"".join(data)
+
+
+def request_of(operation: int, body: bytes = b"") -> bytes:
+    return struct.pack("<BxxxI", operation, len(body)) + body
+
+
+def shared_frame_of(shared: mmap.mmap, position: int, records: Sequence[Record]) -> bytes:
+    """Put a frame's parts there, one behind the other. The SHARED_FRAME that names them."""
+    frame = frame_of(records)
+    head, body = frame[:8], frame[8:]
+    shared[position : position + len(body)] = body
+    ends = position + 4 * len(records)
+    return request_of(SHARED_FRAME, head + struct.pack("<iii", position, ends, ends + 4 * len(records)))
 
 
 def texts(every: Sequence[str]) -> bytes:

@@ -25,6 +25,8 @@ from jvm_client import (
     Serving,
     connected,
     expected,
+    request_of,
+    shared_frame_of,
 )
 
 from sortshuffle.options import KIB, MIB
@@ -178,10 +180,12 @@ def test_a_refusal_comes_behind_what_was_acknowledged_and_ends_it(
     """What was sent behind the wrong frame has no reply."""
     shared = shared_by(client, 3 * SLOT)
     client.begin(subpartitions=SUBPARTITIONS)
-    for number, subpartition in enumerate((0, SUBPARTITIONS, 0)):
-        bare_frame(client, shared, number * SLOT, subpartition)
-    if is_finished:
-        client.request(FINISH)
+    frames = [
+        shared_frame_of(shared, number * SLOT, [(subpartition, b"record")])
+        for number, subpartition in enumerate((0, SUBPARTITIONS, 0))
+    ]
+    # all at once: after the refusal the engine takes no more
+    client.send(b"".join(frames) + (request_of(FINISH) if is_finished else b""))
     assert client.reply() == (DONE, b"")
     status, text = client.refusal()
     assert (status, "subpartition 5 of 5" in text) == (BAD_REQUEST, True), text
@@ -205,10 +209,7 @@ def test_the_last_acknowledgement_comes_with_the_end(
         return finish(writing)
 
     monkeypatch.setattr(MapOutputWriting, "finish", finished)
-    ids, ends, record = struct.pack("<i", 1), struct.pack("<i", 6), b"record"
-    shared[:14] = ids + ends + record
-    frame = struct.pack("<BxxxI", SHARED_FRAME, 20) + struct.pack("<iiiii", 1, 6, 0, 4, 8)
-    client.send(frame + struct.pack("<BxxxI", FINISH, 0))
+    client.send(shared_frame_of(shared, 0, [(1, b"record")]) + request_of(FINISH))
     assert client.reply() == (DONE, b"")
     assert came_before == [False]
     if fails:
