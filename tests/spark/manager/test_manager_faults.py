@@ -220,6 +220,21 @@ def test_engine_and_supervisor_killed_between_the_stages(session: Session) -> No
     assert session.pids(SUPERVISOR) != [supervisor]
 
 
+def frame_memories(session: Session) -> int:
+    """How many memories for frames the JVM has mapped."""
+    return Path(f"/proc/{session.jvm}/maps").read_text().count("memfd:sortshuffle-frames")
+
+
+def test_memory_for_frames_is_that_of_the_tasks_that_write_at_a_time(session: Session) -> None:
+    """Tasks that read take none of it, and that of an engine that has died is let go."""
+    for _ in range(3):
+        assert session.run("passed_on", rows=1000).value == 1000
+    assert 1 <= frame_memories(session) <= 2
+    os.kill(session.engine(), signal.SIGKILL)
+    assert session.run("passed_on", rows=1000).value == 1000
+    assert 1 <= frame_memories(session) <= 2
+
+
 def test_an_engine_killed_while_tasks_write(session: Session) -> None:
     """They fail, and run again."""
     answer, directory = paused(session, "map", PATIENCE)

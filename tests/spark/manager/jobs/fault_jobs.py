@@ -258,6 +258,14 @@ def first_rows(spark: SparkSession, _: str, *, rows: int) -> dict[str, Any]:
 
 
 @job
+def passed_on(spark: SparkSession, _: str, *, rows: int) -> int:
+    """A stage whose tasks still read when they write. How many rows come out of it."""
+    spark.conf.set("spark.sql.adaptive.enabled", "false")
+    made = spark.range(0, rows, 1, 4).repartition(4, "id").selectExpr("id", "id * 7 as other")
+    return int(made.repartition(3, "other").selectExpr("count(id) as n").first().n)  # type: ignore[union-attr]
+
+
+@job
 def one_task_hangs(spark: SparkSession, directory: str, *, maps: int = 9, rows: int = 9000) -> dict[str, Any]:
     """The first attempt of one map task sends some rows and then no more, until it is killed."""
     first = _next_stage(spark)

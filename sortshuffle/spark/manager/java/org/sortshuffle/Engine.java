@@ -10,6 +10,7 @@ import java.util.Collection;
 import java.util.List;
 import java.util.concurrent.ConcurrentLinkedDeque;
 import java.util.concurrent.locks.ReentrantLock;
+import java.util.function.Supplier;
 import org.apache.spark.SparkConf;
 import org.apache.spark.SparkEnv;
 import org.slf4j.Logger;
@@ -84,13 +85,13 @@ final class Engine {
     }
 
     private void closeIdle() {
-        for (Link link = poll(idle, idleWithSlots); link != null; link = poll(idle, idleWithSlots))
+        for (Link link = pollForFrames(); link != null; link = pollForFrames())
             link.discard();
     }
 
-    private static Link poll(ConcurrentLinkedDeque<Link> first, ConcurrentLinkedDeque<Link> then) {
-        Link link = first.pollFirst();
-        return link != null ? link : then.pollFirst();
+    private Link pollForFrames() {
+        Link link = idleWithSlots.pollFirst();
+        return link != null ? link : idle.pollFirst();
     }
 
     Reports reports() {
@@ -104,19 +105,21 @@ final class Engine {
 
     /** A connection for one request, or several in turn; the caller closes it. */
     Link link() throws IOException {
-        return link(idle, idleWithSlots);
+        return link(idle::pollFirst);
     }
 
-    /** The same for a map output. So links that have slots go from one map output to the next. */
+    /**
+     * The same for a map output. Links that have slots go from one map output to the next, and to nobody
+     * else. So no more have slots than map outputs are written at the same time.
+     */
     Link linkForFrames() throws IOException {
-        return link(idleWithSlots, idle);
+        return link(this::pollForFrames);
     }
 
-    private Link link(ConcurrentLinkedDeque<Link> first, ConcurrentLinkedDeque<Link> then)
-            throws IOException {
+    private Link link(Supplier<Link> free) throws IOException {
         if (Thread.currentThread().isInterrupted())
             throw new ClosedByInterruptException(); // a look at a free link would close it
-        for (Link link = poll(first, then); link != null; link = poll(first, then)) {
+        for (Link link = free.get(); link != null; link = free.get()) {
             if (link.isAlive())
                 return link;
             link.discard();

@@ -355,7 +355,7 @@ final class Link implements Closeable {
             discard();
     }
 
-    /** Whether frames have been sent through it. */
+    /** Whether it has memory for frames. */
     boolean hasSlots() {
         return slots != null;
     }
