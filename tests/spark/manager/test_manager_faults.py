@@ -474,7 +474,7 @@ def test_files_are_removed_where_executors_are_without_an_engine_of_the_driver(t
     try:
         outputs = hold(session, "hold_rows")
         assert len(outputs) == MAPS
-        session.run("forget_held")
+        session.run("forget_held", name="held")
         are_removed(session, outputs)
         session.stop()  # after which nothing starts an engine any more
         assert not (tmp_path / "runs").exists()
@@ -491,7 +491,8 @@ def are_removed(session: Session, outputs: list[Path]) -> None:
 
 
 def test_files_are_removed_whose_executors_are_dead_and_spark_does_not_know_it_yet(tmp_path: Path) -> None:
-    """The driver passes their service over first: an executor that is alive removes the files itself."""
+    """The driver passes their service over first: an executor that is alive removes the files itself. When it
+    comes back it leaves those alone which Spark has made again meanwhile."""
     settings = {
         **ON_EXECUTORS,
         "spark.master": "local-cluster[2,1,1024]",
@@ -503,13 +504,24 @@ def test_files_are_removed_whose_executors_are_dead_and_spark_does_not_know_it_y
     }
     session = Session(tmp_path / "session", True, settings)
     try:
-        outputs = hold(session, "hold_rows")
+        shuffle = session.run("hold_rows", name="made again").value["shuffle"]
+        first = outputs_of(session, shuffle)
+        session.run("remove_and_make_again", name="made again")
+        eventually(lambda: not any(each.exists() for each in first), "they are removed, and made again")
+        made_again = outputs_of(session, shuffle)
+        assert len(made_again) == MAPS
+        forgotten = session.run("hold_rows", name="held").value["shuffle"]
+        outputs = outputs_of(session, forgotten)
         assert len(outputs) == MAPS
         victims = session.pids(EXECUTOR)
         for victim in victims:  # their connections stay, so only time tells
             os.kill(victim, signal.SIGSTOP)
-        session.run("forget_held")
+        session.run("forget_held", name="held")
+        eventually(lambda: not session.run("is_known", shuffle=forgotten).value, "Spark forgets it", PATIENCE)
+        assert len(session.run("executors").value) == 2, "for Spark they are alive"
+        assert [each for each in outputs if each.exists()] == outputs
         are_removed(session, outputs)
+        assert [each for each in made_again if each.exists()] == made_again
         for victim in set(victims) & set(session.pids(EXECUTOR)):
             os.kill(victim, signal.SIGCONT)  # to end in order, and remove their directories
         session.stop()

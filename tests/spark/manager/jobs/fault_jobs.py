@@ -30,11 +30,13 @@ Pair = tuple[int, str]
 
 @dataclass
 class Held:
-    """A shuffle whose map stage has run. ``read``: runs the other stage, and gives all rows."""
+    """A shuffle whose map stage has run. ``read``: runs the other stage, and gives all rows. ``rdd``: the
+    JVM's, which reads the shuffle."""
 
     read: Callable[[], list[tuple[Any, ...]]]
     expected: int
     text: Callable[[int], str]
+    rdd: Any
 
 
 _held: dict[str, Held] = {}
@@ -83,12 +85,17 @@ def sha_of_shas(number: int) -> str:
 # ---- stages apart ------------------------------------------------------------------------------------------
 
 
-def _run_map_stage(spark: SparkSession, rdd: Any) -> int:
-    """Of the shuffle that this RDD reads; the shuffle's number."""
+def _shuffle_of(rdd: Any) -> Any:
+    """The dependency on the shuffle that this RDD reads."""
     found = rdd
     while found.dependencies().head().getClass().getSimpleName() != "ShuffleDependency":
         found = found.dependencies().head().rdd()
-    dependency = found.dependencies().head()
+    return found.dependencies().head()
+
+
+def _run_map_stage(spark: SparkSession, rdd: Any) -> int:
+    """Of the shuffle that this RDD reads; the shuffle's number."""
+    dependency = _shuffle_of(rdd)
     future = spark.sparkContext._jsc.sc().submitMapStage(dependency)
     wait_until(future.isCompleted, "the map stage")
     assert future.value().get().isSuccess(), future.value().get().toString()
@@ -106,8 +113,9 @@ def hold_pairs(
     def read() -> list[tuple[Any, ...]]:
         return placed.collect()  # type: ignore[no-any-return]
 
-    shuffle = _run_map_stage(spark, placed._jrdd.rdd())
-    _held[name] = Held(read, rows, text_of)
+    rdd = placed._jrdd.rdd()
+    shuffle = _run_map_stage(spark, rdd)
+    _held[name] = Held(read, rows, text_of, rdd)
     return {"shuffle": shuffle}
 
 
@@ -127,8 +135,9 @@ def hold_rows(
     def read() -> list[tuple[Any, ...]]:
         return [(row.id, row.t) for row in frame.collect()]
 
-    shuffle = _run_map_stage(spark, execution.executedPlan().execute())
-    _held[name] = Held(read, rows, sha_of)
+    rdd = execution.executedPlan().execute()
+    shuffle = _run_map_stage(spark, rdd)
+    _held[name] = Held(read, rows, sha_of, rdd)
     return {"shuffle": shuffle}
 
 
@@ -146,8 +155,26 @@ def read_held(spark: SparkSession, _: str, *, name: str) -> dict[str, Any]:
 
 
 @job
-def forget_held(spark: SparkSession, _: str) -> None:
-    _held.clear()
+def remove_and_make_again(spark: SparkSession, _: str, *, name: str) -> None:
+    """Spark removes the files of the shuffle, as it can do at a query's end, and runs the map stage again."""
+    rdd = _held[name].rdd
+    spark.sparkContext._jsc.sc().shuffleDriverComponents().removeShuffle(_shuffle_of(rdd).shuffleId(), True)
+    _run_map_stage(spark, rdd)
+
+
+@job
+def forget_held(spark: SparkSession, _: str, *, name: str | None = None) -> None:
+    """One, or all."""
+    for each in [name] if name is not None else [*_held]:
+        del _held[each]
+
+
+@job
+def is_known(spark: SparkSession, _: str, *, shuffle: int) -> bool:
+    """Whether Spark takes the shuffle's map outputs for its own. It notices what is garbage."""
+    collect_garbage(spark, _)
+    tracker = spark.sparkContext._jsc.sc().taskScheduler().mapOutputTracker()
+    return bool(tracker.containsShuffle(shuffle))
 
 
 def _next_stage(spark: SparkSession) -> int:
@@ -242,8 +269,9 @@ def hold_random_places(spark: SparkSession, _: str, *, name: str, rows: int = 12
     def read() -> list[tuple[Any, ...]]:
         return pairs.collect()  # type: ignore[no-any-return]
 
-    shuffle = _run_map_stage(spark, frame._jdf.queryExecution().executedPlan().execute())
-    _held[name] = Held(read, rows, sha_of_shas)
+    rdd = frame._jdf.queryExecution().executedPlan().execute()
+    shuffle = _run_map_stage(spark, rdd)
+    _held[name] = Held(read, rows, sha_of_shas, rdd)
     return {"shuffle": shuffle}
 
 

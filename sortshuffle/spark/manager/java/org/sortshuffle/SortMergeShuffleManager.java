@@ -62,10 +62,14 @@ public final class SortMergeShuffleManager extends SortShuffleManager {
         return conf.get(MANAGER, "on").trim().equalsIgnoreCase("off");
     }
 
+    static boolean isEncrypted(SparkConf conf) {
+        return conf.getBoolean("spark.io.encryption.enabled", false);
+    }
+
     private static String reasonForAll(SparkConf conf) {
         if (isOff(conf))
             return MANAGER + " is off";
-        if (conf.getBoolean("spark.io.encryption.enabled", false))
+        if (isEncrypted(conf))
             return "spark.io.encryption.enabled is true, and sortshuffle's files are not encrypted";
         return null;
     }

@@ -62,6 +62,7 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         });
         private Engine engine;
         private long untilDeadAreKnown; // seconds
+        private Set<String> passedOver = Set.of(); // by the last removal; of the remover's thread alone
 
         /** Null where the manager is off, and after the application's end. */
         static Driver current() {
@@ -74,7 +75,9 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
                 return Map.of();
             refuse(context.conf(), context.version());
             letIdleExecutorsGo(context.conf());
-            // Spark looks for silent executors at least as often as this timeout is long.
+            // Spark looks for silent executors at least as often as this timeout is long, unless it is told
+            // otherwise (spark.network.timeoutInterval, spark.storage.blockManagerHeartbeatTimeoutMs). Then
+            // files of executors that end without a word may stay until the application ends.
             untilDeadAreKnown = 2 * context.conf().getTimeAsSeconds(NETWORK_TIMEOUT, "120s");
             remover.setKeepAliveTime(IDLE_SECONDS, TimeUnit.SECONDS);
             remover.allowCoreThreadTimeOut(true);
@@ -94,8 +97,7 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
          * configuration, and waits for the longest of its timeouts for idle executors: 0 leaves the others.
          */
         private static void letIdleExecutorsGo(SparkConf conf) {
-            boolean outlive =
-                    !Engine.isContainer(conf) && !conf.getBoolean("spark.io.encryption.enabled", false);
+            boolean outlive = !Engine.isContainer(conf) && !SortMergeShuffleManager.isEncrypted(conf);
             if (outlive && !conf.contains(TRACKING_TIMEOUT))
                 conf.set(TRACKING_TIMEOUT, "0");
         }
@@ -152,7 +154,7 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
 
         @Override
         public void lost(LostOutputs lost) {
-            var tracker = (MapOutputTrackerMaster) SparkEnv.get().mapOutputTracker();
+            MapOutputTrackerMaster tracker = tracker();
             if (!tracker.containsShuffle(lost.shuffle()))
                 return;
             int before = tracker.getNumAvailableOutputs(lost.shuffle());
@@ -164,34 +166,60 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
                         lost.shuffle());
         }
 
-        /** Removes the files of a shuffle where no executor does. Returns at once. */
+        private static MapOutputTrackerMaster tracker() {
+            return (MapOutputTrackerMaster) SparkEnv.get().mapOutputTracker();
+        }
+
+        /**
+         * Removes the files of a shuffle where no executor does. Returns at once. An executor may be dead,
+         * and Spark not know it yet. So this comes back later to the services that it has passed over.
+         */
         void remove(int shuffle) {
             try {
-                remover.execute(() -> remove(shuffle, Set.copyOf(services.values()), true));
+                remover.execute(() -> removeFirst(shuffle));
             } catch (RejectedExecutionException e) {
                 LOG.debug("The application ends, and with it the files of shuffle {}", shuffle);
             }
         }
 
-        /**
-         * Tells those of the services that no executor uses any more. An executor may be dead, and Spark not
-         * know it yet. So the first time this comes back later to the services that it has passed over.
-         */
-        private void remove(int shuffle, Set<String> addresses, boolean isFirst) {
+        private void removeFirst(int shuffle) {
+            Set<String> later = Set.copyOf(services.values()); // all, if something goes wrong here
             try {
-                Set<String> used = inUse(addresses);
-                if (isFirst && !used.isEmpty())
-                    remover.schedule(() -> remove(shuffle, used, false), untilDeadAreKnown, TimeUnit.SECONDS);
-                Set<String> left = new HashSet<>(addresses);
-                left.removeAll(used);
-                boolean hasFilesHere = isFirst && engine.place() != null;
-                if (!left.isEmpty() || hasFilesHere) // otherwise this host needs no engine
-                    engine.remove(shuffle, left);
+                Set<String> used = inUse(later);
+                remove(shuffle, later, used, engine.place() != null);
+                // Many shuffles wait: they share one set while it stays the same.
+                later = used.equals(passedOver) ? passedOver : used;
+                passedOver = later;
             } catch (Exception e) { // Scala throws checked ones that it does not declare
-                if (!remover.isShutdown())
-                    LOG.warn("Some files of shuffle {} stay until the application ends: {}", shuffle,
-                            e.toString());
+                warn(shuffle, e);
             }
+            Set<String> untold = later;
+            if (!untold.isEmpty())
+                remover.schedule(() -> removeAgain(shuffle, untold), untilDeadAreKnown, TimeUnit.SECONDS);
+        }
+
+        private void removeAgain(int shuffle, Set<String> addresses) {
+            try {
+                if (!tracker().containsShuffle(shuffle)) // otherwise Spark has written it again, and uses it
+                    remove(shuffle, addresses, inUse(addresses), false);
+            } catch (Exception e) { // as above
+                warn(shuffle, e);
+            }
+        }
+
+        /** Tells the services that are not used. The engine that does so removes its own files, too. */
+        private void remove(int shuffle, Set<String> addresses, Set<String> used, boolean hasFilesHere)
+                throws IOException {
+            Set<String> left = new HashSet<>(addresses);
+            left.removeAll(used);
+            if (!left.isEmpty() || hasFilesHere) // otherwise this host needs no engine
+                engine.remove(shuffle, left);
+        }
+
+        private void warn(int shuffle, Exception e) {
+            if (!remover.isShutdown())
+                LOG.warn("Some files of shuffle {} may stay until the application ends: {}", shuffle,
+                        e.toString());
         }
 
         /** Those of the services that an executor uses which Spark takes for alive. */
