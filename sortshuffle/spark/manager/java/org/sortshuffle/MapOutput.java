@@ -114,10 +114,19 @@ final class MapOutput implements Closeable {
         link.putInt(length);
     }
 
+    /** This sends what the buffer has no more room for. */
+    private void beginFinish() throws IOException {
+        try {
+            link.begin(Link.FINISH, 0);
+        } catch (IOException e) {
+            throw link.lastWords(e);
+        }
+    }
+
     /** Completes the map output. */
     Finished finish() throws IOException {
         long start = System.nanoTime();
-        link.begin(Link.FINISH, 0);
+        beginFinish();
         flush();
         for (; sent > 0; sent--)
             link.reply(); // of a shared frame
