@@ -100,14 +100,15 @@ final class RecordReader<K, C> implements ShuffleReader<K, C> {
         if (blocks.list().isEmpty())
             return scala.collection.Iterator$.MODULE$.empty();
         RecordStream stream = new RecordStream(Engine.current(), blocks, metrics);
-        // The stream alone: what a listener refers to stays until the task ends, however many readers it has.
+        // This refers to the stream alone, not to this reader: it stays until the task ends, however many
+        // readers the task has.
         context.addTaskCompletionListener((TaskCompletionListener) ended -> {
             stream.close();
-            context.taskMetrics().mergeShuffleReadMetrics();
+            ended.taskMetrics().mergeShuffleReadMetrics();
         });
         if (UnsafeRows.areOf(dependency.serializer()))
             return new UnsafeRows(dependency.serializer(), stream);
-        return new Counted(deserialized(stream));
+        return new Counted(deserialized(stream), stream);
     }
 
     private Iterator<Tuple2<Object, Object>> deserialized(RecordStream stream) {
@@ -118,11 +119,13 @@ final class RecordReader<K, C> implements ShuffleReader<K, C> {
     }
 
     /** Counts records. */
-    private final class Counted extends AbstractIterator<Tuple2<Object, Object>> {
+    private static final class Counted extends AbstractIterator<Tuple2<Object, Object>> {
         private final Iterator<Tuple2<Object, Object>> records;
+        private final RecordStream stream;
 
-        Counted(Iterator<Tuple2<Object, Object>> records) {
+        Counted(Iterator<Tuple2<Object, Object>> records, RecordStream stream) {
             this.records = records;
+            this.stream = stream;
         }
 
         @Override
@@ -132,7 +135,7 @@ final class RecordReader<K, C> implements ShuffleReader<K, C> {
 
         @Override
         public Tuple2<Object, Object> next() {
-            metrics.incRecordsRead(1);
+            stream.countRecord();
             return records.next();
         }
     }

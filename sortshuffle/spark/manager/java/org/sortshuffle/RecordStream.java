@@ -26,7 +26,8 @@ import org.slf4j.LoggerFactory;
  *
  * <p>One thread reads. Any thread may close: PySpark reads in a thread of its own, which may still read when
  * the task ends. So the lock guards `link` and `closed`, and whoever takes the link out of the field closes
- * it, once. Nothing is waited for under the lock.
+ * it, once. Whoever tells the metrics holds it, too: they are not thread-safe, and after the end nobody tells
+ * them anything. Nothing is waited for under the lock.
  */
 final class RecordStream extends InputStream {
     private static final int AT_ERROR = -1;
@@ -47,7 +48,7 @@ final class RecordStream extends InputStream {
     private long delivered; // bytes that were handed out
     private long skip; // of those, bytes that come once more
     private long[] counted = new long[4]; // totals that the metrics have
-    private int rows; // that the metrics do not have yet
+    private int records; // that the metrics do not have yet
     private int repeats;
     private boolean ended;
     private long waitedNanos;
@@ -128,8 +129,10 @@ final class RecordStream extends InputStream {
         if (chunk < 0)
             throw new IOException(
                     "The shuffle engine announced " + Integer.toUnsignedLong(chunk) + " bytes at once");
-        count(from);
-        waited(from.takeWaitedNanos());
+        long[] totals = new long[counted.length];
+        for (int i = 0; i < totals.length; i++)
+            totals[i] = Math.max(counted[i], from.getLong()); // after a repeat they begin anew
+        count(totals, from.takeWaitedNanos());
         if (chunk == 0) {
             ended = true;
             blocks = null;
@@ -138,36 +141,32 @@ final class RecordStream extends InputStream {
         }
     }
 
-    /** A row was handed out. The metrics hear of many at once. */
-    void countRow() {
-        rows++;
+    /** A record was handed out. The metrics hear of many at once. */
+    void countRecord() {
+        records++;
     }
 
-    private void countRows() {
-        metrics.incRecordsRead(rows);
-        rows = 0;
-    }
-
-    /** Tells the metrics what the engine has read since the last time. */
-    private void count(Link from) throws IOException {
-        long[] totals = new long[counted.length];
-        for (int i = 0; i < totals.length; i++)
-            totals[i] = Math.max(counted[i], from.getLong()); // after a repeat they begin anew
+    /** Tells the metrics what the engine has read since the last time, and how long that was waited for. */
+    private synchronized void count(long[] totals, long nanos) {
+        if (closed)
+            return; // the task's metrics are complete
         metrics.incLocalBytesRead(totals[0] - counted[0]);
         metrics.incLocalBlocksFetched(totals[1] - counted[1]);
         metrics.incRemoteBytesRead(totals[2] - counted[2]);
         metrics.incRemoteBlocksFetched(totals[3] - counted[3]);
         counted = totals;
-        countRows();
-    }
-
-    private void waited(long nanos) {
+        countRecords();
         waitedNanos += nanos;
         long milliseconds = waitedNanos / 1_000_000;
         if (milliseconds > 0) {
             metrics.incFetchWaitTime(milliseconds);
             waitedNanos -= milliseconds * 1_000_000;
         }
+    }
+
+    private void countRecords() {
+        metrics.incRecordsRead(records);
+        records = 0;
     }
 
     // --- the request
@@ -286,9 +285,10 @@ final class RecordStream extends InputStream {
     @Override
     public void close() {
         synchronized (this) {
+            if (!closed)
+                countRecords(); // where another thread still reads, it may lack the last ones
             closed = true;
         }
         release();
-        countRows();
     }
 }

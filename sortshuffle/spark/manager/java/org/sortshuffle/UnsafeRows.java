@@ -71,7 +71,7 @@ final class UnsafeRows extends AbstractIterator<Tuple2<Object, Object>> {
         require(Integer.BYTES + size);
         row.pointTo(bytes, Platform.BYTE_ARRAY_OFFSET + at + Integer.BYTES, size);
         at += Integer.BYTES + size;
-        stream.countRow();
+        stream.countRecord();
         return record;
     }
 
@@ -97,10 +97,11 @@ final class UnsafeRows extends AbstractIterator<Tuple2<Object, Object>> {
             end = left;
             if (left == 0)
                 bytes[end++] = (byte) first;
-            while (end < wanted) {
+            int least = Math.max(wanted, Integer.BYTES); // a row has more than the byte that hasNext() wants
+            while (end < least) {
                 int piece = stream.read(bytes, end, bytes.length - end);
                 if (piece < 0)
-                    return false;
+                    return end >= wanted;
                 end += piece;
             }
             return true;
