@@ -1,10 +1,14 @@
 """Control rows: what a map task tells the reduce tasks, through Spark's own shuffle.
 
-One row for each (map output, non-empty subpartition): ``partition int, subpartition int, map_index int,
-output binary, exchange int``. Spark moves a row to its partition, keeps only the winning attempt's rows, and
-drops them with the executor that wrote the files: that is the whole commit protocol. One shuffle may carry
-the rows of several exchanges, in a range of partitions each: subpartition s of one of them is partition
-``first + s``. A task that reads several exchanges tells their rows apart by ``exchange``, its number.
+One row for each (map output, non-empty subpartition), of `COLUMNS`. Spark moves a row to the partition that
+its first column says, keeps only the winning attempt's rows, and drops them with the executor that wrote the
+files: that is the whole commit protocol. One shuffle may carry the rows of several exchanges, in a range of
+partitions each: subpartition s of one of them is partition ``first + s``. A task that reads several exchanges
+tells their rows apart by ``exchange``, its number.
+
+The first column is called `MARK`, and so is the RDD that is shuffled to move the control rows of RDDs. By
+that name the shuffle manager knows these shuffles. It leaves them to Spark, because the lifetime of map
+outputs follows Spark's own shuffle files (`storage.lifetime`). Nothing else may have that name.
 
 ``output`` is little endian: file id (16 bytes), task attempt (8), number of regions (4), length of host (2),
 of base path (2) and of service (2), host, base path, service; then one index entry (48 bytes) for each
@@ -29,10 +33,11 @@ from sortshuffle.storage.extents import Extent, extent_of, extents_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import read_index
 
-COLUMNS = "partition int, subpartition int, map_index int, output binary, exchange int"
+MARK = "sortshuffle_control_rows"  # as in ControlRows.java
+COLUMNS = f"{MARK} int, subpartition int, map_index int, output binary, exchange int"
 SCHEMA = pa.schema(
     [
-        ("partition", pa.int32()),
+        (MARK, pa.int32()),
         ("subpartition", pa.int32()),
         ("map_index", pa.int32()),
         ("output", pa.binary()),

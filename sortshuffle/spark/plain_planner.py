@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame
 
 from sortshuffle.errors import UnsupportedError
 from sortshuffle.spark.by_id import by_id
+from sortshuffle.spark.control import MARK
 from sortshuffle.spark.planning import ControlRows, number_rows
 from sortshuffle.spark.session import check_no_manager, check_no_rollback
 
@@ -47,7 +48,7 @@ class PlainPlanner:
         rows = [each.rows for each in control]
         if numbered:
             rows.append(number_rows(rows[0], count, tasks=1))
-        return by_id(reduce(DataFrame.unionAll, rows), count, "partition")
+        return by_id(reduce(DataFrame.unionAll, rows), count, MARK)
 
     def zipped(self, frames: Sequence[DataFrame]) -> DataFrame:
         raise UnsupportedError("Spark Connect cannot put the partitions of several DataFrames side by side")

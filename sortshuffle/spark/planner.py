@@ -8,8 +8,6 @@ the user's session, so it is planned in a clone of it (found by trying on Spark 
   refuse to go on once reduce tasks have finished, unless
   ``spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch`` is false.
 
-The shuffle is marked as ours (`manager.control_mark`), and the user's own shuffles below it are not.
-
 The clone must be the *active* session while the plan becomes an RDD, because the shuffle reads its settings
 then. The RDD is wrapped as a scan in the user's session: every frame made from it shares its map output.
 
@@ -32,7 +30,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from sortshuffle.spark.by_id import by_id
-from sortshuffle.spark.manager.control_mark import control_shuffle
+from sortshuffle.spark.control import MARK
 from sortshuffle.spark.naming import call_site
 from sortshuffle.spark.planning import ControlRows, number_rows
 from sortshuffle.spark.session import NO_ROLLBACK
@@ -57,7 +55,7 @@ class ClassicPlanner:
         return at_least(self._spark, "4.1")
 
     def control(self, rows: DataFrame, subpartitions: Sequence[int], label: str) -> list[ControlRows]:
-        shuffled = by_id(rows, sum(subpartitions), "partition")
+        shuffled = by_id(rows, sum(subpartitions), MARK)
         shares = share_out(shuffled, subpartitions, label)
         return [ControlRows(share, count) for share, count in zip(shares, subpartitions, strict=True)]
 
@@ -101,7 +99,7 @@ def share_out(frame: DataFrame, sizes: Sequence[int], label: str) -> list[DataFr
     """
     context = frame.sparkSession.sparkContext
     with call_site(context, label):
-        rdd = _planned_control(frame)
+        rdd = planned(frame)
         rdd.setName(label)
         return [_scan(frame, part) for part in _parts(context._jvm, rdd, sizes)]
 
@@ -185,27 +183,6 @@ def _scan(frame: DataFrame, rdd: Any) -> DataFrame:
 
 def planned(frame: DataFrame) -> Any:
     """The RDD of internal rows of a plan. Starts no job, unless the plan contains a broadcast."""
-    with _execution(frame) as execution:
-        return execution.toRdd()
-
-
-def _planned_control(frame: DataFrame) -> Any:
-    """The same, of a plan that ends in the shuffle of control rows, which is marked as such.
-
-    An extension of Spark may have put another operator in that shuffle's place. Then the shuffles of the
-    user's own plan are marked with it, and stay Spark's.
-    """
-    with _execution(frame) as execution:
-        plan = execution.executedPlan()
-        if plan.getClass().getSimpleName() == "ShuffleExchangeExec":
-            plan.inputRDD()  # makes the user's own shuffles
-        with control_shuffle(frame.sparkSession.sparkContext):
-            return execution.toRdd()
-
-
-@contextmanager
-def _execution(frame: DataFrame) -> Iterator[Any]:
-    """Spark's execution of a plan in the clone, which is active in the block."""
     session: Any = frame.sparkSession
     clone = session._jsparkSession.cloneSession()
     for key, value in _CLONE_SETTINGS.items():
@@ -213,7 +190,7 @@ def _execution(frame: DataFrame) -> Iterator[Any]:
     jvm = session.sparkContext._jvm
     datasets = getattr(jvm.org.apache.spark.sql.classic, "Dataset$").__getattr__("MODULE$")
     with _active(jvm.org.apache.spark.sql.classic.SparkSession, clone):
-        yield datasets.ofRows(clone, frame._jdf.queryExecution().analyzed()).queryExecution()
+        return datasets.ofRows(clone, frame._jdf.queryExecution().analyzed()).queryExecution().toRdd()
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
+from sortshuffle.spark.control import MARK
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ControlRows:
@@ -69,7 +71,7 @@ class Planner(Protocol):
 def number_rows(like: DataFrame, subpartitions: int, tasks: int | None = None) -> DataFrame:
     """For each subpartition a control row without a map output. ``like``: a frame of control rows; ``tasks``:
     None for one for each subpartition, in its partition."""
-    named = {"partition": sf.col("id"), "subpartition": sf.col("id")}
+    named = {MARK: sf.col("id"), "subpartition": sf.col("id")}
     columns = [
         named.get(field.name, sf.lit(None)).cast(field.dataType).alias(field.name) for field in like.schema
     ]

@@ -13,7 +13,7 @@ from typing import Any
 from served_session import ON_EXECUTORS, PATIENCE, Answer, Session
 
 MASTER = os.environ.get("SORTSHUFFLE_MATRIX_MASTER", "local[2]")
-CONTROL = "control rows of sortshuffle's own frames"
+CONTROL = "control rows of sortshuffle's own frames and RDDs"
 
 
 class Sides:

@@ -27,6 +27,7 @@ from sortshuffle.format.index import RegionKind
 from sortshuffle.read.channel import LocalInputChannel
 from sortshuffle.spark.control import (
     INLINE_REGIONS,
+    MARK,
     ROWS_PER_BATCH,
     SCHEMA,
     LocalReach,
@@ -103,14 +104,14 @@ def test_control_rows_of_many_subpartitions_come_in_batches(tmp_path: Path) -> N
 
     assert [batch.num_rows for batch in batches] == [ROWS_PER_BATCH, 10]
     assert [s for batch in batches for s in batch["subpartition"].to_pylist()] == list(filled)
-    assert [s for batch in batches for s in batch["partition"].to_pylist()] == list(filled)
+    assert [s for batch in batches for s in batch[MARK].to_pylist()] == list(filled)
 
 
 def test_subpartitions_are_counted_from_zero_wherever_their_rows_go(tmp_path: Path) -> None:
     output, batches = control_rows(tmp_path, Pair(3, regions=[Region({0: [b"a"], 2: [b"b"]})]))
     (moved,) = control_batches(output, read_index(output.file), first=40)
 
-    assert moved["partition"].to_pylist() == [40, 42]
+    assert moved[MARK].to_pylist() == [40, 42]
     assert moved["subpartition"].to_pylist() == [0, 2]
     assert channels(iter([moved]), LocalReach()) == channels(iter(batches), LocalReach())
 

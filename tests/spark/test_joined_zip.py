@@ -11,7 +11,7 @@ from pyspark.sql import functions as sf
 
 from sortshuffle.spark import planner
 from sortshuffle.spark.by_id import by_hash_of_ints
-from sortshuffle.spark.control import COLUMNS
+from sortshuffle.spark.control import COLUMNS, MARK
 from sortshuffle.spark.joined_zip import joined_zip
 from sortshuffle.spark.planning import number_rows
 from sortshuffle.spark.versions import at_least
@@ -23,7 +23,7 @@ def control(spark: SparkSession, exchange: int, skipped: int) -> DataFrame:
     """Rows such as an exchange's control rows, in the partitions of their subpartitions but one."""
     places = [(s, m) for s in range(PARTITIONS) for m in range(3) if s != skipped]
     rows: list[Any] = [(s, s, m, bytes([exchange, s, m]), exchange) for s, m in places]
-    shuffled = by_hash_of_ints(spark.createDataFrame(rows, COLUMNS), PARTITIONS, "partition")
+    shuffled = by_hash_of_ints(spark.createDataFrame(rows, COLUMNS), PARTITIONS, MARK)
     return planner.share(shuffled)
 
 

@@ -4,7 +4,6 @@
     settings      which of Spark's settings turn it on, and whether a SparkContext has them
     launch        what the settings of Spark's JVM are, before there is one
     choice        turns it on for a builder, or says what speaks against it
-    control_mark  marks the shuffles of this package's own control rows, which stay with Spark's shuffle
 
 `docs/manager.md` is the design of the whole. The Java half is in ``java/``.
 """

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from sortshuffle.payload.pickled import Chunk, unpack_chunk
 from sortshuffle.read.channel import InputChannel
-from sortshuffle.spark.control import SCHEMA, MapOutput, Reach, channels, control_batches
+from sortshuffle.spark.control import MARK, SCHEMA, MapOutput, Reach, channels, control_batches
 from sortshuffle.spark.rdds.planner import ControlRow
 
 PASSED = 2**32 - 1  # no map task has this number
@@ -92,7 +92,7 @@ def _channels(rows: Iterable[bytes], reach: Reach) -> list[InputChannel]:
     rows = list(rows)
     heads = np.array([_HEAD.unpack_from(row) for row in rows], np.int64).reshape(-1, 3).astype(np.int32)
     columns = {
-        "partition": pa.array(heads[:, 1]),
+        MARK: pa.array(heads[:, 1]),
         "subpartition": pa.array(heads[:, 1]),
         "map_index": pa.array(heads[:, 2]),
         "output": pa.array([row[_HEAD.size :] for row in rows], pa.binary()),

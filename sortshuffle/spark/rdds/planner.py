@@ -3,8 +3,8 @@
 The control rows of an exchange go through an ordinary shuffle of Spark's, made as `RDD.partitionBy` makes
 its own, with two differences: the rows are bytes, which nobody pickles; and the rows say where they go, while
 the JVM is told the user's partition function. So Spark knows of two exchanges by one function that their
-partitions match, as it does of two `partitionBy`, and a union of them stays partitioned. The shuffle is
-marked as ours (`manager.control_mark`).
+partitions match, as it does of two `partitionBy`, and a union of them stays partitioned. The RDD that is
+shuffled has a name, by which the shuffle manager knows it (`spark.control`).
 
 `PairwiseRDD`, `PythonPartitioner` and `PythonRDD.valueOfPair` are what PySpark has used since 0.7.
 """
@@ -19,7 +19,7 @@ from pyspark.core.rdd import Partitioner
 from pyspark.serializers import NoOpSerializer, pack_long
 
 from sortshuffle.errors import StateError
-from sortshuffle.spark.manager.control_mark import control_shuffle
+from sortshuffle.spark.control import MARK
 from sortshuffle.spark.naming import call_site
 
 ControlRow: TypeAlias = "tuple[int, bytes]"
@@ -46,11 +46,9 @@ def shuffled(
     keyed._bypass_serializer = True
     by_partition = jvm.PythonPartitioner(partitioner.numPartitions, id(partitioner.partitionFunc))
     with call_site(context, label):
-        pairs = jvm.PairwiseRDD(keyed._jrdd.rdd()).asJavaPairRDD()
-        # the user's own shuffles are made by now: PySpark asked its RDD whether it is a barrier
-        with control_shuffle(context):
-            placed = pairs.partitionBy(by_partition)
-            placed.rdd().dependencies()  # makes the shuffle
+        pairs = jvm.PairwiseRDD(keyed._jrdd.rdd())
+        pairs.setName(MARK)
+        placed = pairs.asJavaPairRDD().partitionBy(by_partition)
         rows_by_partition = jvm.PythonRDD.valueOfPair(placed)
     moved: RDD[bytes] = RDD(rows_by_partition, context, NoOpSerializer())
     moved.partitioner = partitioner

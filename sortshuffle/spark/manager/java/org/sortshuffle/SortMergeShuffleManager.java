@@ -8,8 +8,6 @@ import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicLong;
 import org.apache.spark.ShuffleDependency;
 import org.apache.spark.SparkConf;
-import org.apache.spark.SparkContext;
-import org.apache.spark.SparkContext$;
 import org.apache.spark.TaskContext;
 import org.apache.spark.shuffle.BaseShuffleHandle;
 import org.apache.spark.shuffle.ShuffleHandle;
@@ -20,7 +18,6 @@ import org.apache.spark.shuffle.ShuffleWriter;
 import org.apache.spark.shuffle.sort.SortShuffleManager;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
-import scala.Option;
 
 /**
  * Spark's entry: which shuffles are this package's, and who writes, reads and removes them.
@@ -30,9 +27,6 @@ import scala.Option;
  * tells SQL that rows need not be copied before they are written.
  */
 public final class SortMergeShuffleManager extends SortShuffleManager {
-    /** Local property of the thread that registers the control rows of this package's own frames. */
-    static final String CONTROL = "sortshuffle.control";
-
     /** "off" leaves every shuffle to Spark. */
     static final String MANAGER = "spark.sortshuffle.manager";
 
@@ -83,7 +77,7 @@ public final class SortMergeShuffleManager extends SortShuffleManager {
 
     @Override
     public <K, V, C> ShuffleHandle registerShuffle(int shuffleId, ShuffleDependency<K, V, C> dependency) {
-        String reason = reasonForSpark();
+        String reason = reasonForAll != null ? reasonForAll : ControlRows.reasonForSpark(dependency);
         String decision = reason == null ? OURS : reason;
         long count = DECISIONS.computeIfAbsent(decision, key -> new AtomicLong()).incrementAndGet();
         if (reason != null) {
@@ -97,15 +91,6 @@ public final class SortMergeShuffleManager extends SortShuffleManager {
         if (Engine.isLocal(conf) && warmed.compareAndSet(false, true))
             startInBackground(Engine.current());
         return new SortMergeShuffleHandle<>(shuffleId, dependency);
-    }
-
-    private String reasonForSpark() {
-        if (reasonForAll != null)
-            return reasonForAll;
-        Option<SparkContext> context = SparkContext$.MODULE$.getActive();
-        if (context.isDefined() && "true".equals(context.get().getLocalProperty(CONTROL)))
-            return "control rows of sortshuffle's own frames";
-        return null;
     }
 
     /** So that the engine is up when the first task writes. That task reports what goes wrong. */

@@ -1,5 +1,5 @@
-"""Run by test_control_mark: prints which shuffles of plans and RDDs stay with Spark's own manager, as a JSON
-object of lists of [partitions, whose]. Its session has the manager on."""
+"""Run by test_manager_control_rows: prints which shuffles of plans and RDDs stay with Spark's own manager, as
+a JSON object of lists of [partitions, whose]. Its session has the manager on."""
 
 from __future__ import annotations
 
@@ -30,10 +30,14 @@ def of_rdd(rdd: Any) -> Found:
     for at in range(dependencies.size()):
         each = dependencies.apply(at)
         if each.getClass().getSimpleName() == "ShuffleDependency":
-            whose = "ours" if each.shuffleHandle().getClass().getSimpleName() == OURS else "Spark's"
-            found.append([each.partitioner().numPartitions(), whose])
+            found.append(of_shuffle(each))
         found += of_rdd(each.rdd())
     return found
+
+
+def of_shuffle(dependency: Any) -> list[Any]:
+    whose = "ours" if dependency.shuffleHandle().getClass().getSimpleName() == OURS else "Spark's"
+    return [dependency.partitioner().numPartitions(), whose]
 
 
 def frames(spark: SparkSession) -> dict[str, Found]:
@@ -83,14 +87,44 @@ def cogrouped(spark: SparkSession) -> Found:
     return of_rdd(rows._jrdd.rdd())
 
 
+def of_unknown_columns(spark: SparkSession) -> Found:
+    """A shuffle of SQL's rows that Spark's planner has not made, and one of numbers."""
+    jvm: Any = spark.sparkContext._jvm
+    serializers = [
+        jvm.org.apache.spark.sql.execution.UnsafeRowSerializer(1, None),
+        jvm.org.apache.spark.serializer.JavaSerializer(spark.sparkContext._jsc.sc().conf()),
+    ]
+    rdd = spark.sparkContext._jsc.parallelize([1, 2]).zipWithIndex().rdd()
+    nothing = getattr(jvm.scala, "None$").__getattr__("MODULE$")
+    tag = rdd.elementClassTag()
+    writer = jvm.org.apache.spark.shuffle.ShuffleWriteProcessor()
+    return [
+        of_shuffle(
+            jvm.org.apache.spark.ShuffleDependency(
+                rdd,
+                jvm.org.apache.spark.HashPartitioner(2),
+                each,
+                nothing,
+                nothing,
+                False,
+                writer,
+                tag,
+                tag,
+                tag,
+            )
+        )
+        for each in serializers
+    ]
+
+
 def main() -> None:
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     builder.config("spark.sortshuffle.manager", "on")
     spark = sortshuffle.configure(builder).getOrCreate()
     found = {**frames(spark), **rdds(spark), "cogrouped": cogrouped(spark)}
+    found["unknown columns"] = of_unknown_columns(spark)
     found["in a thread"] = in_a_thread(lambda: frames(spark)["frame"])
-    left = spark.sparkContext.getLocalProperty("sortshuffle.control")
-    print(json.dumps({**found, "left": left}))
+    print(json.dumps(found))
     spark.stop()
 
 
