@@ -23,7 +23,7 @@ from sortshuffle.errors import UnsupportedError
 from sortshuffle.spark.by_id import by_id
 from sortshuffle.spark.control import MARK
 from sortshuffle.spark.planning import ControlRows, number_rows
-from sortshuffle.spark.session import check_no_manager, check_no_rollback
+from sortshuffle.spark.session import check_no_rollback
 
 _SPLITS = re.compile(r"splits=(\d+)")
 
@@ -39,7 +39,6 @@ class PlainPlanner:
 
     def control(self, rows: DataFrame, subpartitions: Sequence[int], label: str) -> list[ControlRows]:
         check_no_rollback(self._spark)
-        check_no_manager(self._spark)
         (count,) = subpartitions  # what does not keep has no map stages of several exchanges
         return [ControlRows(rows, count)]
 

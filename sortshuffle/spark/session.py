@@ -13,10 +13,9 @@ from weakref import WeakKeyDictionary
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from sortshuffle.errors import UnsupportedError, UsageError, WorkerSetupError
+from sortshuffle.errors import UsageError, WorkerSetupError
 from sortshuffle.options import Options
 from sortshuffle.spark.manager.choice import begins_connect_server, turn_on
-from sortshuffle.spark.manager.settings import MANAGER_CLASS, SHUFFLE_MANAGER
 from sortshuffle.spark.versions import at_least
 from sortshuffle.storage.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
 
@@ -97,22 +96,6 @@ def check_no_rollback(spark: SparkSession) -> None:
             " map tasks that run again, after an executor was lost, return other control rows, and Spark"
             f' would end the job. Set it with spark.conf.set("{NO_ROLLBACK}", "false"), or make the session'
             " with sortshuffle.configure(SparkSession.builder.remote(...))"
-        )
-
-
-def check_no_manager(spark: SparkSession) -> None:
-    """Raise `UnsupportedError` where a server of Spark Connect has the shuffle manager on: control rows must
-    stay with Spark's own shuffle, whose files say how long map outputs live, and over Connect nothing tells
-    the manager which shuffle they are in.
-
-    In a classic session the planner marks it. The server's ``spark.shuffle.manager`` alone is asked: a client
-    cannot change it. The manager's own setting does not count, because a client may set it without an effect.
-    So a server that has the manager's settings with ``spark.sortshuffle.manager=off`` is refused, too.
-    """
-    if settings_of(spark).get(SHUFFLE_MANAGER, "") == MANAGER_CLASS:
-        raise UnsupportedError(
-            "over Spark Connect frames cannot be shuffled where the server has sortshuffle's shuffle manager:"
-            " start the server without the lines of `sortshuffle conf`, or use Spark's own operators"
         )
 
 
