@@ -27,7 +27,7 @@ from sortshuffle.errors import OptionError, SortShuffleError
 from sortshuffle.options import PREFIX, Options
 from sortshuffle.storage.environment import environment
 from sortshuffle.storage.stored_cleaning import remove_remains
-from sortshuffle.storage.stored_files import mounted_path
+from sortshuffle.storage.stored_files import mounted_path, why_unknown
 
 EXIT_SECONDS = 300  # for removing at the exit: a store deletes some thousand objects a second
 
@@ -43,7 +43,9 @@ def use(context: SparkContext | None, options: Options) -> None:
     """
     if not options.storage_url:
         return
-    _check_scheme(options.storage_url)
+    unknown = why_unknown(options.storage_url)
+    if unknown:
+        raise OptionError(f"{PREFIX}dir = {options.storage_url!r} is not allowed: {unknown}")
     if context is None or getattr(context, "_jsc", None) is None:
         return
     application = str(context.applicationId)
@@ -107,15 +109,3 @@ class _End:
                 RuntimeWarning,
                 stacklevel=2,
             )
-
-
-def _check_scheme(url: str) -> None:
-    """Only by name: the driver need not reach the storage, nor have its library."""
-    from fsspec.registry import known_implementations, registry
-
-    scheme = url.partition("://")[0]
-    if scheme not in known_implementations and scheme not in registry:
-        raise OptionError(
-            f"{PREFIX}dir = {url!r} is not allowed: fsspec knows no storage {scheme}://. It knows, among"
-            " others, s3://, gs://, abfs://, hdfs:// and file://, a directory that all hosts have mounted"
-        )

@@ -1,16 +1,18 @@
 """Shared homes: where map outputs lie that belong to an application and a host, not to an executor.
 
-    <root>/sortshuffle/<application>/shared-<boot>-<token>/
+    <root>/sortshuffle/<application>/shared-<boot>-<token>/     on each host
+    <URL>/<application>-<token>/                                on storage that every host sees
 
 The shuffle manager's map outputs lie there, written by the engine of the host. They outlive the executors,
 and go when Spark unregisters their shuffle, or with the application: whoever ends the host's service
-removes the home (`service.rendezvous`).
+removes the home (`service.rendezvous`). The home at a URL is the whole application's, so only the driver's
+host removes it.
 
 Rules
 * ``token`` is random and one application's, and ``boot`` is one run of one system. So two applications of one
   id, two containers, or a machine that was restarted never meet in one home.
 * Its owner is the process that keeps the service running. `sortshuffle clean` removes a home whose owner has
-  ended; the janitors do not look at it.
+  ended; the janitors do not look at it. The home at a URL has no owner.
 
 Only the standard library is imported here: the supervisor must stay small.
 """
@@ -18,9 +20,13 @@ Only the standard library is imported here: the supervisor must stay small.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
+from sortshuffle.storage.environment import environment
 from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import HOME_ROOT, Owner, boot_id, is_gone, process_start, remove_home
+from sortshuffle.storage.stored_files import application_url
 
 PREFIX = "shared-"
 _SHOWN = 8  # characters of the boot id in the name; it tells apart, and what is random is the token
@@ -30,6 +36,12 @@ def shared_home(root: str, application: str, boot: str, token: str) -> str:
     """The home of an application below a root. ``boot``: the run of the system in which it is one's."""
     shown = boot.replace("-", "")[:_SHOWN] or "unknown"
     return os.path.join(root, HOME_ROOT, application, f"{PREFIX}{shown}-{token}")
+
+
+def stored_home(url: str, application: str, token: str) -> str:
+    """The home of an application below a URL. It is directly below, so that `sortshuffle clean` finds it as
+    an application's directory."""
+    return application_url(url, f"{application}-{token}")
 
 
 def is_shared(home: str) -> bool:
@@ -60,3 +72,18 @@ def remove_shared_home(home: str) -> bool:
     if not is_gone(home):
         remove_home(home)
     return is_gone(home)
+
+
+def begin_to_remove_stored_home(home: str) -> subprocess.Popen[bytes]:
+    """Remove the home at a URL, in a process of its own. Nobody has to wait for it: a store may take minutes,
+    and the libraries that talk to it are large. What it cannot remove is left to `sortshuffle clean`."""
+    url, _, name = home.rpartition("/")
+    return subprocess.Popen(
+        [sys.executable, "-m", "sortshuffle.storage.stored_cleaning", url, name],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(),
+        start_new_session=True,  # it goes on when whoever began it ends
+        cwd="/",
+    )

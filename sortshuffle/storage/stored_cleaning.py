@@ -1,7 +1,9 @@
 """What applications have left on storage that every host sees, and how it is removed.
 
-Nothing is deleted there one map output at a time. The driver removes what its application wrote when that
-ends (`spark.shared_storage`), and `sortshuffle clean` what a driver left that could not. Both find
+Map outputs of frames are not deleted there one at a time. The driver removes what its application wrote when
+that ends (`spark.shared_storage`), and `sortshuffle clean` what a driver left that could not. The shuffle
+manager's, in a directory of their own (`storage.shared_home`), are deleted when Spark unregisters a shuffle,
+and when the application ends. All of these find
 
 * map outputs, ``<URL>/<application>/exchange-E-map-M-attempt-A.{data,index}``, and their ``.partial``;
 * on S3, uploads of such that were begun and never completed: they are billed, but no listing shows them.
@@ -9,7 +11,7 @@ ends (`spark.shared_storage`), and `sortshuffle clean` what a driver left that c
 Nothing else is touched, whatever its name, and nothing in directories below an application's.
 
 Run as a program, ``python -m sortshuffle.storage.stored_cleaning URL APPLICATION`` removes what the
-application left: for a driver that is at its own end (`spark.shared_storage`).
+application left: for a driver that is at its own end (`spark.shared_storage`, `service.rendezvous`).
 """
 
 from __future__ import annotations
@@ -22,8 +24,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.stored_files import application_url, mounted_path, open_store, store_errors
+from sortshuffle.storage.partitioned_file import PARTIAL_SUFFIX, PartitionedFile
+from sortshuffle.storage.stored_files import (
+    application_url,
+    mounted_path,
+    open_store,
+    patiently,
+    store_errors,
+)
 
 # under which the file systems of fsspec tell when a file was written
 _TIMES = ("LastModified", "mtime", "last_modified", "updated", "created")
@@ -82,12 +90,38 @@ def remove_remains(root: str, application: str) -> None:
         filesystem, _ = open_store(root)
         ours = [found for found in _found_below(root, application) if found.file is not None]
         paths = [found.path for found in ours if not found.upload]
-        if paths:
-            filesystem.rm(paths)
+        _remove_files(filesystem, paths)
         for found in ours:
             if found.upload:
                 _give_up(filesystem, found)
         _remove_empty(filesystem, application_url(root, application))
+
+
+def sizes_of_exchange(directory: str, exchange: int) -> dict[str, int]:
+    """The finished files of an exchange in an application's directory: bytes by name. One request for each
+    thousand. Raises OSError where it cannot be listed."""
+    return {posixpath.basename(path): size for path, size in _files_of_exchange(directory, exchange)}
+
+
+def remove_exchange(directory: str, exchange: int) -> None:
+    """Remove the finished map outputs of an exchange in an application's directory. Raises OSError where the
+    store does not let it."""
+    with store_errors("removing map outputs", directory):
+        paths = [path for path, _ in _files_of_exchange(directory, exchange)]
+        _remove_files(open_store(directory)[0], paths)
+
+
+def _files_of_exchange(directory: str, exchange: int) -> Iterator[tuple[str, int]]:
+    prefix = PartitionedFile.prefix_of(exchange)
+    with store_errors("listing map outputs", directory):
+        filesystem, top = open_store(directory)
+        filesystem.invalidate_cache()  # others have written since this process last looked
+        # object stores list by prefix; other file systems do not know the argument and list everything
+        files: dict[str, dict[str, Any]] = filesystem.find(top, detail=True, prefix=prefix)
+    for path, about in files.items():
+        name = posixpath.basename(path)
+        if name.startswith(prefix) and not name.endswith(PARTIAL_SUFFIX):
+            yield path, int(about["size"])
 
 
 def _remains(root: str, application: str, found: list[_Found]) -> Remains:
@@ -153,6 +187,19 @@ def _uploads_below(filesystem: Any, path: str) -> Iterator[_Found]:
         after = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
 
+def _remove_files(filesystem: Any, paths: list[str]) -> None:
+    """Together, in as few requests as the store allows. Somebody else may be removing the same ones."""
+    try:
+        if paths:
+            filesystem.rm(paths)
+    except FileNotFoundError:
+        for path in paths:
+            try:
+                filesystem.rm_file(path)
+            except FileNotFoundError:
+                continue
+
+
 def _give_up(filesystem: Any, found: _Found) -> None:
     bucket, key, _ = filesystem.split_path(found.path)
     try:
@@ -173,4 +220,4 @@ def _remove_empty(filesystem: Any, url: str) -> None:
 
 
 if __name__ == "__main__":
-    remove_remains(*sys.argv[1:3])
+    patiently(lambda: remove_remains(*sys.argv[1:3]))

@@ -67,6 +67,28 @@ def mounted(file: PartitionedFile) -> PartitionedFile | None:
     return None if base is None else PartitionedFile(base)
 
 
+def why_unknown(url: str) -> str:
+    """Why fsspec cannot know the storage of a URL; empty where it does. Only the URL's scheme is looked at:
+    whoever asks need not reach the storage, nor have its library."""
+    from fsspec.registry import known_implementations, registry
+
+    scheme = url.partition("://")[0]
+    if scheme in known_implementations or scheme in registry:
+        return ""
+    return (
+        f"fsspec knows no storage {scheme}://. It knows, among others, s3://, gs://, abfs://, hdfs:// and"
+        " file://, a directory that all hosts have mounted"
+    )
+
+
+def why_not_shared(url: str) -> str:
+    """Why several processes cannot share the storage of a URL; empty where they can, as far as its scheme
+    tells."""
+    if url.startswith("memory://"):
+        return "no other process sees that. Name storage that all hosts see"
+    return why_unknown(url)
+
+
 def application_url(root: str, application: str) -> str:
     """Where the map outputs of an application are."""
     return f"{root.rstrip('/')}/{application}"

@@ -16,7 +16,13 @@ from sortshuffle.errors import UsageError
 from sortshuffle.storage import shared_home as shared_homes
 from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import Owner, boot_id, process_start
-from sortshuffle.storage.shared_home import is_shared, make_shared_home, remove_shared_home, shared_home
+from sortshuffle.storage.shared_home import (
+    is_shared,
+    make_shared_home,
+    remove_shared_home,
+    shared_home,
+    stored_home,
+)
 
 TOKEN = "5e" * 8
 
@@ -50,6 +56,11 @@ def test_no_two_that_must_not_meet_have_one_name() -> None:
     found.add(shared_home("/a", "app-1", "0f1e2d3c-0000-0000-0000-000000000000", TOKEN))
     found.add(shared_home("/a", "app-1", "", TOKEN))
     assert len(found) == 10
+
+
+def test_at_a_url_it_is_one_for_all_hosts() -> None:
+    assert stored_home("s3://bucket", "app-1", TOKEN) == f"s3://bucket/app-1-{TOKEN}"
+    assert stored_home("file:///mount/x/", "app-1", TOKEN) == f"file:///mount/x/app-1-{TOKEN}"
 
 
 def test_it_is_known_by_its_name(home: str) -> None:

@@ -16,7 +16,7 @@ from s3_server import S3Server
 from stores import Store, s3_fixture, store_fixture  # noqa: F401
 
 from sortshuffle.storage import stored_cleaning
-from sortshuffle.storage.stored_cleaning import remains_below, remove_remains
+from sortshuffle.storage.stored_cleaning import remains_below, remove_exchange, remove_remains
 
 PAIR = Pair(2, 0, [Region({0: [b"first"], 1: [bytes(1000)]})])
 
@@ -77,6 +77,20 @@ def test_partial_files_of_a_killed_task_are_removed(tmp_path: Path) -> None:
     assert (found.map_outputs, found.bytes) == (1, 4)
     remove_remains(store.root, "app-1")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_several_may_remove_the_same_exchange(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another has removed since it was listed is passed over; the rest goes."""
+    fill(store, "app-1", attempts=3)
+    directory = f"{store.root}/app-1"
+    listed = list(stored_cleaning._files_of_exchange(directory, 3))
+    assert stored_cleaning.sizes_of_exchange(directory, 3).keys() == {
+        name.removeprefix("app-1/") for name in store.names()
+    }
+    store.remove(f"{store.root}/{store.names()[0]}")
+    monkeypatch.setattr(stored_cleaning, "_files_of_exchange", lambda directory, exchange: listed)
+    remove_exchange(directory, 3)
+    assert store.names() == []
 
 
 def test_it_is_a_program_too(tmp_path: Path) -> None:
