@@ -25,7 +25,7 @@ from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm.engine import Engine, EngineSettings, SharedHomes
 from sortshuffle.service.jvm.server import JvmServer
 from sortshuffle.storage.lifetime import boot_id
-from sortshuffle.storage.shared_home import shared_home
+from sortshuffle.storage.shared_home import shared_home, stored_home
 
 GREETING = b"\x89SSJ\r\n\x1a\n\x01\0\0\0\0\0\0\0"
 WRITE, FRAME, FINISH, READ, REMOVE, SHARE, SHARED_FRAME = range(1, 8)
@@ -324,20 +324,28 @@ class Serving:
 
 @contextmanager
 def serving(
-    root: Path, *roots: Path, writers: int = WRITERS, settings: EngineSettings = SETTINGS, **changed: object
+    root: Path | str,
+    *roots: Path,
+    writers: int = WRITERS,
+    settings: EngineSettings = SETTINGS,
+    keep: bool = False,
+    **changed: object,
 ) -> Iterator[Serving]:
-    """An engine with a shared home below each root. In the end nothing of it is left but finished files."""
+    """An engine with a shared home below each root, or one at a URL. In the end nothing of it is left but
+    finished files."""
     before = engines.MOST_WRITERS
     engines.MOST_WRITERS = writers
     try:
         homes = tuple(shared_home(str(each), APPLICATION, boot_id(), TOKEN) for each in (root, *roots))
+        if isinstance(root, str):
+            homes = (stored_home(root, APPLICATION, TOKEN),)
         settings = replace(settings, **changed)  # type: ignore[arg-type]
         directory = tempfile.mkdtemp(prefix="engine-")  # short: a socket's path has at most 107 bytes
         path = os.path.join(directory, "socket")
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(path)
         listening.listen(64)
-        served = Serving(Engine(settings, lambda: SharedHomes(homes, TOKEN)), homes, path)
+        served = Serving(Engine(settings, lambda: SharedHomes(homes, TOKEN, keep)), homes, path)
         server = JvmServer(listening, served.engine)
         server.start()
         try:

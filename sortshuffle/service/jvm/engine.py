@@ -3,7 +3,7 @@
     connection, connection, ..  -->  Engine  -->  MapOutputs    the files of the application on this host
                                              -->  segments      what frames are received into
                                              -->  memory        what waits for regions
-                                             -->  indexes       of map outputs on other hosts
+                                             -->  indexes       of map outputs on other hosts, and at a URL
 
 Any thread may call any method. What is shared has locks of its own, all of them leaves.
 """
@@ -26,10 +26,12 @@ from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.memory.shared_budget import SharedMemory
 from sortshuffle.options import MIB
 from sortshuffle.service.client import ClientSettings, ServiceClients
+from sortshuffle.service.jvm.elsewhere import KnownIndexes
 from sortshuffle.service.jvm.outputs import MapOutputs
-from sortshuffle.service.jvm.protocol import ReadRequest, RemoveRequest, WriteRequest
+from sortshuffle.service.jvm.protocol import EVERYTHING, ReadRequest, RemoveRequest, WriteRequest
 from sortshuffle.service.jvm.reading import BlockReader
-from sortshuffle.service.jvm.remote import RemoteIndexes, RemoteSettings
+from sortshuffle.service.jvm.remote import MOST_INDEX_BYTES, RemoteSettings
+from sortshuffle.service.jvm.stored import StoredSettings
 from sortshuffle.service.jvm.unheard import RETRY_AFTER, UnheardServices
 from sortshuffle.service.jvm.writing import SEGMENT_BYTES, MapOutputWriting, WritingResources
 from sortshuffle.service.protocol import MapOutputAddress
@@ -37,6 +39,8 @@ from sortshuffle.storage import home_failures
 from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import PARTIAL_SETTLES, sweep_partials
 from sortshuffle.storage.shared_home import make_shared_home
+from sortshuffle.storage.stored_cleaning import remove_remains
+from sortshuffle.storage.stored_files import is_url
 
 # Map outputs that are written at the same time; further ones wait. Each has a segment, which costs nothing
 # but address space until a frame comes
@@ -70,8 +74,8 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class SharedHomes:
-    """``paths``: the application's shared homes on this host. ``token``: the application's, hex digits; empty
-    while no JVM has registered. ``keep``: the homes stay when it ends."""
+    """``paths``: the application's shared homes on this host, or its one home at a URL. ``token``: the
+    application's, hex digits; empty while no JVM has registered. ``keep``: the homes stay when it ends."""
 
     paths: tuple[str, ...]
     token: str = ""
@@ -102,7 +106,8 @@ class Engine:
         self._writers = threading.BoundedSemaphore(MOST_WRITERS)
         self._telling = ThreadPoolExecutor(TELLERS, thread_name_prefix="sortshuffle-remove")
         self._unheard = UnheardServices()
-        self._remote = RemoteSettings(settings.application, settings.clients, RemoteIndexes())
+        self._remote = RemoteSettings(settings.application, settings.clients, KnownIndexes(MOST_INDEX_BYTES))
+        self._stored = StoredSettings.at("")
 
     @property
     def has_homes(self) -> bool:
@@ -136,15 +141,30 @@ class Engine:
 
     def read(self, request: ReadRequest) -> BlockReader:
         """What reads these blocks. The caller closes it."""
+        stored = next(filter(is_url, self._registered().paths), "")
+        if stored:  # whatever services the request names
+            return BlockReader(request, self.outputs, "", replace(self._stored, home=stored))
         return BlockReader(request, self.outputs, self.settings.address, self._remote)
 
     def remove(self, request: RemoveRequest) -> None:
         """Delete a shuffle's map outputs here; the services that are named are told in the background. What
-        one of them does not hear of goes with the application."""
+        one of them does not hear of goes with the application.
+
+        For `EVERYTHING`, the application ends: what is at a URL goes now. What is on hosts goes with them."""
+        if request.shuffle == EVERYTHING:
+            self._remove_stored()
+            return
         for service in request.services:
             if service != self.settings.address:
                 self._telling.submit(self._tell, service, request.shuffle)
         self.outputs.remove(request.shuffle)
+
+    def _remove_stored(self) -> None:
+        registered = self._registered()
+        for home in registered.paths:
+            if is_url(home) and not registered.keep:
+                url, _, name = home.rpartition("/")
+                remove_remains(url, name)
 
     def remove_for_peer(self, shuffle: MapOutputAddress) -> bool:
         """Delete a shuffle's map outputs here, because the engine of the driver's host says so; whether they
@@ -187,6 +207,8 @@ class Engine:
         if not found.paths:
             raise StateError("no executor has registered a directory for map outputs of this host")
         for home in found.paths:
+            if is_url(home):
+                continue  # the writer of a map output makes what is needed
             with self._making:
                 lock = self._home_locks.setdefault(home, threading.Lock())
             with lock:  # of this home alone: a disk that hangs stops nobody who writes elsewhere

@@ -13,6 +13,7 @@ Rules
 * A name alone proves nothing: what is opened carries the file id that the request names.
 * The shared homes are asked for anew each time: executors come with directories of their own.
 * A home that fails is passed over for a while (`storage.home_failures`).
+* A home at a URL is the only one. What lies there is written and removed here, and read by `StoredBlocks`.
 
 Lock order: the lock is a leaf; files are opened, closed and deleted under none.
 """
@@ -38,6 +39,8 @@ from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small, read_sm
 from sortshuffle.storage.directories import Directories
 from sortshuffle.storage.partitioned_file import INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.reader import PartitionedFileReader, read_index
+from sortshuffle.storage.stored_cleaning import remove_exchange
+from sortshuffle.storage.stored_files import is_url
 from sortshuffle.storage.writer import PartitionedFileWriter
 
 # bytes of indexes that are kept: one of a map output with 1,000 subpartitions takes 56 KB
@@ -241,7 +244,8 @@ class MapOutputs:
         self._known = known or KnownOutputs()
 
     def new(self, shuffle: int, map_index: int, map_id: int, header: FileHeader) -> PartitionedFileWriter:
-        """The writer of a map output, in a home that takes it; the homes are used in turn.
+        """The writer of a map output, in a home that takes it; the homes are used in turn. The home at a URL
+        is the only one: what cannot be written there is written nowhere.
 
         Raises `OutOfDiskError` if none has room, OSError if none can be used.
         """
@@ -249,7 +253,10 @@ class MapOutputs:
         def create(home: str) -> PartitionedFileWriter:
             return PartitionedFileWriter(PartitionedFile.named(home, shuffle, map_index, map_id), header)
 
-        return Directories(tuple(self._writable())).create(map_id, create)
+        homes = tuple(self._writable())
+        if is_url(homes[0]):
+            return create(homes[0])
+        return Directories(homes).create(map_id, create)
 
     def known(self, file_ids: Sequence[bytes]) -> list[MapOutput | None]:
         """The map outputs that carry these ids, as far as they are known. The others are to be opened."""
@@ -297,6 +304,9 @@ class MapOutputs:
         self._removals += 1
         for home in self._homes():
             try:
+                if is_url(home):
+                    remove_exchange(home, shuffle)
+                    continue
                 for file in _files(home, prefix):
                     file.delete()
             except OSError as error:  # the other homes all the same

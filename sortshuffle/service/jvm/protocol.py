@@ -25,6 +25,8 @@ REPLY = struct.Struct("<BxxxI")
 """Status, bytes of the body."""
 FRAME = struct.Struct("<ii")
 """Records, bytes of them."""
+EVERYTHING = -1
+"""In place of a shuffle to remove: all of the application's at its URL."""
 STREAM_ERROR = b"\xff\xff\xff\xff"
 
 MOST_SUBPARTITIONS = 1 << 24
@@ -176,7 +178,7 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class RemoveRequest:
-    """``services``: those that are told, too."""
+    """``services``: those that are told, too. ``shuffle``: `EVERYTHING` where the application ends."""
 
     shuffle: int
     services: tuple[str, ...]
@@ -187,7 +189,8 @@ class RemoveRequest:
         if len(body) < _REMOVE.size:
             raise ProtocolError(f"a request to remove of {len(body)} bytes")
         shuffle, count = _REMOVE.unpack_from(body)
-        _expect_shuffle(shuffle)
+        if shuffle != EVERYTHING:
+            _expect_shuffle(shuffle)
         services, position = _texts(body, _REMOVE.size, count)
         if position != len(body):
             raise ProtocolError(f"{len(body) - position} bytes behind a request to remove")

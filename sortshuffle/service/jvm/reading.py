@@ -1,7 +1,8 @@
 """The answer to one request of a reduce task: the record bytes of ranges of subpartitions, in large pieces.
 
     blocks of this host     index walk, one read for neighbouring extents, verify, decompress
-    blocks of other hosts   by credit, through the shuffle service of each (`RemoteInputChannel`)
+    blocks of other hosts   by credit, through the shuffle service of each (`RemoteBlocks`)
+    blocks at a URL         by ranges of objects, whichever host wrote them (`StoredBlocks`)
 
 `BlockReader.locate` looks for all map outputs before a byte is sent, and says which are lost: Spark gives up
 after four attempts of a stage, so it must hear of all of them at once. `BlockReader.pieces` then gives the
@@ -31,10 +32,12 @@ from sortshuffle.format.header import Codec
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
+from sortshuffle.service.jvm.elsewhere import BlocksElsewhere
 from sortshuffle.service.jvm.lost import LostBlocksError
 from sortshuffle.service.jvm.outputs import IndexedMapOutput, MapOutput, MapOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest, ReadTotals
-from sortshuffle.service.jvm.remote import RemoteBlocks, RemoteSettings
+from sortshuffle.service.jvm.remote import RemoteSettings
+from sortshuffle.service.jvm.stored import StoredSettings, blocks_elsewhere
 from sortshuffle.storage.extents import Extent, extent_of
 
 # Bytes of neighbouring extents that are read together, and of an extent that are held at a time
@@ -45,7 +48,11 @@ class BlockReader:
     """Reads what ``request`` names. ``own_address``: of this host's service. The caller closes it."""
 
     def __init__(
-        self, request: ReadRequest, outputs: MapOutputs, own_address: str, remote: RemoteSettings
+        self,
+        request: ReadRequest,
+        outputs: MapOutputs,
+        own_address: str,
+        remote: RemoteSettings | StoredSettings,
     ) -> None:
         self._request = request
         self._outputs = outputs
@@ -53,10 +60,10 @@ class BlockReader:
         numbered = list(enumerate(request.blocks))
         self._local_numbers = [(n, block) for n, block in numbered if is_local[block.service]]
         self._local: list[tuple[int, Block, MapOutput]] = []  # those that were found
-        self._remote: RemoteBlocks | None = None
+        self._remote: BlocksElsewhere | None = None
         elsewhere = [(n, block) for n, block in numbered if not is_local[block.service]]
         if elsewhere:
-            self._remote = RemoteBlocks(request, elsewhere, remote)
+            self._remote = blocks_elsewhere(request, elsewhere, remote)
         self._bytes = 0  # of local extents that were read
         self._blocks = 0  # local ones that were begun
 

@@ -6,29 +6,21 @@ The engine asks for a JVM of its own host: credit, reconnecting and verifying ar
 A service that does not answer for its time-out has its blocks counted as unreachable, together: Spark then
 runs the map tasks of that host again.
 
-Single-threaded, but for the threads of the fetcher. Owns its connections.
+Owns its connections.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby
 
 import pyarrow as pa
 
 from sortshuffle.errors import DataLossError, ProtocolError, ServiceUnavailableError
 from sortshuffle.format.index import Index
-from sortshuffle.memory.budget import MemoryBudget
-from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB
-from sortshuffle.payload.record_bytes import RecordBytesPayload
-from sortshuffle.read.fetcher import Fetcher
 from sortshuffle.service.client import ClientSettings, ServiceClients
+from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, KnownIndexes, Located
 from sortshuffle.service.jvm.lost import LostBlocksError
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.protocol import MapOutputAddress
@@ -37,44 +29,7 @@ from sortshuffle.storage.extents import extents_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import verified_index
 
-READ_AHEAD_BYTES = 32 * MIB  # that one request may hold, half of what a task of this package reads ahead
-THREADS = 4  # that fetch, verify and decompress for one request; as many as a task of this package has
 MOST_INDEX_BYTES = 32 * MIB  # of other hosts' map outputs, kept for the next request
-
-
-class RemoteIndexes:
-    """Indexes of map outputs on other hosts, the longest unused forgotten first. Thread-safe; the lock is a
-    leaf."""
-
-    def __init__(self, most_bytes: int = MOST_INDEX_BYTES) -> None:
-        self._most_bytes = most_bytes
-        self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, Index] = OrderedDict()
-        self._bytes = 0
-
-    def get(self, file_id: bytes) -> Index | None:
-        with self._lock:
-            known = self._known.get(file_id)
-            if known is not None:
-                self._known.move_to_end(file_id)
-            return known
-
-    def put(self, index: Index) -> None:
-        with self._lock:
-            self._drop(index.header.file_id)
-            self._known[index.header.file_id] = index
-            self._bytes += index.entries.nbytes
-            while self._bytes > self._most_bytes and len(self._known) > 1:
-                self._drop(next(iter(self._known)))
-
-    def forget(self, file_id: bytes) -> None:
-        with self._lock:
-            self._drop(file_id)
-
-    def _drop(self, file_id: bytes) -> None:
-        known = self._known.pop(file_id, None)
-        if known is not None:
-            self._bytes -= known.entries.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,42 +38,21 @@ class RemoteSettings:
 
     application: str
     clients: ClientSettings
-    indexes: RemoteIndexes
+    indexes: KnownIndexes
 
 
-@dataclass(frozen=True, slots=True)
-class _Located:
-    """A remote block whose index is known. ``path``: of its data file, as errors name it."""
-
-    number: int
-    block: Block
-    service: str
-    index: Index
-    path: str
-
-
-class RemoteBlocks:
-    """``blocks``: with their numbers in the request. ``blocks_begun``: how many of them `pieces` has come to.
-    The caller closes it."""
+class RemoteBlocks(BlocksElsewhere):
+    """``blocks``: with their numbers in the request. The caller closes it."""
 
     def __init__(
         self, request: ReadRequest, blocks: Sequence[tuple[int, Block]], settings: RemoteSettings
     ) -> None:
+        super().__init__(blocks)
         self._request = request
-        self._blocks = blocks
         self._settings = settings
         self._clients = ServiceClients(settings.clients)
-        self._located: list[_Located] = []
-        self._metrics = TaskMetrics()
-        self.blocks_begun = 0
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of extents that came so far."""
-        return self._metrics.counts["bytes_read"]
 
     def locate(self) -> None:
-        """Find all map outputs. Raises `LostBlocksError`."""
         lost: list[int] = []
         unreachable: dict[str, str] = {}  # services, and why
         why = ""
@@ -128,7 +62,7 @@ class RemoteBlocks:
                 continue
             try:
                 path = self._path(service, block)
-                self._located.append(_Located(number, block, service, self._index(service, block), path))
+                self._located.append(Located(number, block, self._index(service, block), path))
             except DataLossError as error:
                 lost.append(number)
                 why = why or str(error)
@@ -144,19 +78,8 @@ class RemoteBlocks:
             raise LostBlocksError(lost, why)
 
     def pieces(self) -> Iterator[pa.Buffer]:
-        """The bytes of records, block by block. Raises `LostBlocksError`."""
         try:
-            numbered = enumerate(self._located, 1)
-            for codec, located in groupby(numbered, lambda each: each[1].index.header.codec):
-                payload = RecordBytesPayload(codec)
-                fetcher = Fetcher(payload, MemoryBudget(READ_AHEAD_BYTES), THREADS, self._metrics)
-                channels = [(begun, channel) for begun, each in located for channel in self._channels(each)]
-                # by identity: a block that is asked for twice has channels that are equal
-                begun_with = {id(channel): begun for begun, channel in channels}
-                with closing(fetcher.items([channel for _, channel in channels])) as items:
-                    for channel, piece in items:
-                        self.blocks_begun = begun_with[id(channel)]
-                        yield piece
+            yield from self._fetched(enumerate(self._located, 1))
             self.blocks_begun = len(self._blocks)  # the last ones may be empty
         except DataLossError as error:
             raise self._lost(error) from error
@@ -164,13 +87,11 @@ class RemoteBlocks:
             raise self._unreachable({error.address: str(error)}) from error
 
     def close(self) -> None:
-        """Give up what is under way. May be called again."""
         self._clients.close()
 
     def _lost(self, error: DataLossError) -> LostBlocksError:
         """The block that the error is of, and all others that are lost by now: the services tell."""
-        name = _base_name(error.place.file)
-        lost = {each.number for each in self._located if _base_name(each.path) == name}
+        lost = self._numbers_of(error.place.file)
         for each in self._located:
             self._settings.indexes.forget(each.block.file_id)
         self._located.clear()
@@ -193,16 +114,17 @@ class RemoteBlocks:
             self._settings.indexes.put(known)
         return known
 
-    def _channels(self, located: _Located) -> Iterator[RemoteInputChannel]:
+    def _channels(self, located: Located) -> Iterator[RemoteInputChannel]:
         block, index = located.block, located.index
+        service = self._request.services[block.service]
         for subpartition in range(block.first, block.end):
             extents = extents_of(index, subpartition)
             if extents:
                 yield RemoteInputChannel(
                     self._clients,
-                    located.service,
+                    service,
                     self._address(block),
-                    located.service,
+                    service,
                     located.path,
                     str(index.writer),
                     tuple(extents),
@@ -215,9 +137,3 @@ class RemoteBlocks:
 
     def _path(self, service: str, block: Block) -> str:
         return PartitionedFile.named(service, self._request.shuffle, block.map_index, block.map_id).data_path
-
-
-def _base_name(path: str) -> str:
-    """Of a map output's file: the same here, where its path is made up, and on its own host."""
-    file = PartitionedFile.of(path)
-    return os.path.basename(file.base if file is not None else path)

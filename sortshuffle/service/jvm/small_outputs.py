@@ -26,8 +26,7 @@ from sortshuffle.format.extent_run import checksums_of, checksums_of_single
 from sortshuffle.format.index import Index, RegionKind
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.payload.record_bytes import RecordBytesPayload
-from sortshuffle.storage.extents import Extent, extent_of
-from sortshuffle.storage.reader import PartitionedFileReader
+from sortshuffle.storage.extents import Extent, ExtentReader, extent_of
 
 # Bytes of records, and of the file, at most. Larger map outputs have extents that are worth a read each
 MOST_BYTES = 256 << 10
@@ -66,7 +65,7 @@ def is_small(index: Index) -> bool:
     return index.data_bytes <= MOST_BYTES and int(index.entries["raw_bytes"].sum()) <= MOST_BYTES
 
 
-def read_small(reader: PartitionedFileReader, index: Index) -> SmallOutput:
+def read_small(reader: ExtentReader, index: Index) -> SmallOutput:
     """Read and verify all of it. Raises `CorruptDataError`."""
     entries = index.entries[0]
     filled = np.flatnonzero(entries["bytes"])

@@ -198,7 +198,7 @@ WRONG = {
     "read: a range that goes back": ("read", FIRST_BLOCK + 16, 1),
     "read: a negative service": ("read", FIRST_BLOCK + 20, -1),
     "read: a service that is not named": ("read", FIRST_BLOCK + 20, 2),
-    "remove: a negative shuffle": ("remove", 0, -1),
+    "remove: a negative shuffle": ("remove", 0, -2),  # -1 is everything
     "remove: a negative number of services": ("remove", 4, -1),
     "remove: fewer services": ("remove", 4, 0),
     "remove: more services": ("remove", 4, 2),

@@ -41,7 +41,7 @@ from sortshuffle.options import KIB, MIB
 from sortshuffle.service.client import ClientSettings, ServiceClients
 from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm import protocol
-from sortshuffle.service.jvm.remote import RemoteIndexes
+from sortshuffle.service.jvm.elsewhere import KnownIndexes
 from sortshuffle.service.jvm.unheard import MOST_UNHEARD, RETRY_AFTER, UnheardServices
 from sortshuffle.service.shuffle_service import ServerSettings, ShuffleService, listen
 from sortshuffle.storage.partitioned_file import PartitionedFile
@@ -417,7 +417,7 @@ def index_of(number: int, entries: int) -> Index:
 
 
 def test_indexes_are_kept_up_to_a_size_the_longest_unused_goes_first() -> None:
-    known = RemoteIndexes(most_bytes=3 * 10 * ENTRY.itemsize)
+    known = KnownIndexes(3 * 10 * ENTRY.itemsize)
     indexes = [index_of(number, 10) for number in range(5)]
     for each in indexes[:3]:
         known.put(each)

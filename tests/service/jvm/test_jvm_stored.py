@@ -1,0 +1,274 @@
+"""The engine where map outputs lie at a URL: any engine reads what any other has written; lost ones are named
+together; they go with their shuffle, or with the application. In a real S3-compatible store, a mounted
+directory, and fsspec's own memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from jvm_client import (
+    APPLICATION,
+    DONE,
+    LOST,
+    SHUFFLE,
+    TOKEN,
+    Block,
+    JvmClient,
+    Record,
+    Written,
+    expected,
+    serving,
+)
+from map_outputs import write_map
+from stores import Store, s3_fixture, store_fixture  # noqa: F401
+
+from sortshuffle.options import KIB, MIB
+from sortshuffle.service.jvm.lost import LostBlocksError
+from sortshuffle.service.jvm.protocol import EVERYTHING, ReadRequest
+from sortshuffle.service.jvm.protocol import Block as AskedBlock
+from sortshuffle.service.jvm.stored import StoredBlocks, StoredSettings
+from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.stored_files import is_url
+
+NOWHERE = "sortshuffle.invalid:1"  # the location that Spark knows, which no engine is asked at
+SUBPARTITIONS = 6
+FAILED = 3  # the status of a request that failed for no fault of a map output
+
+
+@dataclass(frozen=True)
+class Output:
+    """A map output that was written. Its map index is its map id."""
+
+    frames: Sequence[Sequence[Record]]
+    done: Written
+    map_id: int
+
+    def block(self, first: int = 0, end: int = SUBPARTITIONS) -> Block:
+        return Block(self.map_id, self.map_id, first, end, self.done.file_id)
+
+    def expected(self, first: int = 0, end: int = SUBPARTITIONS) -> bytes:
+        return b"".join(expected(self.frames, subpartition) for subpartition in range(first, end))
+
+    def file(self, store: Store) -> PartitionedFile:
+        return PartitionedFile.named(home(store), SHUFFLE, self.map_id, self.map_id)
+
+
+def home(store: Store) -> str:
+    return f"{store.root}/{APPLICATION}-{TOKEN}"
+
+
+def write(client: JvmClient, map_id: int, size: int = 100) -> Output:
+    """Two records of about this size for each subpartition but the last."""
+    chosen = random.Random(map_id)
+    everywhere = [*range(SUBPARTITIONS - 1)] * 2
+    frames = [[(at, b"%d " % map_id + chosen.randbytes(size + chosen.randrange(9))) for at in everywhere]]
+    return Output(frames, client.write(frames, map_id, SUBPARTITIONS, map_index=map_id), map_id)
+
+
+@contextmanager
+def connected(store: Store, **changed: object) -> Iterator[JvmClient]:
+    """To an engine of the application, which knows nothing yet of what others have written."""
+    with serving(store.root, **changed) as served:
+        yield served.connect()
+        assert not any(map(is_url, served.files())), "nothing is written to a directory of that name"
+
+
+@pytest.fixture(name="outputs")
+def outputs_fixture(store: Store) -> list[Output]:
+    """Of an engine that has ended. The first and the last are small."""
+    with connected(store) as client:
+        return [write(client, map_id, size) for map_id, size in enumerate((100, 300 * KIB, 300 * KIB, 100))]
+
+
+def test_another_engine_reads_what_an_engine_has_written(store: Store, outputs: list[Output]) -> None:
+    names = [
+        f"{APPLICATION}-{TOKEN}/exchange-{SHUFFLE}-map-{at}-attempt-{at}.{kind}"
+        for at in range(4)
+        for kind in ("data", "index")
+    ]
+    assert store.names() == names
+    wanted = [(outputs[2], 0, 3), (outputs[1], 1, 6), (outputs[0], 2, 3), (outputs[3], 5, 6)]
+    with connected(store) as client:
+        for _ in range(2):  # the second time the indexes are known
+            answer = client.read([each.block(first, end) for each, first, end in wanted], [NOWHERE])
+            assert answer.data == b"".join(each.expected(first, end) for each, first, end in wanted)
+            assert answer.status == DONE
+            local_bytes, local_blocks, remote_bytes, remote_blocks = answer.totals
+            assert (local_bytes, local_blocks, remote_blocks) == (0, 0, len(wanted))
+            assert remote_bytes == sum(sum(each.done.sizes[first:end]) for each, first, end in wanted)
+
+
+def test_a_map_output_of_many_regions_and_parts_is_read_in_order(store: Store) -> None:
+    chosen = random.Random(5)
+    frames = [[(at % 3, chosen.randbytes(MIB)) for at in range(3)] for _ in range(12)]
+    with connected(store, write_memory=16 * MIB) as client:
+        output = Output(frames, client.write(frames, 0, SUBPARTITIONS), 0)
+        assert output.done.spills > 1
+        answer = client.read([output.block(1, 2), output.block(0, 1)])
+        assert answer.data == output.expected(1, 2) + output.expected(0, 1)
+        # of several subpartitions at once they come by region, as they lie in the file
+        together = client.read([output.block(0, 3)])
+        assert (together.status, sorted(_records(together.data))) == (
+            DONE,
+            sorted(_records(output.expected())),
+        )
+
+
+def _records(data: bytes) -> list[bytes]:
+    return [data[at : at + MIB] for at in range(0, len(data), MIB)]
+
+
+def data_gone(store: Store, file: PartitionedFile) -> None:
+    store.remove(file.data_path)
+
+
+def index_gone(store: Store, file: PartitionedFile) -> None:
+    store.remove(file.index_path)
+
+
+def cut_short(store: Store, file: PartitionedFile) -> None:
+    store.put(file.data_path, store.get(file.data_path)[:-64])
+
+
+def flipped(store: Store, file: PartitionedFile) -> None:
+    data = bytearray(store.get(file.data_path))
+    data[len(data) // 2] ^= 4
+    store.put(file.data_path, bytes(data))
+
+
+def index_flipped(store: Store, file: PartitionedFile) -> None:
+    data = bytearray(store.get(file.index_path))
+    data[len(data) // 2] ^= 4
+    store.put(file.index_path, bytes(data))
+
+
+def another(store: Store, file: PartitionedFile) -> None:
+    """A map output of the same name, of another engine."""
+    other = PartitionedFile.named(home(store), SHUFFLE, 1, 1)
+    for path, source in ((file.data_path, other.data_path), (file.index_path, other.index_path)):
+        store.put(path, store.get(source))
+
+
+WAYS = [data_gone, index_gone, cut_short, flipped, index_flipped, another]
+
+
+@pytest.mark.parametrize("lose", WAYS)
+@pytest.mark.parametrize("known", [False, True])
+def test_a_lost_map_output_is_named_alone(
+    store: Store, outputs: list[Output], lose: Callable[[Store, PartitionedFile], None], known: bool
+) -> None:
+    blocks = [output.block() for output in outputs]
+    with connected(store) as client:
+        if known:
+            assert client.read(blocks).status == DONE
+        lose(store, outputs[2].file(store))
+        if known and lose in (index_gone, index_flipped, another):
+            return  # what is known of the index still holds, and the data is read by it
+        answer = client.read(blocks)
+        assert (answer.status, answer.lost) == (LOST, (2,))
+        assert f"exchange-{SHUFFLE}-map-2-attempt-2" in answer.text
+        again = write(client, 9)  # by the same connection, as the task that runs again
+        blocks[2] = again.block()
+        answer = client.read(blocks)
+        assert answer.data == b"".join(each.expected() for each in (*outputs[:2], again, outputs[3]))
+
+
+def test_all_that_are_lost_are_named_together(store: Store, outputs: list[Output]) -> None:
+    blocks = [output.block() for output in outputs]
+    with connected(store) as client:
+        assert client.read(blocks).status == DONE
+        for at, lose in ((1, data_gone), (2, cut_short), (3, data_gone)):
+            lose(store, outputs[at].file(store))
+        answer = client.read(blocks)
+        assert (answer.status, answer.lost) == (LOST, (1, 2, 3))
+    with connected(store) as client:  # which finds out by the index of one of them
+        store.remove(outputs[0].file(store).index_path)
+        answer = client.read(blocks)
+        assert (answer.status, answer.lost) == (LOST, (0, 1, 2, 3))
+
+
+def test_a_small_map_output_is_read_once(store: Store) -> None:
+    """All of it, with its index. So a thousand tasks that read some bytes of it make no requests."""
+    with connected(store) as client:
+        output = write(client, 0)
+        assert client.read([output.block(1, 2)]).data == output.expected(1, 2)
+        store.remove(output.file(store).data_path)
+        store.remove(output.file(store).index_path)
+        for first in range(SUBPARTITIONS):
+            answer = client.read([output.block(first, first + 1)])
+            assert (answer.status, answer.data) == (DONE, output.expected(first, first + 1))
+
+
+def test_of_a_lost_directory_all_are_lost(store: Store, outputs: list[Output]) -> None:
+    blocks = [output.block() for output in outputs]
+    with connected(store) as client:
+        for output in outputs:
+            store.remove(output.file(store).data_path)
+            store.remove(output.file(store).index_path)
+        answer = client.read(blocks)
+        assert (answer.status, answer.lost) == (LOST, (0, 1, 2, 3))
+
+
+def test_a_store_that_cannot_be_read_loses_nothing() -> None:
+    """Nothing listens there: the error says nothing of a map output, so no producer runs again."""
+    request = ReadRequest(SHUFFLE, (NOWHERE,), (AskedBlock(1, 1, 0, 1, 0, bytes(16)),))
+    settings = StoredSettings.at("http://127.0.0.1:9/shuffles")
+    blocks = StoredBlocks(request, list(enumerate(request.blocks)), settings)
+    with pytest.raises(OSError, match=r"reading an index failed") as failed:
+        blocks.locate()
+    assert not isinstance(failed.value, LostBlocksError)
+
+
+def test_a_shuffle_is_removed_alone(store: Store) -> None:
+    """Frames of the application have an exchange of the same number, in a directory of their own."""
+    schema = pa.schema([("number", pa.int64())])
+    of_frames = write_map(
+        f"{store.root}/{APPLICATION}", schema, [{0: [pa.record_batch([[1]], schema=schema)]}]
+    )
+    with connected(store) as client:
+        for shuffle in (1, 2, 10):
+            client.write([[(0, b"x")]], 8, shuffle=shuffle)
+        before = store.names()
+        assert any(name.startswith(f"{APPLICATION}/exchange-1-") for name in before)
+        assert client.remove(1) == (DONE, b"")
+        assert client.remove(1) == (DONE, b"")
+    gone = f"{APPLICATION}-{TOKEN}/exchange-1-map-0-attempt-8"
+    assert set(before) - set(store.names()) == {f"{gone}.data", f"{gone}.index"}
+    assert store.get(of_frames.file.data_path)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_at_the_end_of_the_application_all_goes_unless_it_is_kept(
+    store: Store, outputs: list[Output], keep: bool
+) -> None:
+    store.put(f"{home(store)}/exchange-{SHUFFLE}-map-9-attempt-9.data.partial", b"unfinished")
+    store.put(f"{store.root}/{APPLICATION}/other", b"another's")
+    before = store.names()
+    with connected(store, keep=keep) as client:
+        assert client.remove(EVERYTHING) == (DONE, b"")
+    assert store.names() == (before if keep else [f"{APPLICATION}/other"])
+
+
+def test_a_map_output_that_is_not_finished_leaves_nothing(store: Store) -> None:
+    with connected(store) as client:
+        client.begin(7)
+        client.frame([(0, bytes(12 * MIB))])  # more than a part of an upload
+        client.frame([(1, b"x")])
+    assert store.names() == []
+    assert store.uploads() == []
+
+
+def test_what_cannot_be_written_is_not_written_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    with serving(f"file://{tmp_path}/file/below") as served:
+        client = served.connect()
+        client.begin(7)
+        status, text = client.refusal()
+        assert (status, f"{tmp_path}/file" in text) == (FAILED, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
