@@ -86,8 +86,9 @@ class RegisteredRoots:
     def _read_anew(self, changed: int) -> ReadRoots:
         found = rendezvous.registrations(self._directory)
         homes = dict.fromkeys(home for each in found for home in each.shared_homes)
+        stored = dict.fromkeys(each.stored_home for each in found if each.url)
         token = next((each.token for each in found if each.token), "")
-        shared = SharedHomes(tuple(homes), token, any(each.owner.keep for each in found))
+        shared = SharedHomes(tuple(stored or homes), token, any(each.owner.keep for each in found))
         return ReadRoots(changed, rendezvous.roots_of(self._directory), shared)
 
 

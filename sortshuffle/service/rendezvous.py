@@ -21,6 +21,8 @@ Rules
   lock goes with the directory; whoever gets the lock of a directory that is gone begins anew.
 * The shared homes of the application (`storage.shared_home`) go with the rendezvous. So an executor that
   registered one is remembered when it has ended, and keeps the rendezvous while its application may live.
+* The home at a URL goes with the driver's rendezvous. So the driver is remembered, and other executors are
+  not: their service may end with them.
 * A supervisor that has died is replaced by the next task that looks, on the same port if it can be had. One
   that is not in service.json, or no longer, ends: nobody finds it.
 * A directory that is a link, or not this user's alone, is refused: what is in it decides whom tasks talk to.
@@ -52,7 +54,12 @@ from sortshuffle.service.address import LONGEST_PATH, join_address, listen_at_ho
 from sortshuffle.storage.environment import environment
 from sortshuffle.storage.host import is_this_host
 from sortshuffle.storage.lifetime import Owner, boot_id, is_running, process_start
-from sortshuffle.storage.shared_home import remove_shared_home, shared_home
+from sortshuffle.storage.shared_home import (
+    begin_to_remove_stored_home,
+    remove_shared_home,
+    shared_home,
+    stored_home,
+)
 
 LOCK_FILE = "lock"
 SERVICE_FILE = "service.json"
@@ -113,13 +120,16 @@ def config_of(secret: bytes, options: Options) -> ServiceConfig:
 @dataclass(frozen=True, slots=True)
 class Registration:
     """An executor that has map outputs on this host. ``roots``: the directories in which its homes are.
-    ``shared_roots``: those in which the homes are that the application's executors on this host share, and
-    ``token``: what is in the names of these; both empty if there are none."""
+    ``shared_roots``: those in which the homes are that the application's executors on this host share.
+    ``url``: in place of these, the URL below which the home is that all its hosts share. ``token``: what is
+    in the names of these homes; empty if there are none. ``is_driver``: it is the application's driver."""
 
     owner: Owner
     roots: tuple[str, ...]
     shared_roots: tuple[str, ...] = ()
     token: str = ""
+    url: str = ""
+    is_driver: bool = False
 
     @property
     def shared_homes(self) -> tuple[str, ...]:
@@ -128,6 +138,16 @@ class Registration:
         return tuple(
             shared_home(root, owner.application, owner.boot, self.token) for root in self.shared_roots
         )
+
+    @property
+    def stored_home(self) -> str:
+        """The home that all hosts of the application share; empty if there is none."""
+        return stored_home(self.url, self.owner.application, self.token) if self.url else ""
+
+    @property
+    def has_to_be_removed(self) -> bool:
+        """Whether it names homes that go with the rendezvous."""
+        return bool(self.shared_roots) or (bool(self.url) and self.is_driver)
 
 
 class Life(IntEnum):
@@ -255,7 +275,7 @@ def forget_ended(directory: str) -> Life:
     life = Life.OVER
     for each in registrations(directory):
         life = max(life, _life_of(each))
-        if not each.token and not each.owner.is_live():
+        if not each.has_to_be_removed and not each.owner.is_live():
             _remove(os.path.join(directory, ROOTS, str(each.owner.pid)))
     return life
 
@@ -264,7 +284,7 @@ def _life_of(registration: Registration) -> Life:
     owner = registration.owner
     if owner.is_live():
         return Life.LIVE
-    waits = bool(registration.token) and owner.outlived and owner.boot == boot_id()
+    waits = bool(registration.shared_roots) and owner.outlived and owner.boot == boot_id()
     waits = waits and not owner.sees_the_end()
     return Life.WAITING if waits else Life.OVER
 
@@ -289,6 +309,8 @@ def _remove_shared_homes(directory: str) -> None:
     found = registrations(directory)
     if any(each.owner.keep for each in found):
         return
+    for home in {each.stored_home for each in found if each.is_driver and each.url}:
+        _started.append(begin_to_remove_stored_home(home))
     for home in {home for each in found for home in each.shared_homes}:
         try:
             remove_shared_home(home)
@@ -381,7 +403,19 @@ def _register(directory: str, registration: Registration) -> None:
         # also those of another process that had the number before: somebody must remove the shared homes
         shared_roots = tuple(dict.fromkeys((*before.shared_roots, *shared_roots)))
         token = token or before.token
-    _write(path, {"owner": asdict(owner), "roots": own_roots, "shared_roots": shared_roots, "token": token})
+    url = registration.url or (before.url if before is not None else "")
+    is_driver = registration.is_driver or (before is not None and before.is_driver)
+    _write(
+        path,
+        {
+            "owner": asdict(owner),
+            "roots": own_roots,
+            "shared_roots": shared_roots,
+            "token": token,
+            "url": url,
+            "is_driver": is_driver,
+        },
+    )
 
 
 def _is_same_process(one: Registration, other: Registration) -> bool:
@@ -394,7 +428,8 @@ def _as_registration(fields: object) -> Registration | None:
         owner["local_directories"] = tuple(owner["local_directories"])
         roots = tuple(map(str, fields["roots"]))  # type: ignore[index]
         shared_roots = tuple(map(str, fields["shared_roots"]))  # type: ignore[index]
-        return Registration(Owner(**owner), roots, shared_roots, str(fields["token"]))  # type: ignore[index]
+        token, url, is_driver = (fields[name] for name in ("token", "url", "is_driver"))  # type: ignore[index]
+        return Registration(Owner(**owner), roots, shared_roots, str(token), str(url), bool(is_driver))
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -128,7 +128,7 @@ def test_without_pyspark_no_release_is_checked(jar: str, monkeypatch: pytest.Mon
         ("spark.shuffle.service.enabled true", "does not work with Spark's external shuffle service"),
         ("spark.shuffle.push.enabled true", "does not work with push-based shuffle"),
         ("spark.sortshuffle.manager OFF", "has spark.sortshuffle.manager=off. Leave that setting out"),
-        ("spark.sortshuffle.dir s3://bucket", "writes to local directories only"),
+        ("spark.sortshuffle.dir s4://bucket", "fsspec knows no storage s4://"),
         ("spark.sortshuffle.memroy 1g", "Did you mean spark.sortshuffle.memory?"),
     ],
 )

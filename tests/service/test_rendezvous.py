@@ -379,6 +379,11 @@ def made_home(root: Path, keep: bool = False) -> Path:
     return Path(home)
 
 
+def at_url(registration: Registration, url: str, is_driver: bool) -> Registration:
+    """Of an executor whose map outputs lie below a URL."""
+    return replace(registration, roots=(), token=TOKEN, url=url, is_driver=is_driver)
+
+
 def register(place: str, *registered: Registration) -> None:
     with rendezvous._locked(place):
         for each in registered:
@@ -499,6 +504,36 @@ def test_shared_homes_that_are_to_be_kept_stay(place: str, ended: int, tmp_path:
     register(place, replace(keeping, owner=replace(keeping.owner, keep=True)))
     assert rendezvous.dissolve(place)
     assert sorted(path.suffix for path in home.iterdir()) == [".data", ".index", ".json"]
+
+
+@pytest.mark.parametrize(
+    ("is_driver", "keep", "is_left"), [(True, False, False), (False, False, True), (True, True, True)]
+)
+def test_the_home_at_a_url_goes_with_the_drivers_rendezvous(
+    place: str, ended: int, tmp_path: Path, is_driver: bool, keep: bool, is_left: bool
+) -> None:
+    found = at_url(executor(ended), f"file://{tmp_path}", is_driver)
+    register(place, replace(found, owner=replace(found.owner, keep=keep)))
+    home = Path(found.stored_home.removeprefix("file://"))
+    write_pair(str(home.parent), Pair(2))  # to make the directory
+    home.mkdir()
+    write_pair(home, Pair(2))
+    assert rendezvous.dissolve(place)
+    for process in rendezvous._started:
+        process.wait(30)
+    assert home.exists() == is_left
+    assert len(list(tmp_path.glob("exchange-*"))) == 2, "nothing beside it is touched"
+
+
+def test_of_those_at_a_url_only_the_driver_is_remembered(place: str, ended: int) -> None:
+    register(place, at_url(executor(ended), "s3://bucket", False))
+    assert rendezvous.forget_ended(place) is Life.OVER
+    assert rendezvous.registrations(place) == []
+    driver = at_url(executor(ended), "s3://bucket", True)
+    register(place, driver, executor(ended, "/of/its/tasks"))
+    assert rendezvous.forget_ended(place) is Life.OVER
+    (found,) = rendezvous.registrations(place)
+    assert (found.stored_home, found.is_driver) == (f"s3://bucket/app-1-{TOKEN}", True)
 
 
 def test_an_executor_that_comes_again_keeps_what_was_known_of_it(place: str) -> None:

@@ -160,6 +160,13 @@ def test_shared_homes_are_those_of_all_who_have_a_token(place: str) -> None:
     assert roots.shared_homes() == SharedHomes(shared.shared_homes, TOKEN, keep=True)
 
 
+def test_the_home_at_a_url_is_the_only_one(place: str) -> None:
+    stored = replace(registration(), token=TOKEN, url="s3://bucket/x")
+    rendezvous.ensure(place, HOST, CONFIG, stored)
+    expected = SharedHomes((f"s3://bucket/x/app-1-{TOKEN}",), TOKEN)
+    assert RegisteredRoots(place).shared_homes() == expected
+
+
 def test_it_serves_jvms_too_whichever_process_serves(place: str, tmp_path: Path) -> None:
     address = rendezvous.ensure(place, HOST, CONFIG, registration(str(tmp_path), token=TOKEN))
     path = rendezvous.socket_path(place)

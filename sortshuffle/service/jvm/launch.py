@@ -33,6 +33,7 @@ from sortshuffle.service.rendezvous import Registration
 from sortshuffle.service.secret import read_secret
 from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import Owner, boot_id, process_start
+from sortshuffle.storage.stored_files import why_not_shared
 
 TOKEN_BYTES = 16  # it takes the place of a file id where services are told that a shuffle is over
 # seconds until an engine must answer. One that is started takes 0.5 s; one that dies of being started is
@@ -43,11 +44,13 @@ LOOK = 0.05  # seconds between two attempts to greet it
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """What the JVM says of itself. ``outlives``: the service outlives this executor."""
+    """What the JVM says of itself. ``driver``: it is the driver's. ``outlives``: the service outlives this
+    executor."""
 
     application: str
     token: str
     secret: bytes
+    driver: bool
     driver_host: str
     outlives: bool
     pid: int
@@ -63,6 +66,7 @@ class LaunchRequest:
                 application=str(found["application"]),
                 token=_token(found["token"]),
                 secret=_secret(found["secret"]),
+                driver=bool(found["driver"]),
                 driver_host=str(found["driver_host"]),
                 outlives=bool(found["outlives"]),
                 pid=int(found["pid"]),
@@ -110,11 +114,9 @@ def _token(text: str) -> str:
 def launch(request: LaunchRequest) -> dict[str, object]:
     """Where the engine is, which is up. Raises `ServiceUnavailableError`, `UsageError`, `ProtocolError`."""
     options, host = request.options, address_of_host(request.driver_host)
-    if options.storage_url:
-        raise UsageError(
-            f"the shuffle manager writes to local directories only, and spark.sortshuffle.dir is"
-            f" {options.storage_url}: name local directories, or set spark.sortshuffle.manager=off"
-        )
+    none = why_not_shared(options.storage_url) if options.storage_url else ""
+    if none:
+        raise UsageError(f"spark.sortshuffle.dir is {options.storage_url}, and {none}")
     secret = read_secret(options.service_secret_file) if options.service_secret_file else request.secret
     # the random one in any case: by it the engines of two applications with one id are told apart
     directory = rendezvous.directory_of(request.application, host, request.secret, options)
@@ -164,6 +166,7 @@ def _last_words(directory: str) -> str:
 
 
 def _registered(request: LaunchRequest) -> Registration:
+    url = request.options.storage_url
     owner = Owner(
         application=request.application,
         host=host_name(),
@@ -173,9 +176,9 @@ def _registered(request: LaunchRequest) -> Registration:
         local_directories=request.local_directories,
         grace=request.options.grace,
         keep=request.options.keep,
-        outlived=request.outlives,
+        outlived=request.outlives and not url,  # what is at a URL needs no service
     )
-    return Registration(owner, (), request.roots(), request.token)
+    return Registration(owner, (), () if url else request.roots(), request.token, url, request.driver)
 
 
 def main() -> int:

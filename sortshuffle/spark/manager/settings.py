@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sortshuffle.options import Options
+from sortshuffle.storage.stored_files import why_not_shared
 
 MANAGER_CLASS = "org.sortshuffle.SortMergeShuffleManager"
 PLUGIN_CLASS = "org.sortshuffle.SortMergeShufflePlugin"
@@ -110,8 +111,9 @@ def why_not_beside(settings: Mapping[str, str]) -> str:
     Raises `OptionError` for a setting of this package that is not allowed.
     """
     url = Options.of(settings).storage_url
-    if url:
-        return f"it writes to local directories only, and {DIRECTORIES} is {url}. Name local directories"
+    none = why_not_shared(url) if url else ""
+    if none:
+        return f"{DIRECTORIES} is {url}, and {none}"
     other = settings.get(SHUFFLE_MANAGER, "")
     if other not in ("", MANAGER_CLASS, SPARKS_OWN):
         return f"{SHUFFLE_MANAGER} is {other}. Leave that setting out"

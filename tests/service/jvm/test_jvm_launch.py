@@ -66,6 +66,7 @@ class Launcher:
             "application": "app-1",
             "token": TOKEN,
             "secret": SECRET,
+            "driver": False,
             "driver_host": "127.0.0.1",
             "outlives": False,
             "pid": jvm.pid,
@@ -233,6 +234,34 @@ def test_whoever_asks_again_finds_the_same(launcher: Launcher, blocks: Path, tmp
         write(where["socket"], map_id)
     assert len(map_outputs(blocks)) == 4
     assert len(map_outputs(other)) == 2, "directories that came later are used, too"
+
+
+def test_what_lies_at_a_url_goes_with_the_driver(launcher: Launcher, tmp_path: Path) -> None:
+    """Two applications: of one there is only an executor here, of the other the driver, too."""
+    names = ["executor", "driver"]
+    url = f"file://{tmp_path}/mounted"
+    jvms = []
+    for name in names:
+        blocks = tmp_path / name / "above" / "blockmgr-1"
+        blocks.mkdir(parents=True)
+        asked: dict[str, Any] = {"application": name, "settings": {"spark.sortshuffle.dir": url}}
+        jvms.append(launcher.jvm())
+        where = launcher.launch(jvms[-1], blocks, outlives=True, **asked)
+        if name == "driver":
+            jvms.append(launcher.jvm())
+            assert launcher.launch(jvms[-1], blocks, driver=True, **asked) == where
+        write(where["socket"])
+        assert map_outputs(tmp_path / name) == []
+    of_each = {
+        name: [f"{name}-{TOKEN}/exchange-{SHUFFLE}-map-0-attempt-7.{kind}" for kind in ("data", "index")]
+        for name in names
+    }
+    mounted = tmp_path / "mounted"
+    assert map_outputs(mounted) == of_each["driver"] + of_each["executor"]
+    for jvm in jvms:
+        end(jvm)
+    eventually(lambda: launcher.processes("supervisor") == [], "the services have ended", BOUND)
+    eventually(lambda: map_outputs(mounted) == of_each["executor"], "others may still read there", BOUND)
 
 
 # Dying
@@ -486,6 +515,7 @@ def sound() -> dict[str, Any]:
         "application": "app-1",
         "token": TOKEN,
         "secret": SECRET,
+        "driver": False,
         "driver_host": "",
         "outlives": True,
         "pid": 17,
@@ -499,7 +529,7 @@ def test_a_sound_request_is_understood() -> None:
     assert (request.application, request.token, request.pid) == ("app-1", TOKEN, 17)
     assert (request.secret, request.driver_host, request.outlives) == (bytes.fromhex(SECRET), "", True)
     assert request.local_directories == ("/a/blockmgr-1", "/b/blockmgr-2", "/b/blockmgr-3")
-    assert request.options.codec == "zstd"
+    assert (request.options.codec, request.driver) == ("zstd", False)
     assert request.roots() == ("/a", "/b")
     assert LaunchRequest.unpack(json.dumps({**sound(), "outlives": False})).roots() == (
         "/a/blockmgr-1",
@@ -538,7 +568,11 @@ def test_a_request_that_is_not_as_documented_is_refused(case: str) -> None:
         LaunchRequest.unpack(json.dumps([] if case == "no object" else asked))
 
 
-def test_a_url_is_refused_because_map_outputs_are_local_files(launcher: Launcher, blocks: Path) -> None:
-    settings = {"spark.sortshuffle.dir": "s3://bucket/x"}
-    done = launcher.run(launcher.request(launcher.jvm(), blocks, settings=settings))
-    assert (done.returncode, "s3://bucket/x" in done.stderr.splitlines()[-1]) == (1, True)
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [("s4://bucket/x", "fsspec knows no storage s4://"), ("memory://x", "no other process sees that")],
+)
+def test_storage_that_is_none_is_refused(launcher: Launcher, blocks: Path, url: str, why: str) -> None:
+    done = launcher.run(launcher.request(launcher.jvm(), blocks, settings={"spark.sortshuffle.dir": url}))
+    assert (done.returncode, launcher.processes("supervisor")) == (1, [])
+    assert f"spark.sortshuffle.dir is {url}, and {why}" in done.stderr.splitlines()[-1]

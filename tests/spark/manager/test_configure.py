@@ -217,13 +217,26 @@ def test_beside_what_it_does_not_work_with(
     assert configured(**{key: "false"})["spark.shuffle.manager"] == MANAGER_CLASS
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/prefix", "file:///mount/shuffles"])
-def test_with_storage_that_every_host_sees(the_jar: Path, caplog: pytest.LogCaptureFixture, url: str) -> None:
-    reason = (
-        f"it writes to local directories only, and spark.sortshuffle.dir is {url}. Name local directories"
-    )
-    left_out(reason, caplog, spark_sortshuffle_dir=url)
-    assert configured(spark_sortshuffle_dir="/disk1,/disk2")["spark.shuffle.manager"] == MANAGER_CLASS
+@pytest.mark.parametrize("where", ["/disk1,/disk2", "s3://bucket/prefix", "file:///mount/shuffles"])
+def test_with_directories_and_with_storage_that_every_host_sees(the_jar: Path, where: str) -> None:
+    assert configured(spark_sortshuffle_dir=where)["spark.shuffle.manager"] == MANAGER_CLASS
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        (
+            "s4://bucket/prefix",
+            "fsspec knows no storage s4://. It knows, among others, s3://, gs://, abfs://, hdfs:// and file://,"
+            " a directory that all hosts have mounted",
+        ),
+        ("memory://prefix", "no other process sees that. Name storage that all hosts see"),
+    ],
+)
+def test_with_storage_that_is_none(
+    the_jar: Path, caplog: pytest.LogCaptureFixture, url: str, why: str
+) -> None:
+    left_out(f"spark.sortshuffle.dir is {url}, and {why}", caplog, spark_sortshuffle_dir=url)
 
 
 def test_where_submit_arguments_would_hide_the_jar_from_the_driver(

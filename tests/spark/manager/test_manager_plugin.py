@@ -59,14 +59,21 @@ def test_off_is_off_with_spaces_around_it(tmp_path: Path) -> None:
     assert decision.startswith("{'spark.sortshuffle.manager is off': ")
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/x", " s3a+b://bucket/x/"])
-def test_a_url_is_refused_before_any_job(tmp_path: Path, url: str) -> None:
-    done = session_with(tmp_path, manager="on", dir=url)
+def test_a_url_that_no_library_knows_fails_the_job_and_is_named(tmp_path: Path) -> None:
+    done = session_with(tmp_path, manager="on", dir=" s4://bucket/x/")
     assert done.returncode != 0
-    words = f"local directories only, and spark.sortshuffle.dir is {url.strip()}: name local directories"
-    assert words in done.stderr
-    assert "leave sortshuffle's manager out, by spark.sortshuffle.manager=off" in done.stderr
-    assert done.stdout == ""
+    assert "s4://bucket/x" in done.stderr
+    assert "fsspec knows no storage s4://" in done.stderr
+
+
+def test_what_spark_asks_of_storage_is_what_somebody_else_has_set(tmp_path: Path) -> None:
+    components = "org.apache.spark.shuffle.sort.io.LocalDiskShuffleDataIO"
+    others = {"spark.shuffle.sort.io.plugin.class": components}
+    done = session_with(tmp_path, others, manager="on", dir=f"file://{tmp_path}/mounted")
+    assert done.returncode == 0, done.stderr
+    assert f"spark.shuffle.sort.io.plugin.class is {components}: Spark asks it" in done.stderr
+    assert done.stdout.splitlines()[-1] == "{'sortshuffle': 2}"
+    assert [path for path in (tmp_path / "mounted").rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ import java_jobs  # noqa: F401
 import launch_jobs  # noqa: F401
 import rdd_jobs  # noqa: F401
 import sql_jobs  # noqa: F401
+import stored_jobs  # noqa: F401
 import tpch_jobs  # noqa: F401
 from pyspark.sql import SparkSession
 from registry import jobs

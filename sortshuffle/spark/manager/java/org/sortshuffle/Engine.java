@@ -34,6 +34,9 @@ final class Engine {
         }
     }
 
+    /** In place of a shuffle to remove: all of the application, on storage that all hosts see. */
+    static final int EVERYTHING = -1;
+
     private static final Logger LOG = LoggerFactory.getLogger(Engine.class);
     private static volatile Engine current;
 

@@ -164,11 +164,15 @@ final class FrameWriter<K, V> extends ShuffleWriter<K, V> {
 
     /**
      * A location of this map output's own: to lose it loses no other, and to lose the executor loses none.
-     * Where the service dies with its executor, they share its fate.
+     * Where the service dies with its executor, they share its fate. On storage that all hosts see it is no
+     * host's either.
      */
     private BlockManagerId location(int port, Option<String> fileId) {
         SparkEnv env = SparkEnv.get();
-        String executor = Engine.isContainer(env.conf()) ? env.executorId() : "sortshuffle-" + mapId();
+        String own = "sortshuffle-" + mapId();
+        if (Storage.isUsed(env.conf()))
+            return Storage.location(own, fileId);
+        String executor = Engine.isContainer(env.conf()) ? env.executorId() : own;
         return BlockManagerId.apply(executor, env.blockManager().blockManagerId().host(), port, fileId);
     }
 

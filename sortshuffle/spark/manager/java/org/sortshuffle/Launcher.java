@@ -82,6 +82,7 @@ final class Launcher {
         request.put("application", conf.getAppId());
         request.put("token", token);
         request.put("secret", secret);
+        request.put("driver", isDriver());
         request.put("driver_host", conf.get("spark.driver.host"));
         request.put("outlives", outlives(conf));
         request.put("pid", ProcessHandle.current().pid());
@@ -93,8 +94,11 @@ final class Launcher {
 
     /** Whether the service outlives this JVM. The driver's never does: its end is the application's. */
     private static boolean outlives(SparkConf conf) {
-        boolean isDriver = SparkEnv.get().executorId().equals(SparkContext$.MODULE$.DRIVER_IDENTIFIER());
-        return !isDriver && !Engine.isContainer(conf);
+        return !isDriver() && !Engine.isContainer(conf);
+    }
+
+    private static boolean isDriver() {
+        return SparkEnv.get().executorId().equals(SparkContext$.MODULE$.DRIVER_IDENTIFIER());
     }
 
     /** Null if the launcher succeeded, else what became of it. */

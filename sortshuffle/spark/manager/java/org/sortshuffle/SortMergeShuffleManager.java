@@ -82,24 +82,45 @@ public final class SortMergeShuffleManager extends SortShuffleManager {
         long count = DECISIONS.computeIfAbsent(decision, key -> new AtomicLong()).incrementAndGet();
         if (reason != null) {
             if (count == 1)
-                LOG.info("Shuffle {}, and others like it, are Spark's own: {}", shuffleId, reason);
+                tell(shuffleId, reason);
+            SortMergeShufflePlugin.Driver driver = SortMergeShufflePlugin.Driver.current();
+            if (driver != null)
+                driver.isSparks(shuffleId);
             return super.registerShuffle(shuffleId, dependency);
         }
         synchronized (registered) {
             registered.set(shuffleId);
         }
-        if (Engine.isLocal(conf) && warmed.compareAndSet(false, true))
-            startInBackground(Engine.current());
+        // On storage that all hosts see, the driver's engine removes what is there.
+        if ((Engine.isLocal(conf) || Storage.isUsed(conf)) && warmed.compareAndSet(false, true))
+            startInBackground();
         return new SortMergeShuffleHandle<>(shuffleId, dependency);
     }
 
-    /** So that the engine is up when the first task writes. That task reports what goes wrong. */
-    private static void startInBackground(Engine engine) {
+    private void tell(int shuffleId, String reason) {
+        if (Storage.isUsed(conf))
+            LOG.warn(
+                    "Shuffle {}, and others like it, are Spark's own, on the executors' disks and not at {}: "
+                            + "{}. While there is one, a lost executor costs what it ran of a stage that runs",
+                    shuffleId, Storage.url(conf), reason);
+        else
+            LOG.info("Shuffle {}, and others like it, are Spark's own: {}", shuffleId, reason);
+    }
+
+    /**
+     * So that the engine is up when the first task writes. That task reports what goes wrong; but on a
+     * cluster no task runs here.
+     */
+    private void startInBackground() {
+        Engine engine = Engine.current();
         Thread thread = new Thread(() -> {
             try {
                 engine.link().close();
             } catch (Exception e) {
                 LOG.debug("The shuffle engine could not be started in advance", e);
+                if (Storage.isUsed(conf) && !Engine.isLocal(conf))
+                    LOG.warn("Map outputs at {} may stay until `sortshuffle clean` removes them: {}",
+                            Storage.url(conf), e.toString());
             }
         }, "sortshuffle-start");
         thread.setDaemon(true);
@@ -128,16 +149,16 @@ public final class SortMergeShuffleManager extends SortShuffleManager {
 
     /**
      * Spark calls this on the driver and on all executors. Each executor removes the files on its host. The
-     * driver removes those where no executor is, in the background. Spark may come here again for a shuffle
-     * that it went on using.
+     * driver removes those where no executor is, or all where all hosts see them, in the background. Spark
+     * may come here again for a shuffle that it went on using.
      */
     @Override
     public boolean unregisterShuffle(int shuffleId) {
         SortMergeShufflePlugin.Driver driver = SortMergeShufflePlugin.Driver.current();
-        if (driver == null)
+        if (driver == null && !Storage.isUsed(conf))
             Engine.removeHere(shuffleId); // an executor does not know which shuffles are Spark's own
-        else if (isRegistered(shuffleId))
-            driver.remove(shuffleId);
+        if (driver != null)
+            driver.forget(shuffleId, isRegistered(shuffleId));
         return super.unregisterShuffle(shuffleId);
     }
 

@@ -55,12 +55,15 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         /** By the id of each executor that ever told of one, its service's address. */
         private final Map<String, String> services = new ConcurrentHashMap<>();
 
+        private final Set<Integer> sparksOwn = ConcurrentHashMap.newKeySet(); // shuffles that Spark has now
+
         private final ScheduledThreadPoolExecutor remover = new ScheduledThreadPoolExecutor(1, task -> {
             Thread thread = new Thread(task, "sortshuffle-remove");
             thread.setDaemon(true);
             return thread;
         });
         private Engine engine;
+        private boolean isStored; // on storage that all hosts see
         private long untilDeadAreKnown; // seconds
         private Set<String> passedOver = Set.of(); // by the last removal; of the remover's thread alone
 
@@ -75,6 +78,9 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
                 return Map.of();
             refuse(context.conf(), context.version());
             letIdleExecutorsGo(context.conf());
+            isStored = Storage.isUsed(context.conf()) && !SortMergeShuffleManager.isEncrypted(context.conf());
+            if (isStored)
+                tellOfStorage(context.conf());
             // Spark looks for silent executors at least as often as this timeout is long, unless it is told
             // otherwise (spark.network.timeoutInterval, spark.storage.blockManagerHeartbeatTimeoutMs). Then
             // files of executors that end without a word may stay until the application ends.
@@ -93,13 +99,27 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         /**
          * Has dynamic allocation treat idle executors that have written map outputs like others. By itself
          * Spark keeps them for as long as the shuffle is needed. The manager's map outputs do not need them,
-         * but in containers. With encryption all shuffles are Spark's. Spark reads this later, from the same
-         * configuration, and waits for the longest of its timeouts for idle executors: 0 leaves the others.
+         * but in containers, and there neither where all hosts see them. With encryption all shuffles are
+         * Spark's. Spark reads this later, from the same configuration, and waits for the longest of its
+         * timeouts for idle executors: 0 leaves the others.
          */
         private static void letIdleExecutorsGo(SparkConf conf) {
-            boolean outlive = !Engine.isContainer(conf) && !SortMergeShuffleManager.isEncrypted(conf);
+            boolean outlive = (Storage.isUsed(conf) || !Engine.isContainer(conf))
+                    && !SortMergeShuffleManager.isEncrypted(conf);
             if (outlive && !conf.contains(TRACKING_TIMEOUT))
                 conf.set(TRACKING_TIMEOUT, "0");
+        }
+
+        /** Spark reads this later, from the same configuration. */
+        private static void tellOfStorage(SparkConf conf) {
+            String components = conf.get(Storage.COMPONENTS, "");
+            if (components.isEmpty())
+                conf.set(Storage.COMPONENTS, Storage.class.getName());
+            else
+                LOG.warn(
+                        "{} is {}: Spark asks it, and not sortshuffle, whether map outputs outlive executors. "
+                                + "Leave it out, or a lost executor costs what it ran of a stage that runs",
+                        Storage.COMPONENTS, components);
         }
 
         private static String hex(SecureRandom random, int length) {
@@ -120,11 +140,6 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
                 throw new IllegalArgumentException(
                         "spark.plugins names sortshuffle's plugin, but spark.shuffle.manager "
                         + "is " + manager + ": set it to " + SortMergeShuffleManager.class.getName() + off);
-            String directory = conf.get("spark.sortshuffle.dir", "").trim();
-            if (directory.matches("[a-z][a-z0-9+.-]*://.*"))
-                throw new IllegalArgumentException(
-                        "sortshuffle's shuffle manager writes to local directories only, and "
-                        + "spark.sortshuffle.dir is " + directory + ": name local directories" + off);
             if (conf.getBoolean("spark.shuffle.push.enabled", false))
                 throw new IllegalArgumentException(
                         "sortshuffle's shuffle manager has no push-based shuffle: set "
@@ -166,6 +181,23 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
                         lost.shuffle());
         }
 
+        /** Spark has this shuffle, and it is Spark's own. */
+        void isSparks(int shuffle) {
+            sparksOwn.add(shuffle);
+        }
+
+        /** Whether no shuffle that Spark has now is its own. */
+        boolean hasOnlyOurs() {
+            return sparksOwn.isEmpty();
+        }
+
+        /** Spark has this shuffle no more. `isOurs`: its files are to be removed. */
+        void forget(int shuffle, boolean isOurs) {
+            sparksOwn.remove(shuffle);
+            if (isOurs)
+                remove(shuffle);
+        }
+
         private static MapOutputTrackerMaster tracker() {
             return (MapOutputTrackerMaster) SparkEnv.get().mapOutputTracker();
         }
@@ -174,7 +206,7 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
          * Removes the files of a shuffle where no executor does. Returns at once. An executor may be dead,
          * and Spark not know it yet. So this comes back later to the services that it has passed over.
          */
-        void remove(int shuffle) {
+        private void remove(int shuffle) {
             try {
                 remover.execute(() -> removeFirst(shuffle));
             } catch (RejectedExecutionException e) {
@@ -222,6 +254,18 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
                         e.toString());
         }
 
+        /**
+         * The executors have been told to end. What the last of their tasks still writes goes with this
+         * host's service, which also removes everything if this fails.
+         */
+        private void removeAll() {
+            try {
+                engine.remove(Engine.EVERYTHING, Set.of());
+            } catch (Exception e) {
+                LOG.warn("Map outputs may be left: {}. `sortshuffle clean` removes them", e.toString());
+            }
+        }
+
         /** Those of the services that an executor uses which Spark takes for alive. */
         private Set<String> inUse(Set<String> addresses) {
             Set<String> used = new HashSet<>();
@@ -239,6 +283,8 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         @Override
         public void shutdown() {
             remover.shutdownNow();
+            if (isStored && SortMergeShuffleManager.decisions().containsKey(SortMergeShuffleManager.OURS))
+                removeAll();
             if (engine != null)
                 engine.leave();
             if (current == this)
@@ -263,8 +309,8 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
 
         @Override
         public void service(String address) {
-            if (Engine.isContainer(plugin.conf()))
-                return; // it ends with this executor: nobody else has to remove its files
+            if (Engine.isContainer(plugin.conf()) || Storage.isUsed(plugin.conf()))
+                return; // nobody else has to remove its files: they end with this executor, or it has none
             try {
                 plugin.send(new ServiceAddress(plugin.executorID(), address));
             } catch (IOException | RuntimeException e) {

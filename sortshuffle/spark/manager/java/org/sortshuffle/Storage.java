@@ -1,0 +1,58 @@
+package org.sortshuffle;
+
+import org.apache.spark.SparkConf;
+import org.apache.spark.shuffle.api.ShuffleDriverComponents;
+import org.apache.spark.shuffle.sort.io.LocalDiskShuffleDataIO;
+import org.apache.spark.shuffle.sort.io.LocalDiskShuffleDriverComponents;
+import org.apache.spark.storage.BlockManagerId;
+import scala.Option;
+
+/**
+ * Storage that all hosts see, where `spark.sortshuffle.dir` is a URL: what is to be told to Spark of it.
+ *
+ * <p>Spark asks the driver's components of `spark.shuffle.sort.io.plugin.class` whether map outputs outlive
+ * their executors ("reliable storage"), anew each time that it loses one. The answer holds for all shuffles.
+ * But those that stay Spark's own lie on the executors' disks. So it is yes as long as there are none of
+ * them.
+ */
+public final class Storage extends LocalDiskShuffleDataIO {
+    static final String COMPONENTS = "spark.shuffle.sort.io.plugin.class";
+
+    /**
+     * Where map outputs are that are nobody's. No executor or worker is lost there, and no task prefers to
+     * run there. The name never resolves (RFC 6761).
+     */
+    private static final String HOST = "sortshuffle.invalid";
+
+    private static final int PORT = 1; // Spark takes no smaller one; nobody connects to it
+    private static final String DIRECTORY = "spark.sortshuffle.dir";
+
+    public Storage(SparkConf conf) {
+        super(conf);
+    }
+
+    /** Whether map outputs lie on storage that all hosts see. */
+    static boolean isUsed(SparkConf conf) {
+        return conf.get(DIRECTORY, "").trim().matches("[a-z][a-z0-9+.-]*://.*");
+    }
+
+    static String url(SparkConf conf) {
+        return conf.get(DIRECTORY).trim();
+    }
+
+    /** The location of a map output there. */
+    static BlockManagerId location(String executor, Option<String> fileId) {
+        return BlockManagerId.apply(executor, HOST, PORT, fileId);
+    }
+
+    @Override
+    public ShuffleDriverComponents driver() {
+        return new LocalDiskShuffleDriverComponents() {
+            @Override
+            public boolean supportsReliableStorage() {
+                SortMergeShufflePlugin.Driver driver = SortMergeShufflePlugin.Driver.current();
+                return driver != null && driver.hasOnlyOurs();
+            }
+        };
+    }
+}
