@@ -29,6 +29,9 @@ NOT_OF_THE_FILE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """What an OSError may have that says nothing of the file but of this process."""
 
 
+INDEX_READ_BYTES = 64 << 20  # at a time, where a mount gives less of an index than was asked for
+
+
 class PartitionedFileReader(ExtentReader):
     """Reads the extents of one data file.
 
@@ -109,10 +112,16 @@ def read_index(file: PartitionedFile, file_id: bytes | None = None) -> Index:
 
 def _contents(path: str) -> bytes:
     """By four system calls, where ``open`` takes nine. Each gives Python's lock away, for which many threads
-    of the shuffle manager's engine wait. What a read leaves out is found by whoever verifies the index."""
+    of the shuffle manager's engine wait."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        size = os.fstat(descriptor).st_size
+        data = os.pread(descriptor, size + 1, 0)
+        if len(data) == size:
+            return data
+        while more := os.pread(descriptor, INDEX_READ_BYTES, len(data)):  # a mount may give less at a time
+            data += more
+        return data
     finally:
         os.close(descriptor)
 

@@ -46,6 +46,7 @@ MESSAGE_SHARE = 16  # part of the budget that a message is at most
 # A message exists up to three times: its joined bytes, the compressor's output, which has memory for bytes
 # that cannot be compressed, and a copy of its block if that is at most half as large
 COPIES_OF_A_MESSAGE = 3
+MUCH_TO_COPY = 64 << 10  # bytes; copying less takes 5 us, for which other threads may wait
 SUBPARTITIONS_AT_ONCE = 1024  # whose bounds are Python's numbers at a time, some 40 bytes for each frame
 # neighbours that are worth sealing at once: NumPy's calls take as long as sealing some one by one
 LEAST_RUN = 8
@@ -234,7 +235,7 @@ class PlacedRecordEncoder:
         starts = np.concatenate((_FIRST_START, records.ends))
         if bool((ids[1:] >= ids[:-1]).all()):  # as where all go to one subpartition
             with self._metrics.step("take"):
-                memory = pa.py_buffer(bytes(records.data))
+                memory = _copied(records.data)
         else:
             memory, starts = self._taken(records, starts)
         first_records = np.concatenate((_FIRST_RECORD, np.cumsum(counts)))
@@ -295,6 +296,12 @@ _NO_MEMORY = pa.py_buffer(b"")
 def _indices(order: Int64s) -> pa.Array:
     """The same as ``pa.array``, which imports pandas if there is one: 0.2 s in the first map task."""
     return pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)])
+
+
+def _copied(data: BytesLike) -> pa.Buffer:
+    """NumPy copies without Python's lock, which pays for much."""
+    much = len(data) >= MUCH_TO_COPY
+    return pa.py_buffer(np.frombuffer(data, np.uint8).copy() if much else bytes(data))
 
 
 def _messages(pieces: list[memoryview], most: int) -> Iterator[BytesLike]:

@@ -82,6 +82,8 @@ class SmallMapOutput:
     """A finished map output of this host whose records are in memory, ``small``. ``written``: its files, if
     this engine kept it when it wrote them, until it is first read."""
 
+    __slots__ = ("file", "file_id", "kept_bytes", "small", "subpartitions", "used_at", "written")
+
     def __init__(
         self, file: PartitionedFile, file_id: bytes, small: SmallOutput, written: WrittenPair | None = None
     ) -> None:
@@ -102,8 +104,6 @@ class IndexedMapOutput:
     It owns the reader, which is closed when the last who uses the map output lets go of it: one that is
     forgotten may still be read.
     """
-
-    written = None
 
     def __init__(self, file: PartitionedFile, index: Index, reader: PartitionedFileReader) -> None:
         self.file = file
@@ -140,8 +140,9 @@ def _opened(file: PartitionedFile, file_id: bytes, reads_small: bool) -> MapOutp
 
 
 class KnownOutputs:
-    """Map outputs that were read, by file id. Those with an index: the longest unused goes first. Small ones
-    give way only when nobody has read them for `IDLE` seconds. ``clock``: seconds."""
+    """Map outputs that were read, and small ones that were written, by file id. Those with an index: the
+    longest unused goes first. Small ones give way only when nobody has read them for `IDLE` seconds.
+    ``clock``: seconds."""
 
     def __init__(
         self,
@@ -318,7 +319,7 @@ class MapOutputs:
 
     def _is_as_known(self, output: MapOutput) -> bool:
         """Whether the files are as they were when they were written, where that was not looked at before."""
-        if output.written is None:
+        if isinstance(output, IndexedMapOutput) or output.written is None:
             return True
         if not output.written.is_still(output.file):
             self.forget(output.file_id)

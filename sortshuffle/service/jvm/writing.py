@@ -34,7 +34,7 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.service.jvm.outputs import MapOutputs
 from sortshuffle.service.jvm.protocol import WriteRequest, pack_finished
-from sortshuffle.service.jvm.small_outputs import MOST_BYTES, SmallOutput
+from sortshuffle.service.jvm.small_outputs import MOST_BYTES, SmallOutput, kept_bytes
 from sortshuffle.write.placed_records import PlacedRecords, RecordBytesLayout
 from sortshuffle.write.result_partition import SortMergeResultPartition
 
@@ -127,7 +127,7 @@ class MapOutputWriting:
         only_frame = self._partition.only_frame
         file = self._partition.finish(self._writer())
         sizes = self._partition.subpartition_bytes
-        if only_frame is not None and only_frame.memory.size <= MOST_BYTES:
+        if only_frame is not None and kept_bytes(only_frame.memory.size, len(sizes)) <= MOST_BYTES:
             small = SmallOutput(only_frame.memory, only_frame.bounds[1:], sizes)
             self._outputs.keep_written(file, self._partition.file_id, small)
         return pack_finished(self._partition.file_id, self._metrics.counts["spills"], sizes)

@@ -29,8 +29,9 @@ from sortshuffle.service.jvm.outputs import (
     MapOutput,
     MapOutputs,
     SmallMapOutput,
+    WrittenPair,
 )
-from sortshuffle.service.jvm.small_outputs import SmallOutput
+from sortshuffle.service.jvm.small_outputs import OVERHEAD_BYTES, SmallOutput
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.write.placed_records import PlacedRecords, RecordBytesLayout
 from sortshuffle.write.result_partition import SortMergeResultPartition
@@ -177,7 +178,9 @@ def test_no_file_of_a_small_one_stays_open(homes: list[str]) -> None:
 
 def test_small_ones_give_way_only_when_they_were_not_read_for_a_while(homes: list[str], clock: Clock) -> None:
     """Those that find no room are read extent by extent, and do not drive out the others."""
-    outputs = MapOutputs(lambda: homes[:1], KnownOutputs(most_small_bytes=2 * 2 * SMALL, clock=clock))
+    outputs = MapOutputs(
+        lambda: homes[:1], KnownOutputs(most_small_bytes=2 * (2 * SMALL + OVERHEAD_BYTES), clock=clock)
+    )
     for map_id in range(4):
         write(outputs, map_id, SMALL)
     first, second = known(outputs, 0), known(outputs, 1)
@@ -219,11 +222,16 @@ def test_one_that_is_not_as_it_was_written_is_read_from_its_files(
     if change in ("deleted", "another"):
         path.unlink()
     content[-1] ^= 1
-    if change != "deleted":
+    before = stamp(path)
+    while change != "deleted" and stamp(path) == before:  # an older system's clock of files ticks every 4 ms
         path.write_bytes(content[:-8] if change == "cut short" else content)
     for _ in range(2):
         with pytest.raises(MissingDataError if change == "deleted" else CorruptDataError):
             known(outputs, 0)
+
+
+def stamp(path: Path) -> int | None:
+    return path.stat().st_ctime_ns if path.exists() else None
 
 
 def test_one_that_was_written_is_not_kept_where_there_is_no_room(homes: list[str]) -> None:
@@ -232,11 +240,27 @@ def test_one_that_was_written_is_not_kept_where_there_is_no_room(homes: list[str
     assert isinstance(known(outputs, 0), IndexedMapOutput)
 
 
-def test_one_that_is_removed_when_it_is_to_be_kept_is_gone(homes: list[str]) -> None:
-    outputs = MapOutputs(lambda: homes[:1])
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_one_that_is_removed_when_it_is_to_be_kept_is_not_kept(
+    homes: list[str], when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = KnownOutputs()
+    outputs = MapOutputs(lambda: homes[:1], kept)
     file = write(outputs, 0, SMALL)
-    outputs.remove(SHUFFLE)
+
+    def of(written: PartitionedFile) -> WrittenPair:
+        found = look(written)
+        outputs.remove(SHUFFLE)
+        return found
+
+    look = WrittenPair.of
+    if when == "before":
+        outputs.remove(SHUFFLE)
+    else:
+        monkeypatch.setattr(WrittenPair, "of", of)
     outputs.keep_written(file, id_of(0), RECORDS)
+    monkeypatch.undo()
+    assert kept.get_all([id_of(0)]) == [None]
     with pytest.raises(MissingDataError):
         known(outputs, 0)
 

@@ -43,6 +43,7 @@ from serving import no_descriptor_left
 
 from sortshuffle.format.header import Codec, PayloadKind
 from sortshuffle.options import KIB, MIB
+from sortshuffle.service.jvm.outputs import IndexedMapOutput, SmallMapOutput
 from sortshuffle.service.jvm.server import JvmServer
 from sortshuffle.storage import directories, home_failures
 from sortshuffle.storage.directories import LEAST_FREE
@@ -105,9 +106,28 @@ def test_any_records_come_back(engine: Serving, subpartitions: int, drawn: list[
         used = {target for records in frames for target, _ in records}
         assert {at for at, size in enumerate(done.sizes) if size} == used
         for subpartition in sorted(used)[:5]:
-            answer = client.read([Block(map_id, 0, subpartition, subpartition + 1, done.file_id)])
-            assert answer.data == expected(frames, subpartition)
-            assert answer.totals[1:] == (1, 0, 0)
+            for _ in ("as it was kept", "as it stands in the file"):
+                answer = client.read([Block(map_id, 0, subpartition, subpartition + 1, done.file_id)])
+                assert answer.data == expected(frames, subpartition)
+                assert answer.totals == (done.sizes[subpartition], 1, 0, 0)
+                engine.engine.outputs.forget(done.file_id)
+
+
+@pytest.mark.parametrize("frames", [1, 2])
+def test_a_small_map_output_of_one_frame_is_kept_when_it_is_written(
+    client: JvmClient, engine: Serving, frames: int
+) -> None:
+    done = client.write([noise(seed, 100, 200) for seed in range(frames)])
+    (known,) = engine.engine.outputs.known([done.file_id])
+    assert isinstance(known, SmallMapOutput) == (frames == 1)
+
+
+def test_one_whose_numbers_take_much_memory_is_not_kept(client: JvmClient, engine: Serving) -> None:
+    done = client.write([[(0, b"record")]], subpartitions=20_000)
+    assert engine.engine.outputs.known([done.file_id]) == [None]
+    assert client.read([Block(7, 0, 0, 20_000, done.file_id)]).data == b"record"
+    (known,) = engine.engine.outputs.known([done.file_id])
+    assert isinstance(known, IndexedMapOutput)
 
 
 def test_a_map_output_may_have_no_records(client: JvmClient, engine: Serving) -> None:
@@ -125,6 +145,15 @@ def test_regions_for_lack_of_memory_are_told(tmp_path: Path) -> None:
         assert done.spills == read_index(written(engine.homes[0])).regions - 1 > 0
         answer = client.read([Block(7, 0, 1, 2, done.file_id)])
         assert answer.data == expected(frames, 1)
+
+
+def test_a_last_region_of_one_small_frame_is_not_the_whole_map_output(tmp_path: Path) -> None:
+    frames = [[(1, random.Random(1).randbytes(17 * MIB))], [(1, b"the last")]]
+    with serving(tmp_path, write_memory=16 * MIB) as engine:
+        client = engine.connect()
+        done = client.write(frames)
+        assert done.spills == 1
+        assert client.read([Block(7, 0, 1, 2, done.file_id)]).data == expected(frames, 1)
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1, 4 * MIB])

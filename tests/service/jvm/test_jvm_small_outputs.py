@@ -26,7 +26,7 @@ from sortshuffle.service.jvm.outputs import IndexedMapOutput, KnownOutputs, MapO
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.reading import BlockReader
 from sortshuffle.service.jvm.remote import MOST_INDEX_BYTES, RemoteSettings
-from sortshuffle.service.jvm.small_outputs import MOST_BYTES, is_small, read_small
+from sortshuffle.service.jvm.small_outputs import MOST_BYTES, OVERHEAD_BYTES, is_small, read_small
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import PartitionedFileReader, read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
@@ -158,6 +158,6 @@ def test_what_keeping_one_takes_is_reckoned(home: str) -> None:
     file, _ = write(home, [100] * 1000)
     with PartitionedFileReader(file, ID) as reader:
         small = read_small(reader, read_index(file))
-    assert small.bytes == 100 * 1000 + 16 * 1001
+    assert small.bytes == OVERHEAD_BYTES + 100 * 1000 + 16 * 1000
     assert small.stored_bytes(0, 1000) == 1000 * small.stored_bytes(3, 4) == 1000 * 128
     assert bytes(small.records(0, 1000)) == b"".join(bytes(small.records(at, at + 1)) for at in range(1000))

@@ -48,4 +48,4 @@ def test_shuffles_behind_them_are_ours(shuffles: dict[str, Any]) -> None:
 
 
 def test_rows_of_sql_whose_columns_are_not_found_are_sparks(shuffles: dict[str, Any]) -> None:
-    assert shuffles["unknown columns"] == [[2, "Spark's"], [2, "ours"]]
+    assert shuffles["unknown columns"] == [[2, "Spark's"], [2, "ours"]] * 2

@@ -88,15 +88,17 @@ def cogrouped(spark: SparkSession) -> Found:
 
 
 def of_unknown_columns(spark: SparkSession) -> Found:
-    """A shuffle of SQL's rows that Spark's planner has not made, and one of numbers."""
+    """Shuffles of SQL's rows that Spark's planner has not made, each beside one of numbers: of an RDD that
+    has no function, and of one whose function has no columns."""
     jvm: Any = spark.sparkContext._jvm
     serializers = [
         jvm.org.apache.spark.sql.execution.UnsafeRowSerializer(1, None),
         jvm.org.apache.spark.serializer.JavaSerializer(spark.sparkContext._jsc.sc().conf()),
     ]
-    rdd = spark.sparkContext._jsc.parallelize([1, 2]).zipWithIndex().rdd()
+    numbers = spark.sparkContext._jsc.parallelize([1, 2])
+    rdds = [numbers.zipWithIndex().rdd(), numbers.glom().rdd()]
     nothing = getattr(jvm.scala, "None$").__getattr__("MODULE$")
-    tag = rdd.elementClassTag()
+    tag = rdds[0].elementClassTag()
     writer = jvm.org.apache.spark.shuffle.ShuffleWriteProcessor()
     return [
         of_shuffle(
@@ -113,6 +115,7 @@ def of_unknown_columns(spark: SparkSession) -> Found:
                 tag,
             )
         )
+        for rdd in rdds
         for each in serializers
     ]
 

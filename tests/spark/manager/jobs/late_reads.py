@@ -88,13 +88,15 @@ def main(directory: str, seconds: str) -> None:
     builder.config("spark.sortshuffle.manager", "on").config("spark.sortshuffle.dir", directory)
     spark = sortshuffle.configure(builder.config("spark.sortshuffle.grace", "5s")).getOrCreate()
     jvm: Any = spark.sparkContext._jvm
-    found = {"frame": of_a_frame(spark, homes), "RDD": of_an_rdd(spark, homes)}
 
     def are_gone() -> bool:
         gc.collect()
         jvm.System.gc()
         return not homes.names()
 
+    found = {"frame": of_a_frame(spark, homes)}
+    homes.until(are_gone)  # before the RDD's are counted
+    found["RDD"] = of_an_rdd(spark, homes)
     homes.until(are_gone)
     decisions = dict(jvm.org.sortshuffle.SortMergeShuffleManager.decisions())
     print(json.dumps({**found, "left": homes.names(), "decisions": decisions}))
