@@ -194,9 +194,15 @@ class Engine:
             self._unheard.heard(service)
         except (OSError, SortShuffleError) as error:
             _log.warning("shuffle %d is not removed where %s serves: %s", shuffle, service, error)
-            # who refuses the request is there: only one that does not answer is passed over
-            if isinstance(error, ServiceUnavailableError) and self._unheard.unheard(service, began):
-                _log.warning("%s is told of no removal for %g s: it does not answer", service, RETRY_AFTER)
+            if isinstance(error, ServiceUnavailableError):
+                if self._unheard.unheard(service, began):
+                    _log.warning(
+                        "%s is told of no removal for %g s, and longer each time: it does not answer",
+                        service,
+                        RETRY_AFTER,
+                    )
+            elif isinstance(error, SortShuffleError):
+                self._unheard.heard(service)  # it refuses the request, so it is there
         finally:
             clients.close()
 

@@ -548,9 +548,13 @@ def test_a_service_that_is_back_is_told_again(
 def test_an_error_that_says_nothing_of_the_host_does_not_count(
     tmp_path: Path, there: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The engine does not know the secret of that service."""
+    """The engine does not know the secret of that service. It answers: so it is passed over no more."""
+    now = [1000.0]
     (tmp_path / "here").mkdir()
     with serving(tmp_path / "here", clients=ClientSettings(b"x" * 32, timeout=PATIENCE)) as here:
+        here.engine._unheard = UnheardServices(lambda: now[0])
+        pass_over(here, there.address)
+        now[0] += RETRY_AFTER
         telling = Telling(here, there.address, caplog)
         for times in range(MOST_UNHEARD + 2):
             assert telling.unheard() == times
