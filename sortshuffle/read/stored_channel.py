@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sortshuffle.storage.extents import Extent, ExtentReader
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import PartitionedFileReader
-from sortshuffle.storage.stored_files import mounted
+from sortshuffle.storage.stored_files import mounted, patiently
 from sortshuffle.storage.stored_reader import StoredFileReader
 
 # Fetches of one consumer at a time. Each waits 10 to 100 ms for a store, in which no processor is used; with
@@ -42,5 +42,5 @@ class StoredInputChannel:
     def open(self, extents: Sequence[Extent]) -> ExtentReader:
         local = mounted(self.file)
         if local is not None:
-            return PartitionedFileReader(local, self.file_id, self.writer)
+            return patiently(lambda: PartitionedFileReader(local, self.file_id, self.writer, mounted=True))
         return StoredFileReader(self.file, extents, self.writer)

@@ -9,6 +9,8 @@ does not run.
         service.log    what supervisor and service have to say
     <temporary directory>/sortshuffle-<uid>/<digest>.socket
                        the Unix socket for the JVMs of this host (`service.jvm`)                  0600
+    <temporary directory>/sortshuffle-<uid>/<application>-<host>-<digest>.left
+                       why the home at a URL could not be removed, if so
 
 The first producer task on a host makes all that, binds the listening sockets, and starts a supervisor
 (`service.supervisor`) that holds them and keeps the service running on them: so the port stays the same
@@ -71,6 +73,7 @@ LOOK = 0.005  # seconds between looks at a lock that another process holds
 DIGEST_BYTES = 4
 SOCKET_DIGEST_BYTES = 12
 SOCKET_SUFFIX = ".socket"
+LEFT_SUFFIX = ".left"
 SHORT_DIRECTORY = "/tmp"
 LAST_LINES = 2  # of the log: the error that a service ended with, and what the supervisor says of its end
 LAST_LINES_BYTES = 4096  # more than they take
@@ -310,7 +313,7 @@ def _remove_shared_homes(directory: str) -> None:
     if any(each.owner.keep for each in found):
         return
     for home in {each.stored_home for each in found if each.is_driver and each.url}:
-        _started.append(begin_to_remove_stored_home(home))
+        _started.append(begin_to_remove_stored_home(home, directory + LEFT_SUFFIX))
     for home in {home for each in found for home in each.shared_homes}:
         try:
             remove_shared_home(home)

@@ -26,7 +26,7 @@ from pyspark import SparkContext
 from sortshuffle.errors import OptionError, SortShuffleError
 from sortshuffle.options import PREFIX, Options
 from sortshuffle.storage.environment import environment
-from sortshuffle.storage.stored_cleaning import remove_remains
+from sortshuffle.storage.stored_cleaning import clean_command, remove_remains
 from sortshuffle.storage.stored_files import mounted_path, why_unknown
 
 EXIT_SECONDS = 300  # for removing at the exit: a store deletes some thousand objects a second
@@ -105,7 +105,7 @@ class _End:
             told = getattr(error, "stderr", None) or str(error)
             warnings.warn(
                 f"map outputs of {self._application} are left below {url}: {told.strip().splitlines()[-1]}."
-                f" Remove them with: sortshuffle clean {url} --application {self._application}",
+                f" Remove them with: {clean_command(url, self._application)}",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -6,6 +6,8 @@ Rules
 * Nothing is handed out before its checksum was verified (`storage.extents`).
 * Whatever is wrong with the files becomes a `CorruptDataError` or `MissingDataError` with the place. Only an
   OSError that says something of this process (too many open files, no memory) is let through.
+* In a directory that all hosts have mounted a file is lost only if it is not there. Any other error may be
+  the server's, which is away for a moment: it becomes an OSError with URL and remedy.
 
 The caller closes the reader. Memory read into belongs to the pyarrow buffers that are handed out.
 """
@@ -24,6 +26,7 @@ from sortshuffle.format.index import Index, unpack_index
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.storage.extents import Extent, ExtentReader, aligned_memory
 from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.stored_files import MOUNTED_SCHEMES, store_error
 
 NOT_OF_THE_FILE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """What an OSError may have that says nothing of the file but of this process."""
@@ -36,19 +39,24 @@ class PartitionedFileReader(ExtentReader):
     """Reads the extents of one data file.
 
     ``file_id``: the id the file must have, None to take it as it is. ``writer``: who wrote it, for errors.
+    ``mounted``: it is in a directory that all hosts have mounted.
     Raises `MissingDataError` if the file is gone or another, `CorruptDataError` if its header is damaged.
     """
 
     def __init__(
-        self, file: PartitionedFile, file_id: bytes | None = None, writer: str | None = None
+        self,
+        file: PartitionedFile,
+        file_id: bytes | None = None,
+        writer: str | None = None,
+        mounted: bool = False,
     ) -> None:
         super().__init__(file.data_path, writer)
         self.file = file
+        self._mounted = mounted
         try:
             self._descriptor = os.open(file.data_path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            if error.errno in NOT_OF_THE_FILE:
-                raise
+            _raise_unless_lost(error, file.data_path, mounted)
             raise self._missing(f"the data file cannot be opened: {error.strerror}") from error
         try:
             with self.damage(0):
@@ -89,8 +97,7 @@ class PartitionedFileReader(ExtentReader):
             self._fail(error)
 
     def _fail(self, error: OSError, extent: Extent | None = None) -> NoReturn:
-        if error.errno in NOT_OF_THE_FILE:
-            raise error
+        _raise_unless_lost(error, self.path, self._mounted)
         place = self.place(extent.offset if extent else 0, extent)
         raise CorruptDataError(place, f"the data file cannot be read: {error.strerror}") from error
 
@@ -98,16 +105,23 @@ class PartitionedFileReader(ExtentReader):
         return MissingDataError(self.place(), what, expected=expected, found=found)
 
 
-def read_index(file: PartitionedFile, file_id: bytes | None = None) -> Index:
+def read_index(file: PartitionedFile, file_id: bytes | None = None, mounted: bool = False) -> Index:
     """The whole, verified index of a finished pair. Raises as `PartitionedFileReader` does."""
     try:
         data = _contents(file.index_path)
     except OSError as error:
-        if error.errno in NOT_OF_THE_FILE:
-            raise
+        _raise_unless_lost(error, file.index_path, mounted)
         what = f"the index file cannot be opened: {error.strerror}"
         raise MissingDataError(Place(file.index_path), what) from error
     return verified_index(data, file.index_path, file_id)
+
+
+def _raise_unless_lost(error: OSError, path: str, mounted: bool) -> None:
+    """Raises what does not say that the file is lost."""
+    if error.errno in NOT_OF_THE_FILE:
+        raise error
+    if mounted and not isinstance(error, FileNotFoundError):
+        raise store_error("reading a map output", MOUNTED_SCHEMES[0] + path, error) from error
 
 
 def _contents(path: str) -> bytes:

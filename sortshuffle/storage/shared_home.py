@@ -11,6 +11,9 @@ host removes it.
 Rules
 * ``token`` is random and one application's, and ``boot`` is one run of one system. So two applications of one
   id, two containers, or a machine that was restarted never meet in one home.
+* The home at a URL of a directory that all hosts have mounted is made by the driver, and by nobody else. So a
+  host on which it is not there has not mounted the directory, or another one: its engine writes nothing, and
+  tells of no loss (`expect_stored_home`).
 * Its owner is the process that keeps the service running. `sortshuffle clean` removes a home whose owner has
   ended; the janitors do not look at it. The home at a URL has no owner.
 
@@ -19,6 +22,7 @@ Only the standard library is imported here: the supervisor must stay small.
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -26,7 +30,7 @@ import sys
 from sortshuffle.storage.environment import environment
 from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import HOME_ROOT, Owner, boot_id, is_gone, process_start, remove_home
-from sortshuffle.storage.stored_files import application_url
+from sortshuffle.storage.stored_files import application_url, mounted_path, store_error, store_errors
 
 PREFIX = "shared-"
 _SHOWN = 8  # characters of the boot id in the name; it tells apart, and what is random is the token
@@ -42,6 +46,32 @@ def stored_home(url: str, application: str, token: str) -> str:
     """The home of an application below a URL. It is directly below, so that `sortshuffle clean` finds it as
     an application's directory."""
     return application_url(url, f"{application}-{token}")
+
+
+def make_stored_home(home: str) -> None:
+    """Make the home at a URL, where that is a mounted directory, for this user only. By the driver's host.
+    Raises OSError."""
+    path = mounted_path(home)
+    if path is not None:
+        with store_errors("making the application's directory", home):
+            os.makedirs(path, mode=0o700, exist_ok=True)
+
+
+def expect_stored_home(home: str) -> None:
+    """Raises OSError where the home at a URL is in a mounted directory, and the driver's is not seen here."""
+    path = mounted_path(home)
+    if path is None:
+        return
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        what = (
+            f"the driver has made this directory, and host {host_name()} does not see it. Mount the same"
+            " storage at the same path on the driver's host and on all others"
+        )
+        raise OSError(errno.ENODEV, what, home) from None
+    except OSError as error:
+        raise store_error("looking for the application's directory", home, error) from error
 
 
 def is_shared(home: str) -> bool:
@@ -74,12 +104,12 @@ def remove_shared_home(home: str) -> bool:
     return is_gone(home)
 
 
-def begin_to_remove_stored_home(home: str) -> subprocess.Popen[bytes]:
+def begin_to_remove_stored_home(home: str, left: str) -> subprocess.Popen[bytes]:
     """Remove the home at a URL, in a process of its own. Nobody has to wait for it: a store may take minutes,
-    and the libraries that talk to it are large. What it cannot remove is left to `sortshuffle clean`."""
+    and the libraries that talk to it are large. ``left``: a file, which says why if something is left."""
     url, _, name = home.rpartition("/")
     return subprocess.Popen(
-        [sys.executable, "-m", "sortshuffle.storage.stored_cleaning", url, name],
+        [sys.executable, "-m", "sortshuffle.storage.stored_cleaning", url, name, left],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

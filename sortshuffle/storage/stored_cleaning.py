@@ -11,19 +11,21 @@ and when the application ends. All of these find
 Nothing else is touched, whatever its name, and nothing in directories below an application's.
 
 Run as a program, ``python -m sortshuffle.storage.stored_cleaning URL APPLICATION`` removes what the
-application left: for a driver that is at its own end (`spark.shared_storage`, `service.rendezvous`).
+application left: for a driver that is at its own end (`spark.shared_storage`). With the path of a file as a
+third argument nobody waits for it (`service.rendezvous`): it tries for some minutes, and if it cannot remove
+everything, it writes to the file why.
 """
 
 from __future__ import annotations
 
+import os
 import posixpath
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
+from sortshuffle.errors import SortShuffleError
 from sortshuffle.storage.partitioned_file import PARTIAL_SUFFIX, PartitionedFile
 from sortshuffle.storage.stored_files import (
     application_url,
@@ -32,9 +34,11 @@ from sortshuffle.storage.stored_files import (
     patiently,
     store_errors,
 )
+from sortshuffle.storage.stored_listing import StoredFile, directories_in, files_in
 
-# under which the file systems of fsspec tell when a file was written
-_TIMES = ("LastModified", "mtime", "last_modified", "updated", "created")
+# Of a removal for which nobody waits. The waits between them are 8.5 minutes together: a store that is away
+# for longer is left to `sortshuffle clean`
+ATTEMPTS_ALONE = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,31 +101,29 @@ def remove_remains(root: str, application: str) -> None:
         _remove_empty(filesystem, application_url(root, application))
 
 
+def clean_command(root: str, application: str) -> str:
+    """What removes it when the storage can be used again."""
+    return f"sortshuffle clean {root} --application {application}"
+
+
 def sizes_of_exchange(directory: str, exchange: int) -> dict[str, int]:
     """The finished files of an exchange in an application's directory: bytes by name. One request for each
     thousand. Raises OSError where it cannot be listed."""
-    return {posixpath.basename(path): size for path, size in _files_of_exchange(directory, exchange)}
+    return {file.name: file.bytes for file in _files_of_exchange(directory, exchange)}
 
 
 def remove_exchange(directory: str, exchange: int) -> None:
     """Remove the finished map outputs of an exchange in an application's directory. Raises OSError where the
     store does not let it."""
+    paths = [file.path for file in _files_of_exchange(directory, exchange)]
     with store_errors("removing map outputs", directory):
-        paths = [path for path, _ in _files_of_exchange(directory, exchange)]
         _remove_files(open_store(directory)[0], paths)
 
 
-def _files_of_exchange(directory: str, exchange: int) -> Iterator[tuple[str, int]]:
-    prefix = PartitionedFile.prefix_of(exchange)
+def _files_of_exchange(directory: str, exchange: int) -> list[StoredFile]:
     with store_errors("listing map outputs", directory):
-        filesystem, top = open_store(directory)
-        filesystem.invalidate_cache()  # others have written since this process last looked
-        # object stores list by prefix; other file systems do not know the argument and list everything
-        files: dict[str, dict[str, Any]] = filesystem.find(top, detail=True, prefix=prefix)
-    for path, about in files.items():
-        name = posixpath.basename(path)
-        if name.startswith(prefix) and not name.endswith(PARTIAL_SUFFIX):
-            yield path, int(about["size"])
+        found = files_in(directory, PartitionedFile.prefix_of(exchange))
+    return [file for file in found if not file.name.endswith(PARTIAL_SUFFIX)]
 
 
 def _remains(root: str, application: str, found: list[_Found]) -> Remains:
@@ -140,33 +142,30 @@ def _remains(root: str, application: str, found: list[_Found]) -> Remains:
 def _found_below(root: str, application: str | None) -> Iterator[_Found]:
     top = root if application is None else application_url(root, application)
     with store_errors("listing map outputs", top):
+        for name in directories_in(root) if application is None else [application]:
+            for file in _files_of(root, name, is_named=application is not None):
+                yield _Found(file.path, name, file.bytes, file.changed)
         filesystem, path = open_store(top)
         _, root_path = open_store(root)
-        filesystem.invalidate_cache()  # others have written since this process last looked
-        depth = 2 if application is None else 1  # what others have further down is not gone through
-        files: dict[str, dict[str, Any]] = filesystem.find(path, detail=True, maxdepth=depth)
-        for name, about in files.items():
-            owner = _application(root_path, name)
-            if owner:
-                yield _Found(name, owner, int(about["size"]), _changed(about))
         for found in _uploads_below(filesystem, path):
             owner = _application(root_path, found.path)
             if owner:
                 yield _Found(found.path, owner, 0, found.changed, found.upload)
 
 
+def _files_of(root: str, application: str, is_named: bool) -> list[StoredFile]:
+    try:
+        return files_in(application_url(root, application))
+    except PermissionError:
+        if is_named:
+            raise
+        return []  # another user's directory: it is for that user to look into, and to remove
+
+
 def _application(root_path: str, path: str) -> str:
     """Whose directory something lies in, directly; empty for what lies elsewhere."""
     below = path.removeprefix(root_path.rstrip("/")).lstrip("/").split("/")
     return below[0] if len(below) == 2 else ""
-
-
-def _changed(about: dict[str, Any]) -> float:
-    """When a file was written; now, for a store that does not say."""
-    told = next((about[name] for name in _TIMES if about.get(name) is not None), None)
-    if isinstance(told, datetime):
-        return told.timestamp()
-    return float(told) if isinstance(told, int | float) else time.time()
 
 
 def _uploads_below(filesystem: Any, path: str) -> Iterator[_Found]:
@@ -219,5 +218,17 @@ def _remove_empty(filesystem: Any, url: str) -> None:
         pass  # there is none, or there is something else in it
 
 
+def main(url: str, application: str, left: str = "") -> None:
+    if not left:
+        patiently(lambda: remove_remains(url, application))
+        return
+    try:
+        patiently(lambda: remove_remains(url, application), attempts=ATTEMPTS_ALONE)
+    except (OSError, SortShuffleError) as error:
+        os.makedirs(os.path.dirname(left), mode=0o700, exist_ok=True)  # whoever began this may have tidied up
+        with open(left, "w", encoding="utf-8") as opened:
+            opened.write(f"{error}\nRemove what is left with: {clean_command(url, application)}\n")
+
+
 if __name__ == "__main__":
-    patiently(lambda: remove_remains(*sys.argv[1:3]))
+    main(*sys.argv[1:])

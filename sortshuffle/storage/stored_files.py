@@ -23,18 +23,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sortshuffle.errors import SortShuffleError, UsageError, WorkerSetupError
+from sortshuffle.errors import DataLossError, SortShuffleError, UsageError, WorkerSetupError
 from sortshuffle.storage.partitioned_file import PartitionedFile
 
 Result = TypeVar("Result")
 
 MOUNTED_SCHEMES = ("file://", "local://")
+_READ_ONLY = ("data", "git", "github", "http", "https", "tar", "zip")  # of what fsspec knows
 # What the library of a store has tried some times by itself (s3fs: five times, for 5 s where nothing listens)
 # is tried again, for a store that is busy for longer: a task that fails reads everything again.
 ATTEMPTS = 3
 FIRST_WAIT = 0.5  # seconds; doubled before each further attempt
 # it does not help to ask again
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError)
+_FINAL = (
+    FileNotFoundError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    ImportError,
+    DataLossError,
+)
 # of errors that are raised without one
 _CODES = (
     (FileNotFoundError, errno.ENOENT),
@@ -82,10 +90,12 @@ def why_unknown(url: str) -> str:
 
 
 def why_not_shared(url: str) -> str:
-    """Why several processes cannot share the storage of a URL; empty where they can, as far as its scheme
-    tells."""
+    """Why several processes cannot share the storage of a URL and write there; empty where they can, as far
+    as its scheme tells."""
     if url.startswith("memory://"):
         return "no other process sees that. Name storage that all hosts see"
+    if url.partition("://")[0] in _READ_ONLY:
+        return "nothing can be written there. Name storage that all hosts write to"
     return why_unknown(url)
 
 
@@ -136,10 +146,12 @@ def store_error(doing: str, url: str, error: Exception) -> OSError:
     return OSError(code, f"{doing} failed: {text or type(error).__name__}. {_REMEDY}", url)
 
 
-def patiently(call: Callable[[], Result], wait: Callable[[float], None] = time.sleep) -> Result:
-    """What ``call`` returns, tried `ATTEMPTS` times with a doubling wait. Raises what it raised last, or what
+def patiently(
+    call: Callable[[], Result], wait: Callable[[float], None] = time.sleep, attempts: int = ATTEMPTS
+) -> Result:
+    """What ``call`` returns, tried so many times with a doubling wait. Raises what it raised last, or what
     asking again would not mend."""
-    for attempt in range(ATTEMPTS - 1):
+    for attempt in range(attempts - 1):
         try:
             return call()
         except Exception as error:

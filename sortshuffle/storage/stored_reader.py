@@ -174,7 +174,7 @@ def read_stored_index(file: PartitionedFile, file_id: bytes | None = None) -> In
     """
     local = mounted(file)
     if local is not None:
-        return read_index(local, file_id)
+        return patiently(lambda: read_index(local, file_id, mounted=True))
     url = file.index_path
     filesystem, path = open_store(url)
     try:

@@ -525,6 +525,19 @@ def test_the_home_at_a_url_goes_with_the_drivers_rendezvous(
     assert len(list(tmp_path.glob("exchange-*"))) == 2, "nothing beside it is touched"
 
 
+def test_why_the_home_at_a_url_is_left_is_written_down(place: str, ended: int, tmp_path: Path) -> None:
+    found = at_url(executor(ended), f"file://{tmp_path}", True)
+    register(place, found)
+    Path(found.stored_home.removeprefix("file://")).touch()
+    assert rendezvous.dissolve(place)
+    for process in rendezvous._started:
+        process.wait(30)
+    assert (
+        f"sortshuffle clean file://{tmp_path} --application app-1-{TOKEN}"
+        in Path(f"{place}.left").read_text()
+    )
+
+
 def test_of_those_at_a_url_only_the_driver_is_remembered(place: str, ended: int) -> None:
     register(place, at_url(executor(ended), "s3://bucket", False))
     assert rendezvous.forget_ended(place) is Life.OVER

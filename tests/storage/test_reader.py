@@ -306,6 +306,30 @@ for attempt in (lambda: PartitionedFileReader(file), lambda: read_index(file)):
     assert printed(program) == [str(errno.EMFILE)] * 2
 
 
+def test_in_a_mounted_directory_only_what_is_not_there_is_lost(
+    small: PartitionedFile, tmp_path: Path
+) -> None:
+    """A server that is away for a moment gives other errors."""
+    for name in ("data", "index"):
+        (tmp_path / f"loop.{name}").symlink_to(tmp_path / f"loop.{name}")
+    (tmp_path / "directory.data").mkdir()
+    gone, loop, directory = (PartitionedFile(str(tmp_path / name)) for name in ("gone", "loop", "directory"))
+    for opens in (PartitionedFileReader, read_index):
+        with pytest.raises(MissingDataError):
+            opens(gone, mounted=True)
+        with pytest.raises(MissingDataError):
+            opens(loop)
+        with pytest.raises(OSError, match="reading a map output failed: Too many levels") as caught:
+            opens(loop, mounted=True)
+        assert caught.value.errno == errno.ELOOP
+    with pytest.raises(IsADirectoryError, match="reading a map output failed: Is a directory"):
+        PartitionedFileReader(directory, mounted=True)
+    with pytest.raises(CorruptDataError):
+        PartitionedFileReader(directory)
+    with pytest.raises(MissingDataError):
+        PartitionedFileReader(small, OTHER_ID, mounted=True)
+
+
 def test_a_reader_that_cannot_be_made_leaves_nothing_open(small: PartitionedFile, tmp_path: Path) -> None:
     with pytest.raises(MissingDataError):
         PartitionedFileReader(small, OTHER_ID)

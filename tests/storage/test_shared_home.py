@@ -3,6 +3,7 @@ keeps the service running; removed with everything in them, unless their owner k
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -17,8 +18,10 @@ from sortshuffle.storage import shared_home as shared_homes
 from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import Owner, boot_id, process_start
 from sortshuffle.storage.shared_home import (
+    expect_stored_home,
     is_shared,
     make_shared_home,
+    make_stored_home,
     remove_shared_home,
     shared_home,
     stored_home,
@@ -61,6 +64,31 @@ def test_no_two_that_must_not_meet_have_one_name() -> None:
 def test_at_a_url_it_is_one_for_all_hosts() -> None:
     assert stored_home("s3://bucket", "app-1", TOKEN) == f"s3://bucket/app-1-{TOKEN}"
     assert stored_home("file:///mount/x/", "app-1", TOKEN) == f"file:///mount/x/app-1-{TOKEN}"
+
+
+def test_the_drivers_host_makes_it_where_a_directory_is_mounted(tmp_path: Path) -> None:
+    """By it other hosts know that they have mounted the same."""
+    home = stored_home(f"file://{tmp_path}/a/b", "app-1", TOKEN)
+    with pytest.raises(OSError, match=rf"host {host_name()} does not see it\. Mount the same") as caught:
+        expect_stored_home(home)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENODEV, home)
+    make_stored_home(home)
+    make_stored_home(home)
+    expect_stored_home(home)
+    assert stat.S_IMODE(os.stat(tmp_path / "a" / "b" / f"app-1-{TOKEN}").st_mode) == 0o700
+
+
+def test_a_mounted_directory_that_fails_is_not_one_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    home = stored_home(f"file://{tmp_path}/a", "app-1", TOKEN)
+    for call in (make_stored_home, expect_stored_home):
+        with pytest.raises(NotADirectoryError, match="the application's directory failed"):
+            call(home)
+
+
+def test_an_object_store_has_no_directory_to_make() -> None:
+    make_stored_home("s3://bucket/app-1")
+    expect_stored_home("s3://bucket/app-1")
 
 
 def test_it_is_known_by_its_name(home: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -101,21 +100,17 @@ def test_it_is_a_program_too(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("told", "changed"),
-    [
-        ({"LastModified": datetime(2026, 1, 2, tzinfo=timezone.utc)}, 1767312000.0),
-        ({"mtime": 12.5}, 12.5),
-        ({"LastModified": None, "created": 7}, 7.0),
-    ],
-)
-def test_stores_tell_times_in_their_own_ways(told: Mapping[str, Any], changed: float) -> None:
-    assert stored_cleaning._changed(dict(told)) == changed
-
-
-def test_a_file_of_unknown_age_is_new() -> None:
-    before = time.time()
-    assert before <= stored_cleaning._changed({"size": 1}) <= time.time()
+def test_alone_it_writes_down_what_it_could_not_remove(tmp_path: Path) -> None:
+    """Nobody waits for it, and nobody reads what it prints."""
+    root, left = f"file://{tmp_path}/mounted", tmp_path / "tidied" / "left"
+    fill(Store(root), "app-1")
+    (tmp_path / "mounted" / "app-2").touch()
+    stored_cleaning.main(root, "app-1", str(left))
+    assert not left.exists()
+    stored_cleaning.main(root, "app-2", str(left))
+    first, second = left.read_text().splitlines()
+    assert "listing map outputs failed: Not a directory. See that" in first
+    assert second == f"Remove what is left with: sortshuffle clean {root} --application app-2"
 
 
 class PagedStore:

@@ -231,6 +231,7 @@ def test_with_directories_and_with_storage_that_every_host_sees(the_jar: Path, w
             " a directory that all hosts have mounted",
         ),
         ("memory://prefix", "no other process sees that. Name storage that all hosts see"),
+        ("http://host", "nothing can be written there. Name storage that all hosts write to"),
     ],
 )
 def test_with_storage_that_is_none(
