@@ -11,7 +11,7 @@ import struct
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm.engine import Engine, EngineSettings, SharedHomes
 from sortshuffle.service.jvm.server import JvmServer
 from sortshuffle.storage.lifetime import boot_id
-from sortshuffle.storage.shared_home import shared_home, stored_home
+from sortshuffle.storage.shared_home import make_stored_home, shared_home, stored_home
 
 GREETING = b"\x89SSJ\r\n\x1a\n\x01\0\0\0\0\0\0\0"
 WRITE, FRAME, FINISH, READ, REMOVE, SHARE, SHARED_FRAME = range(1, 8)
@@ -339,6 +339,8 @@ def serving(
         homes = tuple(shared_home(str(each), APPLICATION, boot_id(), TOKEN) for each in (root, *roots))
         if isinstance(root, str):
             homes = (stored_home(root, APPLICATION, TOKEN),)
+            with suppress(OSError):
+                make_stored_home(homes[0])  # as the driver does
         settings = replace(settings, **changed)  # type: ignore[arg-type]
         directory = tempfile.mkdtemp(prefix="engine-")  # short: a socket's path has at most 107 bytes
         path = os.path.join(directory, "socket")

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -31,7 +32,7 @@ from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.read.channel import InputChannel
 from sortshuffle.read.fetcher import Fetcher
-from sortshuffle.service.jvm.protocol import Block
+from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.storage.partitioned_file import PartitionedFile
 
 READ_AHEAD_BYTES = 32 * MIB  # that one request may hold, half of what a task of this package reads ahead
@@ -84,13 +85,19 @@ class Located:
     path: str
 
 
+class Elsewhere(Protocol):
+    """How blocks are read that are not files of this host."""
+
+    def blocks(self, request: ReadRequest, numbered: Sequence[tuple[int, Block]]) -> BlocksElsewhere:
+        """What reads these, each with its number in the request."""
+
+
 class BlocksElsewhere(ABC):
     """``blocks``: with their numbers in the request. ``blocks_begun``: how many of them `pieces` has come to.
     The caller closes it."""
 
     def __init__(self, blocks: Sequence[tuple[int, Block]]) -> None:
         self._blocks = blocks
-        self._located: list[Located] = []
         self._metrics = TaskMetrics()
         self.blocks_begun = 0
 
@@ -128,11 +135,6 @@ class BlocksElsewhere(ABC):
                 for channel, piece in items:
                     self.blocks_begun = begun_with[id(channel)]
                     yield piece
-
-    def _numbers_of(self, path: str) -> set[int]:
-        """The numbers of the blocks that are of the map output that an error's path names."""
-        name = base_name(path)
-        return {each.number for each in self._located if base_name(each.path) == name}
 
 
 def base_name(path: str) -> str:

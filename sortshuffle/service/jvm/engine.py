@@ -27,7 +27,7 @@ from sortshuffle.memory.shared_budget import SharedMemory
 from sortshuffle.options import MIB
 from sortshuffle.service.client import ClientSettings, ServiceClients
 from sortshuffle.service.jvm.elsewhere import KnownIndexes
-from sortshuffle.service.jvm.outputs import MapOutputs
+from sortshuffle.service.jvm.outputs import KnownOutputs, MapOutputs
 from sortshuffle.service.jvm.protocol import EVERYTHING, ReadRequest, RemoveRequest, WriteRequest
 from sortshuffle.service.jvm.reading import BlockReader
 from sortshuffle.service.jvm.remote import MOST_INDEX_BYTES, RemoteSettings
@@ -38,7 +38,7 @@ from sortshuffle.service.protocol import MapOutputAddress
 from sortshuffle.storage import home_failures
 from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import PARTIAL_SETTLES, sweep_partials
-from sortshuffle.storage.shared_home import make_shared_home
+from sortshuffle.storage.shared_home import expect_stored_home, make_shared_home
 from sortshuffle.storage.stored_cleaning import remove_remains
 from sortshuffle.storage.stored_files import is_url
 
@@ -87,11 +87,13 @@ class Engine:
 
     def __init__(self, settings: EngineSettings, homes: Callable[[], SharedHomes]) -> None:
         self.settings = settings
-        self._registered = homes
+        self._homes_now = homes
+        self._homes_before = SharedHomes(())
         self._home_locks: dict[str, threading.Lock] = {}  # a lock for each home
         self._making = threading.Lock()  # guards the dict
         self._ready: set[str] = set()  # homes that were made
-        self.outputs = MapOutputs(lambda: self._registered().paths, writable=self._homes)
+        known = KnownOutputs()
+        self.outputs = MapOutputs(lambda: self._registered().paths, known, self._homes)
         segments = NetworkBufferPool(MOST_WRITERS, SEGMENT_BYTES, option=MEMORY_OPTION)
         self.memory = SharedMemory(settings.write_memory, FLOOR_BYTES)
         self._writing = WritingResources(
@@ -107,7 +109,15 @@ class Engine:
         self._telling = ThreadPoolExecutor(TELLERS, thread_name_prefix="sortshuffle-remove")
         self._unheard = UnheardServices()
         self._remote = RemoteSettings(settings.application, settings.clients, KnownIndexes(MOST_INDEX_BYTES))
-        self._stored = StoredSettings.at("")
+        self._stored = StoredSettings.at("", known)
+
+    def _registered(self) -> SharedHomes:
+        """What executors have registered. What was registered last holds, if somebody tidies the temporary
+        directory where that is noted: without it everything would count as lost."""
+        found = self._homes_now()
+        if found.paths:
+            self._homes_before = found
+        return self._homes_before
 
     @property
     def has_homes(self) -> bool:
@@ -208,13 +218,14 @@ class Engine:
 
     def _homes(self) -> tuple[str, ...]:
         """The shared homes, made when they are first asked for. One that cannot be made is passed over by who
-        writes (`storage.directories`)."""
+        writes (`storage.directories`). Raises OSError where the home at a URL is not seen here."""
         found = self._registered()
         if not found.paths:
             raise StateError("no executor has registered a directory for map outputs of this host")
         for home in found.paths:
             if is_url(home):
-                continue  # the writer of a map output makes what is needed
+                expect_stored_home(home)
+                continue
             with self._making:
                 lock = self._home_locks.setdefault(home, threading.Lock())
             with lock:  # of this home alone: a disk that hangs stops nobody who writes elsewhere

@@ -3,7 +3,10 @@
     python -m sortshuffle.service.jvm.launch     < a JSON object, as docs/manager.md has it
 
 Prints a JSON object with ``socket``, ``host`` and ``port``, once the engine has answered. If it cannot, it
-exits with status 1, and its last line on standard error says why.
+exits with status 3, and its last line on standard error says why. Another status is that of a Python that
+cannot run this.
+
+For the driver it also makes the application's home at a URL, where that is a mounted directory.
 
 The engine is the shuffle service of the application on this host (`service.rendezvous`). Tasks of this
 package that run there use the same one, if they know the same secret.
@@ -33,6 +36,7 @@ from sortshuffle.service.rendezvous import Registration
 from sortshuffle.service.secret import read_secret
 from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import Owner, boot_id, process_start
+from sortshuffle.storage.shared_home import make_stored_home
 from sortshuffle.storage.stored_files import why_not_shared
 
 TOKEN_BYTES = 16  # it takes the place of a file id where services are told that a shuffle is over
@@ -40,6 +44,7 @@ TOKEN_BYTES = 16  # it takes the place of a file id where services are told that
 # started nine times meanwhile
 GREETING_TIMEOUT = 30.0
 LOOK = 0.05  # seconds between two attempts to greet it
+FAILED = 3  # exit status; Python's own are 1 and 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,8 @@ def _token(text: str) -> str:
 
 
 def launch(request: LaunchRequest) -> dict[str, object]:
-    """Where the engine is, which is up. Raises `ServiceUnavailableError`, `UsageError`, `ProtocolError`."""
+    """Where the engine is, which is up. Raises `ServiceUnavailableError`, `UsageError`, `ProtocolError`,
+    OSError."""
     options, host = request.options, address_of_host(request.driver_host)
     none = why_not_shared(options.storage_url) if options.storage_url else ""
     if none:
@@ -121,7 +127,10 @@ def launch(request: LaunchRequest) -> dict[str, object]:
     # the random one in any case: by it the engines of two applications with one id are told apart
     directory = rendezvous.directory_of(request.application, host, request.secret, options)
     config = rendezvous.config_of(secret, options)
-    name, port = split_address(rendezvous.ensure(directory, host, config, _registered(request)))
+    registration = _registered(request)
+    if registration.url and request.driver:
+        make_stored_home(registration.stored_home)
+    name, port = split_address(rendezvous.ensure(directory, host, config, registration))
     path = rendezvous.socket_path(directory)
     _wait_until_up(path, directory)
     return {"socket": path, "host": name, "port": port}
@@ -187,7 +196,7 @@ def main() -> int:
         found = launch(LaunchRequest.unpack(sys.stdin.read()))
     except (SortShuffleError, OSError) as error:
         print(error, file=sys.stderr)
-        return 1
+        return FAILED
     print(json.dumps(found), flush=True)
     return 0
 

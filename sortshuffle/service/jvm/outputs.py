@@ -286,7 +286,8 @@ class MapOutputs:
         if not self._known.has_room_for_small():
             return
         try:
-            written = WrittenPair.of(file)
+            # what lies at a URL is read by `StoredBlocks`, which look at no file
+            written = None if is_url(file.base) else WrittenPair.of(file)
         except OSError:
             return  # it is removed already
         if removals == self._removals:

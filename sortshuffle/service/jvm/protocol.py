@@ -199,8 +199,8 @@ class RemoveRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReadTotals:
-    """What a request has read so far: bytes of files, and blocks that were begun, here and on other
-    hosts. At the end the blocks are all that it named."""
+    """What a request has read so far: bytes of files, and blocks that were begun. ``remote``: on other hosts,
+    or at a URL. At the end the blocks are all that it named."""
 
     local_bytes: int = 0
     local_blocks: int = 0

@@ -32,12 +32,10 @@ from sortshuffle.format.header import Codec
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
-from sortshuffle.service.jvm.elsewhere import BlocksElsewhere
+from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Elsewhere
 from sortshuffle.service.jvm.lost import LostBlocksError
 from sortshuffle.service.jvm.outputs import IndexedMapOutput, MapOutput, MapOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest, ReadTotals
-from sortshuffle.service.jvm.remote import RemoteSettings
-from sortshuffle.service.jvm.stored import StoredSettings, blocks_elsewhere
 from sortshuffle.storage.extents import Extent, extent_of
 
 # Bytes of neighbouring extents that are read together, and of an extent that are held at a time
@@ -45,14 +43,15 @@ READ_BYTES = 4 * MIB
 
 
 class BlockReader:
-    """Reads what ``request`` names. ``own_address``: of this host's service. The caller closes it."""
+    """Reads what ``request`` names. ``own_address``: of this host's service, whose blocks are files here;
+    empty for none. All others come from ``elsewhere``. The caller closes it."""
 
     def __init__(
         self,
         request: ReadRequest,
         outputs: MapOutputs,
         own_address: str,
-        remote: RemoteSettings | StoredSettings,
+        elsewhere: Elsewhere,
     ) -> None:
         self._request = request
         self._outputs = outputs
@@ -60,10 +59,8 @@ class BlockReader:
         numbered = list(enumerate(request.blocks))
         self._local_numbers = [(n, block) for n, block in numbered if is_local[block.service]]
         self._local: list[tuple[int, Block, MapOutput]] = []  # those that were found
-        self._remote: BlocksElsewhere | None = None
-        elsewhere = [(n, block) for n, block in numbered if not is_local[block.service]]
-        if elsewhere:
-            self._remote = blocks_elsewhere(request, elsewhere, remote)
+        others = [(n, block) for n, block in numbered if not is_local[block.service]]
+        self._elsewhere: BlocksElsewhere | None = elsewhere.blocks(request, others) if others else None
         self._bytes = 0  # of local extents that were read
         self._blocks = 0  # local ones that were begun
 
@@ -78,9 +75,9 @@ class BlockReader:
             except DataLossError as error:
                 lost.append(number)
                 why = why or str(error)
-        if self._remote is not None:
+        if self._elsewhere is not None:
             try:
-                self._remote.locate()
+                self._elsewhere.locate()
             except LostBlocksError as error:
                 raise LostBlocksError((*lost, *error.blocks), why or str(error), error.is_reachable) from None
         if lost:
@@ -99,24 +96,24 @@ class BlockReader:
             except DataLossError as error:
                 self._outputs.forget(block.file_id)
                 raise LostBlocksError((number,), str(error)) from error
-        if self._remote is not None:
-            yield from self._remote.pieces()
+        if self._elsewhere is not None:
+            yield from self._elsewhere.pieces()
 
     def totals(self) -> ReadTotals:
         """What was read so far."""
-        remote = self._remote
+        others = self._elsewhere
         return ReadTotals(
             self._bytes,
             self._blocks,
-            remote.bytes_read if remote is not None else 0,
-            remote.blocks_begun if remote is not None else 0,
+            others.bytes_read if others is not None else 0,
+            others.blocks_begun if others is not None else 0,
         )
 
     def close(self) -> None:
         """Let go of everything. May be called again."""
         self._local.clear()
-        if self._remote is not None:
-            self._remote.close()
+        if self._elsewhere is not None:
+            self._elsewhere.close()
 
     def _open(self, block: Block) -> MapOutput:
         return self._outputs.open(self._request.shuffle, block.map_index, block.map_id, block.file_id)

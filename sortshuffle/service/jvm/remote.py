@@ -20,7 +20,7 @@ from sortshuffle.errors import DataLossError, ProtocolError, ServiceUnavailableE
 from sortshuffle.format.index import Index
 from sortshuffle.options import MIB
 from sortshuffle.service.client import ClientSettings, ServiceClients
-from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, KnownIndexes, Located
+from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, KnownIndexes, Located, base_name
 from sortshuffle.service.jvm.lost import LostBlocksError
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.protocol import MapOutputAddress
@@ -40,6 +40,9 @@ class RemoteSettings:
     clients: ClientSettings
     indexes: KnownIndexes
 
+    def blocks(self, request: ReadRequest, numbered: Sequence[tuple[int, Block]]) -> RemoteBlocks:
+        return RemoteBlocks(request, numbered, self)
+
 
 class RemoteBlocks(BlocksElsewhere):
     """``blocks``: with their numbers in the request. The caller closes it."""
@@ -50,6 +53,7 @@ class RemoteBlocks(BlocksElsewhere):
         super().__init__(blocks)
         self._request = request
         self._settings = settings
+        self._located: list[Located] = []
         self._clients = ServiceClients(settings.clients)
 
     def locate(self) -> None:
@@ -91,7 +95,8 @@ class RemoteBlocks(BlocksElsewhere):
 
     def _lost(self, error: DataLossError) -> LostBlocksError:
         """The block that the error is of, and all others that are lost by now: the services tell."""
-        lost = self._numbers_of(error.place.file)
+        name = base_name(error.place.file)
+        lost = {each.number for each in self._located if base_name(each.path) == name}
         for each in self._located:
             self._settings.indexes.forget(each.block.file_id)
         self._located.clear()

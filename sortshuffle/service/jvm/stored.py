@@ -3,14 +3,17 @@
 Whoever asks reads them from there, with no service between. So it does not matter which host or executor
 wrote them, nor whether it lives.
 
-    locate   the index of each map output, many at a time; of a small one all records with it
+    locate   the index of each map output, many at a time; of a small one all records in its place
     pieces   ranges of the data objects, many at a time (`read.stored_channel`)
 
 Rules
 * An object that is gone or damaged is a lost map output. A store that fails, after all patience, is not: the
   data may well be there, so the task fails and no producer runs again.
+* A host that does not see the home has lost nothing either: it has not mounted the directory.
 * When one is found lost, the shuffle is listed once. So all that are gone or cut short are told together, and
   Spark runs their tasks again in one attempt of the stage.
+* Bytes come in the order of the request, whatever of it is known already: the rest of an answer that broke
+  off is taken from the next.
 """
 
 from __future__ import annotations
@@ -20,11 +23,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TypeAlias
 
 import numpy as np
 
 from sortshuffle.errors import DataLossError
 from sortshuffle.format.checksum import BytesLike
+from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.format.index import Index
 from sortshuffle.options import MIB
 from sortshuffle.read.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
@@ -32,10 +37,11 @@ from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, KnownIndexes, Loc
 from sortshuffle.service.jvm.lost import LostBlocksError
 from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
-from sortshuffle.service.jvm.remote import RemoteBlocks, RemoteSettings
+from sortshuffle.service.jvm.single_flight import SingleFlight
 from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small, read_small
 from sortshuffle.storage.extents import Extent, extent_of
 from sortshuffle.storage.partitioned_file import DATA_SUFFIX, PartitionedFile
+from sortshuffle.storage.shared_home import expect_stored_home
 from sortshuffle.storage.stored_cleaning import sizes_of_exchange
 from sortshuffle.storage.stored_reader import read_stored_index
 
@@ -45,37 +51,47 @@ MOST_INDEX_BYTES = 64 * MIB
 
 _log = logging.getLogger(__name__)
 
+Known: TypeAlias = SmallOutput | Index
+"""Of a map output: the records, if it is a small one, or the index."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredSettings:
     """``home``: the URL at which the application's map outputs lie. ``indexes``, ``small``: what the engine
-    knows of them: the index of each, and of small ones the records."""
+    knows of them: of small ones the records, of the others the index. ``under_way``: those that are being
+    read, by file id."""
 
     home: str
     indexes: KnownIndexes
     small: KnownOutputs
+    under_way: SingleFlight[Known | DataLossError]
 
     @staticmethod
-    def at(home: str) -> StoredSettings:
-        """For an engine that knows nothing yet."""
-        return StoredSettings(home, KnownIndexes(MOST_INDEX_BYTES), KnownOutputs())
+    def at(home: str, small: KnownOutputs) -> StoredSettings:
+        """For an engine that knows no indexes yet."""
+        return StoredSettings(home, KnownIndexes(MOST_INDEX_BYTES), small, SingleFlight())
+
+    def blocks(self, request: ReadRequest, numbered: Sequence[tuple[int, Block]]) -> StoredBlocks:
+        return StoredBlocks(request, numbered, self)
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A map output. ``small``: its records; None where it is read extent by extent."""
+    """A block whose map output was found. ``number``: its own in the request. ``path``: of the data file.
+    ``known``: the records of a small map output, or the index of one that is read extent by extent."""
 
-    index: Index
-    small: SmallOutput | None
+    number: int
+    block: Block
+    path: str
+    known: Known
 
-
-def blocks_elsewhere(
-    request: ReadRequest, blocks: Sequence[tuple[int, Block]], settings: RemoteSettings | StoredSettings
-) -> BlocksElsewhere:
-    """What reads the blocks of a request that are not files of this host."""
-    if isinstance(settings, StoredSettings):
-        return StoredBlocks(request, blocks, settings)
-    return RemoteBlocks(request, blocks, settings)
+    @property
+    def data_bytes(self) -> int:
+        """The size of the data file."""
+        known = self.known
+        if isinstance(known, Index):
+            return known.data_bytes
+        return HEADER_BYTES + known.stored_bytes(0, known.subpartitions)
 
 
 class StoredBlocks(BlocksElsewhere):
@@ -87,7 +103,7 @@ class StoredBlocks(BlocksElsewhere):
         super().__init__(blocks)
         self._shuffle = request.shuffle
         self._settings = settings
-        self._small: dict[int, SmallOutput] = {}  # by the number of the block
+        self._found: list[_Found] = []
         self._small_bytes = 0
 
     @property
@@ -96,78 +112,98 @@ class StoredBlocks(BlocksElsewhere):
 
     def locate(self) -> None:
         """Raises OSError where the store does not answer, too."""
-        lost: list[int] = []
+        lost: set[int] = set()
         why = ""
-        for (number, block), found in zip(self._blocks, self._outputs(), strict=True):
-            if isinstance(found, DataLossError):
-                lost.append(number)
-                why = why or str(found)
-                continue
-            self._located.append(Located(number, block, found.index, self._file(block).data_path))
-            if found.small is not None:
-                self._small[number] = found.small
+        for (number, block), known in zip(self._blocks, self._outputs(), strict=True):
+            if isinstance(known, DataLossError):
+                lost.add(number)
+                why = why or str(known)
+            else:
+                self._found.append(_Found(number, block, self._file(block).data_path, known))
         if lost:
-            raise LostBlocksError(sorted({*lost, *self._gone()}), why)
+            raise self._lost(lost, why)
 
     def pieces(self) -> Iterator[BytesLike]:
         try:
-            numbered = enumerate(self._located, 1)
-            for is_small, blocks in groupby(numbered, lambda each: each[1].number in self._small):
-                read = self._slices if is_small else self._fetched
-                yield from read(blocks)
+            for is_index, found in groupby(enumerate(self._found, 1), lambda each: _has_index(each[1])):
+                read = self._by_extents if is_index else self._slices
+                yield from read(found)
             self.blocks_begun = len(self._blocks)  # the last ones may be empty
         except DataLossError as error:
-            lost = self._numbers_of(error.place.file) | self._gone()
-            for each in self._located:
-                if each.number in lost:
-                    self._settings.indexes.forget(each.block.file_id)
-                    self._settings.small.forget(each.block.file_id)
-            raise LostBlocksError(sorted(lost), str(error)) from error
+            name = base_name(error.place.file)
+            lost = {each.number for each in self._found if base_name(each.path) == name}
+            raise self._lost(lost, str(error)) from error
 
     def close(self) -> None:
-        self._located.clear()
-        self._small.clear()
+        self._found.clear()
 
-    def _slices(self, blocks: Iterable[tuple[int, Located]]) -> Iterator[memoryview]:
-        for begun, each in blocks:
-            block, small = each.block, self._small[each.number]
+    def _by_extents(self, found: Iterable[tuple[int, _Found]]) -> Iterator[BytesLike]:
+        return self._fetched(
+            (begun, Located(each.number, each.block, each.known, each.path))
+            for begun, each in found
+            if isinstance(each.known, Index)
+        )
+
+    def _slices(self, found: Iterable[tuple[int, _Found]]) -> Iterator[BytesLike]:
+        for begun, each in found:
+            block, small = each.block, each.known
+            assert isinstance(small, SmallOutput)
             self.blocks_begun = begun
             self._small_bytes += small.stored_bytes(block.first, block.end)
             yield small.records(block.first, block.end)
 
-    def _outputs(self) -> list[_Found | DataLossError]:
+    def _outputs(self) -> list[Known | DataLossError]:
         """Of each block."""
         ids = [block.file_id for _, block in self._blocks]
-        indexes = map(self._settings.indexes.get, ids)
-        small = self._settings.small.get_all(ids)
-        found: dict[bytes, _Found | DataLossError] = {
-            file_id: _Found(index, kept.small if isinstance(kept, SmallMapOutput) else None)
-            for file_id, index, kept in zip(ids, indexes, small, strict=True)
-            if index is not None
-        }
+        found = self._known(ids)
         unknown = {block.file_id: block for _, block in self._blocks if block.file_id not in found}
         if unknown:
             with ThreadPoolExecutor(min(len(unknown), CONCURRENT_FETCHES)) as threads:
-                found.update(zip(unknown, threads.map(self._read, unknown.values()), strict=True))
+                found.update(zip(unknown, threads.map(self._read_once, unknown.values()), strict=True))
         return [found[file_id] for file_id in ids]
 
-    def _read(self, block: Block) -> _Found | DataLossError:
+    def _known(self, ids: Sequence[bytes]) -> dict[bytes, Known | DataLossError]:
+        """What is known, of those of which anything is."""
+        found: dict[bytes, Known | DataLossError] = {}
+        for file_id, kept in zip(ids, self._settings.small.get_all(ids), strict=True):
+            known = kept.small if isinstance(kept, SmallMapOutput) else self._settings.indexes.get(file_id)
+            if known is not None:
+                found[file_id] = known
+        return found
+
+    def _read_once(self, block: Block) -> Known | DataLossError:
+        """Whoever else asks for it meanwhile."""
+        file_id = block.file_id
+        known = self._known((file_id,))  # by now
+        return known.get(file_id) or self._settings.under_way.do(file_id, lambda: self._read(block))
+
+    def _read(self, block: Block) -> Known | DataLossError:
         file, settings = self._file(block), self._settings
-        small: SmallOutput | None = None
         try:
             index = read_stored_index(file, block.file_id)
             if is_small(index) and settings.small.has_room_for_small():
                 with StoredInputChannel(file, block.file_id, 0, str(index.writer), ()).open(()) as reader:
                     small = read_small(reader, index)
+                settings.small.keep(SmallMapOutput(file, block.file_id, small))
+                return small
         except DataLossError as error:
             return error
         settings.indexes.put(index)
-        if small is not None:
-            settings.small.keep(SmallMapOutput(file, block.file_id, small))
-        return _Found(index, small)
+        return index
+
+    def _lost(self, lost: set[int], why: str) -> LostBlocksError:
+        """These blocks, and all others that are gone by now: they are looked for anew when they are asked for
+        again. Raises OSError where this host does not see the home."""
+        expect_stored_home(self._settings.home)
+        lost = lost | self._gone()
+        for each in self._found:
+            if each.number in lost:
+                self._settings.indexes.forget(each.block.file_id)
+                self._settings.small.forget(each.block.file_id)
+        return LostBlocksError(sorted(lost), why)
 
     def _gone(self) -> set[int]:
-        """The located blocks whose data is not there, or not all of it. Only what is already known to be lost
+        """The found blocks whose data is not there, or not all of it. Only what is already known to be lost
         is told where the store does not answer."""
         try:
             sizes = sizes_of_exchange(self._settings.home, self._shuffle)
@@ -176,8 +212,8 @@ class StoredBlocks(BlocksElsewhere):
             return set()
         return {
             each.number
-            for each in self._located
-            if sizes.get(base_name(each.path) + DATA_SUFFIX) != each.index.data_bytes
+            for each in self._found
+            if sizes.get(base_name(each.path) + DATA_SUFFIX) != each.data_bytes
         }
 
     def _channels(self, located: Located) -> Iterator[StoredInputChannel]:
@@ -190,6 +226,10 @@ class StoredBlocks(BlocksElsewhere):
 
     def _file(self, block: Block) -> PartitionedFile:
         return PartitionedFile.named(self._settings.home, self._shuffle, block.map_index, block.map_id)
+
+
+def _has_index(found: _Found) -> bool:
+    return isinstance(found.known, Index)
 
 
 def _extents(index: Index, first: int, end: int) -> Iterator[Extent]:

@@ -24,9 +24,10 @@ from sortshuffle.errors import ProtocolError, ServiceUnavailableError, UsageErro
 from sortshuffle.service import rendezvous
 from sortshuffle.service.client import ClientSettings, ServiceClients
 from sortshuffle.service.jvm import launch
-from sortshuffle.service.jvm.launch import LaunchRequest
+from sortshuffle.service.jvm.launch import FAILED, LaunchRequest
 from sortshuffle.service.protocol import MapOutputAddress
 from sortshuffle.service.rendezvous import Life
+from sortshuffle.storage.shared_home import make_stored_home
 
 LAUNCH = (sys.executable, "-m", "sortshuffle.service.jvm.launch")
 LAUNCHERS = 8
@@ -247,9 +248,14 @@ def test_what_lies_at_a_url_goes_with_the_driver(launcher: Launcher, tmp_path: P
         asked: dict[str, Any] = {"application": name, "settings": {"spark.sortshuffle.dir": url}}
         jvms.append(launcher.jvm())
         where = launcher.launch(jvms[-1], blocks, outlives=True, **asked)
+        with connected(where["socket"]) as client:
+            client.begin()
+            assert "Mount the same storage" in client.refusal()[1], "the driver has made no directory there"
         if name == "driver":
             jvms.append(launcher.jvm())
             assert launcher.launch(jvms[-1], blocks, driver=True, **asked) == where
+        else:  # the driver's host is another one
+            make_stored_home(f"{url}/{name}-{TOKEN}")
         write(where["socket"])
         assert map_outputs(tmp_path / name) == []
     of_each = {
@@ -400,7 +406,7 @@ def test_options_of_the_engine_arrive(launcher: Launcher, tmp_path: Path) -> Non
         clients.close()
     secret.chmod(0o644)
     refused = launcher.run(launcher.request(launcher.jvm(), settings=settings))
-    assert (refused.returncode, "others may read it" in refused.stderr.splitlines()[-1]) == (1, True)
+    assert (refused.returncode, "others may read it" in refused.stderr.splitlines()[-1]) == (FAILED, True)
 
 
 # What is wrong
@@ -422,7 +428,9 @@ def test_what_it_cannot_do_is_told_in_its_last_line(launcher: Launcher, blocks: 
     for words, text in asked.items():
         done = launcher.run(text)
         last = done.stderr.splitlines()[-1]
-        assert (done.returncode, done.stdout, words.lower() in last.lower()) == (1, "", True), done.stderr
+        assert (done.returncode, done.stdout, words.lower() in last.lower()) == (FAILED, "", True), (
+            done.stderr
+        )
         assert "Traceback" not in done.stderr
     assert launcher.processes("supervisor") == []
 
@@ -439,7 +447,9 @@ def test_an_engine_that_cannot_come_up_is_an_error_with_the_end_of_its_log(
     def says_why() -> bool:
         done = launcher.run(request, IMPATIENT)
         last = done.stderr.splitlines()[-1]
-        assert (done.returncode, done.stdout, "has not answered on" in last) == (1, "", True), done.stderr
+        assert (done.returncode, done.stdout, "has not answered on" in last) == (FAILED, "", True), (
+            done.stderr
+        )
         return "ImportError: this pyarrow is broken; " in last and "exit status 1" in last
 
     eventually(says_why, "the launcher tells why the engine ends")  # it may not have ended a second ago
@@ -570,9 +580,13 @@ def test_a_request_that_is_not_as_documented_is_refused(case: str) -> None:
 
 @pytest.mark.parametrize(
     ("url", "why"),
-    [("s4://bucket/x", "fsspec knows no storage s4://"), ("memory://x", "no other process sees that")],
+    [
+        ("s4://bucket/x", "fsspec knows no storage s4://"),
+        ("memory://x", "no other process sees that"),
+        ("https://host/x", "nothing can be written there"),
+    ],
 )
 def test_storage_that_is_none_is_refused(launcher: Launcher, blocks: Path, url: str, why: str) -> None:
     done = launcher.run(launcher.request(launcher.jvm(), blocks, settings={"spark.sortshuffle.dir": url}))
-    assert (done.returncode, launcher.processes("supervisor")) == (1, [])
+    assert (done.returncode, launcher.processes("supervisor")) == (FAILED, [])
     assert f"spark.sortshuffle.dir is {url}, and {why}" in done.stderr.splitlines()[-1]

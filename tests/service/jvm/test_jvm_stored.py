@@ -4,6 +4,7 @@ directory, and fsspec's own memory."""
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,10 +30,13 @@ from map_outputs import write_map
 from stores import Store, s3_fixture, store_fixture  # noqa: F401
 
 from sortshuffle.options import KIB, MIB
+from sortshuffle.service.jvm.engine import SharedHomes
 from sortshuffle.service.jvm.lost import LostBlocksError
+from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.protocol import EVERYTHING, ReadRequest
 from sortshuffle.service.jvm.protocol import Block as AskedBlock
 from sortshuffle.service.jvm.stored import StoredBlocks, StoredSettings
+from sortshuffle.storage import stored_files
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.stored_files import is_url
 
@@ -218,11 +222,89 @@ def test_of_a_lost_directory_all_are_lost(store: Store, outputs: list[Output]) -
 def test_a_store_that_cannot_be_read_loses_nothing() -> None:
     """Nothing listens there: the error says nothing of a map output, so no producer runs again."""
     request = ReadRequest(SHUFFLE, (NOWHERE,), (AskedBlock(1, 1, 0, 1, 0, bytes(16)),))
-    settings = StoredSettings.at("http://127.0.0.1:9/shuffles")
+    settings = StoredSettings.at("http://127.0.0.1:9/shuffles", KnownOutputs())
     blocks = StoredBlocks(request, list(enumerate(request.blocks)), settings)
     with pytest.raises(OSError, match=r"reading an index failed") as failed:
         blocks.locate()
     assert not isinstance(failed.value, LostBlocksError)
+
+
+@pytest.fixture(name="mounted")
+def mounted_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setattr(stored_files, "FIRST_WAIT", 0.0)
+    return Store(f"file://{tmp_path}/mounted")
+
+
+@contextmanager
+def failing(path: str) -> Iterator[None]:
+    """A file whose server is away: it cannot be opened, and it is not said to be gone."""
+    os.rename(path, f"{path}.aside")
+    os.symlink(path, path)
+    try:
+        yield
+    finally:
+        os.rename(f"{path}.aside", path)
+
+
+def test_a_mounted_directory_that_fails_for_a_moment_loses_nothing(mounted: Store) -> None:
+    with connected(mounted) as client:
+        outputs = [write(client, map_id, 300 * KIB) for map_id in range(2)]
+        blocks = [output.block() for output in outputs]
+        file = PartitionedFile(outputs[1].file(mounted).base.removeprefix("file://"))
+        for path in (file.index_path, file.data_path):
+            with failing(path):
+                answer = client.read(blocks)
+                assert (answer.status, answer.lost) == (FAILED, ())
+                assert "reading a map output failed: Too many levels of symbolic links" in answer.text
+        assert client.read(blocks).data == b"".join(output.expected() for output in outputs)
+
+
+def test_a_host_that_has_not_mounted_the_directory_writes_nothing_and_loses_nothing(
+    mounted: Store, tmp_path: Path
+) -> None:
+    with connected(mounted) as client:
+        outputs = [write(client, map_id, 300 * KIB) for map_id in range(2)]
+    (tmp_path / "mounted").rename(tmp_path / "elsewhere")
+    with serving(f"file://{tmp_path}/elsewhere") as served:
+        served.engine._homes_now = lambda: SharedHomes((home(mounted),), TOKEN)
+        client = served.connect()
+        answer = client.read([output.block() for output in outputs])
+        assert (answer.status, answer.lost) == (FAILED, ())
+        client.begin()
+        status, text = client.refusal()
+        assert (status, answer.text) == (FAILED, text)
+        assert "the driver has made this directory" in text
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+
+
+def test_what_an_engine_has_written_it_does_not_read_back(store: Store) -> None:
+    with connected(store) as client:
+        output = write(client, 0)
+        for path in (output.file(store).data_path, output.file(store).index_path):
+            store.remove(path)
+        answer = client.read([output.block()])
+        assert (answer.status, answer.data) == (DONE, output.expected())
+        assert answer.totals[2:] == (sum(output.done.sizes), 1)
+
+
+def test_of_what_it_has_written_it_tells_what_is_lost(store: Store) -> None:
+    """Together with others. So the size of a small one's data object is known, too."""
+    with connected(store) as client:
+        outputs = [write(client, map_id, size) for map_id, size in enumerate((100, 100, 300 * KIB))]
+        for output in outputs[1:]:
+            store.remove(output.file(store).data_path)
+        answer = client.read([output.block() for output in outputs])
+        assert (answer.status, answer.lost) == (LOST, (1, 2))
+
+
+def test_registrations_that_somebody_deletes_lose_nothing(store: Store) -> None:
+    """They lie below the temporary directory, which is tidied on some systems."""
+    with serving(store.root) as served:
+        client = served.connect()
+        output = write(client, 0, 300 * KIB)
+        served.engine._homes_now = lambda: SharedHomes(())
+        answer = client.read([output.block()], [NOWHERE])
+        assert (answer.status, answer.data) == (DONE, output.expected())
 
 
 def test_a_shuffle_is_removed_alone(store: Store) -> None:

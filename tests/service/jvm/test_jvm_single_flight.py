@@ -1,0 +1,74 @@
+"""What several threads ask for at once is done once, and all have its result or its error."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from consumers import PATIENCE
+from engine import eventually
+
+from sortshuffle.service.jvm.single_flight import SingleFlight
+
+ASKING = 4
+
+
+class Call:
+    """A call that ends when it may."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.go = threading.Event()
+        self.error: Exception | None = None
+
+    def __call__(self) -> str:
+        self.calls += 1
+        assert self.go.wait(PATIENCE)
+        if self.error is not None:
+            raise self.error
+        return "result"
+
+
+def asked(flights: SingleFlight[str], call: Call, threads: ThreadPoolExecutor) -> list[Future[str]]:
+    """Several that wait for the same."""
+    found = [threads.submit(flights.do, b"key", call) for _ in range(ASKING)]
+    eventually(lambda: flights._under_way, "one has begun")
+    condition: Any = flights._under_way[b"key"]._condition  # type: ignore[attr-defined]
+    eventually(lambda: len(condition._waiters) == ASKING - 1, "all but one wait for it")
+    return found
+
+
+def test_of_several_that_ask_at_once_one_does_it() -> None:
+    flights, call = SingleFlight[str](), Call()
+    with ThreadPoolExecutor(ASKING) as threads:
+        results = asked(flights, call, threads)
+        call.go.set()
+        assert [each.result(PATIENCE) for each in results] == ["result"] * ASKING
+    assert call.calls == 1
+    assert flights.do(b"key", call) == "result"
+    assert call.calls == 2, "nothing is kept"
+
+
+def test_those_who_wait_fail_with_it_and_later_ones_do_not() -> None:
+    flights, call = SingleFlight[str](), Call()
+    call.error = OSError("away")
+    with ThreadPoolExecutor(ASKING) as threads:
+        results = asked(flights, call, threads)
+        call.go.set()
+        for each in results:
+            with pytest.raises(OSError, match="away"):
+                each.result(PATIENCE)
+    call.error = None
+    assert (flights.do(b"key", call), call.calls) == ("result", 2)
+
+
+def test_others_are_done_meanwhile() -> None:
+    flights, call = SingleFlight[str](), Call()
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(flights.do, b"key", call)
+        eventually(lambda: call.calls == 1, "it has begun")
+        assert flights.do(b"other", lambda: "other") == "other"
+        call.go.set()
+        assert first.result(PATIENCE) == "result"
