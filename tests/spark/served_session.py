@@ -6,6 +6,7 @@ Each session has a directory for everything that it makes, so that what it leave
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import subprocess
@@ -202,8 +203,8 @@ class Session(DriverProcess):
         return [each for each in processes if not each.endswith(": ")] + files
 
     def _meetings(self) -> Iterator[Path]:
-        for own in self.temporary.glob("sortshuffle-*"):
-            yield from own.iterdir()
+        # of this module, because a directory may go while it is looked into
+        yield from map(Path, glob.glob(f"{glob.escape(str(self.temporary))}/sortshuffle-*/*"))
 
     def nothing_is_left(self) -> None:
         """Wait until there is nothing, as long as is allowed."""

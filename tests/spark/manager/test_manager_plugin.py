@@ -23,6 +23,7 @@ for name, value in json.loads(sys.argv[1]).items():
     builder = builder.config(name, value)
 spark = builder.getOrCreate()
 assert spark.range(100).repartition(3).count() == 100
+print(spark.sparkContext._jsc.sc().shuffleDriverComponents().supportsReliableStorage())
 print(spark.sparkContext.getConf().get("spark.dynamicAllocation.shuffleTracking.timeout", "not set"))
 print(dict(spark.sparkContext._jvm.org.sortshuffle.SortMergeShuffleManager.decisions()))
 spark.stop()
@@ -32,8 +33,8 @@ spark.stop()
 def session_with(
     directory: Path, others: Mapping[str, str] = {}, **settings: str
 ) -> subprocess.CompletedProcess[str]:
-    """A session that runs a job with a shuffle, and prints when idle executors go that have written map
-    outputs, and the manager's decisions."""
+    """A session that runs a job with a shuffle, and prints whether storage counts as reliable, when idle
+    executors go that have written map outputs, and the manager's decisions."""
     chosen = {
         **manager_settings(jar_path(), sys.executable, {}),
         "spark.master": "local[1]",
@@ -64,6 +65,21 @@ def test_a_url_that_no_library_knows_fails_the_job_and_is_named(tmp_path: Path) 
     assert done.returncode != 0
     assert "s4://bucket/x" in done.stderr
     assert "fsspec knows no storage s4://" in done.stderr
+    assert "Lost task" not in done.stderr, "it fails before the first task"
+    assert "manager.python to a Python" not in done.stderr
+
+
+def test_storage_is_reliable_at_a_url_only_whatever_settings_were_copied(tmp_path: Path) -> None:
+    """The manager's own class is among the settings of a SparkContext that had a URL."""
+    others = {"spark.shuffle.sort.io.plugin.class": "org.sortshuffle.Storage"}
+    for directory, is_reliable in (
+        (f"file://{tmp_path}/mounted", "true"),
+        (str(tmp_path / "local"), "false"),
+    ):
+        done = session_with(tmp_path, others, manager="on", dir=directory)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.lower().splitlines()[-3] == is_reliable
+        assert "Spark asks it" not in done.stderr
 
 
 def test_what_spark_asks_of_storage_is_what_somebody_else_has_set(tmp_path: Path) -> None:

@@ -31,17 +31,26 @@ def is_reliable(spark: SparkSession, _: str) -> bool:
 
 @job
 def is_reliable_beside_a_frame(spark: SparkSession, _: str) -> dict[str, object]:
-    """The same while there are control rows of a frame of this package, and when they are gone."""
+    """The same while there are control rows of a frame of this package, also when Spark has removed their
+    shuffle once and has written it again, and when they are gone."""
+    context = spark.sparkContext._jsc.sc()  # type: ignore[attr-defined]
+    before = context.newShuffleId()
     frame = sortshuffle.frame(spark.range(1000).toDF("n")).repartition(3, "n")
-    rows = sorted(row.n for row in frame.toDF().collect())
+    rows = frame.toDF()
+    found = [sorted(row.n for row in rows.collect())]
     beside = _is_reliable(spark)
-    del frame
+    for shuffle in range(before + 1, context.newShuffleId()):
+        context.shuffleDriverComponents().removeShuffle(shuffle, True)
+    found.append(sorted(row.n for row in rows.collect()))
+    again = _is_reliable(spark)
+    del frame, rows
     deadline = time.monotonic() + PATIENCE
     while not _is_reliable(spark) and time.monotonic() < deadline:
         gc.collect()
         spark.sparkContext._jvm.java.lang.System.gc()  # type: ignore[union-attr]
         time.sleep(0.1)
-    return {"right": rows == list(range(1000)), "beside": beside, "after": _is_reliable(spark)}
+    right = found == [list(range(1000))] * 2
+    return {"right": right, "beside": beside, "again": again, "after": _is_reliable(spark)}
 
 
 @job

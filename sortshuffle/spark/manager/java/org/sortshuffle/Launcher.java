@@ -36,9 +36,20 @@ final class Launcher {
      */
     private static final long TIMEOUT_SECONDS = 120;
 
+    private static final int FAILED = 3; // the launcher's exit status, if it has said why
+
     private static final ObjectMapper JSON = new ObjectMapper();
 
     private Launcher() {
+    }
+
+    /** What the launcher said, which names the remedy. */
+    private static final class Failure extends IOException {
+        private static final long serialVersionUID = 1L;
+
+        Failure(String said) {
+            super(said);
+        }
     }
 
     /** Where the engine is. Fails with an IOException that names interpreter and setting. */
@@ -50,17 +61,22 @@ final class Launcher {
         try {
             ProcessBuilder builder = new ProcessBuilder(python, "-m", MODULE);
             builder.redirectOutput(out.toFile()).redirectError(err.toFile());
-            String failure = run(builder, JSON.writeValueAsBytes(request(conf, token, secret)));
-            if (failure == null)
+            int status = run(builder, JSON.writeValueAsBytes(request(conf, token, secret)));
+            if (status == 0)
                 return place(lastLine(out));
             String said = lastLine(err);
-            throw new IOException(failure + (said.isEmpty() ? "" : ". It said: " + said));
+            if (status == FAILED)
+                throw new Failure(said);
+            throw new IOException(
+                    "it ended with status " + status + (said.isEmpty() ? "" : ". It said: " + said));
         } catch (InterruptedIOException e) {
             throw e;
         } catch (IOException e) {
+            String remedy = e instanceof Failure
+                    ? ""
+                    : ". Set " + PYTHON + " to a Python that has the sortshuffle package on every host";
             throw new IOException("The shuffle engine of this host cannot be started by `" + python + " -m "
-                            + MODULE + "`: " + e.getMessage() + ". Set " + PYTHON
-                            + " to a Python that has the sortshuffle package on every host",
+                            + MODULE + "`: " + e.getMessage() + remedy,
                     e);
         } finally {
             Files.deleteIfExists(out);
@@ -101,8 +117,8 @@ final class Launcher {
         return SparkEnv.get().executorId().equals(SparkContext$.MODULE$.DRIVER_IDENTIFIER());
     }
 
-    /** Null if the launcher succeeded, else what became of it. */
-    private static String run(ProcessBuilder builder, byte[] request) throws IOException {
+    /** The launcher's exit status. */
+    private static int run(ProcessBuilder builder, byte[] request) throws IOException {
         Process process = builder.start();
         try {
             try (OutputStream input = process.getOutputStream()) {
@@ -111,8 +127,8 @@ final class Launcher {
                 // It has ended before it read this; its exit status says more.
             }
             if (!process.waitFor(TIMEOUT_SECONDS, TimeUnit.SECONDS))
-                return "it has not answered for " + TIMEOUT_SECONDS + " s";
-            return process.exitValue() == 0 ? null : "it ended with status " + process.exitValue();
+                throw new IOException("it has not answered for " + TIMEOUT_SECONDS + " s");
+            return process.exitValue();
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             throw new InterruptedIOException("Interrupted while the shuffle engine was started");

@@ -1,5 +1,7 @@
 package org.sortshuffle;
 
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.util.BitSet;
 import java.util.Map;
 import java.util.TreeMap;
@@ -30,7 +32,7 @@ public final class SortMergeShuffleManager extends SortShuffleManager {
     /** "off" leaves every shuffle to Spark. */
     static final String MANAGER = "spark.sortshuffle.manager";
 
-    static final String OURS = "sortshuffle";
+    private static final String OURS = "sortshuffle";
 
     private static final Logger LOG = LoggerFactory.getLogger(SortMergeShuffleManager.class);
     private static final Map<String, AtomicLong> DECISIONS = new ConcurrentHashMap<>();
@@ -91,8 +93,9 @@ public final class SortMergeShuffleManager extends SortShuffleManager {
         synchronized (registered) {
             registered.set(shuffleId);
         }
-        // On storage that all hosts see, the driver's engine removes what is there.
-        if ((Engine.isLocal(conf) || Storage.isUsed(conf)) && warmed.compareAndSet(false, true))
+        if (Storage.isUsed(conf))
+            startForStorage();
+        else if (Engine.isLocal(conf) && warmed.compareAndSet(false, true))
             startInBackground();
         return new SortMergeShuffleHandle<>(shuffleId, dependency);
     }
@@ -108,9 +111,23 @@ public final class SortMergeShuffleManager extends SortShuffleManager {
     }
 
     /**
-     * So that the engine is up when the first task writes. That task reports what goes wrong; but on a
-     * cluster no task runs here.
+     * The driver's engine makes the directory that tasks write to, and removes what is there: without it the
+     * job fails here, before any task.
      */
+    private void startForStorage() {
+        SortMergeShufflePlugin.Driver driver = SortMergeShufflePlugin.Driver.current();
+        if (driver == null || warmed.get())
+            return;
+        try {
+            driver.startForStorage();
+            warmed.set(true);
+        } catch (IOException e) {
+            throw new UncheckedIOException(
+                    "Shuffles cannot be written to " + Storage.url(conf) + ": " + e.getMessage(), e);
+        }
+    }
+
+    /** So that the engine is up when the first task writes. That task reports what goes wrong. */
     private void startInBackground() {
         Engine engine = Engine.current();
         Thread thread = new Thread(() -> {
@@ -118,9 +135,6 @@ public final class SortMergeShuffleManager extends SortShuffleManager {
                 engine.link().close();
             } catch (Exception e) {
                 LOG.debug("The shuffle engine could not be started in advance", e);
-                if (Storage.isUsed(conf) && !Engine.isLocal(conf))
-                    LOG.warn("Map outputs at {} may stay until `sortshuffle clean` removes them: {}",
-                            Storage.url(conf), e.toString());
             }
         }, "sortshuffle-start");
         thread.setDaemon(true);
@@ -157,8 +171,8 @@ public final class SortMergeShuffleManager extends SortShuffleManager {
         SortMergeShufflePlugin.Driver driver = SortMergeShufflePlugin.Driver.current();
         if (driver == null && !Storage.isUsed(conf))
             Engine.removeHere(shuffleId); // an executor does not know which shuffles are Spark's own
-        if (driver != null)
-            driver.forget(shuffleId, isRegistered(shuffleId));
+        if (driver != null && isRegistered(shuffleId))
+            driver.remove(shuffleId);
         return super.unregisterShuffle(shuffleId);
     }
 

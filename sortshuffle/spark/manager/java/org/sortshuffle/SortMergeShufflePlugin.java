@@ -7,9 +7,12 @@ import java.util.HexFormat;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.FutureTask;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import org.apache.spark.MapOutputTrackerMaster;
 import org.apache.spark.SparkConf;
 import org.apache.spark.SparkContext;
@@ -35,6 +38,10 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
     private static final int TOKEN_BYTES = 16;
     private static final int SECRET_BYTES = 32;
     private static final int IDLE_SECONDS = 10; // after which the thread that removes files ends
+
+    /** For removing everything at a URL: a store deletes some thousand objects a second. */
+    private static final int LAST_SECONDS = 60;
+
     private static final String NETWORK_TIMEOUT = "spark.network.timeout";
     private static final String TRACKING_TIMEOUT = "spark.dynamicAllocation.shuffleTracking.timeout";
 
@@ -55,13 +62,15 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         /** By the id of each executor that ever told of one, its service's address. */
         private final Map<String, String> services = new ConcurrentHashMap<>();
 
-        private final Set<Integer> sparksOwn = ConcurrentHashMap.newKeySet(); // shuffles that Spark has now
+        private final Set<Integer> sparksOwn = ConcurrentHashMap.newKeySet(); // shuffles that are Spark's
 
         private final ScheduledThreadPoolExecutor remover = new ScheduledThreadPoolExecutor(1, task -> {
             Thread thread = new Thread(task, "sortshuffle-remove");
             thread.setDaemon(true);
             return thread;
         });
+        private SparkConf conf;
+        private String token;
         private Engine engine;
         private boolean isStored; // on storage that all hosts see
         private long untilDeadAreKnown; // seconds
@@ -76,6 +85,7 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         public Map<String, String> init(SparkContext context, PluginContext plugin) {
             if (SortMergeShuffleManager.isOff(context.conf()))
                 return Map.of();
+            conf = context.conf();
             refuse(context.conf(), context.version());
             letIdleExecutorsGo(context.conf());
             isStored = Storage.isUsed(context.conf()) && !SortMergeShuffleManager.isEncrypted(context.conf());
@@ -88,7 +98,7 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             remover.setKeepAliveTime(IDLE_SECONDS, TimeUnit.SECONDS);
             remover.allowCoreThreadTimeOut(true);
             SecureRandom random = new SecureRandom();
-            String token = hex(random, TOKEN_BYTES);
+            token = hex(random, TOKEN_BYTES);
             String secret = hex(random, SECRET_BYTES);
             engine = new Engine(token, secret, this);
             engine.enter();
@@ -113,7 +123,7 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         /** Spark reads this later, from the same configuration. */
         private static void tellOfStorage(SparkConf conf) {
             String components = conf.get(Storage.COMPONENTS, "");
-            if (components.isEmpty())
+            if (components.isEmpty() || components.equals(Storage.class.getName()))
                 conf.set(Storage.COMPONENTS, Storage.class.getName());
             else
                 LOG.warn(
@@ -181,21 +191,24 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
                         lost.shuffle());
         }
 
-        /** Spark has this shuffle, and it is Spark's own. */
+        /** This shuffle is Spark's own. */
         void isSparks(int shuffle) {
             sparksOwn.add(shuffle);
         }
 
-        /** Whether no shuffle that Spark has now is its own. */
+        /**
+         * Whether no shuffle that Spark has now is its own. The tracker knows which it has: one that was
+         * unregistered may come again, and is then not registered a second time.
+         */
         boolean hasOnlyOurs() {
-            return sparksOwn.isEmpty();
+            MapOutputTrackerMaster tracker = tracker();
+            return sparksOwn.stream().noneMatch(shuffle -> tracker.containsShuffle(shuffle));
         }
 
-        /** Spark has this shuffle no more. `isOurs`: its files are to be removed. */
-        void forget(int shuffle, boolean isOurs) {
-            sparksOwn.remove(shuffle);
-            if (isOurs)
-                remove(shuffle);
+        /** Starts this host's engine, which removes what is at the URL. Fails if it cannot. */
+        void startForStorage() throws IOException {
+            engine.link().close();
+            LOG.info("Map outputs lie at {}/{}-{}", Storage.url(conf), conf.getAppId(), token);
         }
 
         private static MapOutputTrackerMaster tracker() {
@@ -206,7 +219,7 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
          * Removes the files of a shuffle where no executor does. Returns at once. An executor may be dead,
          * and Spark not know it yet. So this comes back later to the services that it has passed over.
          */
-        private void remove(int shuffle) {
+        void remove(int shuffle) {
             try {
                 remover.execute(() -> removeFirst(shuffle));
             } catch (RejectedExecutionException e) {
@@ -217,6 +230,8 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         private void removeFirst(int shuffle) {
             Set<String> later = Set.copyOf(services.values()); // all, if something goes wrong here
             try {
+                if (isStored && tracker().containsShuffle(shuffle))
+                    return; // Spark has written it again, and uses it: other hosts' files are there, too
                 Set<String> used = inUse(later);
                 remove(shuffle, later, used, engine.place() != null);
                 // Many shuffles wait: they share one set while it stays the same.
@@ -256,14 +271,33 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
 
         /**
          * The executors have been told to end. What the last of their tasks still writes goes with this
-         * host's service, which also removes everything if this fails.
+         * host's service, which also removes everything if this fails. Storage may hang: then nobody waits.
          */
         private void removeAll() {
-            try {
+            FutureTask<Void> removal = new FutureTask<>(() -> {
                 engine.remove(Engine.EVERYTHING, Set.of());
-            } catch (Exception e) {
-                LOG.warn("Map outputs may be left: {}. `sortshuffle clean` removes them", e.toString());
+                return null;
+            });
+            Thread thread = new Thread(removal, "sortshuffle-remove-all");
+            thread.setDaemon(true);
+            thread.start();
+            try {
+                removal.get(LAST_SECONDS, TimeUnit.SECONDS);
+            } catch (TimeoutException e) {
+                warnOfLeft("it takes longer than " + LAST_SECONDS + " s to remove them, and goes on");
+            } catch (ExecutionException e) {
+                warnOfLeft(e.getCause().toString());
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+                warnOfLeft("the removal was interrupted");
             }
+        }
+
+        private void warnOfLeft(String why) {
+            LOG.warn(
+                    "Map outputs may be left: {}. This host's service tries once more when this process ends. "
+                            + "Then `{}` removes them",
+                    why, Storage.cleanCommand(conf, token));
         }
 
         /** Those of the services that an executor uses which Spark takes for alive. */
@@ -283,7 +317,7 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         @Override
         public void shutdown() {
             remover.shutdownNow();
-            if (isStored && SortMergeShuffleManager.decisions().containsKey(SortMergeShuffleManager.OURS))
+            if (isStored && engine.place() != null) // before it was started nothing could be written
                 removeAll();
             if (engine != null)
                 engine.leave();

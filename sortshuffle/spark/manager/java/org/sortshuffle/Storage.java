@@ -13,7 +13,8 @@ import scala.Option;
  * <p>Spark asks the driver's components of `spark.shuffle.sort.io.plugin.class` whether map outputs outlive
  * their executors ("reliable storage"), anew each time that it loses one. The answer holds for all shuffles.
  * But those that stay Spark's own lie on the executors' disks. So it is yes as long as there are none of
- * them.
+ * them. Settings that were copied from another SparkContext may name this class where nothing is at a URL:
+ * then it is no.
  */
 public final class Storage extends LocalDiskShuffleDataIO {
     static final String COMPONENTS = "spark.shuffle.sort.io.plugin.class";
@@ -27,8 +28,11 @@ public final class Storage extends LocalDiskShuffleDataIO {
     private static final int PORT = 1; // Spark takes no smaller one; nobody connects to it
     private static final String DIRECTORY = "spark.sortshuffle.dir";
 
+    private final boolean holdsMapOutputs;
+
     public Storage(SparkConf conf) {
         super(conf);
+        holdsMapOutputs = isUsed(conf) && !SortMergeShuffleManager.isEncrypted(conf);
     }
 
     /** Whether map outputs lie on storage that all hosts see. */
@@ -38,6 +42,11 @@ public final class Storage extends LocalDiskShuffleDataIO {
 
     static String url(SparkConf conf) {
         return conf.get(DIRECTORY).trim();
+    }
+
+    /** What removes what the application has there. */
+    static String cleanCommand(SparkConf conf, String token) {
+        return "sortshuffle clean " + url(conf) + " --application " + conf.getAppId() + "-" + token;
     }
 
     /** The location of a map output there. */
@@ -51,7 +60,7 @@ public final class Storage extends LocalDiskShuffleDataIO {
             @Override
             public boolean supportsReliableStorage() {
                 SortMergeShufflePlugin.Driver driver = SortMergeShufflePlugin.Driver.current();
-                return driver != null && driver.hasOnlyOurs();
+                return holdsMapOutputs && driver != null && driver.hasOnlyOurs();
             }
         };
     }
