@@ -25,7 +25,7 @@ final class ControlRows {
     static final String MARK = "sortshuffle_control_rows";
 
     private static final String FOUND = "control rows of sortshuffle's own frames and RDDs";
-    private static final String UNKNOWN = "rows whose columns are not found, which may be control rows";
+    static final String UNKNOWN = "rows whose columns are not found, which may be control rows";
 
     private ControlRows() {
     }

@@ -229,6 +229,7 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
 
         private void removeFirst(int shuffle) {
             Set<String> later = Set.copyOf(services.values()); // all, if something goes wrong here
+            boolean hasFailed = true;
             try {
                 if (isStored && tracker().containsShuffle(shuffle))
                     return; // Spark has written it again, and uses it: other hosts' files are there, too
@@ -237,18 +238,22 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
                 // Many shuffles wait: they share one set while it stays the same.
                 later = used.equals(passedOver) ? passedOver : used;
                 passedOver = later;
+                hasFailed = false;
             } catch (Exception e) { // Scala throws checked ones that it does not declare
                 warn(shuffle, e);
             }
             Set<String> untold = later;
-            if (!untold.isEmpty())
-                remover.schedule(() -> removeAgain(shuffle, untold), untilDeadAreKnown, TimeUnit.SECONDS);
+            boolean mayHaveFiles = hasFailed;
+            if (mayHaveFiles || !untold.isEmpty())
+                remover.schedule(()
+                                         -> removeAgain(shuffle, untold, mayHaveFiles),
+                        untilDeadAreKnown, TimeUnit.SECONDS);
         }
 
-        private void removeAgain(int shuffle, Set<String> addresses) {
+        private void removeAgain(int shuffle, Set<String> addresses, boolean mayHaveFiles) {
             try {
                 if (!tracker().containsShuffle(shuffle)) // otherwise Spark has written it again, and uses it
-                    remove(shuffle, addresses, inUse(addresses), false);
+                    remove(shuffle, addresses, inUse(addresses), mayHaveFiles && engine.place() != null);
             } catch (Exception e) { // as above
                 warn(shuffle, e);
             }
