@@ -67,7 +67,8 @@ def expect_stored_home(home: str) -> None:
     except FileNotFoundError:
         what = (
             f"the driver has made this directory, and host {host_name()} does not see it. Mount the same"
-            " storage at the same path on the driver's host and on all others"
+            " storage at the same path on the driver's host and on all others. If it was there before,"
+            " somebody has removed it: start the application again"
         )
         raise OSError(errno.ENODEV, what, home) from None
     except OSError as error:

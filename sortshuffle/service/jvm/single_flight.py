@@ -4,17 +4,20 @@ At the start of a reduce stage all tasks of a host ask for the same map outputs,
 Each of them is then read from a store once, not once for each task.
 
 Thread-safe; the lock is a leaf. The call runs under no lock, in the thread that asked first. If it fails,
-those who waited for it fail with it. Nothing is kept: who asks later asks anew.
+those who waited for it fail with it. If it takes longer than `PATIENCE`, each of them does it itself: one
+request that hangs must not hold up a host. Nothing is kept: who asks later asks anew.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
+
+PATIENCE = 30.0  # seconds; a read of an index takes up to 0.2 s, and some seconds where a store tries again
 
 
 class SingleFlight(Generic[Result]):
@@ -29,7 +32,8 @@ class SingleFlight(Generic[Result]):
             if other is None:
                 own = self._under_way[key] = Future()
         if other is not None:
-            return other.result()
+            done, _ = wait([other], PATIENCE)
+            return other.result() if done else call()
         try:
             own.set_result(call())
         except BaseException as error:

@@ -10,6 +10,7 @@ import pytest
 from consumers import PATIENCE
 from engine import eventually
 
+from sortshuffle.service.jvm import single_flight
 from sortshuffle.service.jvm.single_flight import SingleFlight
 
 ASKING = 4
@@ -35,8 +36,8 @@ def asked(flights: SingleFlight[str], call: Call, threads: ThreadPoolExecutor) -
     """Several that wait for the same."""
     found = [threads.submit(flights.do, b"key", call) for _ in range(ASKING)]
     eventually(lambda: flights._under_way, "one has begun")
-    condition: Any = flights._under_way[b"key"]._condition  # type: ignore[attr-defined]
-    eventually(lambda: len(condition._waiters) == ASKING - 1, "all but one wait for it")
+    future: Any = flights._under_way[b"key"]
+    eventually(lambda: len(future._waiters) == ASKING - 1, "all but one wait for it")
     return found
 
 
@@ -62,6 +63,17 @@ def test_those_who_wait_fail_with_it_and_later_ones_do_not() -> None:
                 each.result(PATIENCE)
     call.error = None
     assert (flights.do(b"key", call), call.calls) == ("result", 2)
+
+
+def test_who_waits_too_long_does_it_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(single_flight, "PATIENCE", 0.01)
+    flights, call = SingleFlight[str](), Call()
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(flights.do, b"key", call)
+        eventually(lambda: call.calls == 1, "it has begun")
+        assert flights.do(b"key", lambda: "mine") == "mine"
+        call.go.set()
+        assert first.result(PATIENCE) == "result"
 
 
 def test_others_are_done_meanwhile() -> None:

@@ -43,7 +43,7 @@ final class Launcher {
     private Launcher() {
     }
 
-    /** What the launcher said, which names the remedy. */
+    /** Names the remedy, as what the launcher says does. */
     private static final class Failure extends IOException {
         private static final long serialVersionUID = 1L;
 
@@ -127,7 +127,8 @@ final class Launcher {
                 // It has ended before it read this; its exit status says more.
             }
             if (!process.waitFor(TIMEOUT_SECONDS, TimeUnit.SECONDS))
-                throw new IOException("it has not answered for " + TIMEOUT_SECONDS + " s");
+                throw new Failure("it has not answered for " + TIMEOUT_SECONDS
+                        + " s: see that the directories of spark.sortshuffle.dir can be reached");
             return process.exitValue();
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
