@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from sortshuffle.cli.cleaning import Thing, Verdict, duration
 from sortshuffle.cli.output import plural
 from sortshuffle.storage.stored_cleaning import Remains, remains_below, remove_remains
+from sortshuffle.storage.stored_files import root_and_application
 
 
 def judge_stored(url: str, application: str | None, older_than: float | None) -> Iterator[Verdict]:
@@ -30,8 +31,7 @@ def judge_stored(url: str, application: str | None, older_than: float | None) ->
 
 def remove_stored(verdict: Verdict) -> None:
     """Delete what was judged. Raises OSError where the storage does not let it."""
-    url, _, application = verdict.path.rpartition("/")
-    remove_remains(url, application)
+    remove_remains(*root_and_application(verdict.path))
 
 
 def _reason(remains: Remains, age: float) -> str:

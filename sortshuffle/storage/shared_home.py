@@ -30,7 +30,13 @@ import sys
 from sortshuffle.storage.environment import environment
 from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import HOME_ROOT, Owner, boot_id, is_gone, process_start, remove_home
-from sortshuffle.storage.stored_files import application_url, mounted_path, store_error, store_errors
+from sortshuffle.storage.stored_files import (
+    application_url,
+    mounted_path,
+    root_and_application,
+    store_error,
+    store_errors,
+)
 
 PREFIX = "shared-"
 _SHOWN = 8  # characters of the boot id in the name; it tells apart, and what is random is the token
@@ -108,9 +114,8 @@ def remove_shared_home(home: str) -> bool:
 def begin_to_remove_stored_home(home: str, left: str) -> subprocess.Popen[bytes]:
     """Remove the home at a URL, in a process of its own. Nobody has to wait for it: a store may take minutes,
     and the libraries that talk to it are large. ``left``: a file, which says why if something is left."""
-    url, _, name = home.rpartition("/")
     return subprocess.Popen(
-        [sys.executable, "-m", "sortshuffle.storage.stored_cleaning", url, name, left],
+        [sys.executable, "-m", "sortshuffle.storage.stored_cleaning", *root_and_application(home), left],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

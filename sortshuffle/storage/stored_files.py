@@ -104,6 +104,12 @@ def application_url(root: str, application: str) -> str:
     return f"{root.rstrip('/')}/{application}"
 
 
+def root_and_application(url: str) -> tuple[str, str]:
+    """What `application_url` was made of."""
+    root, _, application = url.rpartition("/")
+    return root, application
+
+
 def open_store(url: str) -> tuple[Any, str]:
     """fsspec's file system for a URL, and the path in it. No request is made.
 

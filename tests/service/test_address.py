@@ -161,4 +161,4 @@ def test_where_no_socket_can_be_made_nothing_stays_open(short_path: Path) -> Non
     (short_path / "directory").mkdir()
     with pytest.raises(IsADirectoryError):
         listen_on_path(str(short_path / "directory"))
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine import ROOT
+from job_process import run_job
 
 from sortshuffle.spark.session import NO_ROLLBACK
 
@@ -23,17 +21,9 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a job of every operator prints. It starts a server of its own."""
     pytest.importorskip("grpc", reason="Spark Connect's packages are not installed: the extra `connect`")
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "spark")))
-    done = subprocess.run(
-        [sys.executable, str(JOB), str(tmp_path_factory.mktemp("connect")), "remote"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    environment = {**os.environ, "PYTHONPATH": paths}
+    directory = str(tmp_path_factory.mktemp("connect"))
+    return run_job(JOB, directory, "remote", patience=PATIENCE, environment=environment)
 
 
 def test_every_operator_gives_the_rows_that_plain_pyspark_gives(printed: dict[str, Any]) -> None:

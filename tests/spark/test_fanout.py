@@ -5,8 +5,6 @@ each exchange is what it would be alone.
 from __future__ import annotations
 
 import gc
-import json
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -20,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from job_process import run_job
 from oracle import confs, differences, jobs, partition_count, rows_in_order
 from pyspark import TaskContext, cloudpickle
 from pyspark.errors import PythonException
@@ -518,22 +517,14 @@ def test_explain_shows_one_stage_that_feeds_several_exchanges(
 
 # --- sessions of their own ------------------------------------------------------------------------------
 
-PATIENCE = 240  # seconds; a job takes about 20
+PATIENCE = 240  # seconds for a step that a test waits for
 JOBS = Path(__file__).parent / "jobs"
-
-
-def run_job(name: str, *arguments: str) -> dict[str, Any]:
-    command = [sys.executable, str(JOBS / f"{name}.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def test_a_failed_attempt_and_a_lost_executor_cost_both_exchanges_only_the_tasks_concerned(
     tmp_path: Path,
 ) -> None:
-    found = run_job("lose_fan_out", str(tmp_path))
+    found = run_job(JOBS / "lose_fan_out.py", str(tmp_path))
 
     assert found["first"] == 60_000
     # one map output for each task and exchange, none unfinished or of the attempt that failed
@@ -546,7 +537,7 @@ def test_a_failed_attempt_and_a_lost_executor_cost_both_exchanges_only_the_tasks
 
 
 def test_map_outputs_of_one_pass_live_as_long_as_any_of_its_exchanges(tmp_path: Path) -> None:
-    found = run_job("forget_fan_out", str(tmp_path), "60")
+    found = run_job(JOBS / "forget_fan_out.py", str(tmp_path), "60")
 
     assert len(found["made"]) == 2 * 2
     assert found["held"] == found["after"] == found["made"]

@@ -4,34 +4,17 @@ map tasks, also after some reduce tasks have finished.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from job_process import run_job
 
 JOBS = Path(__file__).parent / "jobs"
-PATIENCE = 240  # seconds; a job takes about 20
-
-
-def run_job(name: str, *arguments: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(JOBS / f"{name}.py"), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 @pytest.mark.parametrize("when", ["before", "during"])
 def test_a_lost_executor_costs_exactly_its_own_map_tasks(tmp_path: Path, when: str) -> None:
-    found = run_job("lose_executor", str(tmp_path), when)
+    found = run_job(JOBS / "lose_executor.py", str(tmp_path), when)
 
     assert found["rows"] == 60_000
     assert found["total"] == sum(range(60_000))

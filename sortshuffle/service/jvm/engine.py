@@ -40,7 +40,7 @@ from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import PARTIAL_SETTLES, sweep_partials
 from sortshuffle.storage.shared_home import expect_stored_home, make_shared_home
 from sortshuffle.storage.stored_cleaning import remove_remains
-from sortshuffle.storage.stored_files import is_url
+from sortshuffle.storage.stored_files import is_url, root_and_application
 
 # Map outputs that are written at the same time; further ones wait. Each has a segment, which costs nothing
 # but address space until a frame comes
@@ -173,8 +173,7 @@ class Engine:
         registered = self._registered()
         for home in registered.paths:
             if is_url(home) and not registered.keep:
-                url, _, name = home.rpartition("/")
-                remove_remains(url, name)
+                remove_remains(*root_and_application(home))
 
     def remove_for_peer(self, shuffle: MapOutputAddress) -> bool:
         """Delete a shuffle's map outputs here, because the engine of the driver's host says so; whether they

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -65,22 +67,26 @@ def test_those_who_wait_fail_with_it_and_later_ones_do_not() -> None:
     assert (flights.do(b"key", call), call.calls) == ("result", 2)
 
 
-def test_who_waits_too_long_does_it_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single_flight, "PATIENCE", 0.01)
-    flights, call = SingleFlight[str](), Call()
+@contextmanager
+def under_way(flights: SingleFlight[str]) -> Iterator[None]:
+    """Somebody does it for as long as the block."""
+    call = Call()
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(flights.do, b"key", call)
         eventually(lambda: call.calls == 1, "it has begun")
-        assert flights.do(b"key", lambda: "mine") == "mine"
+        yield
         call.go.set()
         assert first.result(PATIENCE) == "result"
+
+
+def test_who_waits_too_long_does_it_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(single_flight, "PATIENCE", 0.01)
+    flights = SingleFlight[str]()
+    with under_way(flights):
+        assert flights.do(b"key", lambda: "mine") == "mine"
 
 
 def test_others_are_done_meanwhile() -> None:
-    flights, call = SingleFlight[str](), Call()
-    with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(flights.do, b"key", call)
-        eventually(lambda: call.calls == 1, "it has begun")
+    flights = SingleFlight[str]()
+    with under_way(flights):
         assert flights.do(b"other", lambda: "other") == "other"
-        call.go.set()
-        assert first.result(PATIENCE) == "result"

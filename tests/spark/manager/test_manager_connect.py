@@ -3,14 +3,12 @@ rows are known by their columns and stay Spark's; all other shuffles are the man
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from both_sides import CONTROL
+from job_process import run_job
 
 JOB = Path(__file__).parent / "jobs" / "connect_frames.py"
 PATIENCE = 300  # seconds; the job takes about 25
@@ -19,12 +17,7 @@ PATIENCE = 300  # seconds; the job takes about 25
 @pytest.fixture(scope="module")
 def cases() -> dict[str, Any]:
     pytest.importorskip("grpc", reason="Spark Connect's packages are not installed: the extra `connect`")
-    done = subprocess.run(
-        [sys.executable, str(JOB)], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_job(JOB, patience=PATIENCE)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from job_process import run_job
 
 JOB = Path(__file__).parent / "jobs" / "control_rows.py"
 PATIENCE = 180  # seconds; the job takes about 15
@@ -16,12 +14,7 @@ PATIENCE = 180  # seconds; the job takes about 15
 
 @pytest.fixture(scope="module")
 def shuffles() -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(JOB)], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_job(JOB, patience=PATIENCE)
 
 
 @pytest.mark.parametrize("where", ["frame", "in a thread"])

@@ -3,14 +3,12 @@ longer than their grace time: their control rows are in Spark's own shuffle file
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from both_sides import CONTROL
+from job_process import run_job
 
 JOB = Path(__file__).parent / "jobs" / "late_reads.py"
 PATIENCE = 60.0  # seconds for whatever comes by itself; about 7 for a map output that Spark does not know
@@ -19,16 +17,7 @@ TIMEOUT = 300.0  # seconds; the job takes about 30
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(JOB), str(tmp_path_factory.mktemp("late")), str(PATIENCE)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_job(JOB, str(tmp_path_factory.mktemp("late")), str(PATIENCE), patience=TIMEOUT)
 
 
 @pytest.mark.parametrize("what", ["frame", "RDD"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,16 @@ def mounted(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return Store(f"file://{tmp_path_factory.mktemp('mounted')}")
 
 
+@contextmanager
+def logged(session: Session) -> Iterator[Session]:
+    """A session that is killed behind the block. What it said is printed."""
+    try:
+        yield session
+        print(session.log.read_text()[-3000:], session.engine_log()[-3000:])
+    finally:
+        session.kill()
+
+
 @pytest.fixture(scope="module")
 def cluster(mounted: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     """Two executors on this host."""
@@ -50,12 +61,8 @@ def cluster(mounted: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "spark.executor.memory": "768m",
         "spark.sortshuffle.dir": mounted.root,
     }
-    session = Session(tmp_path_factory.mktemp("stored"), True, settings)
-    try:
+    with logged(Session(tmp_path_factory.mktemp("stored"), True, settings)) as session:
         yield session
-        print(session.log.read_text()[-3000:], session.engine_log()[-3000:])
-    finally:
-        session.kill()
 
 
 def test_executors_killed_between_the_stages_cost_nothing(cluster: Session, mounted: Store) -> None:
@@ -148,16 +155,9 @@ def bucket(s3: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]
 
 @pytest.fixture(scope="module")
 def session(bucket: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    session = Session(
-        tmp_path_factory.mktemp("objects"),
-        True,
-        {"spark.master": "local[2,4]", "spark.sortshuffle.dir": bucket.root},
-    )
-    try:
+    settings = {"spark.master": "local[2,4]", "spark.sortshuffle.dir": bucket.root}
+    with logged(Session(tmp_path_factory.mktemp("objects"), True, settings)) as session:
         yield session
-        print(session.log.read_text()[-3000:], session.engine_log()[-3000:])
-    finally:
-        session.kill()
 
 
 def test_what_is_written_to_a_store_is_read_from_there(session: Session, bucket: Store) -> None:

@@ -4,10 +4,8 @@ errors; and what is ours: laziness, sharing, regions, metrics, files.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from job_process import run_job
 from oracle import confs, jobs
 from pyspark import RDD, SparkContext, cloudpickle
 from pyspark.core.rdd import portable_hash
@@ -581,21 +580,8 @@ def test_a_kept_output_is_dumped_and_verified(sc: SparkContext, spark: SparkSess
         assert (verified.exit_code, "FAULT" in verified.output) == (0, False)
 
 
-def run_job(name: str, *arguments: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(JOBS / f"{name}.py"), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def test_forgotten_exchanges_go_when_the_driver_has_collected_garbage(tmp_path: Path) -> None:
-    found = run_job("forget_rdd", str(tmp_path), "60")
+    found = run_job(JOBS / "forget_rdd.py", str(tmp_path), "60")
 
     assert len(found["kept"]) == 2
     assert len(found["made"]) == 2 + 2 * 20
@@ -603,7 +589,7 @@ def test_forgotten_exchanges_go_when_the_driver_has_collected_garbage(tmp_path: 
 
 
 def test_a_lost_executor_costs_exactly_its_own_map_tasks(tmp_path: Path) -> None:
-    found = run_job("lose_rdd", str(tmp_path))
+    found = run_job(JOBS / "lose_rdd.py", str(tmp_path))
 
     assert found["pairs"] == 6000
     assert found["total"] == sum(range(6000))

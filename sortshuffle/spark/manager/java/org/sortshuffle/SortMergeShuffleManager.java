@@ -106,8 +106,7 @@ public final class SortMergeShuffleManager extends SortShuffleManager {
                     "Shuffle {}, and others like it, are Spark's own, on the executors' disks and not at {}: "
                             + "{}. While there is one, a lost executor costs what it ran of a stage that runs",
                     shuffleId, Storage.url(conf), reason);
-        else if (reason.equals(
-                         ControlRows.UNKNOWN)) // with a release of Spark that this package does not know
+        else if (reason.equals(ControlRows.UNKNOWN)) // Spark has changed
             LOG.warn("Shuffle {}, and others like it, are Spark's own: {} (Spark {})", shuffleId, reason,
                     org.apache.spark.package$.MODULE$.SPARK_VERSION());
         else

@@ -228,26 +228,26 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         }
 
         private void removeFirst(int shuffle) {
-            Set<String> later = Set.copyOf(services.values()); // all, if something goes wrong here
-            boolean hasFailed = true;
+            Set<String> all = Set.copyOf(services.values());
             try {
                 if (isStored && tracker().containsShuffle(shuffle))
                     return; // Spark has written it again, and uses it: other hosts' files are there, too
-                Set<String> used = inUse(later);
-                remove(shuffle, later, used, engine.place() != null);
+                Set<String> used = inUse(all);
+                remove(shuffle, all, used, engine.place() != null);
                 // Many shuffles wait: they share one set while it stays the same.
-                later = used.equals(passedOver) ? passedOver : used;
-                passedOver = later;
-                hasFailed = false;
+                passedOver = used.equals(passedOver) ? passedOver : used;
             } catch (Exception e) { // Scala throws checked ones that it does not declare
                 warn(shuffle, e);
+                removeLater(shuffle, all, true);
+                return;
             }
-            Set<String> untold = later;
-            boolean mayHaveFiles = hasFailed;
-            if (mayHaveFiles || !untold.isEmpty())
-                remover.schedule(()
-                                         -> removeAgain(shuffle, untold, mayHaveFiles),
-                        untilDeadAreKnown, TimeUnit.SECONDS);
+            if (!passedOver.isEmpty())
+                removeLater(shuffle, passedOver, false);
+        }
+
+        private void removeLater(int shuffle, Set<String> addresses, boolean mayHaveFiles) {
+            Runnable again = () -> removeAgain(shuffle, addresses, mayHaveFiles);
+            remover.schedule(again, untilDeadAreKnown, TimeUnit.SECONDS);
         }
 
         private void removeAgain(int shuffle, Set<String> addresses, boolean mayHaveFiles) {
