@@ -29,6 +29,7 @@ ROOM_FOR_SCALE_10 = 40 << 30  # bytes of disk: shuffles of both sides, and some 
 # Spark's side then has 1 GiB of heap, 0.2 GB of it for each of two map tasks, which have 0.5 GB of rows each.
 LITTLE_MEMORY = 1024 * MIB
 PAIRS, QUICK_PAIRS, PAIRS_PARTITIONS = 5_000_000, 80_000, 64
+CLUSTER_HOSTS, CLUSTER_MEMORY = 3, 1536 * MIB  # each host's: an executor with one core, and its engine
 FOUR_TASKS, ONE_TASK = ", 4 tasks at once", ", 1 task"
 # As many map tasks with either number at once; Spark would cut files by the number of cores.
 SCALING_SETTINGS = (("spark.sql.files.minPartitionNum", "8"),)
@@ -142,6 +143,13 @@ CASES = [
         Aim(wall=0.95, cpu=1.0),
         effort=Effort(rounds=3),
         warm_up=partial(queries, 1.0, 200, False),
+    ),
+    Case(
+        "tpch-cluster",
+        f"TPC-H scale 1, 22 queries, 64 partitions, a cluster of {CLUSTER_HOSTS} hosts",
+        partial(queries, 1.0, 64),
+        Aim(wall=1.0),
+        setup=Setup(memory=CLUSTER_MEMORY, hosts=CLUSTER_HOSTS),
     ),
     _repartition(64),
     _repartition(1000),

@@ -6,7 +6,8 @@
     {"kind": ..., "arguments": ...} -> what one run of that job took, and the digest of its result
     end of the input -> the session ends
 
-The first line is the configuration: `is_ours`, `master`, `heap`, `directory`, `settings`.
+The first line is the configuration: `is_ours`, `master`, `heap`, `directory`, `settings`, and `disks`, the
+directories of a cluster's hosts.
 
 What is timed is the job alone. CPU time is that of this process and of all that descend from it
 (`process_tree`), between two looks, right before and right after. Afterwards, outside of that, the job's
@@ -63,7 +64,7 @@ class Session:
         started = time.perf_counter()
         self.spark = session(config)
         self.seconds = time.perf_counter() - started
-        self._directory = config["directory"]
+        self._directories = [config["directory"], *config["disks"]]
         self._tree = ProcessTree(os.getpid(), os.environ[MARKER])
         self._context = self.spark.sparkContext._jsc.sc()
         self._next_stage = self._next_shuffle = 0
@@ -87,7 +88,7 @@ class Session:
         wall = time.perf_counter() - started
         cpu, (busy, stolen) = used(looked, self._tree.look()), machine_ticks()
         digest = job.digest(value)
-        stages, files = self._stages(), sparks_files(self._directory)
+        stages, files = self._stages(), sum(map(sparks_files, self._directories))
         looked = self._tree.look()
         self._remove_shuffles()
         removing = used(looked, self._tree.look())

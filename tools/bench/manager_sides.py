@@ -4,6 +4,8 @@ A `SessionProcess` is started, asked and ended here; `manager_session` is what r
 known by a mark in their environment, so that at the end nothing of it is left, or is named.
 
 Both sides get the same memory in total: Spark's side has as heap what ours has as heap and for its engine.
+On a cluster that holds for each host, and each side has a cluster of its own: its processes have the side's
+mark, so they are measured with it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,10 @@ from manager_session import Ran
 from process_tree import MARKER, ProcessTree, used
 
 from sortshuffle.spark.session import ALLOCATOR_VARIABLE
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
+
+from cluster import Cluster, ClusterError
 
 OURS, SPARK = "ours", "Spark"
 MANAGER_NAME = "SortMergeShuffleManager"
@@ -38,6 +44,7 @@ ANSWER_SECONDS = 3600.0  # until a side that does not answer is given up
 ENDING_SECONDS = 60.0  # for all processes of a side to end
 # A run begins when both sides have spent less than that in the window, or after a while in any case.
 QUIET_WINDOW, QUIET_CPU, QUIET_PATIENCE = 0.1, 0.02, 5.0  # seconds
+DRIVER_MEMORY = 1024 * MIB  # of a driver whose tasks run on a cluster
 
 
 class BenchError(Exception):
@@ -46,10 +53,12 @@ class BenchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the sessions of a case are started with. ``memory``: of heap and engine, bytes. ``masters``: of
-    sides that have another one."""
+    """What the sessions of a case are started with. ``memory``: of heap and engine, bytes; on a cluster, of
+    each host. ``masters``: of sides that have another one. ``hosts``: of each side's cluster, with a core
+    each; none: the tasks run in the driver."""
 
     memory: int = 4096 * MIB
+    hosts: int = 0
     master: str = "local[2]"
     settings: tuple[tuple[str, str], ...] = ()
     masters: tuple[tuple[str, str], ...] = ()
@@ -65,11 +74,15 @@ class Request:
 
 
 class SessionProcess:
-    """One side: a Spark session in a process of its own. ``about``: what it told when it was ready."""
+    """One side: a Spark session in a process of its own. ``mark``: what its processes are known by.
+    ``cluster``: the one on which its tasks run, which is started with that mark and outlives the session.
+    ``about``: what it told when it was ready."""
 
-    def __init__(self, name: str, config: dict[str, Any], directory: Path) -> None:
+    def __init__(
+        self, name: str, config: dict[str, Any], directory: Path, mark: str, cluster: Cluster | None
+    ) -> None:
         self.name = name
-        self._mark = uuid.uuid4().hex
+        self._cluster = cluster
         self._log = directory / "log"
         (directory / "local").mkdir(parents=True)
         with self._log.open("wb") as log:
@@ -80,9 +93,9 @@ class SessionProcess:
                 stderr=log,
                 text=True,
                 cwd=directory,
-                env=_environment(self._mark),
+                env=_environment(mark),
             )
-        self.tree = ProcessTree(self._process.pid, self._mark)
+        self.tree = ProcessTree(self._process.pid, mark)
         self._tell({**config, "directory": str(directory / "local")})
         self.about: dict[str, Any] = {}
 
@@ -126,7 +139,9 @@ class SessionProcess:
 
     def _left(self) -> list[int]:
         """Those that have the mark: when the first process has ended, others are no descendants of it."""
-        return [each.pid for each in self.tree.look().processes.values() if each.state != "Z"]
+        outliving = _daemons(self._cluster)
+        found = self.tree.look().processes.values()
+        return [each.pid for each in found if each.state != "Z" and each.pid not in outliving]
 
     def _tell(self, value: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -149,6 +164,13 @@ class SessionProcess:
 
     def _last_words(self, what: str) -> str:
         return f"{self.name}: the session {what}. Its log ends:\n{self._log.read_text()[-4000:]}"
+
+
+def _daemons(cluster: Cluster | None) -> set[int]:
+    """What runs in a cluster without a session."""
+    if cluster is None:
+        return set()
+    return {*cluster.pids(kind="master"), *cluster.pids(kind="worker")}
 
 
 def _environment(mark: str) -> dict[str, str]:
@@ -204,12 +226,19 @@ def started(setup: Setup, ours_off: bool) -> Iterator[Pair]:
 @contextmanager
 def running(names: list[str], setup: Setup, ours_off: bool) -> Iterator[list[SessionProcess]]:
     """Sessions of these sides, started at the same time. Raises `BenchError` if one has another manager."""
-    with tempfile.TemporaryDirectory(prefix="sortshuffle-bench-", dir=os.environ.get("TMPDIR")) as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix="sortshuffle-bench-", dir=os.environ.get("TMPDIR")) as scratch,
+        ExitStack() as clusters,
+    ):
         sides: list[SessionProcess] = []
         try:
-            for name in names:
+            for number, name in enumerate(names):
                 config = configuration(name, setup, ours_off)
-                sides.append(SessionProcess(name, config, Path(scratch, str(len(sides)))))
+                directory, mark = Path(scratch, str(number)), uuid.uuid4().hex
+                cluster = _start_cluster(directory / "cluster", setup.hosts, mark, clusters)
+                if cluster is not None:
+                    config = _on_cluster(config, cluster)
+                sides.append(SessionProcess(name, config, directory, mark, cluster))
             for side in sides:
                 _check(side, ours_off)
             yield sides
@@ -226,6 +255,38 @@ def configuration(name: str, setup: Setup, ours_off: bool) -> dict[str, Any]:
         "master": dict(setup.masters).get(name, setup.master),
         "heap": f"{heap // MIB}m",
         "settings": dict(setup.settings),
+        "disks": [],
+    }
+
+
+def _start_cluster(directory: Path, hosts: int, mark: str, clusters: ExitStack) -> Cluster | None:
+    """A cluster of hosts with a core each, which ends with ``clusters``; None where no hosts are wanted."""
+    if not hosts:
+        return None
+    cluster = Cluster(directory, {MARKER: mark})
+    clusters.callback(cluster.down)
+    try:
+        cluster.up(hosts, cores=1, memory="8g")  # more than any executor asks for
+    except ClusterError as error:
+        raise BenchError(str(error)) from error
+    return cluster
+
+
+def _on_cluster(config: dict[str, Any], cluster: Cluster) -> dict[str, Any]:
+    """The same where what was the driver's memory is each executor's."""
+    state = cluster.state()
+    assert state is not None
+    settings = {
+        "spark.executor.memory": config["heap"],
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        **config["settings"],
+    }
+    return config | {
+        "master": state.master,
+        "heap": f"{DRIVER_MEMORY // MIB}m",
+        "settings": settings,
+        "disks": [str(cluster.local_directory(host)) for host in state.hosts],
     }
 
 

@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -92,10 +93,16 @@ class Process:
 
 
 class Cluster:
-    """The cluster of a directory. Any number of these objects, in any process, may speak of the same one."""
+    """The cluster of a directory. Any number of these objects, in any process, may speak of the same one.
 
-    def __init__(self, directory: Path | str = DIRECTORY) -> None:
+    ``variables``: what else is in the environment of the processes that this object starts.
+    """
+
+    def __init__(
+        self, directory: Path | str = DIRECTORY, variables: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self.directory = Path(directory).resolve()
+        self._variables = variables
 
     # ---- starting and stopping ---------------------------------------------------------------------------
 
@@ -182,6 +189,7 @@ class Cluster:
         """The environment of what runs on a host: what is started with it ends with the cluster."""
         return {
             **_own_environment(),
+            **self._variables,
             "SPARK_LOCAL_IP": host,
             "SPARK_PUBLIC_DNS": host,
             "PYSPARK_PYTHON": sys.executable,
