@@ -25,6 +25,7 @@ from sortshuffle.format.header import Codec
 from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.memory.shared_budget import SharedMemory
 from sortshuffle.options import MIB
+from sortshuffle.service.address import split_address
 from sortshuffle.service.client import ClientSettings, ServiceClients
 from sortshuffle.service.jvm.elsewhere import KnownIndexes
 from sortshuffle.service.jvm.outputs import KnownOutputs, MapOutputs
@@ -118,6 +119,11 @@ class Engine:
         if found.paths:
             self._homes_before = found
         return self._homes_before
+
+    @property
+    def port(self) -> int:
+        """Of this host's service."""
+        return split_address(self.settings.address)[1]
 
     @property
     def has_homes(self) -> bool:

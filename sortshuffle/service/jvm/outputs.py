@@ -252,7 +252,9 @@ class MapOutputs:
         """
 
         def create(home: str) -> PartitionedFileWriter:
-            return PartitionedFileWriter(PartitionedFile.named(home, shuffle, map_index, map_id), header)
+            file = PartitionedFile.named(home, shuffle, map_index, map_id)
+            # The driver makes the home at a URL: where it is not there, the mount or the application is gone.
+            return PartitionedFileWriter(file, header, makes_directory=False)
 
         homes = tuple(self._writable())
         if is_url(homes[0]):

@@ -11,8 +11,8 @@ bytes.
 Rules
 * Nothing is handed out before its checksum was verified.
 * A request holds a few MiB, however large a block is.
-* Order: first the blocks of this host, then the others, each in the order of the request; in a block by
-  region, in a region by subpartition.
+* Order: first the blocks of this host, then the others, each in the order of the request. In a block of this
+  host by region, in a region by subpartition; in one of another host by subpartition, and then by region.
 
 Single-threaded: each connection has its own reader.
 """
@@ -146,10 +146,9 @@ class BlockReader:
     ) -> Iterator[pa.Buffer]:
         """The records of a large extent, in several reads."""
         for part in output.reader.read_parts(extent, READ_BYTES):
-            with output.reader.damage(extent.offset, extent):
-                raw = _raw(part.memory, part.buffers, payload)
             self._bytes += part.bytes
-            yield from raw
+            with output.reader.damage(extent.offset, extent):
+                yield from _raw(part.memory, part.buffers, payload)
 
 
 def _groups(sizes: npt.NDArray[np.int64], first: int) -> Iterator[list[int]]:
@@ -184,18 +183,19 @@ def _neighbours(
         end = start + extent.bytes
         try:  # verified as a whole before any of it is handed out
             buffers = list(scan_extent(view[start:end], extent.checksum, extent.buffers))
-            raw = _raw(memory.slice(start, extent.bytes), buffers, payload)
+            yield from _raw(memory.slice(start, extent.bytes), buffers, payload)
         except Malformed as problem:
             raise reader.damaged(problem, extent.offset, extent) from None
-        yield from raw
         start = end
 
 
-def _raw(memory: pa.Buffer, buffers: list[StoredBuffer], payload: RecordBytesPayload) -> list[pa.Buffer]:
+def _raw(memory: pa.Buffer, buffers: list[StoredBuffer], payload: RecordBytesPayload) -> Iterator[pa.Buffer]:
+    """One at a time: of 4 MiB, which is what is held of an extent, compression may have made gigabytes."""
     for each in buffers:
         if each.data_type is not DataType.DATA:
             raise Malformed("an event among record bytes", 0)
-    return [payload.raw(memory, each) for each in buffers]
+    for each in buffers:
+        yield payload.raw(memory, each)
 
 
 _payloads: dict[Codec, RecordBytesPayload] = {codec: RecordBytesPayload(codec) for codec in Codec}

@@ -12,6 +12,8 @@ Rules
 * A host that does not see the home has lost nothing either: it has not mounted the directory.
 * When one is found lost, the shuffle is listed once. So all that are gone or cut short are told together, and
   Spark runs their tasks again in one attempt of the stage.
+* What was not there when it was looked for, and is listed then, is looked for once more: a mount that is away
+  for a moment loses nothing.
 * Bytes come in the order of the request, whatever of it is known already: the rest of an answer that broke
   off is taken from the next.
 """
@@ -19,7 +21,7 @@ Rules
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -27,7 +29,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from sortshuffle.errors import DataLossError
+from sortshuffle.errors import DataLossError, MissingDataError
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.format.index import Index
@@ -40,9 +42,10 @@ from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.single_flight import SingleFlight
 from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small, read_small
 from sortshuffle.storage.extents import Extent, extent_of
-from sortshuffle.storage.partitioned_file import DATA_SUFFIX, PartitionedFile
+from sortshuffle.storage.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.shared_home import expect_stored_home
 from sortshuffle.storage.stored_cleaning import sizes_of_exchange
+from sortshuffle.storage.stored_files import patiently
 from sortshuffle.storage.stored_reader import read_stored_index
 
 # Of indexes that are kept for the next request. Those of 1,000 map outputs with 1,000 subpartitions take
@@ -111,17 +114,20 @@ class StoredBlocks(BlocksElsewhere):
         return super().bytes_read + self._small_bytes
 
     def locate(self) -> None:
-        """Raises OSError where the store does not answer, too."""
-        lost: set[int] = set()
-        why = ""
-        for (number, block), known in zip(self._blocks, self._outputs(), strict=True):
-            if isinstance(known, DataLossError):
-                lost.add(number)
-                why = why or str(known)
-            else:
-                self._found.append(_Found(number, block, self._file(block).data_path, known))
-        if lost:
-            raise self._lost(lost, why)
+        """Raises OSError where the store does not answer, too, or this host does not see the home."""
+        known = self._outputs(self._blocks)
+        losses = _losses(known)
+        if losses:
+            sizes = self._sizes()
+            known |= self._outputs([each for each in self._blocks if _may_be_back(each, losses, sizes)])
+            losses = _losses(known)
+        self._found = [
+            _Found(number, block, self._file(block).data_path, found)
+            for number, block in self._blocks
+            if not isinstance(found := known[number], DataLossError)
+        ]
+        if losses:
+            raise self._lost(losses, sizes)
 
     def pieces(self) -> Iterator[BytesLike]:
         try:
@@ -131,8 +137,8 @@ class StoredBlocks(BlocksElsewhere):
             self.blocks_begun = len(self._blocks)  # the last ones may be empty
         except DataLossError as error:
             name = base_name(error.place.file)
-            lost = {each.number for each in self._found if base_name(each.path) == name}
-            raise self._lost(lost, str(error)) from error
+            losses = {each.number: error for each in self._found if base_name(each.path) == name}
+            raise self._lost(losses, self._sizes()) from error
 
     def close(self) -> None:
         self._found.clear()
@@ -152,15 +158,14 @@ class StoredBlocks(BlocksElsewhere):
             self._small_bytes += small.stored_bytes(block.first, block.end)
             yield small.records(block.first, block.end)
 
-    def _outputs(self) -> list[Known | DataLossError]:
-        """Of each block."""
-        ids = [block.file_id for _, block in self._blocks]
-        found = self._known(ids)
-        unknown = {block.file_id: block for _, block in self._blocks if block.file_id not in found}
+    def _outputs(self, blocks: Sequence[tuple[int, Block]]) -> dict[int, Known | DataLossError]:
+        """Of these blocks, by number."""
+        found = self._known([block.file_id for _, block in blocks])
+        unknown = {block.file_id: block for _, block in blocks if block.file_id not in found}
         if unknown:
             with ThreadPoolExecutor(min(len(unknown), CONCURRENT_FETCHES)) as threads:
                 found.update(zip(unknown, threads.map(self._read_once, unknown.values()), strict=True))
-        return [found[file_id] for file_id in ids]
+        return {number: found[block.file_id] for number, block in blocks}
 
     def _known(self, ids: Sequence[bytes]) -> dict[bytes, Known | DataLossError]:
         """What is known, of those of which anything is."""
@@ -191,24 +196,32 @@ class StoredBlocks(BlocksElsewhere):
         settings.indexes.put(index)
         return index
 
-    def _lost(self, lost: set[int], why: str) -> LostBlocksError:
-        """These blocks, and all others that are gone by now: they are looked for anew when they are asked for
-        again. Raises OSError where this host does not see the home."""
-        expect_stored_home(self._settings.home)
-        lost = lost | self._gone()
-        for each in self._found:
-            if each.number in lost:
-                self._settings.indexes.forget(each.block.file_id)
-                self._settings.small.forget(each.block.file_id)
-        return LostBlocksError(sorted(lost), why)
+    def _lost(self, losses: Mapping[int, DataLossError], sizes: Mapping[str, int] | None) -> LostBlocksError:
+        """These blocks, by number, and all others that are gone by now. They are looked for anew when they
+        are asked for again."""
+        lost = losses.keys() | self._gone(sizes)
+        for number, block in self._blocks:
+            if number in lost:
+                self._settings.indexes.forget(block.file_id)
+                self._settings.small.forget(block.file_id)
+        return LostBlocksError(sorted(lost), str(next(iter(losses.values()))))
 
-    def _gone(self) -> set[int]:
-        """The found blocks whose data is not there, or not all of it. Only what is already known to be lost
-        is told where the store does not answer."""
+    def _sizes(self) -> dict[str, int] | None:
+        """Of the shuffle's files, by name; None where the store does not answer. Raises OSError where this
+        host does not see the home: then nothing would be listed."""
+        home = self._settings.home
+        expect_stored_home(home)
         try:
-            sizes = sizes_of_exchange(self._settings.home, self._shuffle)
+            sizes = patiently(lambda: sizes_of_exchange(home, self._shuffle))
         except OSError as error:
             _log.warning("which map outputs of shuffle %d are lost cannot be told: %s", self._shuffle, error)
+            return None
+        expect_stored_home(home)
+        return sizes
+
+    def _gone(self, sizes: Mapping[str, int] | None) -> set[int]:
+        """The found blocks whose data is not there, or not all of it; none, if that is not known."""
+        if sizes is None:
             return set()
         return {
             each.number
@@ -226,6 +239,22 @@ class StoredBlocks(BlocksElsewhere):
 
     def _file(self, block: Block) -> PartitionedFile:
         return PartitionedFile.named(self._settings.home, self._shuffle, block.map_index, block.map_id)
+
+
+def _losses(known: Mapping[int, Known | DataLossError]) -> dict[int, DataLossError]:
+    return {number: each for number, each in known.items() if isinstance(each, DataLossError)}
+
+
+def _may_be_back(
+    numbered: tuple[int, Block], losses: Mapping[int, DataLossError], sizes: Mapping[str, int] | None
+) -> bool:
+    """Whether this block's map output was not there, and may be there now. A list may be old, or there is
+    none: only another look at the files tells."""
+    error = losses.get(numbered[0])
+    if not isinstance(error, MissingDataError):
+        return False
+    name = base_name(error.place.file)
+    return sizes is None or (name + DATA_SUFFIX in sizes and name + INDEX_SUFFIX in sizes)
 
 
 def _has_index(found: _Found) -> bool:
