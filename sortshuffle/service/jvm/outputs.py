@@ -79,8 +79,8 @@ class WrittenPair:
 
 
 class SmallMapOutput:
-    """A finished map output of this host whose records are in memory, ``small``. ``written``: its files, if
-    this engine kept it when it wrote them, until it is first read."""
+    """A finished map output, of this host or from elsewhere, whose records are in memory: ``small``.
+    ``written``: its files, if this engine kept it when it wrote them, until it is first read."""
 
     __slots__ = ("file", "file_id", "kept_bytes", "small", "subpartitions", "used_at", "written")
 

@@ -11,8 +11,8 @@ bytes.
 Rules
 * Nothing is handed out before its checksum was verified.
 * A request holds a few MiB, however large a block is.
-* Order: first the blocks of this host, then the others, each in the order of the request. In a block of this
-  host by region, in a region by subpartition; in one of another host by subpartition, and then by region.
+* Order: first the blocks of this host, then the others, each in the order of the request; in a block by
+  region, in a region by subpartition.
 
 Single-threaded: each connection has its own reader.
 """

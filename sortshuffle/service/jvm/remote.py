@@ -4,7 +4,7 @@ The engine asks for a JVM of its own host: credit, reconnecting and verifying ar
 (`service.client`, `read.fetcher`).
 
 A service that does not answer for its time-out has its blocks counted as unreachable, together: Spark then
-runs the map tasks of that host again.
+runs the map tasks of that host again. Blocks whose records are known need no service.
 
 Owns its connections.
 """
@@ -14,19 +14,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
-from sortshuffle.errors import DataLossError, ProtocolError, ServiceUnavailableError
+from sortshuffle.errors import CorruptDataError, DataLossError, ProtocolError, ServiceUnavailableError
+from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.index import Index
 from sortshuffle.options import MIB
-from sortshuffle.service.client import ClientSettings, ServiceClients
-from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, KnownIndexes, Located, base_name
+from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceClients
+from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Found, Known, KnownIndexes, base_name
 from sortshuffle.service.jvm.lost import LostBlocksError
+from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
+from sortshuffle.service.jvm.single_flight import SingleFlight
+from sortshuffle.service.jvm.small_outputs import is_small, read_small
 from sortshuffle.service.protocol import MapOutputAddress
 from sortshuffle.service.remote_input_channel import RemoteInputChannel
-from sortshuffle.storage.extents import extents_of
+from sortshuffle.storage.extents import Extent, ExtentReader, extent_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.ranges import SubpartitionRange
 from sortshuffle.storage.reader import verified_index
 
 MOST_INDEX_BYTES = 32 * MIB  # of other hosts' map outputs, kept for the next request
@@ -34,11 +40,19 @@ MOST_INDEX_BYTES = 32 * MIB  # of other hosts' map outputs, kept for the next re
 
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
-    """How the engine talks to other hosts. ``indexes``: what it knows of their map outputs."""
+    """How the engine talks to other hosts. ``indexes``, ``small``: what it knows of their map outputs: of
+    small ones the records, of the others the index. ``under_way``: those that are being read, by file id."""
 
     application: str
     clients: ClientSettings
     indexes: KnownIndexes
+    small: KnownOutputs
+    under_way: SingleFlight[Known]
+
+    @staticmethod
+    def of(application: str, clients: ClientSettings, small: KnownOutputs) -> RemoteSettings:
+        """For an engine that knows no indexes yet."""
+        return RemoteSettings(application, clients, KnownIndexes(MOST_INDEX_BYTES), small, SingleFlight())
 
     def blocks(self, request: ReadRequest, numbered: Sequence[tuple[int, Block]]) -> RemoteBlocks:
         return RemoteBlocks(request, numbered, self)
@@ -53,7 +67,6 @@ class RemoteBlocks(BlocksElsewhere):
         super().__init__(blocks)
         self._request = request
         self._settings = settings
-        self._located: list[Located] = []
         self._clients = ServiceClients(settings.clients)
 
     def locate(self) -> None:
@@ -66,7 +79,7 @@ class RemoteBlocks(BlocksElsewhere):
                 continue
             try:
                 path = self._path(service, block)
-                self._located.append(Located(number, block, self._index(service, block), path))
+                self._found.append(Found(number, block, path, self._known(service, block)))
             except DataLossError as error:
                 lost.append(number)
                 why = why or str(error)
@@ -81,10 +94,9 @@ class RemoteBlocks(BlocksElsewhere):
         if lost:
             raise LostBlocksError(lost, why)
 
-    def pieces(self) -> Iterator[pa.Buffer]:
+    def pieces(self) -> Iterator[BytesLike]:
         try:
-            yield from self._fetched(enumerate(self._located, 1))
-            self.blocks_begun = len(self._blocks)  # the last ones may be empty
+            yield from self._pieces()
         except DataLossError as error:
             raise self._lost(error) from error
         except ServiceUnavailableError as error:
@@ -96,10 +108,10 @@ class RemoteBlocks(BlocksElsewhere):
     def _lost(self, error: DataLossError) -> LostBlocksError:
         """The block that the error is of, and all others that are lost by now: the services tell."""
         name = base_name(error.place.file)
-        lost = {each.number for each in self._located if base_name(each.path) == name}
-        for each in self._located:
+        lost = {each.number for each in self._found if base_name(each.path) == name}
+        for each in self._found:
             self._settings.indexes.forget(each.block.file_id)
-        self._located.clear()
+        self._found.clear()
         try:
             self.locate()
         except LostBlocksError as others:
@@ -111,28 +123,49 @@ class RemoteBlocks(BlocksElsewhere):
         blocks = {n for n, block in self._blocks if self._request.services[block.service] in services}
         return LostBlocksError(sorted({*blocks, *lost}), "; ".join(services.values()), is_reachable=False)
 
-    def _index(self, service: str, block: Block) -> Index:
-        known = self._settings.indexes.get(block.file_id)
-        if known is None:
-            data = self._clients.client(service).index(self._address(block), service)
-            known = verified_index(data, self._path(service, block), block.file_id)
-            self._settings.indexes.put(known)
-        return known
+    def _known(self, service: str, block: Block) -> Known:
+        """The records of a small map output, or the index. Raises `DataLossError`,
+        `ServiceUnavailableError`."""
+        settings, file_id = self._settings, block.file_id
+        (kept,) = settings.small.get_all((file_id,))
+        if isinstance(kept, SmallMapOutput):
+            return kept.small
+        index = settings.indexes.get(file_id)
+        return index or settings.under_way.do(file_id, lambda: self._read(service, block))
 
-    def _channels(self, located: Located) -> Iterator[RemoteInputChannel]:
-        block, index = located.block, located.index
+    def _read(self, service: str, block: Block) -> Known:
+        settings, output, path = self._settings, self._address(block), self._path(service, block)
+        client = self._clients.client(service)
+        index = verified_index(client.index(output, service), path, block.file_id)
+        if is_small(index) and settings.small.has_room_for_small():
+            try:
+                small = read_small(_WholeReader(client, output, service, path, index), index)
+            except CorruptDataError:
+                pass  # maybe only on the way: extent by extent the service is asked what it finds
+            else:
+                file = PartitionedFile.of(path)
+                assert file is not None
+                settings.small.keep(SmallMapOutput(file, block.file_id, small))
+                return small
+        settings.indexes.put(index)
+        return index
+
+    def _channels(self, found: Found) -> Iterator[RemoteInputChannel]:
+        """One for each region: the extents of neighbouring subpartitions come by one request."""
+        block, index = found.block, found.index
         service = self._request.services[block.service]
-        for subpartition in range(block.first, block.end):
-            extents = extents_of(index, subpartition)
-            if extents:
+        for region, row in enumerate(index.entries[:, block.first : block.end]):
+            filled = np.flatnonzero(row["bytes"]).tolist()
+            if filled:
+                extents = tuple(extent_of(row[at], region, block.first + at) for at in filled)
                 yield RemoteInputChannel(
                     self._clients,
                     service,
                     self._address(block),
                     service,
-                    located.path,
+                    found.path,
                     str(index.writer),
-                    tuple(extents),
+                    extents,
                 )
 
     def _address(self, block: Block) -> MapOutputAddress:
@@ -142,3 +175,25 @@ class RemoteBlocks(BlocksElsewhere):
 
     def _path(self, service: str, block: Block) -> str:
         return PartitionedFile.named(service, self._request.shuffle, block.map_index, block.map_id).data_path
+
+
+class _WholeReader(ExtentReader):
+    """All extents of a small map output, by one request. ``client``: of the service that has it."""
+
+    def __init__(
+        self, client: ServiceClient, output: MapOutputAddress, service: str, path: str, index: Index
+    ) -> None:
+        super().__init__(path, str(index.writer))
+        self._client = client
+        self._output = output
+        self._service = service
+        self._last = index.header.subpartitions - 1
+
+    def fetch(self, size: int, extent: Extent, position: int = 0) -> pa.Buffer:
+        """``extent``: all of them, from the first subpartition that has one on."""
+        assert (size, position) == (extent.bytes, 0)
+        subpartitions = SubpartitionRange(extent.subpartition, self._last)
+        return self._client.extents(self._output, self._service, subpartitions, extent)
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -21,26 +21,23 @@ Rules
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
-from typing import TypeAlias
 
 import numpy as np
 
 from sortshuffle.errors import DataLossError, MissingDataError
 from sortshuffle.format.checksum import BytesLike
-from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.format.index import Index
 from sortshuffle.options import MIB
 from sortshuffle.read.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
-from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, KnownIndexes, Located, base_name
+from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Found, Known, KnownIndexes, base_name
 from sortshuffle.service.jvm.lost import LostBlocksError
 from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.single_flight import SingleFlight
-from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small, read_small
+from sortshuffle.service.jvm.small_outputs import is_small, read_small
 from sortshuffle.storage.extents import Extent, extent_of
 from sortshuffle.storage.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.shared_home import expect_stored_home
@@ -53,9 +50,6 @@ from sortshuffle.storage.stored_reader import read_stored_index
 MOST_INDEX_BYTES = 64 * MIB
 
 _log = logging.getLogger(__name__)
-
-Known: TypeAlias = SmallOutput | Index
-"""Of a map output: the records, if it is a small one, or the index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +72,6 @@ class StoredSettings:
         return StoredBlocks(request, numbered, self)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A block whose map output was found. ``number``: its own in the request. ``path``: of the data file.
-    ``known``: the records of a small map output, or the index of one that is read extent by extent."""
-
-    number: int
-    block: Block
-    path: str
-    known: Known
-
-    @property
-    def data_bytes(self) -> int:
-        """The size of the data file."""
-        known = self.known
-        if isinstance(known, Index):
-            return known.data_bytes
-        return HEADER_BYTES + known.stored_bytes(0, known.subpartitions)
-
-
 class StoredBlocks(BlocksElsewhere):
     """``blocks``: with their numbers in the request."""
 
@@ -106,12 +81,6 @@ class StoredBlocks(BlocksElsewhere):
         super().__init__(blocks)
         self._shuffle = request.shuffle
         self._settings = settings
-        self._found: list[_Found] = []
-        self._small_bytes = 0
-
-    @property
-    def bytes_read(self) -> int:
-        return super().bytes_read + self._small_bytes
 
     def locate(self) -> None:
         """Raises OSError where the store does not answer, too, or this host does not see the home."""
@@ -122,7 +91,7 @@ class StoredBlocks(BlocksElsewhere):
             known |= self._outputs([each for each in self._blocks if _may_be_back(each, losses, sizes)])
             losses = _losses(known)
         self._found = [
-            _Found(number, block, self._file(block).data_path, found)
+            Found(number, block, self._file(block).data_path, found)
             for number, block in self._blocks
             if not isinstance(found := known[number], DataLossError)
         ]
@@ -131,10 +100,7 @@ class StoredBlocks(BlocksElsewhere):
 
     def pieces(self) -> Iterator[BytesLike]:
         try:
-            for is_index, found in groupby(enumerate(self._found, 1), lambda each: _has_index(each[1])):
-                read = self._by_extents if is_index else self._slices
-                yield from read(found)
-            self.blocks_begun = len(self._blocks)  # the last ones may be empty
+            yield from self._pieces()
         except DataLossError as error:
             name = base_name(error.place.file)
             losses = {each.number: error for each in self._found if base_name(each.path) == name}
@@ -142,21 +108,6 @@ class StoredBlocks(BlocksElsewhere):
 
     def close(self) -> None:
         self._found.clear()
-
-    def _by_extents(self, found: Iterable[tuple[int, _Found]]) -> Iterator[BytesLike]:
-        return self._fetched(
-            (begun, Located(each.number, each.block, each.known, each.path))
-            for begun, each in found
-            if isinstance(each.known, Index)
-        )
-
-    def _slices(self, found: Iterable[tuple[int, _Found]]) -> Iterator[BytesLike]:
-        for begun, each in found:
-            block, small = each.block, each.known
-            assert isinstance(small, SmallOutput)
-            self.blocks_begun = begun
-            self._small_bytes += small.stored_bytes(block.first, block.end)
-            yield small.records(block.first, block.end)
 
     def _outputs(self, blocks: Sequence[tuple[int, Block]]) -> dict[int, Known | DataLossError]:
         """Of these blocks, by number."""
@@ -229,9 +180,9 @@ class StoredBlocks(BlocksElsewhere):
             if sizes.get(base_name(each.path) + DATA_SUFFIX) != each.data_bytes
         }
 
-    def _channels(self, located: Located) -> Iterator[StoredInputChannel]:
+    def _channels(self, found: Found) -> Iterator[StoredInputChannel]:
         """One for the whole block: neighbouring extents then come by one request."""
-        block, index = located.block, located.index
+        block, index = found.block, found.index
         extents = tuple(_extents(index, block.first, block.end))
         if extents:
             writer = str(index.writer)
@@ -255,10 +206,6 @@ def _may_be_back(
         return False
     name = base_name(error.place.file)
     return sizes is None or (name + DATA_SUFFIX in sizes and name + INDEX_SUFFIX in sizes)
-
-
-def _has_index(found: _Found) -> bool:
-    return isinstance(found.known, Index)
 
 
 def _extents(index: Index, first: int, end: int) -> Iterator[Extent]:
