@@ -128,7 +128,7 @@ class RemoteBlocks(BlocksElsewhere):
         `ServiceUnavailableError`."""
         settings, file_id = self._settings, block.file_id
         (kept,) = settings.small.get_all((file_id,))
-        if isinstance(kept, SmallMapOutput):
+        if isinstance(kept, SmallMapOutput) and kept.written is None:  # else its files are to be looked at
             return kept.small
         index = settings.indexes.get(file_id)
         return index or settings.under_way.do(file_id, lambda: self._read(service, block))

@@ -185,7 +185,7 @@ def test_blocks_of_this_host_come_first_and_then_all_in_the_order_of_the_request
 
 def test_blocks_count_where_they_are_begun(here: Serving, there: Host) -> None:
     """One is asked for twice, one is empty, and the last one, too."""
-    first, second = there.write(1, some(1, MIB)), there.write(2, [[(0, b"x" * 100)]])
+    first, second = there.write(1, some(1, MIB)), there.write(2, [[(0, bytes(MIB))]])
     asked = [first.block(0, 1), first.block(0, 1), second.block(1, 2), second.block(0, 1), second.block(2, 3)]
     blocks = [
         protocol.Block(each.map_id, each.map_index, each.first, each.end, 0, each.file_id) for each in asked
