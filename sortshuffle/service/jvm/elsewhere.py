@@ -25,6 +25,7 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
+from sortshuffle.errors import UsageError
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.format.index import Index
@@ -92,6 +93,11 @@ class Found:
     path: str
     known: Known
 
+    def __post_init__(self) -> None:
+        known = self.known
+        has = known.header.subpartitions if isinstance(known, Index) else known.subpartitions
+        check_range(self.block, has)
+
     @property
     def index(self) -> Index:
         """Of one that is not small."""
@@ -138,9 +144,9 @@ class BlocksElsewhere(ABC):
     def pieces(self) -> Iterator[BytesLike]:
         """The bytes of records, block by block, after `locate`. Raises `LostBlocksError`."""
 
-    @abstractmethod
     def close(self) -> None:
-        """Give up what is under way. May be called again."""
+        """Give up what is under way, and let go of everything. May be called again."""
+        self._found.clear()
 
     @abstractmethod
     def _channels(self, found: Found) -> Iterator[InputChannel]:
@@ -154,7 +160,7 @@ class BlocksElsewhere(ABC):
         self.blocks_begun = len(self._blocks)  # the last ones may be empty
 
     def _slices(self, numbered: Iterable[tuple[int, Found]]) -> Iterator[BytesLike]:
-        """Of small map outputs. With each comes how many blocks are begun with it."""
+        """The records of small map outputs. With each comes how many blocks are begun with it."""
         for begun, found in numbered:
             block, small = found.block, found.known
             assert isinstance(small, SmallOutput)
@@ -163,7 +169,8 @@ class BlocksElsewhere(ABC):
             yield small.records(block.first, block.end)
 
     def _fetched(self, numbered: Iterable[tuple[int, Found]]) -> Iterator[pa.Buffer]:
-        """The same of those whose index is known."""
+        """The records of map outputs whose index is known. With each comes how many blocks are begun with
+        it."""
         for codec, same_codec in groupby(numbered, lambda each: each[1].index.header.codec):
             payload = RecordBytesPayload(codec)
             fetcher = Fetcher(payload, MemoryBudget(READ_AHEAD_BYTES), THREADS, self._metrics)
@@ -174,6 +181,14 @@ class BlocksElsewhere(ABC):
                 for channel, piece in items:
                     self.blocks_begun = begun_with[id(channel)]
                     yield piece
+
+
+def check_range(block: Block, subpartitions: int) -> None:
+    """Raises `UsageError` where a map output with so many does not have these."""
+    if block.end > subpartitions:
+        raise UsageError(
+            f"subpartitions {block.first} to {block.end - 1} of a map output that has {subpartitions}"
+        )
 
 
 def _is_small(found: Found) -> bool:

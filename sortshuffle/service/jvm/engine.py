@@ -108,7 +108,7 @@ class Engine:
         self._writers = threading.BoundedSemaphore(MOST_WRITERS)
         self._telling = ThreadPoolExecutor(TELLERS, thread_name_prefix="sortshuffle-remove")
         self._unheard = UnheardServices()
-        self._remote = RemoteSettings.of(settings.application, settings.clients, known)
+        self._remote = RemoteSettings.of(settings.application, settings.clients)
         self._stored = StoredSettings.at("", known)
 
     def _registered(self) -> SharedHomes:

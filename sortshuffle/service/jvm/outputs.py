@@ -6,8 +6,8 @@
     `remove`        all finished ones of a shuffle are forgotten and deleted
 
 What is known of a map output is kept for the next request (`KnownOutputs`): its verified index and its open
-data file; or, of a small one, its records. A map output that turns out to be damaged or gone is forgotten
-at once, and looked for anew when it is asked for again.
+data file; or, of a small one, its records. A map output of this host that turns out to be damaged or gone is
+forgotten at once, and looked for anew when it is asked for again.
 
 Rules
 * A name alone proves nothing: what is opened carries the file id that the request names.

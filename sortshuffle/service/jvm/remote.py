@@ -4,15 +4,19 @@ The engine asks for a JVM of its own host: credit, reconnecting and verifying ar
 (`service.client`, `read.fetcher`).
 
 A service that does not answer for its time-out has its blocks counted as unreachable, together: Spark then
-runs the map tasks of that host again. Blocks whose records are known need no service.
+runs the map tasks of that host again. As long as nothing must be asked of a service, nobody notices that it
+is gone: the records that are kept are those that the id of the map output stands for, wherever it is now.
+Records that were kept while a shuffle was removed stay until there is no room for them.
 
-Owns its connections.
+Owns its connections. The threads of `locate` end with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +26,7 @@ from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.index import Index
 from sortshuffle.options import MIB
 from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceClients
-from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Found, Known, KnownIndexes, base_name
+from sortshuffle.service.jvm.elsewhere import THREADS, BlocksElsewhere, Found, Known, KnownIndexes, base_name
 from sortshuffle.service.jvm.lost import LostBlocksError
 from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
@@ -36,12 +40,21 @@ from sortshuffle.storage.ranges import SubpartitionRange
 from sortshuffle.storage.reader import verified_index
 
 MOST_INDEX_BYTES = 32 * MIB  # of other hosts' map outputs, kept for the next request
+# Of the records of their small ones. Apart from those of this host, so that neither drives the other out
+MOST_SMALL_BYTES = 32 * MIB
+# Who waits for another's question waits longer than that may last: it has a time-out of its own
+PATIENCE_FACTOR = 2
+
+
+Answer: TypeAlias = Known | DataLossError | ServiceUnavailableError
+"""What is heard of a map output: what it has, that it is lost, or that its service does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
     """How the engine talks to other hosts. ``indexes``, ``small``: what it knows of their map outputs: of
-    small ones the records, of the others the index. ``under_way``: those that are being read, by file id."""
+    small ones the records, of the others the index. ``under_way``: those that are being read, by service and
+    file id."""
 
     application: str
     clients: ClientSettings
@@ -50,9 +63,15 @@ class RemoteSettings:
     under_way: SingleFlight[Known]
 
     @staticmethod
-    def of(application: str, clients: ClientSettings, small: KnownOutputs) -> RemoteSettings:
-        """For an engine that knows no indexes yet."""
-        return RemoteSettings(application, clients, KnownIndexes(MOST_INDEX_BYTES), small, SingleFlight())
+    def of(application: str, clients: ClientSettings) -> RemoteSettings:
+        """For an engine that knows nothing yet."""
+        return RemoteSettings(
+            application,
+            clients,
+            KnownIndexes(MOST_INDEX_BYTES),
+            KnownOutputs(most_small_bytes=MOST_SMALL_BYTES),
+            SingleFlight(PATIENCE_FACTOR * clients.timeout),
+        )
 
     def blocks(self, request: ReadRequest, numbered: Sequence[tuple[int, Block]]) -> RemoteBlocks:
         return RemoteBlocks(request, numbered, self)
@@ -70,29 +89,50 @@ class RemoteBlocks(BlocksElsewhere):
         self._clients = ServiceClients(settings.clients)
 
     def locate(self) -> None:
-        lost: list[int] = []
-        unreachable: dict[str, str] = {}  # services, and why
-        why = ""
-        for number, block in self._blocks:
-            service = self._request.services[block.service]
-            if service in unreachable:
-                continue
-            try:
-                path = self._path(service, block)
-                self._found.append(Found(number, block, path, self._known(service, block)))
-            except DataLossError as error:
-                lost.append(number)
-                why = why or str(error)
-            except ServiceUnavailableError as error:
-                unreachable[service] = str(error)
-            except ProtocolError as error:
-                raise ProtocolError(
-                    f"the shuffle service at {service} breaks the protocol: {error}"
-                ) from error
+        answers = self._answers()
+        lost = [number for number, answer in answers.items() if isinstance(answer, DataLossError)]
+        unreachable = {
+            self._service(block): str(answers[number])
+            for number, block in self._blocks
+            if isinstance(answers[number], ServiceUnavailableError)
+        }
         if unreachable:
             raise self._unreachable(unreachable, lost)
         if lost:
-            raise LostBlocksError(lost, why)
+            raise LostBlocksError(lost, str(answers[lost[0]]))
+        self._found = [
+            Found(number, block, self._path(block), known)
+            for number, block in self._blocks
+            if not isinstance(known := answers[number], Exception)
+        ]
+
+    def _answers(self) -> dict[int, Answer]:
+        """Of each block, by number. What is not known is asked for, several at a time: each takes two round
+        trips. Raises what says nothing of a map output or a host."""
+        known = {number: self._known(block) for number, block in self._blocks}
+        unknown = [(number, block) for number, block in self._blocks if known[number] is None]
+        answers: dict[int, Answer] = {number: each for number, each in known.items() if each is not None}
+        if unknown:
+            unreachable: dict[str, ServiceUnavailableError] = {}
+            with ThreadPoolExecutor(min(len(unknown), THREADS)) as threads:
+                asked = threads.map(lambda each: self._ask(each[1], unreachable), unknown)
+                answers.update(zip([number for number, _ in unknown], asked, strict=True))
+        return answers
+
+    def _ask(self, block: Block, unreachable: dict[str, ServiceUnavailableError]) -> Answer:
+        """``unreachable``: services that have not answered others; they are not asked again."""
+        service = self._service(block)
+        if service in unreachable:
+            return unreachable[service]
+        key = service.encode() + block.file_id
+        try:
+            return self._settings.under_way.do(key, lambda: self._known(block) or self._read(service, block))
+        except DataLossError as error:
+            return error
+        except ServiceUnavailableError as error:
+            return unreachable.setdefault(service, error)
+        except ProtocolError as error:
+            raise ProtocolError(f"the shuffle service at {service} breaks the protocol: {error}") from error
 
     def pieces(self) -> Iterator[BytesLike]:
         try:
@@ -103,6 +143,7 @@ class RemoteBlocks(BlocksElsewhere):
             raise self._unreachable({error.address: str(error)}) from error
 
     def close(self) -> None:
+        super().close()
         self._clients.close()
 
     def _lost(self, error: DataLossError) -> LostBlocksError:
@@ -120,21 +161,18 @@ class RemoteBlocks(BlocksElsewhere):
 
     def _unreachable(self, services: dict[str, str], lost: Sequence[int] = ()) -> LostBlocksError:
         """All blocks of services that do not answer, and what is lost besides."""
-        blocks = {n for n, block in self._blocks if self._request.services[block.service] in services}
+        blocks = {number for number, block in self._blocks if self._service(block) in services}
         return LostBlocksError(sorted({*blocks, *lost}), "; ".join(services.values()), is_reachable=False)
 
-    def _known(self, service: str, block: Block) -> Known:
-        """The records of a small map output, or the index. Raises `DataLossError`,
-        `ServiceUnavailableError`."""
-        settings, file_id = self._settings, block.file_id
-        (kept,) = settings.small.get_all((file_id,))
-        if isinstance(kept, SmallMapOutput) and kept.written is None:  # else its files are to be looked at
+    def _known(self, block: Block) -> Known | None:
+        """The records of a small map output, or the index, if they are known."""
+        (kept,) = self._settings.small.get_all((block.file_id,))
+        if isinstance(kept, SmallMapOutput):
             return kept.small
-        index = settings.indexes.get(file_id)
-        return index or settings.under_way.do(file_id, lambda: self._read(service, block))
+        return self._settings.indexes.get(block.file_id)
 
     def _read(self, service: str, block: Block) -> Known:
-        settings, output, path = self._settings, self._address(block), self._path(service, block)
+        settings, output, path = self._settings, self._address(block), self._path(block)
         client = self._clients.client(service)
         index = verified_index(client.index(output, service), path, block.file_id)
         if is_small(index) and settings.small.has_room_for_small():
@@ -153,7 +191,7 @@ class RemoteBlocks(BlocksElsewhere):
     def _channels(self, found: Found) -> Iterator[RemoteInputChannel]:
         """One for each region: the extents of neighbouring subpartitions come by one request."""
         block, index = found.block, found.index
-        service = self._request.services[block.service]
+        service = self._service(block)
         for region, row in enumerate(index.entries[:, block.first : block.end]):
             filled = np.flatnonzero(row["bytes"]).tolist()
             if filled:
@@ -173,8 +211,12 @@ class RemoteBlocks(BlocksElsewhere):
             self._settings.application, self._request.shuffle, block.map_index, block.map_id, block.file_id
         )
 
-    def _path(self, service: str, block: Block) -> str:
-        return PartitionedFile.named(service, self._request.shuffle, block.map_index, block.map_id).data_path
+    def _service(self, block: Block) -> str:
+        return self._request.services[block.service]
+
+    def _path(self, block: Block) -> str:
+        service, shuffle = self._service(block), self._request.shuffle
+        return PartitionedFile.named(service, shuffle, block.map_index, block.map_id).data_path
 
 
 class _WholeReader(ExtentReader):

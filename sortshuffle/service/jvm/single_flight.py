@@ -4,7 +4,7 @@ At the start of a reduce stage all tasks of a host ask for the same map outputs,
 Each of them is then read from a store once, not once for each task.
 
 Thread-safe; the lock is a leaf. The call runs under no lock, in the thread that asked first. If it fails,
-those who waited for it fail with it. If it takes longer than `PATIENCE`, one of them does it in its place,
+those who waited for it fail with it. If it takes longer than ``patience``, one of them does it in its place,
 and the others wait for that one, as long again: a request that hangs must not hold up a host, and a store
 that is slow must not be asked by all at once. Nothing is kept: who asks later asks anew.
 """
@@ -23,7 +23,10 @@ PATIENCE = 30.0  # seconds; a read of an index takes up to 0.2 s, and some secon
 
 
 class SingleFlight(Generic[Result]):
-    def __init__(self) -> None:
+    """``patience``: seconds, longer than a call takes that does not hang."""
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self._patience = patience
         self._lock = threading.Lock()
         self._under_way: dict[bytes, Future[Result]] = {}
 
@@ -35,7 +38,7 @@ class SingleFlight(Generic[Result]):
             other = self._begin(key, own, slow)
             if other is own:
                 return self._done(key, own, call)
-            if wait([other], PATIENCE).done:
+            if wait([other], self._patience).done:
                 return other.result()
             slow = other
         return call()

@@ -106,9 +106,6 @@ class StoredBlocks(BlocksElsewhere):
             losses = {each.number: error for each in self._found if base_name(each.path) == name}
             raise self._lost(losses, self._sizes()) from error
 
-    def close(self) -> None:
-        self._found.clear()
-
     def _outputs(self, blocks: Sequence[tuple[int, Block]]) -> dict[int, Known | DataLossError]:
         """Of these blocks, by number."""
         found = self._known([block.file_id for _, block in blocks])

@@ -44,9 +44,11 @@ from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceCli
 from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm import protocol
 from sortshuffle.service.jvm.elsewhere import KnownIndexes
+from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.unheard import MOST_UNHEARD, RETRY_AFTER, UnheardServices
 from sortshuffle.service.shuffle_service import ServerSettings, ShuffleService, listen
 from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.reader import read_index
 
 SECRET = b"s" * 32
 SHORT = 0.3  # seconds after which a service that does not answer is given up
@@ -145,9 +147,14 @@ def test_blocks_of_many_regions_and_large_extents_come_whole(here: Serving, tmp_
     with host(tmp_path / "there", "127.0.0.2") as there:
         large = [(at % 2, random.Random(at).randbytes(3 * MIB)) for at in range(6)]
         output = there.write(1, [[each] for each in large], 3)
+        regions = read_index(there.file(output)).regions
         for first, end in ((0, 1), (1, 2), (2, 3)):
             answer = here.connect().read([output.block(first, end)], [there.address])
             assert answer.data == output.expected(first, end)
+        everything = here.connect().read([output.block(0, 3)], [there.address]).data
+        local = there.client.read([output.block(0, 3)]).data
+        assert everything == local, "in the same order as on its own host"
+        assert regions > 1 and len(everything) == sum(len(record) for _, record in large)
 
 
 def test_local_and_remote_blocks_of_several_hosts_come_in_one_answer(
@@ -262,9 +269,25 @@ def test_what_is_changed_on_the_way_is_asked_for_again(
         found[len(found) // 2] ^= 1
         return pa.py_buffer(found)
 
-    monkeypatch.setattr(ServiceClient, "extents", change)
-    answer = here.connect().read([output.block(0, 20)], [there.address])
-    assert (answer.status, answer.data) == (DONE, output.expected(0, 20))
+    client = here.connect()
+    with monkeypatch.context() as patch:
+        patch.setattr(ServiceClient, "extents", change)
+        for _ in range(2):
+            answer = client.read([output.block(0, 20)], [there.address])
+            assert (answer.status, answer.data) == (DONE, output.expected(0, 20))
+    assert here.engine._remote.small.get_all([output.done.file_id]) == [None], "what was changed is not kept"
+
+
+def test_where_there_is_no_room_small_ones_are_read_by_their_index(
+    here: Serving, there: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KnownOutputs, "has_room_for_small", lambda self: False)
+    outputs = [there.write(at, some(at, 100, 20), 20) for at in range(3)]
+    client = here.connect()
+    for first, end in ((0, 20), (3, 5)):
+        answer = client.read([each.block(first, end) for each in outputs], [there.address])
+        assert answer.data == b"".join(each.expected(first, end) for each in outputs)
+    assert here.engine._remote.small.get_all([outputs[0].done.file_id]) == [None]
 
 
 def test_empty_remote_blocks_are_read_too(here: Serving, there: Host) -> None:
@@ -275,10 +298,11 @@ def test_empty_remote_blocks_are_read_too(here: Serving, there: Host) -> None:
 
 @pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize(("first", "end"), [(4, 5), (0, 5)])
+@SIZES
 def test_subpartitions_that_there_are_not_are_no_empty_ones(
-    here: Serving, there: Host, first: int, end: int, is_known: bool
+    here: Serving, there: Host, size: int, first: int, end: int, is_known: bool
 ) -> None:
-    output = there.write(1, some(1, 100))
+    output = there.write(1, some(1, size))
     client = here.connect()
     if is_known:
         client.read([output.block(0, 4)], [there.address])

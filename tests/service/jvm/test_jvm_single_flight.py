@@ -79,9 +79,8 @@ def under_way(flights: SingleFlight[str]) -> Iterator[None]:
         assert first.result(PATIENCE) == "result"
 
 
-def test_who_waits_too_long_does_it_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single_flight, "PATIENCE", 0.01)
-    flights = SingleFlight[str]()
+def test_who_waits_too_long_does_it_itself() -> None:
+    flights = SingleFlight[str](patience=0.01)
     with under_way(flights):
         assert flights.do(b"key", lambda: "mine") == "mine"
 

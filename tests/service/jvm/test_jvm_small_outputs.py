@@ -33,7 +33,7 @@ from sortshuffle.write.placed_records import PlacedRecords, RecordBytesLayout
 from sortshuffle.write.result_partition import SortMergeResultPartition
 
 ID = bytes(range(16))
-REMOTE = RemoteSettings.of("app-1", ClientSettings(), KnownOutputs())
+REMOTE = RemoteSettings.of("app-1", ClientSettings())
 
 
 @pytest.fixture
