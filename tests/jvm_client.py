@@ -27,7 +27,7 @@ from sortshuffle.service.jvm.server import JvmServer
 from sortshuffle.storage.lifetime import boot_id
 from sortshuffle.storage.shared_home import make_stored_home, shared_home, stored_home
 
-GREETING = b"\x89SSJ\r\n\x1a\n\x01\0\0\0\0\0\0\0"
+GREETING = b"\x89SSJ\r\n\x1a\n\x02\0\0\0\0\0\0\0"
 WRITE, FRAME, FINISH, READ, REMOVE, SHARE, SHARED_FRAME = range(1, 8)
 DONE, BAD_REQUEST, NO_SPACE, FAILED, LOST, UNREACHABLE = range(6)
 ERROR = 0xFFFFFFFF
@@ -82,13 +82,15 @@ class Answer:
 
 
 class JvmClient:
-    """A connection of a JVM, greeted. The caller closes it."""
+    """A connection of a JVM, greeted. The caller closes it. ``port``: of the engine's service."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
         self.socket.settimeout(PATIENCE)
         self.send(GREETING)
-        assert self.receive(16) == GREETING
+        answer = self.receive(len(GREETING))
+        assert answer[:-4] == GREETING[:-4]
+        self.port = int.from_bytes(answer[-4:], "little")
 
     # Requests
 

@@ -58,7 +58,7 @@ class Compression:
         block = extent.slice(buffer.start + RAW_SIZE_BYTES, buffer.size - RAW_SIZE_BYTES)
         try:
             return self._codec.decompress(block, size)
-        except (ValueError, OSError, OverflowError, MemoryError) as error:
+        except (ValueError, OSError, OverflowError) as error:  # too little memory is no damage
             raise Malformed(f"a buffer cannot be decompressed ({error})", 0) from None
 
 

@@ -65,8 +65,8 @@ class Payload(Protocol):
 
 
 class InputChannel(Protocol):
-    """The extents of one subpartition in one map output, in region order. Plain data: it may be opened again,
-    and in any thread."""
+    """Extents of one subpartition, or of one region, of one map output, in the order of the file. Plain data:
+    it may be opened again, and in any thread."""
 
     @property
     def map_index(self) -> int: ...

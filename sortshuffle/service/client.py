@@ -35,6 +35,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import pyarrow as pa
+
 from sortshuffle.errors import (
     AuthenticationError,
     Place,
@@ -56,7 +58,7 @@ from sortshuffle.service.client_channel import (
 )
 from sortshuffle.service.client_connection import ClientConnection, ClientTls, Dial
 from sortshuffle.service.credits import FloatingCredits
-from sortshuffle.service.extent_streams import PartStream
+from sortshuffle.service.extent_streams import PartStream, WholeStream
 from sortshuffle.service.protocol import (
     NO_CHANNEL,
     Data,
@@ -70,6 +72,8 @@ from sortshuffle.service.protocol import (
     pack_cancel,
     pack_close,
 )
+from sortshuffle.storage.extents import Extent
+from sortshuffle.storage.ranges import SubpartitionRange
 
 FLOATING_BYTES = 8 * MIB  # of the 64 MiB that a task reads ahead by default
 SILENCES = 2  # a silent service is connected to anew once before its time is over
@@ -182,6 +186,18 @@ class ServiceClient:
         with self.opened(channel):
             self.wait(channel, lambda: channel.is_complete)
         return channel.data
+
+    def extents(
+        self, output: MapOutputAddress, host: str, subpartitions: SubpartitionRange, extent: Extent
+    ) -> pa.Buffer:
+        """The bytes of these subpartitions of a map output that has one region, not verified. ``extent``: all
+        of theirs as if they were one. Raises as `index` does."""
+        stream = WholeStream(
+            _asked(f"subpartitions {subpartitions}", output, host), output, (extent,), subpartitions
+        )
+        with self.opened(stream):
+            self.wait(stream, lambda: stream.is_next_here)
+            return stream.take()
 
     def find(self, application: str, exchange: int, map_index: int) -> FoundOutput | None:
         """A finished map output whose executor has ended, if the service has one. Raises

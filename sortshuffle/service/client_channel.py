@@ -3,7 +3,7 @@
     ClientChannel
       Question       one answer: find a map output, report damage
       IndexChannel   an index file, whose size is not known before
-      ExtentStream   extents of one subpartition                          (`service.extent_streams`)
+      ExtentStream   extents of one subpartition or region                (`service.extent_streams`)
 
     new --(sent)--> requested --(all came)--> complete
      ^                 |

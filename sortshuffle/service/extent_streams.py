@@ -1,4 +1,5 @@
-"""`ExtentStream`: extents of one subpartition as they come from a shuffle service, in memory of their reader.
+"""`ExtentStream`: extents of one subpartition, or of one region, as they come from a shuffle service, in
+memory of their reader.
 
     WholeStream   each extent in one piece of memory; its reader has charged them all, so all are asked for
     PartStream    as much as its reader waits for, and some ahead
@@ -38,13 +39,23 @@ MOST_CREDIT = 1024
 
 
 class ExtentStream(ClientChannel):
-    """``extents``: consecutive ones of one subpartition, at least one; no extent of the subpartition that
-    lies between them may be left out. ``received``: bytes of them, from the first one on, that are here."""
+    """``extents``: at least one, in the order of the file, all of one subpartition or all of one region; none
+    that lies between them may be left out. ``subpartitions``: where the one extent stands for those of
+    several. ``received``: bytes of them, from the first one on, that are here."""
 
-    def __init__(self, asked: Asked, output: MapOutputAddress, extents: Sequence[Extent], start: int = 0):
+    def __init__(
+        self,
+        asked: Asked,
+        output: MapOutputAddress,
+        extents: Sequence[Extent],
+        start: int = 0,
+        subpartitions: SubpartitionRange | None = None,
+    ) -> None:
         super().__init__(asked)
         self._output = output
         self._extents = tuple(extents)
+        first, last = self._extents[0], self._extents[-1]
+        self._subpartitions = subpartitions or SubpartitionRange(first.subpartition, last.subpartition)
         self._starts = list(accumulate((extent.bytes for extent in extents), initial=0))
         self.received = start
 
@@ -71,14 +82,17 @@ class ExtentStream(ClientChannel):
             number,
             credit,
             self._output,
-            SubpartitionRange(first.subpartition, first.subpartition),
+            self._subpartitions,
             RegionRange(first.region, last.region - first.region + 1),
             skip=self.received,
         ).pack()
 
     def _place(self, size: int) -> list[memoryview]:
         extent = bisect_right(self._starts, self.received) - 1
-        if self.received + size > self._starts[min(extent + 1, len(self._extents))]:
+        # those of a region lie one behind the other in the file, and may come together
+        is_of_region = self._extents[0].region == self._extents[-1].region
+        last = len(self._extents) if is_of_region else min(extent + 1, len(self._extents))
+        if self.received + size > self._starts[last]:
             raise ProtocolError(
                 f"{size} bytes at position {self.received}, which go beyond the end of an extent:"
                 f" {self.total} bytes are expected in all"
@@ -87,7 +101,7 @@ class ExtentStream(ClientChannel):
 
     @abstractmethod
     def _views(self, extent: int, size: int) -> list[memoryview]:
-        """Memory for the next ``size`` bytes, which belong to the extent of this number."""
+        """Memory for the next ``size`` bytes, which begin in the extent of this number."""
 
     def _check_end(self) -> None:
         if not self.is_complete:
@@ -105,9 +119,16 @@ class ExtentStream(ClientChannel):
 class WholeStream(ExtentStream):
     """Credit for everything is given at once."""
 
-    def __init__(self, asked: Asked, output: MapOutputAddress, extents: Sequence[Extent]) -> None:
-        super().__init__(asked, output, extents)
-        self._filling: tuple[pa.Buffer, memoryview] | None = None
+    def __init__(
+        self,
+        asked: Asked,
+        output: MapOutputAddress,
+        extents: Sequence[Extent],
+        subpartitions: SubpartitionRange | None = None,
+    ) -> None:
+        super().__init__(asked, output, extents, subpartitions=subpartitions)
+        self._filling: dict[int, tuple[pa.Buffer, memoryview]] = {}
+        self._complete = 0  # extents, of which the first ones may have been taken
         self._whole: dict[int, pa.Buffer] = {}
         self._taken = 0
 
@@ -138,17 +159,24 @@ class WholeStream(ExtentStream):
         return min(self._credits_left(), MOST_CREDIT) - self.credit
 
     def _views(self, extent: int, size: int) -> list[memoryview]:
-        if self._filling is None:
-            self._filling = aligned_memory(self._extents[extent].bytes)
-        start = self.received - self._starts[extent]
-        return [self._filling[1][start : start + size]]
+        views = []
+        position, end = self.received, self.received + size
+        while position < end:
+            if extent not in self._filling:
+                self._filling[extent] = aligned_memory(self._extents[extent].bytes)
+            start, stop = self._starts[extent], min(end, self._starts[extent + 1])
+            views.append(self._filling[extent][1][position - start : stop - start])
+            position = stop
+            extent += 1
+        return views
 
     def _filled(self, count: int) -> None:
-        extent = bisect_right(self._starts, self.received) - 1
         self.received += count
-        if self._filling is not None and self.received == self._starts[extent + 1]:
-            self._whole[extent] = self._filling[0]
-            self._filling = None
+        before = self._complete
+        while self._complete < len(self._extents) and self._starts[self._complete + 1] <= self.received:
+            self._whole[self._complete] = self._filling.pop(self._complete)[0]
+            self._complete += 1
+        if self._complete > before:
             self.changed.notify_all()
 
 

@@ -53,10 +53,10 @@ def main(directory: str, listening: int, local: int) -> None:
         engine.remove_for_peer,
     )
     JvmServer(socket.socket(fileno=local), engine).start()
-    if engine.has_homes:
-        engine.prepare()
     threading.Thread(target=_end_with_supervisor, daemon=True).start()
     threading.Thread(target=_show_status, args=(service, directory), daemon=True).start()
+    if engine.has_homes:  # a disk or a mount that hangs keeps nobody else from being served
+        threading.Thread(target=engine.prepare, daemon=True).start()
     service.run()
 
 

@@ -19,8 +19,8 @@ SEGMENT_BYTES = 512 * KIB
 @dataclass(frozen=True, slots=True)
 class RemoteInputChannel:
     """``service``: host:port. ``host``: where the files lie; ``path``: of the data file there, and
-    ``writer``: who wrote it, for errors. ``extents``: all of the subpartition, or so many of them that none
-    lies between two others and is left out.
+    ``writer``: who wrote it, for errors. ``extents``: of one subpartition or of one region; none that lies
+    between two others is left out.
 
     It belongs to the task that ``clients`` belongs to: only there it may be opened.
     """

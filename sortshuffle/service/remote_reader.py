@@ -53,7 +53,8 @@ class _Suspect(Exception):  # noqa: N818 - it is an error only when the service 
 
 
 class RemoteReader(ExtentReader):
-    """``extents``: consecutive ones of one subpartition, in the order in which they are read."""
+    """``extents``: consecutive ones of one subpartition or of one region, in the order in which they are
+    read."""
 
     def __init__(self, client: ServiceClient, file: RemoteFile, extents: Sequence[Extent]) -> None:
         super().__init__(file.path, file.writer)

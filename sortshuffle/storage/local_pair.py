@@ -29,13 +29,13 @@ _CLOSED = -1
 
 
 class LocalPair:
-    """``mounted``: other hosts see the directory, which is made if need be. Raises as `PartitionedFileWriter`
-    does."""
+    """``mounted``: other hosts see the directory. ``makes_directory``: it is made if need be. Raises as
+    `PartitionedFileWriter` does."""
 
-    def __init__(self, file: PartitionedFile, mounted: bool = False) -> None:
+    def __init__(self, file: PartitionedFile, mounted: bool = False, makes_directory: bool = False) -> None:
         self._file = file
         self._mounted = mounted
-        if mounted:
+        if makes_directory:
             os.makedirs(os.path.dirname(file.base), mode=0o700, exist_ok=True)
         self._data, self._index = _create_pair(file, locked=not mounted)
 

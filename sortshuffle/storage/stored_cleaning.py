@@ -18,11 +18,12 @@ everything, it writes to the file why.
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sortshuffle.errors import SortShuffleError
@@ -90,15 +91,20 @@ def remains_below(root: str, application: str | None = None) -> list[Remains]:
 
 def remove_remains(root: str, application: str) -> None:
     """Remove what an application has below a URL. Raises OSError where the store does not let it."""
-    with store_errors("removing map outputs", application_url(root, application)):
+    url = application_url(root, application)
+    with store_errors("removing map outputs", url):
         filesystem, _ = open_store(root)
-        ours = [found for found in _found_below(root, application) if found.file is not None]
-        paths = [found.path for found in ours if not found.upload]
-        _remove_files(filesystem, paths)
-        for found in ours:
-            if found.upload:
-                _give_up(filesystem, found)
-        _remove_empty(filesystem, application_url(root, application))
+        refusal: Exception | None = None
+        try:
+            for upload in _uploads_of(root, application):
+                if upload.file is not None:
+                    _give_up(filesystem, upload)
+        except Exception as error:  # whoever may not see uploads removes the files all the same
+            refusal = error
+        _remove_files(filesystem, lambda: _map_output_paths(url))
+        _remove_empty(filesystem, url)
+        if refusal is not None:
+            raise refusal
 
 
 def clean_command(root: str, application: str) -> str:
@@ -115,9 +121,9 @@ def sizes_of_exchange(directory: str, exchange: int) -> dict[str, int]:
 def remove_exchange(directory: str, exchange: int) -> None:
     """Remove the finished map outputs of an exchange in an application's directory. Raises OSError where the
     store does not let it."""
-    paths = [file.path for file in _files_of_exchange(directory, exchange)]
     with store_errors("removing map outputs", directory):
-        _remove_files(open_store(directory)[0], paths)
+        filesystem, _ = open_store(directory)
+        _remove_files(filesystem, lambda: [file.path for file in _files_of_exchange(directory, exchange)])
 
 
 def _files_of_exchange(directory: str, exchange: int) -> list[StoredFile]:
@@ -140,17 +146,30 @@ def _remains(root: str, application: str, found: list[_Found]) -> Remains:
 
 
 def _found_below(root: str, application: str | None) -> Iterator[_Found]:
-    top = root if application is None else application_url(root, application)
-    with store_errors("listing map outputs", top):
+    with store_errors(
+        "listing map outputs", root if application is None else application_url(root, application)
+    ):
         for name in directories_in(root) if application is None else [application]:
             for file in _files_of(root, name, is_named=application is not None):
                 yield _Found(file.path, name, file.bytes, file.changed)
-        filesystem, path = open_store(top)
-        _, root_path = open_store(root)
-        for found in _uploads_below(filesystem, path):
-            owner = _application(root_path, found.path)
-            if owner:
-                yield _Found(found.path, owner, 0, found.changed, found.upload)
+        yield from _uploads_of(root, application)
+
+
+def _map_output_paths(url: str) -> list[str]:
+    """The files of map outputs in an application's directory."""
+    with store_errors("listing map outputs", url):
+        found = [_Found(file.path, "", file.bytes, file.changed) for file in files_in(url)]
+    return [each.path for each in found if each.file is not None]
+
+
+def _uploads_of(root: str, application: str | None) -> Iterator[_Found]:
+    """The unfinished uploads of one application below a URL, or of all."""
+    filesystem, path = open_store(root if application is None else application_url(root, application))
+    _, root_path = open_store(root)
+    for found in _uploads_below(filesystem, path):
+        owner = _application(root_path, found.path)
+        if owner:
+            yield replace(found, application=owner)
 
 
 def _files_of(root: str, application: str, is_named: bool) -> list[StoredFile]:
@@ -186,17 +205,29 @@ def _uploads_below(filesystem: Any, path: str) -> Iterator[_Found]:
         after = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
 
-def _remove_files(filesystem: Any, paths: list[str]) -> None:
-    """Together, in as few requests as the store allows. Somebody else may be removing the same ones."""
+def _remove_files(filesystem: Any, list_paths: Callable[[], list[str]]) -> None:
+    """Remove what is listed. Somebody else may be removing the same files. Raises OSError where some stay."""
+    paths = list_paths()
+    if not paths:
+        return
+    if not filesystem.async_impl:  # not all of these take several at a time
+        _remove_one_by_one(filesystem, paths)
+        return
     try:
-        if paths:
-            filesystem.rm(paths)
+        filesystem.rm(paths)  # in as few requests as the store allows
     except FileNotFoundError:
-        for path in paths:
-            try:
-                filesystem.rm_file(path)
-            except FileNotFoundError:
-                continue
+        _remove_one_by_one(filesystem, paths)
+    # s3fs drops what S3 answers for a single object: that it may not be deleted, or that S3 is too busy.
+    if left := set(paths).intersection(list_paths()):
+        raise OSError(errno.EIO, f"{len(left)} of {len(paths)} objects stay, {min(left)} for one")
+
+
+def _remove_one_by_one(filesystem: Any, paths: list[str]) -> None:
+    for path in paths:
+        try:
+            filesystem.rm_file(path)
+        except FileNotFoundError:
+            continue
 
 
 def _give_up(filesystem: Any, found: _Found) -> None:
@@ -213,7 +244,8 @@ def _remove_empty(filesystem: Any, url: str) -> None:
         return  # an object store: what has no objects is not there
     path = mounted_path(url) or open_store(url)[1]
     try:
-        filesystem.rmdir(path)
+        if not filesystem.ls(path, detail=False):  # some remove a directory with all that is in it
+            filesystem.rmdir(path)
     except OSError:
         pass  # there is none, or there is something else in it
 

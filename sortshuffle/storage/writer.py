@@ -95,9 +95,12 @@ class _OpenExtent:
 class PartitionedFileWriter:
     """Writes one result partition. Raises `OutOfDiskError` when the disk is full, `StateError` when
     called out of order, FileExistsError when this attempt's file is there already (a store is not asked),
-    OSError with the URL when a store fails."""
+    OSError with the URL when a store fails.
 
-    def __init__(self, file: PartitionedFile, header: FileHeader) -> None:
+    ``makes_directory``: a directory that all hosts have mounted is made if need be. Otherwise, and on a disk
+    of this host, FileNotFoundError is raised where it is not there."""
+
+    def __init__(self, file: PartitionedFile, header: FileHeader, makes_directory: bool = True) -> None:
         self.file = file
         self.header = header
         self.regions = 0
@@ -114,7 +117,7 @@ class PartitionedFileWriter:
         self._index: list[bytes] = []  # what the next write to the index file takes
         self._state = _State.BETWEEN_REGIONS
         self._add_to_index(header.pack(INDEX_MAGIC))
-        self._pair = _new_pair(file)
+        self._pair = _new_pair(file, makes_directory)
         try:
             self._pair.append_data([header.pack(DATA_MAGIC)])
         except BaseException:
@@ -309,8 +312,8 @@ class PartitionedFileWriter:
             raise
 
 
-def _new_pair(file: PartitionedFile) -> NewPair:
+def _new_pair(file: PartitionedFile, makes_directory: bool) -> NewPair:
     if not is_url(file.base):
         return LocalPair(file)
     local = mounted(file)
-    return StoredPair(file) if local is None else LocalPair(local, mounted=True)
+    return StoredPair(file) if local is None else LocalPair(local, True, makes_directory)

@@ -111,6 +111,19 @@ def test_an_event_among_record_bytes_is_damage() -> None:
         RecordBytesPayload(Codec.NONE).decoder(defaultdict(float)).decode(memory, stored)
 
 
+def test_a_process_that_has_no_memory_for_a_block_has_lost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, (stored,) = extent_of([seal_compressed(b"x" * 20, 20, records=1, raw_bytes=100)])
+    payload = RecordBytesPayload(Codec.LZ4)
+
+    class Short:
+        def decompress(self, block: pa.Buffer, size: int) -> pa.Buffer:
+            raise pa.ArrowMemoryError(f"malloc of size {size} failed")
+
+    monkeypatch.setattr(payload._compression, "_codec", Short())
+    with pytest.raises(MemoryError, match="malloc of size 100"):
+        payload.raw(memory, stored)
+
+
 @pytest.mark.parametrize(
     ("codec", "block", "raw_bytes", "message"),
     [

@@ -34,20 +34,24 @@ OUTPUT = MapOutputAddress("app", 1, 2, 3, bytes(16))
 DATA = random.Random(1).randbytes(1 << 16)
 
 
-def extents(*sizes: int) -> tuple[Extent, ...]:
+def extents(*sizes: int, of_region: bool = False) -> tuple[Extent, ...]:
+    """Of one subpartition, or of one region."""
     found, offset = [], 0
-    for region, size in enumerate(sizes):
-        found.append(Extent(region, 5, offset, size, size, 1, 0, 1))
+    for number, size in enumerate(sizes):
+        region, subpartition = (0, 5 + number) if of_region else (number, 5)
+        found.append(Extent(region, subpartition, offset, size, size, 1, 0, 1))
         offset += size
     return tuple(found)
 
 
 @dataclass
 class Service:
-    """The other end of one stream: sends as much as a step says, as far as the credit goes."""
+    """The other end of one stream: sends as much as a step says, as far as the credit goes. Extents of one
+    region lie one behind the other, and come as if they were one."""
 
     stream: ExtentStream
     sizes: tuple[int, ...]
+    of_region: bool = False
     position: int = 0
     credit: int = 0
     sequence: int = 0
@@ -61,11 +65,10 @@ class Service:
         if frame is None:
             return False
         request = PartitionRequest.unpack(Header.unpack(frame[:24], 4096), frame[24:])
-        assert (request.subpartitions.first, request.regions.first, request.regions.count) == (
-            5,
-            0,
-            len(self.sizes),
-        )
+        subpartitions, regions = request.subpartitions, request.regions
+        subpartition_count, region_count = (len(self.sizes), 1) if self.of_region else (1, len(self.sizes))
+        assert (subpartitions.first, len(subpartitions)) == (5, subpartition_count)
+        assert (regions.first, regions.count) == (0, region_count)
         self.position, self.credit, self.sequence = request.skip, request.credit, 0
         return True
 
@@ -78,7 +81,7 @@ class Service:
     def send(self, most: int, arriving: int | None = None, backlog: int = 0) -> int:
         """One response of at most so many bytes, of which so many arrive before the connection breaks."""
         end = 0
-        for size in self.sizes:
+        for size in [sum(self.sizes)] if self.of_region else self.sizes:
             end += size
             if self.position < end:
                 break
@@ -116,9 +119,12 @@ def attached(stream: ExtentStream) -> ExtentStream:
     return stream
 
 
-def part_stream(sizes: tuple[int, ...], floating: int = 0) -> tuple[PartStream, FloatingCredits]:
+def part_stream(
+    sizes: tuple[int, ...], floating: int = 0, of_region: bool = False
+) -> tuple[PartStream, FloatingCredits]:
     credits = FloatingCredits(floating)
-    stream = PartStream(ASKED, OUTPUT, extents(*sizes), credits, lambda each, size: each.add_loan(size))
+    found = extents(*sizes, of_region=of_region)
+    stream = PartStream(ASKED, OUTPUT, found, credits, lambda each, size: each.add_loan(size))
     attached(stream)
     return stream, credits
 
@@ -134,6 +140,7 @@ SIZES = st.lists(st.integers(1, 700), min_size=1, max_size=4).map(tuple)
 
 @given(
     SIZES,
+    st.booleans(),
     st.integers(1, 500),
     st.sampled_from([0, 2 * SEGMENT, 40 * SEGMENT]),
     st.lists(st.tuples(st.integers(1, 300), st.integers(0, 20), st.integers(0, 9)), min_size=1),
@@ -141,14 +148,15 @@ SIZES = st.lists(st.integers(1, 700), min_size=1, max_size=4).map(tuple)
 )
 def test_parts_are_the_files_bytes_and_room_is_kept(
     sizes: tuple[int, ...],
+    of_region: bool,
     part: int,
     floating: int,
     steps: list[tuple[int, int, int]],
     chance: random.Random,
 ) -> None:
     """``steps``: sizes of responses, their backlog, and whether the connection breaks (0)."""
-    stream, credits = part_stream(sizes, floating)
-    service = Service(stream, sizes)
+    stream, credits = part_stream(sizes, floating, of_region)
+    service = Service(stream, sizes, of_region)
     service.connect()
     turn = 0
 
@@ -202,15 +210,16 @@ def test_parts_are_the_files_bytes_and_room_is_kept(
 
 @given(
     SIZES,
-    st.lists(st.tuples(st.integers(1, 300), st.integers(0, 9)), min_size=1),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(1, 900), st.integers(0, 9)), min_size=1),
     st.randoms(use_true_random=False),
 )
 def test_whole_extents_are_the_files_bytes(
-    sizes: tuple[int, ...], steps: list[tuple[int, int]], chance: random.Random
+    sizes: tuple[int, ...], of_region: bool, steps: list[tuple[int, int]], chance: random.Random
 ) -> None:
-    stream = WholeStream(ASKED, OUTPUT, extents(*sizes))
+    stream = WholeStream(ASKED, OUTPUT, extents(*sizes, of_region=of_region))
     attached(stream)
-    service = Service(stream, sizes)
+    service = Service(stream, sizes, of_region)
     service.connect()
     found: list[pa.Buffer] = []
     for turn in range(10_000):

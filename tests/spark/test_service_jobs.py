@@ -7,15 +7,17 @@ import os
 from pathlib import Path
 
 from engine import eventually
-from test_local_cluster import run_job
+from job_process import run_job
 
 from sortshuffle.storage.lifetime import process_start
+
+JOBS = Path(__file__).parent / "jobs"
 
 GONE = 30.0  # seconds after the application's end
 
 
 def test_executors_on_other_hosts_are_read_through_their_services(tmp_path: Path) -> None:
-    found = run_job("read_remotely", str(tmp_path))
+    found = run_job(JOBS / "read_remotely.py", str(tmp_path))
 
     assert (found["rows"], found["sums"], found["reduced"]) == (True, True, True)
     assert len(found["hosts"]) == 2  # both wrote and read
@@ -32,7 +34,7 @@ def test_executors_on_other_hosts_are_read_through_their_services(tmp_path: Path
 
 
 def test_with_an_external_service_no_user_code_of_a_lost_executor_runs_again(tmp_path: Path) -> None:
-    found = run_job("adopt", str(tmp_path))
+    found = run_job(JOBS / "adopt.py", str(tmp_path))
 
     assert (found["rows"], found["values"]) == (True, True)
     assert found["victims"] and found["pair_victims"], "the executor that was killed had run no map task"

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from engine import ENVIRONMENT, Pair, Region, write_pair
+from fsspec.implementations.arrow import ArrowFSWrapper
+from pyarrow.fs import LocalFileSystem
 from s3_server import S3Server
 from stores import Store, s3_fixture, store_fixture  # noqa: F401
 
@@ -87,9 +89,64 @@ def test_several_may_remove_the_same_exchange(store: Store, monkeypatch: pytest.
         name.removeprefix("app-1/") for name in store.names()
     }
     store.remove(f"{store.root}/{store.names()[0]}")
-    monkeypatch.setattr(stored_cleaning, "_files_of_exchange", lambda directory, exchange: listed)
+    lists, anew = [listed], stored_cleaning._files_of_exchange
+    monkeypatch.setattr(
+        stored_cleaning, "_files_of_exchange", lambda *of: lists.pop() if lists else anew(*of)
+    )
     remove_exchange(directory, 3)
     assert store.names() == []
+
+
+def test_what_the_store_does_not_let_go_of_is_told(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 says for each object whether it is deleted, and s3fs hears nothing of that."""
+
+    async def delete_none(filesystem: object, paths: list[str], **named: object) -> list[str]:
+        return paths
+
+    store = Store(f"s3://shuffles/{tmp_path.name}", s3)
+    fill(store, "app-1", attempts=2)
+    with monkeypatch.context() as patch:
+        patch.setattr("s3fs.core.S3FileSystem._bulk_delete", delete_none)
+        for remove in (
+            lambda: remove_remains(store.root, "app-1"),
+            lambda: remove_exchange(f"{store.root}/app-1", 3),
+        ):
+            with pytest.raises(OSError, match=r"4 of 4 objects stay, .*app-1/exchange-3-"):
+                remove()
+    remove_remains(store.root, "app-1")
+    assert store.names() == []
+
+
+def test_who_may_not_see_uploads_may_remove_files(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(store, "app-1")
+
+    def not_allowed(filesystem: object, path: str) -> list[Any]:
+        raise PermissionError("ListBucketMultipartUploads")
+
+    monkeypatch.setattr(stored_cleaning, "_uploads_below", not_allowed)
+    with pytest.raises(PermissionError, match="ListBucketMultipartUploads"):
+        remove_remains(store.root, "app-1")
+    assert store.names() == []
+
+
+def test_a_file_system_that_takes_one_file_at_a_time_and_removes_directories_with_what_is_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As fsspec's for HDFS does: Arrow's, here over a directory."""
+    arrow = ArrowFSWrapper(LocalFileSystem())
+    monkeypatch.setattr(stored_cleaning, "open_store", lambda url: (arrow, url.removeprefix("file://")))
+    store = Store(f"file://{tmp_path}")
+    fill(store, "app-1", attempts=2)
+    fill(store, "app-2")
+    foreign = tmp_path / "app-1" / "below" / "notes.txt"
+    foreign.parent.mkdir()
+    foreign.write_text("precious")
+    for application in ("app-1", "app-2"):
+        remove_remains(store.root, application)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [foreign]
+    assert not (tmp_path / "app-2").exists()
 
 
 def test_it_is_a_program_too(tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ def main(quick: bool, selected: Sequence[str] = (), ours_off: bool = False) -> N
     steps: list[tuple[str, Step]] = []
     if not quick:
         steps += [(case.name, partial(_compare, case, ours_off)) for case in cases]
-    elif local := [case for case in cases if not case.setup.hosts]:  # a cluster's jobs are another case's
-        steps.append(("quick", partial(_compare_quickly, local, ours_off)))
+    elif plain := [case for case in cases if case.setup.is_plain]:
+        steps.append(("quick", partial(_compare_quickly, plain, ours_off)))
     if FIRST.name in wanted:
         steps.append((FIRST.name, partial(_first, quick, ours_off)))
     if SCALING.name in wanted:

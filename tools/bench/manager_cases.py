@@ -28,6 +28,8 @@ QUICK_EFFORT = Effort(is_quick=True)
 ROOM_FOR_SCALE_10 = 40 << 30  # bytes of disk: shuffles of both sides, and some room
 # Spark's side then has 1 GiB of heap, 0.2 GB of it for each of two map tasks, which have 0.5 GB of rows each.
 LITTLE_MEMORY = 1024 * MIB
+# What a container has: the heap, what the JVM and Python need beside it, and some room for files.
+CONTAINER_MEMORY = 2048 * MIB
 PAIRS, QUICK_PAIRS, PAIRS_PARTITIONS = 5_000_000, 80_000, 64
 CLUSTER_HOSTS, CLUSTER_MEMORY = 3, 1536 * MIB  # each host's: an executor with one core, and its engine
 FOUR_TASKS, ONE_TASK = ", 4 tasks at once", ", 1 task"
@@ -159,6 +161,14 @@ CASES = [
         partial(lineitem, 1000),
         Aim(wall=0.75, cpu=0.9),
         setup=Setup(memory=LITTLE_MEMORY),
+        check=spills,
+    ),
+    Case(
+        "spill-container",
+        "the same in a container, whose limit counts the page cache",
+        partial(lineitem, 1000),
+        Aim(wall=0.75, cpu=0.9),
+        setup=Setup(memory=LITTLE_MEMORY, container=CONTAINER_MEMORY),
         check=spills,
     ),
     Case(

@@ -19,13 +19,14 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from container import container
 from manager_session import Ran
 from process_tree import MARKER, ProcessTree, used
 
@@ -55,13 +56,20 @@ class BenchError(Exception):
 class Setup:
     """What the sessions of a case are started with. ``memory``: of heap and engine, bytes; on a cluster, of
     each host. ``masters``: of sides that have another one. ``hosts``: of each side's cluster, with a core
-    each; none: the tasks run in the driver."""
+    each; none: the tasks run in the driver. ``container``: bytes that all processes of a side may have with
+    their page cache; none: no limit."""
 
     memory: int = 4096 * MIB
     hosts: int = 0
+    container: int = 0
     master: str = "local[2]"
     settings: tuple[tuple[str, str], ...] = ()
     masters: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Neither on a cluster nor in a container: those have the jobs of other cases."""
+        return not (self.hosts or self.container)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +84,17 @@ class Request:
 class SessionProcess:
     """One side: a Spark session in a process of its own. ``mark``: what its processes are known by.
     ``cluster``: the one on which its tasks run, which is started with that mark and outlives the session.
+    ``put_into``: puts the first process into a container, before it is told what to start.
     ``about``: what it told when it was ready."""
 
     def __init__(
-        self, name: str, config: dict[str, Any], directory: Path, mark: str, cluster: Cluster | None
+        self,
+        name: str,
+        config: dict[str, Any],
+        directory: Path,
+        mark: str,
+        cluster: Cluster | None,
+        put_into: Callable[[int], None] | None,
     ) -> None:
         self.name = name
         self._cluster = cluster
@@ -96,6 +111,8 @@ class SessionProcess:
                 env=_environment(mark),
             )
         self.tree = ProcessTree(self._process.pid, mark)
+        if put_into is not None:
+            put_into(self._process.pid)
         self._tell({**config, "directory": str(directory / "local")})
         self.about: dict[str, Any] = {}
 
@@ -228,17 +245,18 @@ def running(names: list[str], setup: Setup, ours_off: bool) -> Iterator[list[Ses
     """Sessions of these sides, started at the same time. Raises `BenchError` if one has another manager."""
     with (
         tempfile.TemporaryDirectory(prefix="sortshuffle-bench-", dir=os.environ.get("TMPDIR")) as scratch,
-        ExitStack() as clusters,
+        ExitStack() as surroundings,
     ):
         sides: list[SessionProcess] = []
         try:
             for number, name in enumerate(names):
                 config = configuration(name, setup, ours_off)
                 directory, mark = Path(scratch, str(number)), uuid.uuid4().hex
-                cluster = _start_cluster(directory / "cluster", setup.hosts, mark, clusters)
+                cluster = _start_cluster(directory / "cluster", setup.hosts, mark, surroundings)
                 if cluster is not None:
                     config = _on_cluster(config, cluster)
-                sides.append(SessionProcess(name, config, directory, mark, cluster))
+                put_into = _container(setup.container, surroundings)
+                sides.append(SessionProcess(name, config, directory, mark, cluster, put_into))
             for side in sides:
                 _check(side, ours_off)
             yield sides
@@ -259,12 +277,24 @@ def configuration(name: str, setup: Setup, ours_off: bool) -> dict[str, Any]:
     }
 
 
-def _start_cluster(directory: Path, hosts: int, mark: str, clusters: ExitStack) -> Cluster | None:
-    """A cluster of hosts with a core each, which ends with ``clusters``; None where no hosts are wanted."""
+def _container(memory: int, surroundings: ExitStack) -> Callable[[int], None] | None:
+    """What puts a process into a container with so much memory, which ends with ``surroundings``; None where
+    no limit is wanted."""
+    if not memory:
+        return None
+    try:
+        return surroundings.enter_context(container(memory))
+    except OSError as error:
+        raise BenchError(f"no control group can be made here, which limits memory: {error}") from error
+
+
+def _start_cluster(directory: Path, hosts: int, mark: str, surroundings: ExitStack) -> Cluster | None:
+    """A cluster of hosts with a core each, which ends with ``surroundings``; None where no hosts are
+    wanted."""
     if not hosts:
         return None
     cluster = Cluster(directory, {MARKER: mark})
-    clusters.callback(cluster.down)
+    surroundings.callback(cluster.down)
     try:
         cluster.up(hosts, cores=1, memory="8g")  # more than any executor asks for
     except ClusterError as error:

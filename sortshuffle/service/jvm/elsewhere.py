@@ -3,9 +3,10 @@
     RemoteBlocks   through the shuffle services of other hosts       (`service.jvm.remote`)
     StoredBlocks   from storage that every host sees                 (`service.jvm.stored`)
 
-Both find the index of each map output first, and then fetch extents as every reader of this package does
-(`read.fetcher`): ahead, in threads, within a budget. They differ in where an index and an extent come from,
-and in what is to be thought when they do not come.
+Both find the index of each map output first. A small one they read whole at once, and keep: each of a
+thousand tasks wants some bytes of it, and a request for each costs more than all of it. Of the others they
+fetch extents as every reader of this package does (`read.fetcher`): ahead, in threads, within a budget. They
+differ in where an index and an extent come from, and in what is to be thought when they do not come.
 
 Single-threaded, but for the threads of the fetcher.
 """
@@ -20,11 +21,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
+from sortshuffle.errors import UsageError
 from sortshuffle.format.checksum import BytesLike
+from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.format.index import Index
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
@@ -33,6 +36,7 @@ from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.read.channel import InputChannel
 from sortshuffle.read.fetcher import Fetcher
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
+from sortshuffle.service.jvm.small_outputs import SmallOutput
 from sortshuffle.storage.partitioned_file import PartitionedFile
 
 READ_AHEAD_BYTES = 32 * MIB  # that one request may hold, half of what a task of this package reads ahead
@@ -74,15 +78,39 @@ class KnownIndexes:
             self._bytes -= known.entries.nbytes
 
 
+Known: TypeAlias = SmallOutput | Index
+"""Of a map output: the records, if it is a small one, or the index."""
+
+
 @dataclass(frozen=True, slots=True)
-class Located:
-    """A block whose index is known. ``number``: its own in the request. ``path``: of its data file, as errors
-    name it."""
+class Found:
+    """A block whose map output was found. ``number``: its own in the request. ``path``: of the data file, as
+    errors name it. ``known``: the records of a small map output, or the index of one that is read extent by
+    extent."""
 
     number: int
     block: Block
-    index: Index
     path: str
+    known: Known
+
+    def __post_init__(self) -> None:
+        known = self.known
+        has = known.header.subpartitions if isinstance(known, Index) else known.subpartitions
+        check_range(self.block, has)
+
+    @property
+    def index(self) -> Index:
+        """Of one that is not small."""
+        assert isinstance(self.known, Index)
+        return self.known
+
+    @property
+    def data_bytes(self) -> int:
+        """The size of the data file."""
+        known = self.known
+        if isinstance(known, Index):
+            return known.data_bytes
+        return HEADER_BYTES + known.stored_bytes(0, known.subpartitions)
 
 
 class Elsewhere(Protocol):
@@ -98,13 +126,15 @@ class BlocksElsewhere(ABC):
 
     def __init__(self, blocks: Sequence[tuple[int, Block]]) -> None:
         self._blocks = blocks
+        self._found: list[Found] = []
         self._metrics = TaskMetrics()
+        self._small_bytes = 0
         self.blocks_begun = 0
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of extents that came so far."""
-        return self._metrics.counts["bytes_read"]
+        """Bytes of extents that came so far, those of small map outputs that were known among them."""
+        return self._metrics.counts["bytes_read"] + self._small_bytes
 
     @abstractmethod
     def locate(self) -> None:
@@ -114,27 +144,55 @@ class BlocksElsewhere(ABC):
     def pieces(self) -> Iterator[BytesLike]:
         """The bytes of records, block by block, after `locate`. Raises `LostBlocksError`."""
 
-    @abstractmethod
     def close(self) -> None:
-        """Give up what is under way. May be called again."""
+        """Give up what is under way, and let go of everything. May be called again."""
+        self._found.clear()
 
     @abstractmethod
-    def _channels(self, located: Located) -> Iterator[InputChannel]:
-        """What a block is read through."""
+    def _channels(self, found: Found) -> Iterator[InputChannel]:
+        """What a block is read through whose index is known."""
 
-    def _fetched(self, numbered: Iterable[tuple[int, Located]]) -> Iterator[pa.Buffer]:
-        """The bytes of records of located blocks; with each comes how many are begun with it. Raises what
-        fetching raises."""
-        for codec, located in groupby(numbered, lambda each: each[1].index.header.codec):
+    def _pieces(self) -> Iterator[BytesLike]:
+        """The bytes of records of all blocks that were found, in their order. Raises what fetching raises."""
+        for is_small, found in groupby(enumerate(self._found, 1), lambda each: _is_small(each[1])):
+            read = self._slices if is_small else self._fetched
+            yield from read(found)
+        self.blocks_begun = len(self._blocks)  # the last ones may be empty
+
+    def _slices(self, numbered: Iterable[tuple[int, Found]]) -> Iterator[BytesLike]:
+        """The records of small map outputs. With each comes how many blocks are begun with it."""
+        for begun, found in numbered:
+            block, small = found.block, found.known
+            assert isinstance(small, SmallOutput)
+            self.blocks_begun = begun
+            self._small_bytes += small.stored_bytes(block.first, block.end)
+            yield small.records(block.first, block.end)
+
+    def _fetched(self, numbered: Iterable[tuple[int, Found]]) -> Iterator[pa.Buffer]:
+        """The records of map outputs whose index is known. With each comes how many blocks are begun with
+        it."""
+        for codec, same_codec in groupby(numbered, lambda each: each[1].index.header.codec):
             payload = RecordBytesPayload(codec)
             fetcher = Fetcher(payload, MemoryBudget(READ_AHEAD_BYTES), THREADS, self._metrics)
-            channels = [(begun, channel) for begun, each in located for channel in self._channels(each)]
+            channels = [(begun, channel) for begun, each in same_codec for channel in self._channels(each)]
             # by identity: a block that is asked for twice has channels that are equal
             begun_with = {id(channel): begun for begun, channel in channels}
             with closing(fetcher.items([channel for _, channel in channels])) as items:
                 for channel, piece in items:
                     self.blocks_begun = begun_with[id(channel)]
                     yield piece
+
+
+def check_range(block: Block, subpartitions: int) -> None:
+    """Raises `UsageError` where a map output with so many does not have these."""
+    if block.end > subpartitions:
+        raise UsageError(
+            f"subpartitions {block.first} to {block.end - 1} of a map output that has {subpartitions}"
+        )
+
+
+def _is_small(found: Found) -> bool:
+    return isinstance(found.known, SmallOutput)
 
 
 def base_name(path: str) -> str:

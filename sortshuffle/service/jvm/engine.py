@@ -25,12 +25,12 @@ from sortshuffle.format.header import Codec
 from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.memory.shared_budget import SharedMemory
 from sortshuffle.options import MIB
+from sortshuffle.service.address import split_address
 from sortshuffle.service.client import ClientSettings, ServiceClients
-from sortshuffle.service.jvm.elsewhere import KnownIndexes
 from sortshuffle.service.jvm.outputs import KnownOutputs, MapOutputs
 from sortshuffle.service.jvm.protocol import EVERYTHING, ReadRequest, RemoveRequest, WriteRequest
 from sortshuffle.service.jvm.reading import BlockReader
-from sortshuffle.service.jvm.remote import MOST_INDEX_BYTES, RemoteSettings
+from sortshuffle.service.jvm.remote import RemoteSettings
 from sortshuffle.service.jvm.stored import StoredSettings
 from sortshuffle.service.jvm.unheard import RETRY_AFTER, UnheardServices
 from sortshuffle.service.jvm.writing import SEGMENT_BYTES, MapOutputWriting, WritingResources
@@ -108,7 +108,7 @@ class Engine:
         self._writers = threading.BoundedSemaphore(MOST_WRITERS)
         self._telling = ThreadPoolExecutor(TELLERS, thread_name_prefix="sortshuffle-remove")
         self._unheard = UnheardServices()
-        self._remote = RemoteSettings(settings.application, settings.clients, KnownIndexes(MOST_INDEX_BYTES))
+        self._remote = RemoteSettings.of(settings.application, settings.clients)
         self._stored = StoredSettings.at("", known)
 
     def _registered(self) -> SharedHomes:
@@ -118,6 +118,11 @@ class Engine:
         if found.paths:
             self._homes_before = found
         return self._homes_before
+
+    @property
+    def port(self) -> int:
+        """Of this host's service."""
+        return split_address(self.settings.address)[1]
 
     @property
     def has_homes(self) -> bool:

@@ -1,5 +1,7 @@
 """The greeting: the 16 bytes that a JVM and the engine send each other first (docs/manager.md).
 
+The engine's greeting has the port of its service: a service that was started again may have another port.
+
 Standard library only: the launcher sends it, too, and each JVM's first shuffle waits for the launcher.
 """
 
@@ -10,12 +12,13 @@ import struct
 from sortshuffle.errors import ProtocolError
 
 MAGIC = b"\x89SSJ\r\n\x1a\n"
-VERSION = 1
+VERSION = 2
 GREETING = struct.Struct("<8sII")
 
 
-def pack_greeting() -> bytes:
-    return GREETING.pack(MAGIC, VERSION, 0)
+def pack_greeting(port: int = 0) -> bytes:
+    """``port``: of this host's service, if the engine greets."""
+    return GREETING.pack(MAGIC, VERSION, port)
 
 
 def check_greeting(data: bytes | bytearray) -> None:

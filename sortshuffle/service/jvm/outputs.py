@@ -6,8 +6,8 @@
     `remove`        all finished ones of a shuffle are forgotten and deleted
 
 What is known of a map output is kept for the next request (`KnownOutputs`): its verified index and its open
-data file; or, of a small one, its records. A map output that turns out to be damaged or gone is forgotten
-at once, and looked for anew when it is asked for again.
+data file; or, of a small one, its records. A map output of this host that turns out to be damaged or gone is
+forgotten at once, and looked for anew when it is asked for again.
 
 Rules
 * A name alone proves nothing: what is opened carries the file id that the request names.
@@ -79,8 +79,8 @@ class WrittenPair:
 
 
 class SmallMapOutput:
-    """A finished map output of this host whose records are in memory, ``small``. ``written``: its files, if
-    this engine kept it when it wrote them, until it is first read."""
+    """A finished map output, of this host or from elsewhere, whose records are in memory: ``small``.
+    ``written``: its files, if this engine kept it when it wrote them, until it is first read."""
 
     __slots__ = ("file", "file_id", "kept_bytes", "small", "subpartitions", "used_at", "written")
 
@@ -252,7 +252,9 @@ class MapOutputs:
         """
 
         def create(home: str) -> PartitionedFileWriter:
-            return PartitionedFileWriter(PartitionedFile.named(home, shuffle, map_index, map_id), header)
+            file = PartitionedFile.named(home, shuffle, map_index, map_id)
+            # The driver makes the home at a URL: where it is not there, the mount or the application is gone.
+            return PartitionedFileWriter(file, header, makes_directory=False)
 
         homes = tuple(self._writable())
         if is_url(homes[0]):

@@ -10,7 +10,7 @@ bytes.
 
 Rules
 * Nothing is handed out before its checksum was verified.
-* A request holds a few MiB, however large a block is.
+* A request holds a few MiB, however large a block is; and the small map outputs that it is to give.
 * Order: first the blocks of this host, then the others, each in the order of the request; in a block by
   region, in a region by subpartition.
 
@@ -25,14 +25,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sortshuffle.errors import DataLossError, UsageError
+from sortshuffle.errors import DataLossError
 from sortshuffle.format.buffer import DataType, StoredBuffer, scan_extent
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.header import Codec
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
-from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Elsewhere
+from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Elsewhere, check_range
 from sortshuffle.service.jvm.lost import LostBlocksError
 from sortshuffle.service.jvm.outputs import IndexedMapOutput, MapOutput, MapOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest, ReadTotals
@@ -121,11 +121,7 @@ class BlockReader:
     @staticmethod
     def _checked(block: Block, output: MapOutput) -> MapOutput:
         """The map output, which must have these subpartitions."""
-        if block.end > output.subpartitions:
-            raise UsageError(
-                f"subpartitions {block.first} to {block.end - 1} of a map output that has"
-                f" {output.subpartitions}"
-            )
+        check_range(block, output.subpartitions)
         return output
 
     def _extents(self, output: IndexedMapOutput, first: int, end: int) -> Iterator[pa.Buffer]:
@@ -146,10 +142,9 @@ class BlockReader:
     ) -> Iterator[pa.Buffer]:
         """The records of a large extent, in several reads."""
         for part in output.reader.read_parts(extent, READ_BYTES):
-            with output.reader.damage(extent.offset, extent):
-                raw = _raw(part.memory, part.buffers, payload)
             self._bytes += part.bytes
-            yield from raw
+            with output.reader.damage(extent.offset, extent):
+                yield from _raw(part.memory, part.buffers, payload)
 
 
 def _groups(sizes: npt.NDArray[np.int64], first: int) -> Iterator[list[int]]:
@@ -184,18 +179,19 @@ def _neighbours(
         end = start + extent.bytes
         try:  # verified as a whole before any of it is handed out
             buffers = list(scan_extent(view[start:end], extent.checksum, extent.buffers))
-            raw = _raw(memory.slice(start, extent.bytes), buffers, payload)
+            yield from _raw(memory.slice(start, extent.bytes), buffers, payload)
         except Malformed as problem:
             raise reader.damaged(problem, extent.offset, extent) from None
-        yield from raw
         start = end
 
 
-def _raw(memory: pa.Buffer, buffers: list[StoredBuffer], payload: RecordBytesPayload) -> list[pa.Buffer]:
+def _raw(memory: pa.Buffer, buffers: list[StoredBuffer], payload: RecordBytesPayload) -> Iterator[pa.Buffer]:
+    """One at a time: of 4 MiB, which is what is held of an extent, compression may have made gigabytes."""
     for each in buffers:
         if each.data_type is not DataType.DATA:
             raise Malformed("an event among record bytes", 0)
-    return [payload.raw(memory, each) for each in buffers]
+    for each in buffers:
+        yield payload.raw(memory, each)
 
 
 _payloads: dict[Codec, RecordBytesPayload] = {codec: RecordBytesPayload(codec) for codec in Codec}

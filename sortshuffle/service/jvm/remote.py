@@ -4,41 +4,74 @@ The engine asks for a JVM of its own host: credit, reconnecting and verifying ar
 (`service.client`, `read.fetcher`).
 
 A service that does not answer for its time-out has its blocks counted as unreachable, together: Spark then
-runs the map tasks of that host again.
+runs the map tasks of that host again. As long as nothing must be asked of a service, nobody notices that it
+is gone: the records that are kept are those that the id of the map output stands for, wherever it is now.
+Records that were kept while a shuffle was removed stay until there is no room for them.
 
-Owns its connections.
+Owns its connections. The threads of `locate` end with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
-from sortshuffle.errors import DataLossError, ProtocolError, ServiceUnavailableError
+from sortshuffle.errors import CorruptDataError, DataLossError, ProtocolError, ServiceUnavailableError
+from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.index import Index
 from sortshuffle.options import MIB
-from sortshuffle.service.client import ClientSettings, ServiceClients
-from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, KnownIndexes, Located, base_name
+from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceClients
+from sortshuffle.service.jvm.elsewhere import THREADS, BlocksElsewhere, Found, Known, KnownIndexes, base_name
 from sortshuffle.service.jvm.lost import LostBlocksError
+from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
+from sortshuffle.service.jvm.single_flight import SingleFlight
+from sortshuffle.service.jvm.small_outputs import is_small, read_small
 from sortshuffle.service.protocol import MapOutputAddress
 from sortshuffle.service.remote_input_channel import RemoteInputChannel
-from sortshuffle.storage.extents import extents_of
+from sortshuffle.storage.extents import Extent, ExtentReader, extent_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.ranges import SubpartitionRange
 from sortshuffle.storage.reader import verified_index
 
 MOST_INDEX_BYTES = 32 * MIB  # of other hosts' map outputs, kept for the next request
+# Of the records of their small ones. Apart from those of this host, so that neither drives the other out
+MOST_SMALL_BYTES = 32 * MIB
+# Who waits for another's question waits longer than that may last: it has a time-out of its own
+PATIENCE_FACTOR = 2
+
+
+Answer: TypeAlias = Known | DataLossError | ServiceUnavailableError
+"""What is heard of a map output: what it has, that it is lost, or that its service does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
-    """How the engine talks to other hosts. ``indexes``: what it knows of their map outputs."""
+    """How the engine talks to other hosts. ``indexes``, ``small``: what it knows of their map outputs: of
+    small ones the records, of the others the index. ``under_way``: those that are being read, by service and
+    file id."""
 
     application: str
     clients: ClientSettings
     indexes: KnownIndexes
+    small: KnownOutputs
+    under_way: SingleFlight[Known]
+
+    @staticmethod
+    def of(application: str, clients: ClientSettings) -> RemoteSettings:
+        """For an engine that knows nothing yet."""
+        return RemoteSettings(
+            application,
+            clients,
+            KnownIndexes(MOST_INDEX_BYTES),
+            KnownOutputs(most_small_bytes=MOST_SMALL_BYTES),
+            SingleFlight(PATIENCE_FACTOR * clients.timeout),
+        )
 
     def blocks(self, request: ReadRequest, numbered: Sequence[tuple[int, Block]]) -> RemoteBlocks:
         return RemoteBlocks(request, numbered, self)
@@ -53,53 +86,73 @@ class RemoteBlocks(BlocksElsewhere):
         super().__init__(blocks)
         self._request = request
         self._settings = settings
-        self._located: list[Located] = []
         self._clients = ServiceClients(settings.clients)
 
     def locate(self) -> None:
-        lost: list[int] = []
-        unreachable: dict[str, str] = {}  # services, and why
-        why = ""
-        for number, block in self._blocks:
-            service = self._request.services[block.service]
-            if service in unreachable:
-                continue
-            try:
-                path = self._path(service, block)
-                self._located.append(Located(number, block, self._index(service, block), path))
-            except DataLossError as error:
-                lost.append(number)
-                why = why or str(error)
-            except ServiceUnavailableError as error:
-                unreachable[service] = str(error)
-            except ProtocolError as error:
-                raise ProtocolError(
-                    f"the shuffle service at {service} breaks the protocol: {error}"
-                ) from error
+        answers = self._answers()
+        lost = [number for number, answer in answers.items() if isinstance(answer, DataLossError)]
+        unreachable = {
+            self._service(block): str(answers[number])
+            for number, block in self._blocks
+            if isinstance(answers[number], ServiceUnavailableError)
+        }
         if unreachable:
             raise self._unreachable(unreachable, lost)
         if lost:
-            raise LostBlocksError(lost, why)
+            raise LostBlocksError(lost, str(answers[lost[0]]))
+        self._found = [
+            Found(number, block, self._path(block), known)
+            for number, block in self._blocks
+            if not isinstance(known := answers[number], Exception)
+        ]
 
-    def pieces(self) -> Iterator[pa.Buffer]:
+    def _answers(self) -> dict[int, Answer]:
+        """Of each block, by number. What is not known is asked for, several at a time: each takes two round
+        trips. Raises what says nothing of a map output or a host."""
+        known = {number: self._known(block) for number, block in self._blocks}
+        unknown = [(number, block) for number, block in self._blocks if known[number] is None]
+        answers: dict[int, Answer] = {number: each for number, each in known.items() if each is not None}
+        if unknown:
+            unreachable: dict[str, ServiceUnavailableError] = {}
+            with ThreadPoolExecutor(min(len(unknown), THREADS)) as threads:
+                asked = threads.map(lambda each: self._ask(each[1], unreachable), unknown)
+                answers.update(zip([number for number, _ in unknown], asked, strict=True))
+        return answers
+
+    def _ask(self, block: Block, unreachable: dict[str, ServiceUnavailableError]) -> Answer:
+        """``unreachable``: services that have not answered others; they are not asked again."""
+        service = self._service(block)
+        if service in unreachable:
+            return unreachable[service]
+        key = service.encode() + block.file_id
         try:
-            yield from self._fetched(enumerate(self._located, 1))
-            self.blocks_begun = len(self._blocks)  # the last ones may be empty
+            return self._settings.under_way.do(key, lambda: self._known(block) or self._read(service, block))
+        except DataLossError as error:
+            return error
+        except ServiceUnavailableError as error:
+            return unreachable.setdefault(service, error)
+        except ProtocolError as error:
+            raise ProtocolError(f"the shuffle service at {service} breaks the protocol: {error}") from error
+
+    def pieces(self) -> Iterator[BytesLike]:
+        try:
+            yield from self._pieces()
         except DataLossError as error:
             raise self._lost(error) from error
         except ServiceUnavailableError as error:
             raise self._unreachable({error.address: str(error)}) from error
 
     def close(self) -> None:
+        super().close()
         self._clients.close()
 
     def _lost(self, error: DataLossError) -> LostBlocksError:
         """The block that the error is of, and all others that are lost by now: the services tell."""
         name = base_name(error.place.file)
-        lost = {each.number for each in self._located if base_name(each.path) == name}
-        for each in self._located:
+        lost = {each.number for each in self._found if base_name(each.path) == name}
+        for each in self._found:
             self._settings.indexes.forget(each.block.file_id)
-        self._located.clear()
+        self._found.clear()
         try:
             self.locate()
         except LostBlocksError as others:
@@ -108,31 +161,49 @@ class RemoteBlocks(BlocksElsewhere):
 
     def _unreachable(self, services: dict[str, str], lost: Sequence[int] = ()) -> LostBlocksError:
         """All blocks of services that do not answer, and what is lost besides."""
-        blocks = {n for n, block in self._blocks if self._request.services[block.service] in services}
+        blocks = {number for number, block in self._blocks if self._service(block) in services}
         return LostBlocksError(sorted({*blocks, *lost}), "; ".join(services.values()), is_reachable=False)
 
-    def _index(self, service: str, block: Block) -> Index:
-        known = self._settings.indexes.get(block.file_id)
-        if known is None:
-            data = self._clients.client(service).index(self._address(block), service)
-            known = verified_index(data, self._path(service, block), block.file_id)
-            self._settings.indexes.put(known)
-        return known
+    def _known(self, block: Block) -> Known | None:
+        """The records of a small map output, or the index, if they are known."""
+        (kept,) = self._settings.small.get_all((block.file_id,))
+        if isinstance(kept, SmallMapOutput):
+            return kept.small
+        return self._settings.indexes.get(block.file_id)
 
-    def _channels(self, located: Located) -> Iterator[RemoteInputChannel]:
-        block, index = located.block, located.index
-        service = self._request.services[block.service]
-        for subpartition in range(block.first, block.end):
-            extents = extents_of(index, subpartition)
-            if extents:
+    def _read(self, service: str, block: Block) -> Known:
+        settings, output, path = self._settings, self._address(block), self._path(block)
+        client = self._clients.client(service)
+        index = verified_index(client.index(output, service), path, block.file_id)
+        if is_small(index) and settings.small.has_room_for_small():
+            try:
+                small = read_small(_WholeReader(client, output, service, path, index), index)
+            except CorruptDataError:
+                pass  # maybe only on the way: extent by extent the service is asked what it finds
+            else:
+                file = PartitionedFile.of(path)
+                assert file is not None
+                settings.small.keep(SmallMapOutput(file, block.file_id, small))
+                return small
+        settings.indexes.put(index)
+        return index
+
+    def _channels(self, found: Found) -> Iterator[RemoteInputChannel]:
+        """One for each region: the extents of neighbouring subpartitions come by one request."""
+        block, index = found.block, found.index
+        service = self._service(block)
+        for region, row in enumerate(index.entries[:, block.first : block.end]):
+            filled = np.flatnonzero(row["bytes"]).tolist()
+            if filled:
+                extents = tuple(extent_of(row[at], region, block.first + at) for at in filled)
                 yield RemoteInputChannel(
                     self._clients,
                     service,
                     self._address(block),
                     service,
-                    located.path,
+                    found.path,
                     str(index.writer),
-                    tuple(extents),
+                    extents,
                 )
 
     def _address(self, block: Block) -> MapOutputAddress:
@@ -140,5 +211,31 @@ class RemoteBlocks(BlocksElsewhere):
             self._settings.application, self._request.shuffle, block.map_index, block.map_id, block.file_id
         )
 
-    def _path(self, service: str, block: Block) -> str:
-        return PartitionedFile.named(service, self._request.shuffle, block.map_index, block.map_id).data_path
+    def _service(self, block: Block) -> str:
+        return self._request.services[block.service]
+
+    def _path(self, block: Block) -> str:
+        service, shuffle = self._service(block), self._request.shuffle
+        return PartitionedFile.named(service, shuffle, block.map_index, block.map_id).data_path
+
+
+class _WholeReader(ExtentReader):
+    """All extents of a small map output, by one request. ``client``: of the service that has it."""
+
+    def __init__(
+        self, client: ServiceClient, output: MapOutputAddress, service: str, path: str, index: Index
+    ) -> None:
+        super().__init__(path, str(index.writer))
+        self._client = client
+        self._output = output
+        self._service = service
+        self._last = index.header.subpartitions - 1
+
+    def fetch(self, size: int, extent: Extent, position: int = 0) -> pa.Buffer:
+        """``extent``: all of them, from the first subpartition that has one on."""
+        assert (size, position) == (extent.bytes, 0)
+        subpartitions = SubpartitionRange(extent.subpartition, self._last)
+        return self._client.extents(self._output, self._service, subpartitions, extent)
+
+    def close(self) -> None:
+        """Nothing is open."""

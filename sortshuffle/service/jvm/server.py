@@ -97,7 +97,7 @@ class JvmServer:
             try:
                 connection = JvmConnection(accepted, self._engine)
                 threading.Thread(target=connection.run, name="sortshuffle-jvm-task", daemon=True).start()
-            except RuntimeError as error:  # no thread for it
+            except (RuntimeError, MemoryError) as error:  # no thread for it
                 _log.warning("no connection of a JVM can be served for a moment: %s", error)
                 accepted.close()
 
@@ -138,7 +138,7 @@ class JvmConnection:
 
     def _greet(self) -> None:
         data = self._stream.received(GREETING.size)
-        self._stream.send([pack_greeting()])
+        self._stream.send([pack_greeting(self._engine.port)])
         check_greeting(data)
 
     def _request(self) -> tuple[Operation, int]:

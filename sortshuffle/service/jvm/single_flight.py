@@ -4,8 +4,9 @@ At the start of a reduce stage all tasks of a host ask for the same map outputs,
 Each of them is then read from a store once, not once for each task.
 
 Thread-safe; the lock is a leaf. The call runs under no lock, in the thread that asked first. If it fails,
-those who waited for it fail with it. If it takes longer than `PATIENCE`, each of them does it itself: one
-request that hangs must not hold up a host. Nothing is kept: who asks later asks anew.
+those who waited for it fail with it. If it takes longer than ``patience``, one of them does it in its place,
+and the others wait for that one, as long again: a request that hangs must not hold up a host, and a store
+that is slow must not be asked by all at once. Nothing is kept: who asks later asks anew.
 """
 
 from __future__ import annotations
@@ -17,28 +18,47 @@ from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
 
+WAITS = 2  # for others, before a thread asks on its own
 PATIENCE = 30.0  # seconds; a read of an index takes up to 0.2 s, and some seconds where a store tries again
 
 
 class SingleFlight(Generic[Result]):
-    def __init__(self) -> None:
+    """``patience``: seconds, longer than a call takes that does not hang."""
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self._patience = patience
         self._lock = threading.Lock()
         self._under_way: dict[bytes, Future[Result]] = {}
 
     def do(self, key: bytes, call: Callable[[], Result]) -> Result:
         """What ``call`` returns, or another thread's call with the same key that is under way."""
-        with self._lock:
-            other = self._under_way.get(key)
-            if other is None:
-                own = self._under_way[key] = Future()
-        if other is not None:
-            done, _ = wait([other], PATIENCE)
-            return other.result() if done else call()
+        own: Future[Result] = Future()
+        slow = None
+        for _ in range(WAITS):
+            other = self._begin(key, own, slow)
+            if other is own:
+                return self._done(key, own, call)
+            if wait([other], self._patience).done:
+                return other.result()
+            slow = other
+        return call()
+
+    def _done(self, key: bytes, own: Future[Result], call: Callable[[], Result]) -> Result:
         try:
             own.set_result(call())
         except BaseException as error:
             own.set_exception(error)
         finally:
             with self._lock:
-                del self._under_way[key]
+                if self._under_way.get(key) is own:  # it was slow, and another has taken its place
+                    del self._under_way[key]
         return own.result()
+
+    def _begin(self, key: bytes, own: Future[Result], slow: Future[Result] | None) -> Future[Result]:
+        """The call that is under way, which is one's own where there is none, or only the slow one."""
+        with self._lock:
+            other = self._under_way.get(key)
+            if other is None or other is slow:
+                self._under_way[key] = own
+                return own
+            return other

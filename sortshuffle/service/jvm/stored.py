@@ -12,6 +12,8 @@ Rules
 * A host that does not see the home has lost nothing either: it has not mounted the directory.
 * When one is found lost, the shuffle is listed once. So all that are gone or cut short are told together, and
   Spark runs their tasks again in one attempt of the stage.
+* What was not there when it was looked for, and is listed then, is looked for once more: a mount that is away
+  for a moment loses nothing.
 * Bytes come in the order of the request, whatever of it is known already: the rest of an answer that broke
   off is taken from the next.
 """
@@ -19,30 +21,28 @@ Rules
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
-from typing import TypeAlias
 
 import numpy as np
 
-from sortshuffle.errors import DataLossError
+from sortshuffle.errors import DataLossError, MissingDataError
 from sortshuffle.format.checksum import BytesLike
-from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.format.index import Index
 from sortshuffle.options import MIB
 from sortshuffle.read.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
-from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, KnownIndexes, Located, base_name
+from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Found, Known, KnownIndexes, base_name
 from sortshuffle.service.jvm.lost import LostBlocksError
 from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.single_flight import SingleFlight
-from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small, read_small
+from sortshuffle.service.jvm.small_outputs import is_small, read_small
 from sortshuffle.storage.extents import Extent, extent_of
-from sortshuffle.storage.partitioned_file import DATA_SUFFIX, PartitionedFile
+from sortshuffle.storage.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.shared_home import expect_stored_home
 from sortshuffle.storage.stored_cleaning import sizes_of_exchange
+from sortshuffle.storage.stored_files import patiently
 from sortshuffle.storage.stored_reader import read_stored_index
 
 # Of indexes that are kept for the next request. Those of 1,000 map outputs with 1,000 subpartitions take
@@ -50,9 +50,6 @@ from sortshuffle.storage.stored_reader import read_stored_index
 MOST_INDEX_BYTES = 64 * MIB
 
 _log = logging.getLogger(__name__)
-
-Known: TypeAlias = SmallOutput | Index
-"""Of a map output: the records, if it is a small one, or the index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +72,6 @@ class StoredSettings:
         return StoredBlocks(request, numbered, self)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A block whose map output was found. ``number``: its own in the request. ``path``: of the data file.
-    ``known``: the records of a small map output, or the index of one that is read extent by extent."""
-
-    number: int
-    block: Block
-    path: str
-    known: Known
-
-    @property
-    def data_bytes(self) -> int:
-        """The size of the data file."""
-        known = self.known
-        if isinstance(known, Index):
-            return known.data_bytes
-        return HEADER_BYTES + known.stored_bytes(0, known.subpartitions)
-
-
 class StoredBlocks(BlocksElsewhere):
     """``blocks``: with their numbers in the request."""
 
@@ -103,64 +81,39 @@ class StoredBlocks(BlocksElsewhere):
         super().__init__(blocks)
         self._shuffle = request.shuffle
         self._settings = settings
-        self._found: list[_Found] = []
-        self._small_bytes = 0
-
-    @property
-    def bytes_read(self) -> int:
-        return super().bytes_read + self._small_bytes
 
     def locate(self) -> None:
-        """Raises OSError where the store does not answer, too."""
-        lost: set[int] = set()
-        why = ""
-        for (number, block), known in zip(self._blocks, self._outputs(), strict=True):
-            if isinstance(known, DataLossError):
-                lost.add(number)
-                why = why or str(known)
-            else:
-                self._found.append(_Found(number, block, self._file(block).data_path, known))
-        if lost:
-            raise self._lost(lost, why)
+        """Raises OSError where the store does not answer, too, or this host does not see the home."""
+        known = self._outputs(self._blocks)
+        losses = _losses(known)
+        if losses:
+            sizes = self._sizes()
+            known |= self._outputs([each for each in self._blocks if _may_be_back(each, losses, sizes)])
+            losses = _losses(known)
+        self._found = [
+            Found(number, block, self._file(block).data_path, found)
+            for number, block in self._blocks
+            if not isinstance(found := known[number], DataLossError)
+        ]
+        if losses:
+            raise self._lost(losses, sizes)
 
     def pieces(self) -> Iterator[BytesLike]:
         try:
-            for is_index, found in groupby(enumerate(self._found, 1), lambda each: _has_index(each[1])):
-                read = self._by_extents if is_index else self._slices
-                yield from read(found)
-            self.blocks_begun = len(self._blocks)  # the last ones may be empty
+            yield from self._pieces()
         except DataLossError as error:
             name = base_name(error.place.file)
-            lost = {each.number for each in self._found if base_name(each.path) == name}
-            raise self._lost(lost, str(error)) from error
+            losses = {each.number: error for each in self._found if base_name(each.path) == name}
+            raise self._lost(losses, self._sizes()) from error
 
-    def close(self) -> None:
-        self._found.clear()
-
-    def _by_extents(self, found: Iterable[tuple[int, _Found]]) -> Iterator[BytesLike]:
-        return self._fetched(
-            (begun, Located(each.number, each.block, each.known, each.path))
-            for begun, each in found
-            if isinstance(each.known, Index)
-        )
-
-    def _slices(self, found: Iterable[tuple[int, _Found]]) -> Iterator[BytesLike]:
-        for begun, each in found:
-            block, small = each.block, each.known
-            assert isinstance(small, SmallOutput)
-            self.blocks_begun = begun
-            self._small_bytes += small.stored_bytes(block.first, block.end)
-            yield small.records(block.first, block.end)
-
-    def _outputs(self) -> list[Known | DataLossError]:
-        """Of each block."""
-        ids = [block.file_id for _, block in self._blocks]
-        found = self._known(ids)
-        unknown = {block.file_id: block for _, block in self._blocks if block.file_id not in found}
+    def _outputs(self, blocks: Sequence[tuple[int, Block]]) -> dict[int, Known | DataLossError]:
+        """Of these blocks, by number."""
+        found = self._known([block.file_id for _, block in blocks])
+        unknown = {block.file_id: block for _, block in blocks if block.file_id not in found}
         if unknown:
             with ThreadPoolExecutor(min(len(unknown), CONCURRENT_FETCHES)) as threads:
                 found.update(zip(unknown, threads.map(self._read_once, unknown.values()), strict=True))
-        return [found[file_id] for file_id in ids]
+        return {number: found[block.file_id] for number, block in blocks}
 
     def _known(self, ids: Sequence[bytes]) -> dict[bytes, Known | DataLossError]:
         """What is known, of those of which anything is."""
@@ -191,24 +144,32 @@ class StoredBlocks(BlocksElsewhere):
         settings.indexes.put(index)
         return index
 
-    def _lost(self, lost: set[int], why: str) -> LostBlocksError:
-        """These blocks, and all others that are gone by now: they are looked for anew when they are asked for
-        again. Raises OSError where this host does not see the home."""
-        expect_stored_home(self._settings.home)
-        lost = lost | self._gone()
-        for each in self._found:
-            if each.number in lost:
-                self._settings.indexes.forget(each.block.file_id)
-                self._settings.small.forget(each.block.file_id)
-        return LostBlocksError(sorted(lost), why)
+    def _lost(self, losses: Mapping[int, DataLossError], sizes: Mapping[str, int] | None) -> LostBlocksError:
+        """These blocks, by number, and all others that are gone by now. They are looked for anew when they
+        are asked for again."""
+        lost = losses.keys() | self._gone(sizes)
+        for number, block in self._blocks:
+            if number in lost:
+                self._settings.indexes.forget(block.file_id)
+                self._settings.small.forget(block.file_id)
+        return LostBlocksError(sorted(lost), str(next(iter(losses.values()))))
 
-    def _gone(self) -> set[int]:
-        """The found blocks whose data is not there, or not all of it. Only what is already known to be lost
-        is told where the store does not answer."""
+    def _sizes(self) -> dict[str, int] | None:
+        """Of the shuffle's files, by name; None where the store does not answer. Raises OSError where this
+        host does not see the home: then nothing would be listed."""
+        home = self._settings.home
+        expect_stored_home(home)
         try:
-            sizes = sizes_of_exchange(self._settings.home, self._shuffle)
+            sizes = patiently(lambda: sizes_of_exchange(home, self._shuffle))
         except OSError as error:
             _log.warning("which map outputs of shuffle %d are lost cannot be told: %s", self._shuffle, error)
+            return None
+        expect_stored_home(home)
+        return sizes
+
+    def _gone(self, sizes: Mapping[str, int] | None) -> set[int]:
+        """The found blocks whose data is not there, or not all of it; none, if that is not known."""
+        if sizes is None:
             return set()
         return {
             each.number
@@ -216,9 +177,9 @@ class StoredBlocks(BlocksElsewhere):
             if sizes.get(base_name(each.path) + DATA_SUFFIX) != each.data_bytes
         }
 
-    def _channels(self, located: Located) -> Iterator[StoredInputChannel]:
+    def _channels(self, found: Found) -> Iterator[StoredInputChannel]:
         """One for the whole block: neighbouring extents then come by one request."""
-        block, index = located.block, located.index
+        block, index = found.block, found.index
         extents = tuple(_extents(index, block.first, block.end))
         if extents:
             writer = str(index.writer)
@@ -228,8 +189,20 @@ class StoredBlocks(BlocksElsewhere):
         return PartitionedFile.named(self._settings.home, self._shuffle, block.map_index, block.map_id)
 
 
-def _has_index(found: _Found) -> bool:
-    return isinstance(found.known, Index)
+def _losses(known: Mapping[int, Known | DataLossError]) -> dict[int, DataLossError]:
+    return {number: each for number, each in known.items() if isinstance(each, DataLossError)}
+
+
+def _may_be_back(
+    numbered: tuple[int, Block], losses: Mapping[int, DataLossError], sizes: Mapping[str, int] | None
+) -> bool:
+    """Whether this block's map output was not there, and may be there now. A list may be old, or there is
+    none: only another look at the files tells."""
+    error = losses.get(numbered[0])
+    if not isinstance(error, MissingDataError):
+        return False
+    name = base_name(error.place.file)
+    return sizes is None or (name + DATA_SUFFIX in sizes and name + INDEX_SUFFIX in sizes)
 
 
 def _extents(index: Index, first: int, end: int) -> Iterator[Extent]:

@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from engine import changed, open_files
 from hypothesis import given, settings
@@ -33,6 +34,8 @@ from jvm_client import (
 from sortshuffle.format.header import Codec
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.jvm import protocol
+from sortshuffle.service.jvm.protocol import Block as AskedBlock
+from sortshuffle.service.jvm.protocol import ReadRequest
 from sortshuffle.service.jvm.reading import READ_BYTES
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import read_index
@@ -151,6 +154,27 @@ def test_extents_of_any_size_come_whole(tmp_path: Path, codec: Codec, size: int)
             answer = client.read([output.block(first, end)])
             assert answer.data == output.expected(first, end)
             assert answer.totals == (sum(output.done.sizes[first:end]), 1, 0, 0)
+
+
+@pytest.mark.parametrize("codec", [Codec.LZ4, Codec.ZSTD])
+@pytest.mark.parametrize("neighbours", [1, 8], ids=["one", "several"])
+def test_what_compresses_well_is_not_held_at_once(tmp_path: Path, codec: Codec, neighbours: int) -> None:
+    """What is read together is limited by its size in the file, which says little of what it becomes."""
+    frames = [[(at % neighbours, bytes(MIB))] for at in range(64)]
+    with serving(tmp_path, codec=codec, write_memory=128 * MIB) as engine:
+        output = write(engine.connect(), 1, frames, neighbours)
+        assert sum(output.done.sizes) < MIB
+        block = output.block(0, neighbours)
+        asked = AskedBlock(block.map_id, block.map_index, block.first, block.end, 0, block.file_id)
+        request = ReadRequest(SHUFFLE, (engine.engine.settings.address,), (asked,))
+        before = pa.total_allocated_bytes()
+        with closing(engine.engine.read(request)) as reader:
+            reader.locate()
+            total = 0
+            for piece in reader.pieces():
+                total += len(piece)
+                assert pa.total_allocated_bytes() - before < 8 * MIB
+        assert total == 64 * MIB
 
 
 @SIZES

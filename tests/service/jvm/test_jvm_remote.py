@@ -10,8 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from consumers import PATIENCE
 from engine import changed, eventually
@@ -38,13 +40,15 @@ from scripted_server import Peer, ScriptedServer, refused_address, silent
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import ENTRY, Index, Writer
 from sortshuffle.options import KIB, MIB
-from sortshuffle.service.client import ClientSettings, ServiceClients
+from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceClients
 from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm import protocol
 from sortshuffle.service.jvm.elsewhere import KnownIndexes
+from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.unheard import MOST_UNHEARD, RETRY_AFTER, UnheardServices
 from sortshuffle.service.shuffle_service import ServerSettings, ShuffleService, listen
 from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.reader import read_index
 
 SECRET = b"s" * 32
 SHORT = 0.3  # seconds after which a service that does not answer is given up
@@ -143,9 +147,14 @@ def test_blocks_of_many_regions_and_large_extents_come_whole(here: Serving, tmp_
     with host(tmp_path / "there", "127.0.0.2") as there:
         large = [(at % 2, random.Random(at).randbytes(3 * MIB)) for at in range(6)]
         output = there.write(1, [[each] for each in large], 3)
+        regions = read_index(there.file(output)).regions
         for first, end in ((0, 1), (1, 2), (2, 3)):
             answer = here.connect().read([output.block(first, end)], [there.address])
             assert answer.data == output.expected(first, end)
+        everything = here.connect().read([output.block(0, 3)], [there.address]).data
+        local = there.client.read([output.block(0, 3)]).data
+        assert everything == local, "in the same order as on its own host"
+        assert regions > 1 and len(everything) == sum(len(record) for _, record in large)
 
 
 def test_local_and_remote_blocks_of_several_hosts_come_in_one_answer(
@@ -183,7 +192,7 @@ def test_blocks_of_this_host_come_first_and_then_all_in_the_order_of_the_request
 
 def test_blocks_count_where_they_are_begun(here: Serving, there: Host) -> None:
     """One is asked for twice, one is empty, and the last one, too."""
-    first, second = there.write(1, some(1, MIB)), there.write(2, [[(0, b"x" * 100)]])
+    first, second = there.write(1, some(1, MIB)), there.write(2, [[(0, bytes(MIB))]])
     asked = [first.block(0, 1), first.block(0, 1), second.block(1, 2), second.block(0, 1), second.block(2, 3)]
     blocks = [
         protocol.Block(each.map_id, each.map_index, each.first, each.end, 0, each.file_id) for each in asked
@@ -199,6 +208,88 @@ def test_blocks_count_where_they_are_begun(here: Serving, there: Host) -> None:
         assert reader.totals() == protocol.ReadTotals(0, 0, size, 5)
 
 
+@pytest.mark.parametrize("codec", Codec)
+def test_a_small_map_output_comes_whole_by_two_requests_for_all_tasks(
+    tmp_path: Path, here: Serving, codec: Codec
+) -> None:
+    """Its index, and its data. Nothing is asked for again, even if the host is gone by then."""
+    client, subpartitions = here.connect(), 50
+    with host(tmp_path / "there", "127.0.0.2", codec) as there:
+        outputs = [there.write(at, some(at, 40 * at, subpartitions), subpartitions) for at in range(4)]
+        before = there.service.status().requests_total
+        assert client.read([outputs[1].block(7, 8)], [there.address]).data == outputs[1].expected(7, 8)
+        assert there.service.status().requests_total - before == 2
+        assert client.read([each.block(0, 1) for each in outputs], [there.address]).status == DONE
+        assert there.service.status().requests_total - before == 2 * len(outputs)
+    for first, end in ((0, 50), (3, 17), (49, 50)):
+        answer = client.read([each.block(first, end) for each in outputs], [there.address])
+        assert answer.data == b"".join(each.expected(first, end) for each in outputs)
+        assert answer.totals[2:] == (sum(sum(each.done.sizes[first:end]) for each in outputs), 4)
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_neighbouring_subpartitions_of_a_region_come_by_one_request(
+    tmp_path: Path, here: Serving, codec: Codec
+) -> None:
+    """As adaptive execution asks for them. Some are empty, some larger than what is fetched at a time."""
+    sizes = {1: 5 * MIB, 2: 100, 4: 9 * MIB, 7: 10, 8: 20 * KIB, 19: MIB}
+    with host(tmp_path / "there", "127.0.0.2", codec) as there:
+        frames = [[(at, random.Random(at).randbytes(size)) for at, size in sizes.items()]]
+        output = there.write(1, frames, 20)
+        client = here.connect()
+        assert client.read([output.block(0, 1)], [there.address]).data == b""
+        before = there.service.status().requests_total
+        for first, end in ((0, 20), (2, 4), (2, 9), (5, 20), (7, 9)):
+            answer = client.read([output.block(first, end)], [there.address])
+            assert answer.data == output.expected(first, end)
+            assert answer.totals == (0, 0, sum(output.done.sizes[first:end]), 1)
+        assert there.service.status().requests_total - before < 12
+
+
+def test_tasks_that_ask_at_once_ask_once_for_all(here: Serving, there: Host) -> None:
+    output = there.write(1, some(1, 100, 20), 20)
+    before = there.service.status().requests_total
+    clients = [here.connect() for _ in range(8)]
+    for at, client in enumerate(clients):
+        client.ask([output.block(at, at + 1)], [there.address])
+    for at, client in enumerate(clients):
+        assert client.answer().data == output.expected(at, at + 1)
+    assert there.service.status().requests_total - before == 2
+
+
+def test_what_is_changed_on_the_way_is_asked_for_again(
+    here: Serving, there: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Extent by extent, because then the service says whether it has it sound."""
+    output = there.write(1, some(1, 100, 20), 20)
+    whole = ServiceClient.extents
+
+    def change(client: ServiceClient, *of: Any) -> pa.Buffer:
+        found = bytearray(whole(client, *of))
+        found[len(found) // 2] ^= 1
+        return pa.py_buffer(found)
+
+    client = here.connect()
+    with monkeypatch.context() as patch:
+        patch.setattr(ServiceClient, "extents", change)
+        for _ in range(2):
+            answer = client.read([output.block(0, 20)], [there.address])
+            assert (answer.status, answer.data) == (DONE, output.expected(0, 20))
+    assert here.engine._remote.small.get_all([output.done.file_id]) == [None], "what was changed is not kept"
+
+
+def test_where_there_is_no_room_small_ones_are_read_by_their_index(
+    here: Serving, there: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KnownOutputs, "has_room_for_small", lambda self: False)
+    outputs = [there.write(at, some(at, 100, 20), 20) for at in range(3)]
+    client = here.connect()
+    for first, end in ((0, 20), (3, 5)):
+        answer = client.read([each.block(first, end) for each in outputs], [there.address])
+        assert answer.data == b"".join(each.expected(first, end) for each in outputs)
+    assert here.engine._remote.small.get_all([outputs[0].done.file_id]) == [None]
+
+
 def test_empty_remote_blocks_are_read_too(here: Serving, there: Host) -> None:
     output = there.write(1, [[(2, b"x")]], 5)
     answer = here.connect().read([output.block(0, 2), output.block(3, 5)], [there.address])
@@ -207,10 +298,11 @@ def test_empty_remote_blocks_are_read_too(here: Serving, there: Host) -> None:
 
 @pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize(("first", "end"), [(4, 5), (0, 5)])
+@SIZES
 def test_subpartitions_that_there_are_not_are_no_empty_ones(
-    here: Serving, there: Host, first: int, end: int, is_known: bool
+    here: Serving, there: Host, size: int, first: int, end: int, is_known: bool
 ) -> None:
-    output = there.write(1, some(1, 100))
+    output = there.write(1, some(1, size))
     client = here.connect()
     if is_known:
         client.read([output.block(0, 4)], [there.address])
@@ -269,7 +361,7 @@ def test_those_that_are_lost_behind_known_indexes_are_named_at_once(
     here: Serving, there: Host, count: int
 ) -> None:
     """Another task of this host has read them before. Spark gives up if it hears of one at a time."""
-    outputs = [there.write(at, some(at, 100)) for at in range(6)]
+    outputs = [there.write(at, some(at, 300 * KIB)) for at in range(6)]
     client = here.connect()
     blocks = [each.block(0, 4) for each in outputs]
     assert client.read(blocks, [there.address]).status == DONE
@@ -302,6 +394,9 @@ def test_damage_there_is_a_loss_and_never_handed_out(
     path = there.file(outputs[1]).data_path
     with changed(path, os.path.getsize(path) // 2, 0x01):
         answer = client.read(blocks, [there.address])
+    if is_known and size == 100:
+        assert (answer.status, answer.data) == (DONE, everything), "small ones are known whole"
+        return
     assert (answer.status, answer.lost) == (LOST, (1,))
     assert everything.startswith(answer.data)
     assert len(answer.data) < len(everything)
@@ -362,7 +457,7 @@ def test_a_service_that_says_nothing_is_given_up(tmp_path: Path) -> None:
 def test_a_service_that_ends_while_it_is_read_is_unreachable(tmp_path: Path) -> None:
     with impatient(tmp_path) as client:
         with host(tmp_path / "there", "127.0.0.2") as there:
-            outputs = [there.write(at, some(at, 100)) for at in range(3)]
+            outputs = [there.write(at, some(at, 300 * KIB)) for at in range(3)]
             blocks = [each.block(0, 4) for each in outputs]
             assert client.read(blocks, [there.address]).status == DONE  # their indexes are known
         answer = client.read(blocks, [there.address])
@@ -374,7 +469,7 @@ def test_a_service_that_answers_is_not_blamed_for_another(tmp_path: Path, there:
     with impatient(tmp_path) as client:
         sound = there.write(100, some(100, 100))
         with host(tmp_path / "other", "127.0.0.3") as other:
-            outputs = [other.write(at, some(at, 100)) for at in range(8)]
+            outputs = [other.write(at, some(at, 300 * KIB)) for at in range(8)]
             blocks = [*(each.block(0, 4, 0) for each in outputs), sound.block(0, 4, 1)]
             services = [other.address, there.address]
             assert client.read(blocks, services).status == DONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,11 +79,27 @@ def under_way(flights: SingleFlight[str]) -> Iterator[None]:
         assert first.result(PATIENCE) == "result"
 
 
-def test_who_waits_too_long_does_it_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single_flight, "PATIENCE", 0.01)
-    flights = SingleFlight[str]()
+def test_who_waits_too_long_does_it_itself() -> None:
+    flights = SingleFlight[str](patience=0.01)
     with under_way(flights):
         assert flights.do(b"key", lambda: "mine") == "mine"
+
+
+def test_of_those_who_wait_too_long_one_does_it_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    flights, call = SingleFlight[str](), Call()
+    with under_way(flights), ThreadPoolExecutor(ASKING) as threads:
+        slow: Any = flights._under_way[b"key"]
+        patience = {slow: 0.0}
+        monkeypatch.setattr(single_flight, "wait", lambda on, _: wait(on, patience.get(on[0], PATIENCE)))
+        results = [threads.submit(flights.do, b"key", call) for _ in range(ASKING)]
+        eventually(lambda: flights._under_way[b"key"] is not slow, "one has begun it anew")
+        anew: Any = flights._under_way[b"key"]
+        eventually(lambda: len(anew._waiters) == ASKING - 1, "all but one wait for it")
+        call.go.set()
+        assert [each.result(PATIENCE) for each in results] == ["result"] * ASKING
+    assert call.calls == 1
+    assert flights.do(b"key", call) == "result"
+    assert call.calls == 2, "nothing is kept"
 
 
 def test_others_are_done_meanwhile() -> None:

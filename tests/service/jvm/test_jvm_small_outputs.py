@@ -21,11 +21,10 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.record_bytes import LEAST_COMPRESSED, RecordBytesPayload
 from sortshuffle.service.client import ClientSettings
-from sortshuffle.service.jvm.elsewhere import KnownIndexes
 from sortshuffle.service.jvm.outputs import IndexedMapOutput, KnownOutputs, MapOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.reading import BlockReader
-from sortshuffle.service.jvm.remote import MOST_INDEX_BYTES, RemoteSettings
+from sortshuffle.service.jvm.remote import RemoteSettings
 from sortshuffle.service.jvm.small_outputs import MOST_BYTES, OVERHEAD_BYTES, is_small, read_small
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import PartitionedFileReader, read_index
@@ -34,7 +33,7 @@ from sortshuffle.write.placed_records import PlacedRecords, RecordBytesLayout
 from sortshuffle.write.result_partition import SortMergeResultPartition
 
 ID = bytes(range(16))
-REMOTE = RemoteSettings("app-1", ClientSettings(), KnownIndexes(MOST_INDEX_BYTES))
+REMOTE = RemoteSettings.of("app-1", ClientSettings())
 
 
 @pytest.fixture

@@ -29,15 +29,18 @@ from jvm_client import (
 from map_outputs import write_map
 from stores import Store, s3_fixture, store_fixture  # noqa: F401
 
+from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.options import KIB, MIB
+from sortshuffle.service.jvm import stored
 from sortshuffle.service.jvm.engine import SharedHomes
 from sortshuffle.service.jvm.lost import LostBlocksError
-from sortshuffle.service.jvm.outputs import KnownOutputs
+from sortshuffle.service.jvm.outputs import KnownOutputs, MapOutputs
 from sortshuffle.service.jvm.protocol import EVERYTHING, ReadRequest
 from sortshuffle.service.jvm.protocol import Block as AskedBlock
 from sortshuffle.service.jvm.stored import StoredBlocks, StoredSettings
 from sortshuffle.storage import stored_files
 from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.stored_cleaning import sizes_of_exchange
 from sortshuffle.storage.stored_files import is_url
 
 NOWHERE = "sortshuffle.invalid:1"  # the location that Spark knows, which no engine is asked at
@@ -172,9 +175,10 @@ def test_a_lost_map_output_is_named_alone(
         if known:
             assert client.read(blocks).status == DONE
         lose(store, outputs[2].file(store))
-        if known and lose in (index_gone, index_flipped, another):
-            return  # what is known of the index still holds, and the data is read by it
         answer = client.read(blocks)
+        if known and lose in (index_gone, index_flipped):  # what is known of the index still holds
+            assert (answer.status, answer.data) == (DONE, b"".join(each.expected() for each in outputs))
+            return
         assert (answer.status, answer.lost) == (LOST, (2,))
         assert f"exchange-{SHUFFLE}-map-2-attempt-2" in answer.text
         again = write(client, 9)  # by the same connection, as the task that runs again
@@ -257,6 +261,107 @@ def test_a_mounted_directory_that_fails_for_a_moment_loses_nothing(mounted: Stor
                 assert (answer.status, answer.lost) == (FAILED, ())
                 assert "reading a map output failed: Too many levels of symbolic links" in answer.text
         assert client.read(blocks).data == b"".join(output.expected() for output in outputs)
+
+
+def asked_blocks(store: Store, outputs: Sequence[Output]) -> StoredBlocks:
+    """All of them, for an engine that knows nothing yet."""
+    blocks = [
+        AskedBlock(each.map_id, each.map_id, 0, SUBPARTITIONS, 0, each.done.file_id) for each in outputs
+    ]
+    request = ReadRequest(SHUFFLE, (NOWHERE,), tuple(blocks))
+    settings = StoredSettings.at(home(store), KnownOutputs())
+    return StoredBlocks(request, list(enumerate(request.blocks)), settings)
+
+
+@contextmanager
+def before_the_list(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> Iterator[None]:
+    """Something happens right before a shuffle is listed."""
+
+    def list_sizes(directory: str, exchange: int) -> dict[str, int]:
+        happens()
+        return sizes_of_exchange(directory, exchange)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stored, "sizes_of_exchange", list_sizes)
+        yield
+
+
+@pytest.mark.parametrize(("what", "size"), [("index", 300 * KIB), ("data", 100)])
+def test_what_was_not_there_for_a_moment_is_not_lost(
+    mounted: Store, monkeypatch: pytest.MonkeyPatch, what: str, size: int
+) -> None:
+    """When all map outputs are looked for, which is before any data is sent."""
+    with connected(mounted) as client:
+        outputs = [write(client, map_id, size) for map_id in range(3)]
+    path = f"{outputs[1].file(mounted).base.removeprefix('file://')}.{what}"
+    blocks = asked_blocks(mounted, outputs)
+    os.rename(path, f"{path}.aside")
+    with before_the_list(monkeypatch, lambda: os.rename(f"{path}.aside", path)):
+        blocks.locate()
+    assert b"".join(map(bytes, blocks.pieces())) == b"".join(each.expected() for each in outputs)
+
+
+def test_of_what_was_not_there_only_what_stays_away_is_lost(
+    mounted: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connected(mounted) as client:
+        outputs = [write(client, map_id, 300 * KIB) for map_id in range(4)]
+    first, second = (f"{outputs[at].file(mounted).base.removeprefix('file://')}.index" for at in (1, 2))
+    for path in (first, second):
+        os.rename(path, f"{path}.aside")
+    with (
+        before_the_list(monkeypatch, lambda: os.rename(f"{first}.aside", first)),
+        pytest.raises(LostBlocksError) as lost,
+    ):
+        asked_blocks(mounted, outputs).locate()
+    assert lost.value.blocks == (2,)
+    assert second in str(lost.value)
+
+
+def test_a_list_that_shows_what_is_gone_hides_no_loss(
+    store: Store, outputs: list[Output], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store may show an object for a while that is deleted."""
+    old = sizes_of_exchange(home(store), SHUFFLE)
+    store.remove(outputs[1].file(store).data_path)
+    store.remove(outputs[2].file(store).index_path)
+    monkeypatch.setattr(stored, "sizes_of_exchange", lambda directory, exchange: old)
+    with pytest.raises(LostBlocksError) as lost:
+        asked_blocks(store, outputs).locate()
+    assert lost.value.blocks == (2,)
+    blocks = asked_blocks(store, [outputs[0], outputs[1]])
+    blocks.locate()
+    with pytest.raises(LostBlocksError) as lost:
+        list(blocks.pieces())
+    assert lost.value.blocks == (1,)
+
+
+def test_where_the_home_goes_while_it_is_listed_nothing_is_lost(
+    mounted: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A directory that is not there looks as an empty one."""
+    with connected(mounted) as client:
+        outputs = [write(client, map_id, 300 * KIB) for map_id in range(2)]
+    mounted.remove(outputs[1].file(mounted).index_path)
+    blocks = asked_blocks(mounted, outputs)
+    with (
+        before_the_list(monkeypatch, lambda: (tmp_path / "mounted").rename(tmp_path / "away")),
+        pytest.raises(OSError, match="the driver has made this directory"),
+    ):
+        blocks.locate()
+    (tmp_path / "away").rename(tmp_path / "mounted")
+    with pytest.raises(LostBlocksError) as lost:
+        asked_blocks(mounted, outputs).locate()
+    assert lost.value.blocks == (1,)
+
+
+def test_a_home_that_is_gone_is_not_made_by_who_writes(mounted: Store, tmp_path: Path) -> None:
+    """The application has ended, or the mount has: what was written there nobody would find or remove."""
+    header = FileHeader(bytes(16), 2, 0, Codec.NONE, PayloadKind.RECORD_BYTES)
+    outputs = MapOutputs(lambda: (home(mounted),))
+    with pytest.raises(FileNotFoundError):
+        outputs.new(SHUFFLE, 0, 1, header)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_host_that_has_not_mounted_the_directory_writes_nothing_and_loses_nothing(

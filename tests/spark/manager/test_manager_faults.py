@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from fault_stages import attempts, map_runs, paused
 from served_session import ON_EXECUTORS, JobError, Session
 
 from sortshuffle.format.header import HEADER_BYTES
+from sortshuffle.service.address import split_address
+from sortshuffle.service.rendezvous import address_of
 
 ENGINE, SUPERVISOR = "sortshuffle.service.process", "sortshuffle.service.supervisor"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
@@ -220,6 +224,14 @@ def test_engine_and_supervisor_killed_between_the_stages(session: Session) -> No
     assert session.pids(SUPERVISOR) != [supervisor]
 
 
+def kill_service(session: Session) -> None:
+    """So that nothing starts it again but a task, or a removal."""
+    for pid in (*session.pids(SUPERVISOR), *session.pids(ENGINE)):
+        with suppress(ProcessLookupError):  # without its supervisor an engine ends by itself
+            os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not (session.pids(SUPERVISOR) or session.pids(ENGINE)), "both have ended")
+
+
 def frame_memories(session: Session) -> int:
     """How many memories for frames the JVM has mapped."""
     return Path(f"/proc/{session.jvm}/maps").read_text().count("memfd:sortshuffle-frames")
@@ -380,6 +392,21 @@ def test_an_executor_killed_while_its_task_writes(cluster: Session) -> None:
     eventually(lambda: not cluster.unfinished(), "the unfinished files go")
 
 
+def test_a_service_that_comes_back_on_another_port_is_found_by_all_executors(cluster: Session) -> None:
+    """The one that starts it anew knows the port; the others find the engine on the socket that they know."""
+    eventually(lambda: len(cluster.run("executors").value) == 2, "two executors", PATIENCE)
+    hold(cluster, "hold_rows", maps=6)
+    (directory,) = {str(path.parent) for path in cluster.temporary.glob("sortshuffle-*/*/service.json")}
+    address = split_address(address_of(directory))
+    kill_service(cluster)
+    with socket.create_server(address):
+        hold(cluster, "hold_rows", maps=1)
+        assert split_address(address_of(directory))[1] != address[1]
+        hold(cluster, "hold_rows", maps=6)
+        found = cluster.run("read_held", name="held").value
+    assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
+
+
 def test_an_idle_executor_goes_and_its_map_outputs_stay(tmp_path: Path) -> None:
     """With dynamic allocation. The stage that reads them has executors of its own."""
     settings = {
@@ -488,6 +515,32 @@ def are_removed(session: Session, outputs: list[Path]) -> None:
         return not any(path.exists() or index_of(path).exists() for path in outputs)
 
     eventually(are_gone, "the files of a forgotten shuffle go", PATIENCE)
+
+
+def test_a_removal_that_fails_is_tried_once_more(tmp_path: Path) -> None:
+    """Where nobody else removes the files: in local mode, and of executors that are gone."""
+    is_broken = tmp_path / "broken"
+    python = script(tmp_path / "python", f'[ -e {is_broken} ] || exec {sys.executable} "$@"', "exit 1")
+    settings = {
+        "spark.sortshuffle.manager.python": str(python),
+        "spark.network.timeout": "10s",
+        "spark.executor.heartbeatInterval": "2s",
+    }
+    session = Session(tmp_path / "session", True, settings)
+    try:
+        shuffle = session.run("hold_rows", name="held").value["shuffle"]
+        outputs = outputs_of(session, shuffle)
+        is_broken.touch()
+        kill_service(session)
+        session.run("forget_held", name="held")
+        eventually(lambda: not session.run("is_known", shuffle=shuffle).value, "Spark forgets it", PATIENCE)
+        failed = f"Some files of shuffle {shuffle} may stay"
+        eventually(lambda: failed in session.log.read_text(), "the removal fails", PATIENCE)
+        assert [each for each in outputs if each.exists()] == outputs
+        is_broken.unlink()
+        eventually(lambda: not any(each.exists() for each in outputs), "they are removed", PATIENCE)
+    finally:
+        session.kill()
 
 
 def test_files_are_removed_whose_executors_are_dead_and_spark_does_not_know_it_yet(tmp_path: Path) -> None:

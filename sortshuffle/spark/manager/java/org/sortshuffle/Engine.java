@@ -130,7 +130,11 @@ final class Engine {
         Place known = place;
         if (known != null) {
             try {
-                return Link.connect(this, known.socket);
+                Link link = Link.connect(this, known.socket);
+                if (link.port() == known.port)
+                    return link;
+                link.discard(); // another JVM has started the service anew: this one must learn where it is
+                LOG.info("The service of the shuffle engine at {} has another port now", known.socket);
             } catch (ClosedByInterruptException e) {
                 throw e;
             } catch (IOException e) {

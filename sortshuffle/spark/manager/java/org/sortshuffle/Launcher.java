@@ -128,7 +128,8 @@ final class Launcher {
             }
             if (!process.waitFor(TIMEOUT_SECONDS, TimeUnit.SECONDS))
                 throw new Failure("it has not answered for " + TIMEOUT_SECONDS
-                        + " s: see that the directories of spark.sortshuffle.dir can be reached");
+                        + " s: see that this host reaches its Python, which spark.sortshuffle.manager.python"
+                        + " names, and the directories of spark.sortshuffle.dir");
             return process.exitValue();
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();

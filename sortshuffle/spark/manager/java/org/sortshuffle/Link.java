@@ -40,7 +40,7 @@ final class Link implements Closeable {
     private static final int UNREACHABLE = 5;
 
     private static final long MAGIC = 0x0A1A0A0D4A535389L; // 89 53 53 4A 0D 0A 1A 0A, little endian
-    private static final int VERSION = 1;
+    private static final int VERSION = 2;
 
     /** Bytes. A Unix socket holds about 200 KiB; more in one call would only wait in the call. */
     private static final int BUFFER_BYTES = 256 << 10;
@@ -55,6 +55,7 @@ final class Link implements Closeable {
     private final ByteBuffer buffer = ByteBuffer.allocateDirect(BUFFER_BYTES).order(ByteOrder.LITTLE_ENDIAN);
     private final ByteBuffer acknowledgement = ByteBuffer.allocateDirect(8).order(ByteOrder.LITTLE_ENDIAN);
     private Slots slots;
+    private int port; // of the engine's service
     private volatile boolean settled; // between two requests
     private long waitedNanos;
 
@@ -98,7 +99,7 @@ final class Link implements Closeable {
         awaitAnswer();
         long magic = getLong();
         int version = getInt();
-        getInt();
+        port = getInt();
         if (magic != MAGIC || version != VERSION)
             throw new IOException("The shuffle engine speaks version " + version
                     + " of the protocol, this jar " + VERSION
@@ -353,6 +354,11 @@ final class Link implements Closeable {
     public void close() {
         if (!settled || !channel.isOpen() || !engine.keep(this))
             discard();
+    }
+
+    /** The port of the service that this engine is. */
+    int port() {
+        return port;
     }
 
     /** Whether it has memory for frames. */

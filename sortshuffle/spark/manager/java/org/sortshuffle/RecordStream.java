@@ -50,6 +50,7 @@ final class RecordStream extends InputStream {
     private long[] counted = new long[4]; // totals that the metrics have
     private int records; // that the metrics do not have yet
     private int repeats;
+    private List<String> lastAddresses; // of the services, in the last request
     private boolean ended;
     private long waitedNanos;
 
@@ -134,6 +135,10 @@ final class RecordStream extends InputStream {
             totals[i] = Math.max(counted[i], from.getLong()); // after a repeat they begin anew
         count(totals, from.takeWaitedNanos());
         if (chunk == 0) {
+            if (skip > 0) {
+                repeats = REPEATS;
+                throw new IOException("The shuffle engine's second answer is shorter than the first");
+            }
             ended = true;
             blocks = null;
             from.settle();
@@ -183,16 +188,26 @@ final class RecordStream extends InputStream {
             service[i] = services.computeIfAbsent(
                     new Service(location.host(), location.port()), absent -> services.size());
         }
-        List<byte[]> addresses = new ArrayList<>();
+        List<String> addresses = new ArrayList<>();
         for (Service each : services.keySet())
-            addresses.add(engine.addressOf(each.host, each.port).getBytes(StandardCharsets.UTF_8));
-        begin(fresh, length(addresses));
+            addresses.add(engine.addressOf(each.host, each.port));
+        if (delivered > 0 && !addresses.equals(lastAddresses)) {
+            fresh.close();
+            throw new IOException(
+                    "The shuffle engine has another address now, so its answer may have another "
+                    + "order than the one that broke off");
+        }
+        lastAddresses = addresses;
+        List<byte[]> texts = new ArrayList<>();
+        for (String address : addresses)
+            texts.add(address.getBytes(StandardCharsets.UTF_8));
+        begin(fresh, length(texts));
         fresh.putInt(blocks.shuffle());
         fresh.putInt(addresses.size());
         fresh.putInt(list.size());
         fresh.putInt(0);
-        for (byte[] address : addresses)
-            fresh.putText(address);
+        for (byte[] text : texts)
+            fresh.putText(text);
         for (int i = 0; i < service.length; i++)
             put(fresh, list.get(i), service[i]);
         fresh.flush();
@@ -201,10 +216,10 @@ final class RecordStream extends InputStream {
         return fresh;
     }
 
-    private long length(List<byte[]> addresses) {
+    private long length(List<byte[]> texts) {
         long length = 16 + 40L * blocks.list().size();
-        for (byte[] address : addresses)
-            length += Integer.BYTES + address.length;
+        for (byte[] text : texts)
+            length += Integer.BYTES + text.length;
         return length;
     }
 
