@@ -27,7 +27,7 @@ from sortshuffle.service.jvm.protocol import (
     pack_stream_error,
 )
 
-GREETING = bytes.fromhex("89 53 53 4a 0d 0a 1a 0a  01 00 00 00  00 00 00 00")
+GREETING = bytes.fromhex("89 53 53 4a 0d 0a 1a 0a  02 00 00 00  00 00 00 00")
 WRITE = bytes.fromhex(
     "03 00 00 00"  # shuffle
     "11 00 00 00"  # map index
@@ -59,7 +59,7 @@ def test_the_greeting_is_that_of_the_document() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "message"), [(0, "is no shuffle manager: it begins with"), (8, "speaks version 0 .* engine 1")]
+    ("at", "message"), [(0, "is no shuffle manager: it begins with"), (8, "speaks version 3 .* engine 2")]
 )
 def test_another_peer_and_another_version_are_refused_in_words(at: int, message: str) -> None:
     data = bytearray(GREETING)

@@ -87,11 +87,11 @@ class Output:
 
 
 @contextmanager
-def host(root: Path, ip: str, codec: Codec = Codec.LZ4) -> Iterator[Host]:
+def host(root: Path, ip: str, codec: Codec = Codec.LZ4, **changed: object) -> Iterator[Host]:
     root.mkdir()
     clients = ClientSettings(SECRET, timeout=PATIENCE)
     settings = ServerSettings(secret=SECRET, memory=8 * MIB)
-    with serving(root, clients=clients, codec=codec) as engine:
+    with serving(root, clients=clients, codec=codec, **changed) as engine:
         remove = engine.engine.remove_for_peer
         with ShuffleService(listen(ip, 0), lambda: [str(root)], settings, remove) as service:
             yield Host(engine, service, service.address, engine.connect())
@@ -144,8 +144,8 @@ def test_blocks_of_another_host_come_through_its_service(
 
 
 def test_blocks_of_many_regions_and_large_extents_come_whole(here: Serving, tmp_path: Path) -> None:
-    with host(tmp_path / "there", "127.0.0.2") as there:
-        large = [(at % 2, random.Random(at).randbytes(3 * MIB)) for at in range(6)]
+    with host(tmp_path / "there", "127.0.0.2", write_memory=16 * MIB) as there:
+        large = [(at % 2, random.Random(at).randbytes(3 * MIB)) for at in range(12)]
         output = there.write(1, [[each] for each in large], 3)
         regions = read_index(there.file(output)).regions
         for first, end in ((0, 1), (1, 2), (2, 3)):
