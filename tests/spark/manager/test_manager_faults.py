@@ -524,6 +524,7 @@ def test_a_removal_that_fails_is_tried_once_more(tmp_path: Path) -> None:
     settings = {
         "spark.sortshuffle.manager.python": str(python),
         "spark.network.timeout": "10s",
+        "spark.network.timeoutInterval": "2s",
         "spark.executor.heartbeatInterval": "2s",
     }
     session = Session(tmp_path / "session", True, settings)
