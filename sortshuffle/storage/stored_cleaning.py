@@ -33,6 +33,7 @@ from sortshuffle.storage.stored_files import (
     mounted_path,
     open_store,
     patiently,
+    store_error,
     store_errors,
 )
 from sortshuffle.storage.stored_listing import StoredFile, directories_in, files_in
@@ -104,7 +105,7 @@ def remove_remains(root: str, application: str) -> None:
         _remove_files(filesystem, lambda: _map_output_paths(url))
         _remove_empty(filesystem, url)
         if refusal is not None:
-            raise refusal
+            raise store_error("giving up unfinished uploads", url, refusal) from refusal
 
 
 def clean_command(root: str, application: str) -> str:

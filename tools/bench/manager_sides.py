@@ -112,9 +112,18 @@ class SessionProcess:
             )
         self.tree = ProcessTree(self._process.pid, mark)
         if put_into is not None:
-            put_into(self._process.pid)
+            self._put_into(put_into)
         self._tell({**config, "directory": str(directory / "local")})
         self.about: dict[str, Any] = {}
+
+    def _put_into(self, put_into: Callable[[int], None]) -> None:
+        """Nothing is started yet but this one process."""
+        try:
+            put_into(self._process.pid)
+        except OSError as error:
+            self._process.kill()
+            self._process.wait()
+            raise BenchError(f"{self.name}: it cannot be put into a control group: {error}") from error
 
     def wait_until_ready(self) -> dict[str, Any]:
         self.about = self._answer()

@@ -172,7 +172,7 @@ class Engine:
         for service in request.services:
             if service != self.settings.address:
                 self._telling.submit(self._tell, service, request.shuffle)
-        self.outputs.remove(request.shuffle)
+        self._remove(request.shuffle)
 
     def _remove_stored(self) -> None:
         registered = self._registered()
@@ -187,8 +187,12 @@ class Engine:
         known = bool(token) and shuffle.application == self.settings.application
         if not known or not hmac.compare_digest(shuffle.file_id, bytes.fromhex(token)):
             return False
-        self.outputs.remove(shuffle.exchange)
+        self._remove(shuffle.exchange)
         return True
+
+    def _remove(self, shuffle: int) -> None:
+        self._remote.forget(shuffle)
+        self.outputs.remove(shuffle)
 
     def note_failure(self, error: BaseException) -> None:
         """A map output could not be written: the next ones go to another home, if it was the home's fault."""

@@ -27,6 +27,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -40,7 +41,7 @@ from sortshuffle.storage.directories import Directories
 from sortshuffle.storage.partitioned_file import INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.reader import PartitionedFileReader, read_index
 from sortshuffle.storage.stored_cleaning import remove_exchange
-from sortshuffle.storage.stored_files import is_url
+from sortshuffle.storage.stored_files import is_url, patiently
 from sortshuffle.storage.writer import PartitionedFileWriter
 
 # bytes of indexes that are kept: one of a map output with 1,000 subpartitions takes 56 KB
@@ -309,7 +310,7 @@ class MapOutputs:
         for home in self._homes():
             try:
                 if is_url(home):
-                    remove_exchange(home, shuffle)
+                    patiently(partial(remove_exchange, home, shuffle))
                     continue
                 for file in _files(home, prefix):
                     file.delete()

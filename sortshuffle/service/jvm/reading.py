@@ -10,7 +10,8 @@ bytes.
 
 Rules
 * Nothing is handed out before its checksum was verified.
-* A request holds a few MiB, however large a block is; and the small map outputs that it is to give.
+* A request holds a few MiB, however large a block is, beside the small map outputs that it asks for, which it
+  holds whole.
 * Order: first the blocks of this host, then the others, each in the order of the request; in a block by
   region, in a region by subpartition.
 

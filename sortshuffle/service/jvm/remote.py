@@ -6,13 +6,15 @@ The engine asks for a JVM of its own host: credit, reconnecting and verifying ar
 A service that does not answer for its time-out has its blocks counted as unreachable, together: Spark then
 runs the map tasks of that host again. As long as nothing must be asked of a service, nobody notices that it
 is gone: the records that are kept are those that the id of the map output stands for, wherever it is now.
-Records that were kept while a shuffle was removed stay until there is no room for them.
+Records of a removed shuffle are forgotten; those that are kept just after that stay until room is wanted.
 
 Owns its connections. The threads of `locate` end with it.
 """
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,12 +41,15 @@ from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.ranges import SubpartitionRange
 from sortshuffle.storage.reader import verified_index
 
-MOST_INDEX_BYTES = 32 * MIB  # of other hosts' map outputs, kept for the next request
+# Of indexes of other hosts' map outputs, kept for the next request. Those of 1,000 map outputs with 1,000
+# subpartitions take 48 MB; were they driven out, each reduce task would ask for all of them once more
+MOST_INDEX_BYTES = 64 * MIB
 # Of the records of their small ones. Apart from those of this host, so that neither drives the other out
 MOST_SMALL_BYTES = 32 * MIB
-# Who waits for another's question waits longer than that may last: it has a time-out of its own
-PATIENCE_FACTOR = 2
+# A call is two questions. Each ends by a time-out of its own, or half of one later
+PATIENCE_FACTOR = 3
 
+_log = logging.getLogger(__name__)
 
 Answer: TypeAlias = Known | DataLossError | ServiceUnavailableError
 """What is heard of a map output: what it has, that it is lost, or that its service does not answer."""
@@ -72,6 +77,10 @@ class RemoteSettings:
             KnownOutputs(most_small_bytes=MOST_SMALL_BYTES),
             SingleFlight(PATIENCE_FACTOR * clients.timeout),
         )
+
+    def forget(self, shuffle: int) -> None:
+        """A shuffle is removed: its records make room for others."""
+        self.small.forget_all(PartitionedFile.prefix_of(shuffle))
 
     def blocks(self, request: ReadRequest, numbered: Sequence[tuple[int, Block]]) -> RemoteBlocks:
         return RemoteBlocks(request, numbered, self)
@@ -108,16 +117,27 @@ class RemoteBlocks(BlocksElsewhere):
 
     def _answers(self) -> dict[int, Answer]:
         """Of each block, by number. What is not known is asked for, several at a time: each takes two round
-        trips. Raises what says nothing of a map output or a host."""
+        trips. Raises errors that are neither a map output's nor a host's."""
         known = {number: self._known(block) for number, block in self._blocks}
         unknown = [(number, block) for number, block in self._blocks if known[number] is None]
         answers: dict[int, Answer] = {number: each for number, each in known.items() if each is not None}
         if unknown:
+            unknown = self._by_turns(unknown)
             unreachable: dict[str, ServiceUnavailableError] = {}
-            with ThreadPoolExecutor(min(len(unknown), THREADS)) as threads:
+            name = "sortshuffle-read-elsewhere"
+            with ThreadPoolExecutor(min(len(unknown), THREADS), name) as threads:
                 asked = threads.map(lambda each: self._ask(each[1], unreachable), unknown)
                 answers.update(zip([number for number, _ in unknown], asked, strict=True))
         return answers
+
+    def _by_turns(self, blocks: list[tuple[int, Block]]) -> list[tuple[int, Block]]:
+        """One of each service, then the next of each: several that are gone are then waited for together."""
+        seen: Counter[int] = Counter()
+        turns = []
+        for number, block in blocks:
+            turns.append((seen[block.service], number, block))
+            seen[block.service] += 1
+        return [(number, block) for _, number, block in sorted(turns, key=lambda each: each[:2])]
 
     def _ask(self, block: Block, unreachable: dict[str, ServiceUnavailableError]) -> Answer:
         """``unreachable``: services that have not answered others; they are not asked again."""
@@ -153,11 +173,15 @@ class RemoteBlocks(BlocksElsewhere):
         for each in self._found:
             self._settings.indexes.forget(each.block.file_id)
         self._found.clear()
+        is_reachable = True
         try:
             self.locate()
         except LostBlocksError as others:
             lost.update(others.blocks)
-        return LostBlocksError(sorted(lost), str(error))
+            is_reachable = others.is_reachable
+        except (OSError, RuntimeError) as problem:  # what is known to be lost is told all the same
+            _log.warning("what else is lost of shuffle %d cannot be told: %s", self._request.shuffle, problem)
+        return LostBlocksError(sorted(lost), str(error), is_reachable)
 
     def _unreachable(self, services: dict[str, str], lost: Sequence[int] = ()) -> LostBlocksError:
         """All blocks of services that do not answer, and what is lost besides."""

@@ -43,7 +43,7 @@ from sortshuffle.options import KIB, MIB
 from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceClients
 from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm import protocol
-from sortshuffle.service.jvm.elsewhere import KnownIndexes
+from sortshuffle.service.jvm.elsewhere import THREADS, KnownIndexes
 from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.unheard import MOST_UNHEARD, RETRY_AFTER, UnheardServices
 from sortshuffle.service.shuffle_service import ServerSettings, ShuffleService, listen
@@ -276,6 +276,28 @@ def test_what_is_changed_on_the_way_is_asked_for_again(
             answer = client.read([output.block(0, 20)], [there.address])
             assert (answer.status, answer.data) == (DONE, output.expected(0, 20))
     assert here.engine._remote.small.get_all([output.done.file_id]) == [None], "what was changed is not kept"
+
+
+def test_records_of_a_removed_shuffle_are_forgotten(here: Serving, there: Host) -> None:
+    outputs = [there.write(at, some(at, 100)) for at in range(3)]
+    ids = [each.done.file_id for each in outputs]
+    client, kept = here.connect(), here.engine._remote.small
+    assert client.read([each.block(0, 4) for each in outputs], [there.address]).status == DONE
+    assert None not in kept.get_all(ids)
+    client.remove(SHUFFLE + 1)
+    assert None not in kept.get_all(ids)
+    client.remove(SHUFFLE)
+    assert kept.get_all(ids) == [None] * 3
+
+
+def test_services_that_are_gone_are_waited_for_together(tmp_path: Path) -> None:
+    """The blocks of each are as many as there are threads, one service's behind another's."""
+    with ExitStack() as stack:
+        gone = [stack.enter_context(refused_address()) for _ in range(3)]
+        client = stack.enter_context(impatient(tmp_path))
+        blocks = [Block(at, at, 0, 1, bytes(16), at // THREADS) for at in range(3 * THREADS)]
+        answer = client.read(blocks, gone)
+        assert (answer.status, answer.lost) == (UNREACHABLE, tuple(range(3 * THREADS)))
 
 
 def test_where_there_is_no_room_small_ones_are_read_by_their_index(
