@@ -125,6 +125,12 @@ def files_cleaned_up(spark: SparkSession, _: str) -> Found:
     )
     frame = numbers(spark).groupBy("k").agg(sf.sum("id").alias("s"))
     first = unordered(frame.collect())
+    # Spark removes them in the background, and forgets the shuffle then. A query that begins before that, and
+    # uses the shuffle, hangs on executors with Spark's own shuffle, too.
+    context = spark.sparkContext._jsc.sc()
+    shuffle = context.newShuffleId() - 1
+    tracker = context.taskScheduler().mapOutputTracker()
+    wait_until(lambda: not tracker.containsShuffle(shuffle), "Spark forgets the shuffle")
     second = unordered(frame.collect())
     assert first == second
     return first
