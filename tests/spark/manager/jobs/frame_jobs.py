@@ -113,6 +113,14 @@ def collected_twice(spark: SparkSession, _: str) -> Found:
     return first
 
 
+def shuffles_of(plan: Any) -> list[int]:
+    """The ids of the shuffles of a plan that has run."""
+    below = [
+        shuffle for at in range(plan.children().size()) for shuffle in shuffles_of(plan.children().apply(at))
+    ]
+    return [plan.shuffleId(), *below] if plan.getClass().getSimpleName() == "ShuffleExchangeExec" else below
+
+
 @job
 def files_cleaned_up(spark: SparkSession, _: str) -> Found:
     """Spark removes the files of a query's shuffles when it ends, and makes them again if they are missed."""
@@ -127,9 +135,8 @@ def files_cleaned_up(spark: SparkSession, _: str) -> Found:
     first = unordered(frame.collect())
     # Spark removes them in the background, and forgets the shuffle then. A query that begins before that, and
     # uses the shuffle, hangs on executors with Spark's own shuffle, too.
-    context = spark.sparkContext._jsc.sc()
-    shuffle = context.newShuffleId() - 1
-    tracker = context.taskScheduler().mapOutputTracker()
+    tracker = spark.sparkContext._jsc.sc().taskScheduler().mapOutputTracker()
+    (shuffle,) = shuffles_of(frame._jdf.queryExecution().executedPlan())
     wait_until(lambda: not tracker.containsShuffle(shuffle), "Spark forgets the shuffle")
     second = unordered(frame.collect())
     assert first == second
