@@ -9,6 +9,7 @@ import java.util.ArrayList;
 import java.util.Collection;
 import java.util.List;
 import java.util.concurrent.ConcurrentLinkedDeque;
+import java.util.concurrent.Semaphore;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Supplier;
 import org.apache.spark.SparkConf;
@@ -38,6 +39,7 @@ final class Engine {
     static final int EVERYTHING = -1;
 
     private static final Logger LOG = LoggerFactory.getLogger(Engine.class);
+    private static final int MOST_REMOVALS = 4; // at once, so that one that hangs stops no others
     private static volatile Engine current;
 
     /** A launch that has failed, and when. */
@@ -49,6 +51,7 @@ final class Engine {
     private final ReentrantLock starting = new ReentrantLock();
     private final ConcurrentLinkedDeque<Link> idle = new ConcurrentLinkedDeque<>();
     private final ConcurrentLinkedDeque<Link> idleWithSlots = new ConcurrentLinkedDeque<>();
+    private final Semaphore removals = new Semaphore(MOST_REMOVALS);
     private volatile Place place;
     private volatile boolean ended;
     private Failure failure; // of the last launch that failed; guarded by `starting`
@@ -193,17 +196,24 @@ final class Engine {
         }
     }
 
-    /** Removes the map outputs of a shuffle on this host, if this JVM has ever used the engine. */
+    /**
+     * Removes the map outputs of a shuffle on this host, if this JVM has ever used the engine. After a
+     * garbage collection Spark removes hundreds at once, in many threads. Each would take a link, which is
+     * then kept.
+     */
     static void removeHere(int shuffle) {
         Engine engine = current;
         if (engine == null || engine.place == null)
             return;
+        engine.removals.acquireUninterruptibly();
         try {
             engine.remove(shuffle, List.of());
         } catch (IOException | RuntimeException e) {
             if (!engine.ended)
                 LOG.warn("The files of shuffle {} on this host stay until the application ends: {}", shuffle,
                         e.toString());
+        } finally {
+            engine.removals.release();
         }
     }
 
