@@ -15,7 +15,8 @@ import socket
 from sortshuffle.errors import UsageError
 from sortshuffle.storage.host import named_by_spark
 
-LONGEST_PATH = 107  # bytes of a Unix socket's path, by sockaddr_un
+# Bytes of a Unix socket's path. The system takes 107 (sockaddr_un), Java one less
+LONGEST_PATH = 106
 BACKLOG = 1024  # connections that wait to be accepted, while a service is started or started again
 _ANY_PORT = 9  # of a socket that never sends: discard
 _ELSEWHERE = "192.0.2.1"  # set apart for documentation: nobody's, so the way there leads out of this machine

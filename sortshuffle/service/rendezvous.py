@@ -199,7 +199,7 @@ def directory_of(application: str, host: str, secret: bytes, options: Options) -
 
 def socket_path(directory: str) -> str:
     """The Unix socket of the service of this rendezvous: beside it, or where that path would be longer than
-    the system takes, in the directory of the same name below ``/tmp``."""
+    Java takes, in the directory of the same name below ``/tmp``."""
     name = f"{_digest(directory, SOCKET_DIGEST_BYTES)}{SOCKET_SUFFIX}"
     path = os.path.join(os.path.dirname(directory), name)
     if len(path.encode()) <= LONGEST_PATH:
