@@ -65,7 +65,8 @@ def main(directory: str) -> None:
     sums = {row["k"]: row["s"] for row in keyed(frame).collect()}
     pairs = sortshuffle.rdd(spark.sparkContext.parallelize([(n % 100, n) for n in range(ROWS)], MAPS))
     reduced = dict(pairs.reduceByKey(operator.add, REDUCES).collect())
-    rendezvous = glob.glob(os.path.join(directory, f"sortshuffle-{os.geteuid()}", "*"))
+    beside = os.path.join(directory, f"sortshuffle-{os.geteuid()}", "*")
+    rendezvous = [path for path in glob.glob(beside) if os.path.isdir(path)]  # without their sockets
     running = [
         *processes("sortshuffle.service.supervisor", rendezvous),
         *processes("sortshuffle.service.process", rendezvous),
