@@ -23,6 +23,7 @@ from sortshuffle.format.header import Codec
 from sortshuffle.service.client import ClientSettings
 from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm.engine import Engine, EngineSettings, SharedHomes
+from sortshuffle.service.jvm.protocol import Block as ReceivedBlock
 from sortshuffle.service.jvm.server import JvmServer
 from sortshuffle.storage.lifetime import boot_id
 from sortshuffle.storage.shared_home import make_stored_home, shared_home, stored_home
@@ -60,6 +61,10 @@ class Block:
     end: int
     file_id: bytes
     service: int = 0
+
+    def received(self) -> ReceivedBlock:
+        """As the engine has it from a request."""
+        return ReceivedBlock(self.map_id, self.map_index, self.first, self.end, self.service, self.file_id)
 
     def packed(self) -> bytes:
         return (

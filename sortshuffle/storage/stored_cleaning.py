@@ -102,7 +102,10 @@ def remove_remains(root: str, application: str) -> None:
                     _give_up(filesystem, upload)
         except Exception as error:  # whoever may not see uploads removes the files all the same
             refusal = error
-        _remove_files(filesystem, lambda: _map_output_paths(url))
+        _remove_files(
+            filesystem,
+            lambda: [each.path for each in _found_files(root, application) if each.file is not None],
+        )
         _remove_empty(filesystem, url)
         if refusal is not None:
             raise store_error("giving up unfinished uploads", url, refusal) from refusal
@@ -147,25 +150,26 @@ def _remains(root: str, application: str, found: list[_Found]) -> Remains:
 
 
 def _found_below(root: str, application: str | None) -> Iterator[_Found]:
-    with store_errors(
-        "listing map outputs", root if application is None else application_url(root, application)
-    ):
-        for name in directories_in(root) if application is None else [application]:
-            for file in _files_of(root, name, is_named=application is not None):
-                yield _Found(file.path, name, file.bytes, file.changed)
+    yield from _found_files(root, application)
+    with store_errors("listing map outputs", _top(root, application)):
         yield from _uploads_of(root, application)
 
 
-def _map_output_paths(url: str) -> list[str]:
-    """The files of map outputs in an application's directory."""
-    with store_errors("listing map outputs", url):
-        found = [_Found(file.path, "", file.bytes, file.changed) for file in files_in(url)]
-    return [each.path for each in found if each.file is not None]
+def _found_files(root: str, application: str | None) -> Iterator[_Found]:
+    """The files of one application below a URL, or of all."""
+    with store_errors("listing map outputs", _top(root, application)):
+        for name in directories_in(root) if application is None else [application]:
+            for file in _files_of(root, name, is_named=application is not None):
+                yield _Found(file.path, name, file.bytes, file.changed)
+
+
+def _top(root: str, application: str | None) -> str:
+    return root if application is None else application_url(root, application)
 
 
 def _uploads_of(root: str, application: str | None) -> Iterator[_Found]:
     """The unfinished uploads of one application below a URL, or of all."""
-    filesystem, path = open_store(root if application is None else application_url(root, application))
+    filesystem, path = open_store(_top(root, application))
     _, root_path = open_store(root)
     for found in _uploads_below(filesystem, path):
         owner = _application(root_path, found.path)

@@ -165,6 +165,11 @@ class Session(DriverProcess):
         """Finished data files of the manager."""
         return sorted(self._files("exchange-*.data"))
 
+    def outputs_of(self, shuffle: int) -> list[Path]:
+        """Those of one shuffle, by map index, in whichever directories they are."""
+        found = [path for path in self.map_outputs() if path.name.startswith(f"exchange-{shuffle}-")]
+        return sorted(found, key=lambda path: int(path.name.split("-")[3]))
+
     def unfinished(self) -> list[Path]:
         return sorted(self._files("*.partial"))
 

@@ -17,7 +17,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
@@ -25,7 +25,7 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
-from sortshuffle.errors import UsageError
+from sortshuffle.errors import DataLossError, UsageError
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.format.index import Index
@@ -35,12 +35,16 @@ from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.read.channel import InputChannel
 from sortshuffle.read.fetcher import Fetcher
+from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
-from sortshuffle.service.jvm.small_outputs import SmallOutput
+from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small
 from sortshuffle.storage.partitioned_file import PartitionedFile
 
 READ_AHEAD_BYTES = 32 * MIB  # that one request may hold, half of what a task of this package reads ahead
 THREADS = 4  # that fetch, verify and decompress for one request; as many as a task of this package has
+# Of indexes that are kept for the next request. Those of 1,000 map outputs with 1,000 subpartitions take
+# 48 MB; were they driven out, each reduce task would ask for all of them once more
+MOST_INDEX_BYTES = 64 * MIB
 
 
 class KnownIndexes:
@@ -80,6 +84,43 @@ class KnownIndexes:
 
 Known: TypeAlias = SmallOutput | Index
 """Of a map output: the records, if it is a small one, or the index."""
+
+
+class KnownElsewhere:
+    """What an engine knows of map outputs elsewhere, kept for the next request. ``small``: of small ones the
+    records; ``indexes``: of the others the index. Thread-safe."""
+
+    def __init__(self, small: KnownOutputs) -> None:
+        self.small = small
+        self.indexes = KnownIndexes(MOST_INDEX_BYTES)
+
+    def get(self, file_id: bytes) -> Known | None:
+        return self.get_all((file_id,)).get(file_id)
+
+    def get_all(self, ids: Sequence[bytes]) -> dict[bytes, Known]:
+        """Of those of which anything is known."""
+        found: dict[bytes, Known] = {}
+        for file_id, kept in zip(ids, self.small.get_all(ids), strict=True):
+            known = kept.small if isinstance(kept, SmallMapOutput) else self.indexes.get(file_id)
+            if known is not None:
+                found[file_id] = known
+        return found
+
+    def keep(self, index: Index, file: PartitionedFile, read: Callable[[], SmallOutput | None]) -> Known:
+        """What is known of a map output from now on: the records of a small one, if there is room for them,
+        else its index. ``read``: reads the records, or gives None where the index is to do."""
+        if is_small(index) and self.small.has_room_for_small():
+            small = read()
+            if small is not None:
+                self.small.keep(SmallMapOutput(file, index.header.file_id, small))
+                return small
+        self.indexes.put(index)
+        return index
+
+    def forget(self, file_id: bytes) -> None:
+        """It is damaged or gone."""
+        self.small.forget(file_id)
+        self.indexes.forget(file_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +193,15 @@ class BlocksElsewhere(ABC):
     def _channels(self, found: Found) -> Iterator[InputChannel]:
         """What a block is read through whose index is known."""
 
+    def _blocks_of(self, error: DataLossError) -> set[int]:
+        """The numbers of the blocks that were found in the map output that an error is of."""
+        name = base_name(error.place.file)
+        return {each.number for each in self._found if base_name(each.path) == name}
+
     def _pieces(self) -> Iterator[BytesLike]:
         """The bytes of records of all blocks that were found, in their order. Raises what fetching raises."""
-        for is_small, found in groupby(enumerate(self._found, 1), lambda each: _is_small(each[1])):
-            read = self._slices if is_small else self._fetched
+        for are_records, found in groupby(enumerate(self._found, 1), lambda each: _is_small(each[1])):
+            read = self._slices if are_records else self._fetched
             yield from read(found)
         self.blocks_begun = len(self._blocks)  # the last ones may be empty
 

@@ -28,12 +28,12 @@ from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.index import Index
 from sortshuffle.options import MIB
 from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceClients
-from sortshuffle.service.jvm.elsewhere import THREADS, BlocksElsewhere, Found, Known, KnownIndexes, base_name
+from sortshuffle.service.jvm.elsewhere import THREADS, BlocksElsewhere, Found, Known, KnownElsewhere
 from sortshuffle.service.jvm.lost import LostBlocksError
-from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
+from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.single_flight import SingleFlight
-from sortshuffle.service.jvm.small_outputs import is_small, read_small
+from sortshuffle.service.jvm.small_outputs import SmallOutput, read_small
 from sortshuffle.service.protocol import MapOutputAddress
 from sortshuffle.service.remote_input_channel import RemoteInputChannel
 from sortshuffle.storage.extents import Extent, ExtentReader, extent_of
@@ -41,10 +41,8 @@ from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.ranges import SubpartitionRange
 from sortshuffle.storage.reader import verified_index
 
-# Of indexes of other hosts' map outputs, kept for the next request. Those of 1,000 map outputs with 1,000
-# subpartitions take 48 MB; were they driven out, each reduce task would ask for all of them once more
-MOST_INDEX_BYTES = 64 * MIB
-# Of the records of their small ones. Apart from those of this host, so that neither drives the other out
+# Of the records of other hosts' small map outputs. Apart from those of this host, so that neither drives the
+# other out
 MOST_SMALL_BYTES = 32 * MIB
 # A call is two questions. Each ends by a time-out of its own, or half of one later
 PATIENCE_FACTOR = 3
@@ -57,30 +55,23 @@ Answer: TypeAlias = Known | DataLossError | ServiceUnavailableError
 
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
-    """How the engine talks to other hosts. ``indexes``, ``small``: what it knows of their map outputs: of
-    small ones the records, of the others the index. ``under_way``: those that are being read, by service and
-    file id."""
+    """How the engine talks to other hosts. ``known``: what it knows of their map outputs. ``under_way``: map
+    outputs that are being read, by service and file id."""
 
     application: str
     clients: ClientSettings
-    indexes: KnownIndexes
-    small: KnownOutputs
+    known: KnownElsewhere
     under_way: SingleFlight[Known]
 
     @staticmethod
     def of(application: str, clients: ClientSettings) -> RemoteSettings:
         """For an engine that knows nothing yet."""
-        return RemoteSettings(
-            application,
-            clients,
-            KnownIndexes(MOST_INDEX_BYTES),
-            KnownOutputs(most_small_bytes=MOST_SMALL_BYTES),
-            SingleFlight(PATIENCE_FACTOR * clients.timeout),
-        )
+        known = KnownElsewhere(KnownOutputs(most_small_bytes=MOST_SMALL_BYTES))
+        return RemoteSettings(application, clients, known, SingleFlight(PATIENCE_FACTOR * clients.timeout))
 
     def forget(self, shuffle: int) -> None:
         """A shuffle is removed: its records make room for others."""
-        self.small.forget_all(PartitionedFile.prefix_of(shuffle))
+        self.known.small.forget_all(PartitionedFile.prefix_of(shuffle))
 
     def blocks(self, request: ReadRequest, numbered: Sequence[tuple[int, Block]]) -> RemoteBlocks:
         return RemoteBlocks(request, numbered, self)
@@ -118,11 +109,12 @@ class RemoteBlocks(BlocksElsewhere):
     def _answers(self) -> dict[int, Answer]:
         """Of each block, by number. What is not known is asked for, several at a time: each takes two round
         trips. Raises errors that are neither a map output's nor a host's."""
-        known = {number: self._known(block) for number, block in self._blocks}
-        unknown = [(number, block) for number, block in self._blocks if known[number] is None]
-        answers: dict[int, Answer] = {number: each for number, each in known.items() if each is not None}
+        known = self._settings.known.get_all([block.file_id for _, block in self._blocks])
+        answers: dict[int, Answer] = {
+            number: known[block.file_id] for number, block in self._blocks if block.file_id in known
+        }
+        unknown = self._by_turns([each for each in self._blocks if each[0] not in answers])
         if unknown:
-            unknown = self._by_turns(unknown)
             unreachable: dict[str, ServiceUnavailableError] = {}
             name = "sortshuffle-read-elsewhere"
             with ThreadPoolExecutor(min(len(unknown), THREADS), name) as threads:
@@ -144,9 +136,11 @@ class RemoteBlocks(BlocksElsewhere):
         service = self._service(block)
         if service in unreachable:
             return unreachable[service]
-        key = service.encode() + block.file_id
+        key, settings = service.encode() + block.file_id, self._settings
         try:
-            return self._settings.under_way.do(key, lambda: self._known(block) or self._read(service, block))
+            return settings.under_way.do(
+                key, lambda: settings.known.get(block.file_id) or self._read(service, block)
+            )
         except DataLossError as error:
             return error
         except ServiceUnavailableError as error:
@@ -168,10 +162,9 @@ class RemoteBlocks(BlocksElsewhere):
 
     def _lost(self, error: DataLossError) -> LostBlocksError:
         """The block that the error is of, and all others that are lost by now: the services tell."""
-        name = base_name(error.place.file)
-        lost = {each.number for each in self._found if base_name(each.path) == name}
+        lost = self._blocks_of(error)
         for each in self._found:
-            self._settings.indexes.forget(each.block.file_id)
+            self._settings.known.indexes.forget(each.block.file_id)
         self._found.clear()
         is_reachable = True
         try:
@@ -188,29 +181,18 @@ class RemoteBlocks(BlocksElsewhere):
         blocks = {number for number, block in self._blocks if self._service(block) in services}
         return LostBlocksError(sorted({*blocks, *lost}), "; ".join(services.values()), is_reachable=False)
 
-    def _known(self, block: Block) -> Known | None:
-        """The records of a small map output, or the index, if they are known."""
-        (kept,) = self._settings.small.get_all((block.file_id,))
-        if isinstance(kept, SmallMapOutput):
-            return kept.small
-        return self._settings.indexes.get(block.file_id)
-
     def _read(self, service: str, block: Block) -> Known:
-        settings, output, path = self._settings, self._address(block), self._path(block)
+        output, path = self._address(block), self._path(block)
         client = self._clients.client(service)
         index = verified_index(client.index(output, service), path, block.file_id)
-        if is_small(index) and settings.small.has_room_for_small():
+
+        def read_whole() -> SmallOutput | None:
             try:
-                small = read_small(_WholeReader(client, output, service, path, index), index)
+                return read_small(_WholeReader(client, output, service, path, index), index)
             except CorruptDataError:
-                pass  # maybe only on the way: extent by extent the service is asked what it finds
-            else:
-                file = PartitionedFile.of(path)
-                assert file is not None
-                settings.small.keep(SmallMapOutput(file, block.file_id, small))
-                return small
-        settings.indexes.put(index)
-        return index
+                return None  # maybe only on the way: extent by extent the service is asked what it finds
+
+        return self._settings.known.keep(index, self._file(block), read_whole)
 
     def _channels(self, found: Found) -> Iterator[RemoteInputChannel]:
         """One for each region: the extents of neighbouring subpartitions come by one request."""
@@ -239,8 +221,12 @@ class RemoteBlocks(BlocksElsewhere):
         return self._request.services[block.service]
 
     def _path(self, block: Block) -> str:
-        service, shuffle = self._service(block), self._request.shuffle
-        return PartitionedFile.named(service, shuffle, block.map_index, block.map_id).data_path
+        return self._file(block).data_path
+
+    def _file(self, block: Block) -> PartitionedFile:
+        return PartitionedFile.named(
+            self._service(block), self._request.shuffle, block.map_index, block.map_id
+        )
 
 
 class _WholeReader(ExtentReader):

@@ -30,14 +30,13 @@ import numpy as np
 from sortshuffle.errors import DataLossError, MissingDataError
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.index import Index
-from sortshuffle.options import MIB
 from sortshuffle.read.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
-from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Found, Known, KnownIndexes, base_name
+from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Found, Known, KnownElsewhere, base_name
 from sortshuffle.service.jvm.lost import LostBlocksError
-from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
+from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.single_flight import SingleFlight
-from sortshuffle.service.jvm.small_outputs import is_small, read_small
+from sortshuffle.service.jvm.small_outputs import SmallOutput, read_small
 from sortshuffle.storage.extents import Extent, extent_of
 from sortshuffle.storage.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.shared_home import expect_stored_home
@@ -45,28 +44,22 @@ from sortshuffle.storage.stored_cleaning import sizes_of_exchange
 from sortshuffle.storage.stored_files import patiently
 from sortshuffle.storage.stored_reader import read_stored_index
 
-# Of indexes that are kept for the next request. Those of 1,000 map outputs with 1,000 subpartitions take
-# 48 MB; were they driven out, each reduce task would ask the store for all of them once more
-MOST_INDEX_BYTES = 64 * MIB
-
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSettings:
-    """``home``: the URL at which the application's map outputs lie. ``indexes``, ``small``: what the engine
-    knows of them: of small ones the records, of the others the index. ``under_way``: those that are being
-    read, by file id."""
+    """``home``: the URL at which the application's map outputs lie. ``known``: what the engine knows of them.
+    ``under_way``: those that are being read, by file id."""
 
     home: str
-    indexes: KnownIndexes
-    small: KnownOutputs
+    known: KnownElsewhere
     under_way: SingleFlight[Known | DataLossError]
 
     @staticmethod
     def at(home: str, small: KnownOutputs) -> StoredSettings:
         """For an engine that knows no indexes yet."""
-        return StoredSettings(home, KnownIndexes(MOST_INDEX_BYTES), small, SingleFlight())
+        return StoredSettings(home, KnownElsewhere(small), SingleFlight())
 
     def blocks(self, request: ReadRequest, numbered: Sequence[tuple[int, Block]]) -> StoredBlocks:
         return StoredBlocks(request, numbered, self)
@@ -102,47 +95,37 @@ class StoredBlocks(BlocksElsewhere):
         try:
             yield from self._pieces()
         except DataLossError as error:
-            name = base_name(error.place.file)
-            losses = {each.number: error for each in self._found if base_name(each.path) == name}
-            raise self._lost(losses, self._sizes()) from error
+            raise self._lost(dict.fromkeys(self._blocks_of(error), error), self._sizes()) from error
 
     def _outputs(self, blocks: Sequence[tuple[int, Block]]) -> dict[int, Known | DataLossError]:
         """Of these blocks, by number."""
-        found = self._known([block.file_id for _, block in blocks])
+        ids = [block.file_id for _, block in blocks]
+        found: dict[bytes, Known | DataLossError] = {**self._settings.known.get_all(ids)}
         unknown = {block.file_id: block for _, block in blocks if block.file_id not in found}
         if unknown:
             with ThreadPoolExecutor(min(len(unknown), CONCURRENT_FETCHES)) as threads:
                 found.update(zip(unknown, threads.map(self._read_once, unknown.values()), strict=True))
         return {number: found[block.file_id] for number, block in blocks}
 
-    def _known(self, ids: Sequence[bytes]) -> dict[bytes, Known | DataLossError]:
-        """What is known, of those of which anything is."""
-        found: dict[bytes, Known | DataLossError] = {}
-        for file_id, kept in zip(ids, self._settings.small.get_all(ids), strict=True):
-            known = kept.small if isinstance(kept, SmallMapOutput) else self._settings.indexes.get(file_id)
-            if known is not None:
-                found[file_id] = known
-        return found
-
     def _read_once(self, block: Block) -> Known | DataLossError:
         """Whoever else asks for it meanwhile."""
-        file_id = block.file_id
-        known = self._known((file_id,))  # by now
-        return known.get(file_id) or self._settings.under_way.do(file_id, lambda: self._read(block))
+        file_id, settings = block.file_id, self._settings
+        known = settings.known.get(file_id)  # by now
+        return known or settings.under_way.do(file_id, lambda: self._read(block))
 
     def _read(self, block: Block) -> Known | DataLossError:
-        file, settings = self._file(block), self._settings
+        file = self._file(block)
         try:
             index = read_stored_index(file, block.file_id)
-            if is_small(index) and settings.small.has_room_for_small():
-                with StoredInputChannel(file, block.file_id, 0, str(index.writer), ()).open(()) as reader:
-                    small = read_small(reader, index)
-                settings.small.keep(SmallMapOutput(file, block.file_id, small))
-                return small
+            return self._settings.known.keep(index, file, lambda: self._read_whole(file, index))
         except DataLossError as error:
             return error
-        settings.indexes.put(index)
-        return index
+
+    @staticmethod
+    def _read_whole(file: PartitionedFile, index: Index) -> SmallOutput:
+        channel = StoredInputChannel(file, index.header.file_id, 0, str(index.writer), ())
+        with channel.open(()) as reader:
+            return read_small(reader, index)
 
     def _lost(self, losses: Mapping[int, DataLossError], sizes: Mapping[str, int] | None) -> LostBlocksError:
         """These blocks, by number, and all others that are gone by now. They are looked for anew when they
@@ -150,8 +133,7 @@ class StoredBlocks(BlocksElsewhere):
         lost = losses.keys() | self._gone(sizes)
         for number, block in self._blocks:
             if number in lost:
-                self._settings.indexes.forget(block.file_id)
-                self._settings.small.forget(block.file_id)
+                self._settings.known.forget(block.file_id)
         return LostBlocksError(sorted(lost), str(next(iter(losses.values()))))
 
     def _sizes(self) -> dict[str, int] | None:

@@ -34,8 +34,6 @@ from jvm_client import (
 from sortshuffle.format.header import Codec
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.jvm import protocol
-from sortshuffle.service.jvm.protocol import Block as AskedBlock
-from sortshuffle.service.jvm.protocol import ReadRequest
 from sortshuffle.service.jvm.reading import READ_BYTES
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import read_index
@@ -164,9 +162,8 @@ def test_what_compresses_well_is_not_held_at_once(tmp_path: Path, codec: Codec, 
     with serving(tmp_path, codec=codec, write_memory=128 * MIB) as engine:
         output = write(engine.connect(), 1, frames, neighbours)
         assert sum(output.done.sizes) < MIB
-        block = output.block(0, neighbours)
-        asked = AskedBlock(block.map_id, block.map_index, block.first, block.end, 0, block.file_id)
-        request = ReadRequest(SHUFFLE, (engine.engine.settings.address,), (asked,))
+        asked = output.block(0, neighbours).received()
+        request = protocol.ReadRequest(SHUFFLE, (engine.engine.settings.address,), (asked,))
         before = pa.total_allocated_bytes()
         with closing(engine.engine.read(request)) as reader:
             reader.locate()
@@ -194,10 +191,7 @@ def test_the_totals_on_the_way_are_of_what_was_read_by_then(engine: Serving, cli
     frames = [[(0, chosen.randbytes(3 * READ_BYTES))], [(1, b"small")]]
     large, small = write(client, 1, frames, 2), write(client, 2, [[(0, b"small")]], 2)
     asked = [large.block(0, 1), large.block(1, 2), small.block(0, 1), small.block(1, 2)]
-    blocks = [
-        protocol.Block(each.map_id, each.map_index, each.first, each.end, 0, each.file_id) for each in asked
-    ]
-    request = protocol.ReadRequest(SHUFFLE, (HERE,), tuple(blocks))
+    request = protocol.ReadRequest(SHUFFLE, (HERE,), tuple(each.received() for each in asked))
     with closing(engine.engine.read(request)) as reader:
         reader.locate()
         assert reader.totals() == protocol.ReadTotals()

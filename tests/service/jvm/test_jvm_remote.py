@@ -194,10 +194,7 @@ def test_blocks_count_where_they_are_begun(here: Serving, there: Host) -> None:
     """One is asked for twice, one is empty, and the last one, too."""
     first, second = there.write(1, some(1, MIB)), there.write(2, [[(0, bytes(MIB))]])
     asked = [first.block(0, 1), first.block(0, 1), second.block(1, 2), second.block(0, 1), second.block(2, 3)]
-    blocks = [
-        protocol.Block(each.map_id, each.map_index, each.first, each.end, 0, each.file_id) for each in asked
-    ]
-    request = protocol.ReadRequest(SHUFFLE, (there.address,), tuple(blocks))
+    request = protocol.ReadRequest(SHUFFLE, (there.address,), tuple(each.received() for each in asked))
     with closing(here.engine.read(request)) as reader:
         reader.locate()
         assert reader.totals() == protocol.ReadTotals()
@@ -275,13 +272,14 @@ def test_what_is_changed_on_the_way_is_asked_for_again(
         for _ in range(2):
             answer = client.read([output.block(0, 20)], [there.address])
             assert (answer.status, answer.data) == (DONE, output.expected(0, 20))
-    assert here.engine._remote.small.get_all([output.done.file_id]) == [None], "what was changed is not kept"
+    kept = here.engine._remote.known.small
+    assert kept.get_all([output.done.file_id]) == [None], "what was changed is not kept"
 
 
 def test_records_of_a_removed_shuffle_are_forgotten(here: Serving, there: Host) -> None:
     outputs = [there.write(at, some(at, 100)) for at in range(3)]
     ids = [each.done.file_id for each in outputs]
-    client, kept = here.connect(), here.engine._remote.small
+    client, kept = here.connect(), here.engine._remote.known.small
     assert client.read([each.block(0, 4) for each in outputs], [there.address]).status == DONE
     assert None not in kept.get_all(ids)
     client.remove(SHUFFLE + 1)
@@ -309,7 +307,7 @@ def test_where_there_is_no_room_small_ones_are_read_by_their_index(
     for first, end in ((0, 20), (3, 5)):
         answer = client.read([each.block(first, end) for each in outputs], [there.address])
         assert answer.data == b"".join(each.expected(first, end) for each in outputs)
-    assert here.engine._remote.small.get_all([outputs[0].done.file_id]) == [None]
+    assert here.engine._remote.known.small.get_all([outputs[0].done.file_id]) == [None]
 
 
 def test_empty_remote_blocks_are_read_too(here: Serving, there: Host) -> None:

@@ -38,9 +38,13 @@ def asked(flights: SingleFlight[str], call: Call, threads: ThreadPoolExecutor) -
     """Several that wait for the same."""
     found = [threads.submit(flights.do, b"key", call) for _ in range(ASKING)]
     eventually(lambda: flights._under_way, "one has begun")
+    all_but_one_wait(flights)
+    return found
+
+
+def all_but_one_wait(flights: SingleFlight[str]) -> None:
     future: Any = flights._under_way[b"key"]
     eventually(lambda: len(future._waiters) == ASKING - 1, "all but one wait for it")
-    return found
 
 
 def test_of_several_that_ask_at_once_one_does_it() -> None:
@@ -93,8 +97,7 @@ def test_of_those_who_wait_too_long_one_does_it_for_the_others(monkeypatch: pyte
         monkeypatch.setattr(single_flight, "wait", lambda on, _: wait(on, patience.get(on[0], PATIENCE)))
         results = [threads.submit(flights.do, b"key", call) for _ in range(ASKING)]
         eventually(lambda: flights._under_way[b"key"] is not slow, "one has begun it anew")
-        anew: Any = flights._under_way[b"key"]
-        eventually(lambda: len(anew._waiters) == ASKING - 1, "all but one wait for it")
+        all_but_one_wait(flights)
         call.go.set()
         assert [each.result(PATIENCE) for each in results] == ["result"] * ASKING
     assert call.calls == 1

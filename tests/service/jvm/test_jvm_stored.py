@@ -265,10 +265,7 @@ def test_a_mounted_directory_that_fails_for_a_moment_loses_nothing(mounted: Stor
 
 def asked_blocks(store: Store, outputs: Sequence[Output]) -> StoredBlocks:
     """All of them, for an engine that knows nothing yet."""
-    blocks = [
-        AskedBlock(each.map_id, each.map_id, 0, SUBPARTITIONS, 0, each.done.file_id) for each in outputs
-    ]
-    request = ReadRequest(SHUFFLE, (NOWHERE,), tuple(blocks))
+    request = ReadRequest(SHUFFLE, (NOWHERE,), tuple(each.block().received() for each in outputs))
     settings = StoredSettings.at(home(store), KnownOutputs())
     return StoredBlocks(request, list(enumerate(request.blocks)), settings)
 

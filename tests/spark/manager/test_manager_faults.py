@@ -116,19 +116,14 @@ def engine_log(request: pytest.FixtureRequest) -> Iterator[None]:
         print(request.getfixturevalue("session").engine_log()[-3000:])
 
 
-def outputs_of(session: Session, shuffle: int) -> list[Path]:
-    found = [path for path in session.map_outputs() if path.name.startswith(f"exchange-{shuffle}-")]
-    return sorted(found, key=lambda path: int(path.name.split("-")[3]))
-
-
 def newest_outputs(session: Session) -> list[Path]:
     """Of the shuffle that was written last."""
-    return outputs_of(session, max(int(path.name.split("-")[1]) for path in session.map_outputs()))
+    return session.outputs_of(max(int(path.name.split("-")[1]) for path in session.map_outputs()))
 
 
 def hold(session: Session, job: str, **arguments: Any) -> list[Path]:
     """Run a map stage; its data files, by map index."""
-    return outputs_of(session, session.run(job, name="held", **arguments).value["shuffle"])
+    return session.outputs_of(session.run(job, name="held", **arguments).value["shuffle"])
 
 
 # ---- map outputs lost between the stages -------------------------------------------------------------------
@@ -213,23 +208,22 @@ def test_an_engine_killed_between_the_stages_costs_nothing(session: Session) -> 
     assert session.engine() != before
 
 
-def test_engine_and_supervisor_killed_between_the_stages(session: Session) -> None:
-    hold(session, "hold_pairs")
-    (supervisor,) = session.pids(SUPERVISOR)
-    engine = session.engine()
-    os.kill(supervisor, signal.SIGKILL)
-    os.kill(engine, signal.SIGKILL)
-    found = session.run("read_held", name="held").value
-    assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
-    assert session.pids(SUPERVISOR) != [supervisor]
-
-
 def kill_service(session: Session) -> None:
     """So that nothing starts it again but a task, or a removal."""
     for pid in (*session.pids(SUPERVISOR), *session.pids(ENGINE)):
         with suppress(ProcessLookupError):  # without its supervisor an engine ends by itself
             os.kill(pid, signal.SIGKILL)
     eventually(lambda: not (session.pids(SUPERVISOR) or session.pids(ENGINE)), "both have ended")
+
+
+def test_engine_and_supervisor_killed_between_the_stages(session: Session) -> None:
+    hold(session, "hold_pairs")
+    (supervisor,) = session.pids(SUPERVISOR)
+    session.engine()
+    kill_service(session)
+    found = session.run("read_held", name="held").value
+    assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
+    assert session.pids(SUPERVISOR) != [supervisor]
 
 
 def frame_memories(session: Session) -> int:
@@ -530,7 +524,7 @@ def test_a_removal_that_fails_is_tried_once_more(tmp_path: Path) -> None:
     session = Session(tmp_path / "session", True, settings)
     try:
         shuffle = session.run("hold_rows", name="held").value["shuffle"]
-        outputs = outputs_of(session, shuffle)
+        outputs = session.outputs_of(shuffle)
         is_broken.touch()
         kill_service(session)
         session.run("forget_held", name="held")
@@ -559,13 +553,13 @@ def test_files_are_removed_whose_executors_are_dead_and_spark_does_not_know_it_y
     session = Session(tmp_path / "session", True, settings)
     try:
         shuffle = session.run("hold_rows", name="made again").value["shuffle"]
-        first = outputs_of(session, shuffle)
+        first = session.outputs_of(shuffle)
         session.run("remove_and_make_again", name="made again")
         eventually(lambda: not any(each.exists() for each in first), "they are removed, and made again")
-        made_again = outputs_of(session, shuffle)
+        made_again = session.outputs_of(shuffle)
         assert len(made_again) == MAPS
         forgotten = session.run("hold_rows", name="held").value["shuffle"]
-        outputs = outputs_of(session, forgotten)
+        outputs = session.outputs_of(forgotten)
         assert len(outputs) == MAPS
         victims = session.pids(EXECUTOR)
         for victim in victims:  # their connections stay, so only time tells

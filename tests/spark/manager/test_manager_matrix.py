@@ -202,8 +202,7 @@ def test_a_cancelled_job_leaves_nothing_and_spoils_nothing(sides: Sides, when: s
 @pytest.mark.skipif(not ONE_HOST, reason="the hosts' disks are elsewhere")
 def test_the_map_outputs_verify_and_can_be_shown(sides: Sides) -> None:
     shuffle = sides.ours.run("hold_rows", name="kept", maps=3, partitions=4, rows=3000).value["shuffle"]
-    found = [path for path in sides.ours.map_outputs() if path.name.startswith(f"exchange-{shuffle}-")]
-    files = sorted(found, key=lambda path: path.name)  # by map index, in whichever directories they are
+    files = sides.ours.outputs_of(shuffle)
     assert len(files) == 3
 
     verified = sortshuffle("verify", str(files[0].parent))
