@@ -300,7 +300,8 @@ class Options:
         "16m to 1t",
         "bytes",
         "What the shuffle manager's engine on one host may hold of rows that wait for their region. All map"
-        " tasks that write there share it. More memory: fewer and larger extents.",
+        " tasks that write there share it; each may hold 16 MiB in any case. More memory: fewer and larger"
+        " extents.",
     )
     manager_python: str = _knob(
         "",

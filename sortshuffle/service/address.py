@@ -95,8 +95,8 @@ def listen_on_path(path: str) -> socket.socket:
 
 
 def listen_at_host(host: str, port: int) -> socket.socket:
-    """The same, reachable by ``host`` from elsewhere: at that address, or everywhere where the name leads to
-    an address that is not this machine's own; on another port if that one is taken."""
+    """As `listen_on`, reachable by ``host`` from elsewhere: at that address, or everywhere where the name
+    leads to an address that is not this machine's own; on another port if that one is taken."""
     try:
         return _listen_for(host, port)
     except OSError as error:

@@ -21,8 +21,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 from sortshuffle.errors import DataLossError, MissingDataError, Place, UsageError
+from sortshuffle.format.index import Index
 from sortshuffle.read.scheduler import ReadScheduler
 from sortshuffle.read.subpartition_reader import SubpartitionReader
 from sortshuffle.service.index_view import IndexView
@@ -91,9 +93,9 @@ class Catalog:
         return _view(self._manager.register(output.file_id, self.find(output)), request, on_available)
 
     def index_view(self, request: PartitionRequest) -> IndexView:
-        """The index file, verified. Raises as `create_view` does."""
+        """The index file, verified; the data file is as long as it says. Raises as `create_view` does."""
         file = self.find(request.output)
-        read_index(file, request.output.file_id)
+        _verified_index(file, request.output.file_id)
         return IndexView(file, self._segment_bytes, request.skip)
 
     def adoptable(self, application: str, exchange: int, map_index: int) -> FoundOutput | None:
@@ -127,12 +129,9 @@ class Catalog:
         """Its id, if the pair is whole as far as the index tells."""
         try:
             check_inside(file, self._roots())
-            index = read_index(file)
-            PartitionedFileReader(file, index.header.file_id).close()
-            whole = os.stat(file.data_path).st_size == index.data_bytes
+            return _verified_index(file).header.file_id
         except (DataLossError, UsageError, OSError):
             return None
-        return index.header.file_id if whole else None
 
     def _status(self, application: str) -> ApplicationStatus | None:
         homes = self.homes(application)
@@ -145,6 +144,14 @@ class Catalog:
                     outputs += 1
                     size += _size(os.path.join(home, name.removesuffix(INDEX_SUFFIX) + DATA_SUFFIX))
         return ApplicationStatus(application, len(homes), outputs, size)
+
+
+def _verified_index(file: PartitionedFile, file_id: bytes | None = None) -> Index:
+    """Of a pair that is whole as far as the index tells. Raises as `PartitionedFileReader` does."""
+    index = read_index(file, file_id)
+    with closing(PartitionedFileReader(file, index.header.file_id, str(index.writer))) as reader:
+        reader.expect_size(index.data_bytes)
+    return index
 
 
 def _view(

@@ -81,6 +81,19 @@ class PartitionedFileReader(ExtentReader):
             done += got
         return memory
 
+    def expect_size(self, wanted: int) -> None:
+        """``wanted``: bytes that the file has by its index. One that is cut short is found before a byte of
+        it is handed out: so whoever looks at many learns of all that are damaged like that at once.
+        Raises `CorruptDataError`."""
+        try:
+            found = os.fstat(self._descriptor).st_size
+        except OSError as error:
+            self._fail(error)
+        if found != wanted:
+            is_short = found < wanted
+            what = "the data file is " + ("cut short" if is_short else "longer than its index says")
+            raise CorruptDataError(self.place(), what, expected=wanted, found=found)
+
     def fileno(self) -> int:
         """The descriptor, for positioned reads into memory of the caller's own."""
         return self._descriptor

@@ -138,7 +138,10 @@ def store_errors(doing: str, url: str) -> Iterator[None]:
     except SortShuffleError:
         raise
     except Exception as error:
-        raise store_error(doing, url, error) from error
+        told = store_error(doing, url, error)
+        if told is error:
+            raise
+        raise told from error
 
 
 def store_error(doing: str, url: str, error: Exception) -> OSError:

@@ -84,6 +84,7 @@ def test_an_error_is_told_once() -> None:
     with pytest.raises(OSError) as caught, store_errors("reading", URL), store_errors("writing", URL):
         raise RuntimeError("odd")
     assert str(caught.value).count("failed") == 1
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 def test_what_this_package_raises_passes() -> None:

@@ -3,12 +3,13 @@
     RemoteBlocks   through the shuffle services of other hosts       (`service.jvm.remote`)
     StoredBlocks   from storage that every host sees                 (`service.jvm.stored`)
 
-Both find the index of each map output first. A small one they read whole at once, and keep: each of a
-thousand tasks wants some bytes of it, and a request for each costs more than all of it. Of the others they
-fetch extents as every reader of this package does (`read.fetcher`): ahead, in threads, within a budget. They
-differ in where an index and an extent come from, and in what is to be thought when they do not come.
+Both find the index of each map output first. A small one they read whole at once, and keep if there is room:
+each of a thousand tasks wants some bytes of it, and a request for each costs more than all of it. Of the
+others they keep the index, and fetch extents as every reader of this package does (`read.fetcher`): ahead, in
+threads, within a budget. They differ in where an index and an extent come from, and in what is to be thought
+when they do not come.
 
-Single-threaded, but for the threads of the fetcher.
+What is kept (`KnownElsewhere`) is shared by all requests. The rest is of one request, which has one thread.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from heapq import merge
 from itertools import groupby
+from operator import itemgetter
 from typing import Protocol, TypeAlias
-
-import pyarrow as pa
 
 from sortshuffle.errors import DataLossError, UsageError
 from sortshuffle.format.checksum import BytesLike
@@ -45,6 +46,8 @@ THREADS = 4  # that fetch, verify and decompress for one request; as many as a t
 # Of indexes that are kept for the next request. Those of 1,000 map outputs with 1,000 subpartitions take
 # 48 MB; were they driven out, each reduce task would ask for all of them once more
 MOST_INDEX_BYTES = 64 * MIB
+# Of an index beside its entries: measured by tracemalloc, with 10 and with 1,000 subpartitions
+INDEX_OVERHEAD_BYTES = 1400
 
 
 class KnownIndexes:
@@ -68,7 +71,7 @@ class KnownIndexes:
         with self._lock:
             self._drop(index.header.file_id)
             self._known[index.header.file_id] = index
-            self._bytes += index.entries.nbytes
+            self._bytes += _kept_bytes(index)
             while self._bytes > self._most_bytes and len(self._known) > 1:
                 self._drop(next(iter(self._known)))
 
@@ -76,10 +79,21 @@ class KnownIndexes:
         with self._lock:
             self._drop(file_id)
 
+    def forget_all(self, shuffle: int) -> None:
+        """Those of a shuffle."""
+        with self._lock:
+            ids = [file_id for file_id, index in self._known.items() if index.writer.exchange == shuffle]
+            for file_id in ids:
+                self._drop(file_id)
+
     def _drop(self, file_id: bytes) -> None:
         known = self._known.pop(file_id, None)
         if known is not None:
-            self._bytes -= known.entries.nbytes
+            self._bytes -= _kept_bytes(known)
+
+
+def _kept_bytes(index: Index) -> int:
+    return index.entries.nbytes + INDEX_OVERHEAD_BYTES
 
 
 Known: TypeAlias = SmallOutput | Index
@@ -121,6 +135,11 @@ class KnownElsewhere:
         """It is damaged or gone."""
         self.small.forget(file_id)
         self.indexes.forget(file_id)
+
+    def forget_all(self, shuffle: int) -> None:
+        """A shuffle is removed: what is known of it makes room for others."""
+        self.small.forget_all(PartitionedFile.prefix_of(shuffle))
+        self.indexes.forget_all(shuffle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,29 +213,29 @@ class BlocksElsewhere(ABC):
         """What a block is read through whose index is known."""
 
     def _blocks_of(self, error: DataLossError) -> set[int]:
-        """The numbers of the blocks that were found in the map output that an error is of."""
+        """The numbers of the blocks of that map output which the error names."""
         name = base_name(error.place.file)
         return {each.number for each in self._found if base_name(each.path) == name}
 
     def _pieces(self) -> Iterator[BytesLike]:
         """The bytes of records of all blocks that were found, in their order. Raises what fetching raises."""
-        for are_records, found in groupby(enumerate(self._found, 1), lambda each: _is_small(each[1])):
-            read = self._slices if are_records else self._fetched
-            yield from read(found)
+        with closing(self._fetched()) as fetched:  # ahead of what lies in memory between two of them, too
+            for begun, piece in merge(self._slices(), fetched, key=itemgetter(0)):
+                self.blocks_begun = begun
+                yield piece
         self.blocks_begun = len(self._blocks)  # the last ones may be empty
 
-    def _slices(self, numbered: Iterable[tuple[int, Found]]) -> Iterator[BytesLike]:
-        """The records of small map outputs. With each comes how many blocks are begun with it."""
-        for begun, found in numbered:
-            block, small = found.block, found.known
-            assert isinstance(small, SmallOutput)
-            self.blocks_begun = begun
-            self._small_bytes += small.stored_bytes(block.first, block.end)
-            yield small.records(block.first, block.end)
+    def _slices(self) -> Iterator[tuple[int, BytesLike]]:
+        """The records of small map outputs, with how many blocks are begun then."""
+        for begun, found in enumerate(self._found, 1):
+            small = found.known
+            if isinstance(small, SmallOutput):
+                self._small_bytes += small.stored_bytes(found.block.first, found.block.end)
+                yield begun, small.records(found.block.first, found.block.end)
 
-    def _fetched(self, numbered: Iterable[tuple[int, Found]]) -> Iterator[pa.Buffer]:
-        """The records of map outputs whose index is known. With each comes how many blocks are begun with
-        it."""
+    def _fetched(self) -> Generator[tuple[int, BytesLike], None, None]:
+        """The records of map outputs whose index is known, with how many blocks are begun then."""
+        numbered = [each for each in enumerate(self._found, 1) if isinstance(each[1].known, Index)]
         for codec, same_codec in groupby(numbered, lambda each: each[1].index.header.codec):
             payload = RecordBytesPayload(codec)
             fetcher = Fetcher(payload, MemoryBudget(READ_AHEAD_BYTES), THREADS, self._metrics)
@@ -225,8 +244,7 @@ class BlocksElsewhere(ABC):
             begun_with = {id(channel): begun for begun, channel in channels}
             with closing(fetcher.items([channel for _, channel in channels])) as items:
                 for channel, piece in items:
-                    self.blocks_begun = begun_with[id(channel)]
-                    yield piece
+                    yield begun_with[id(channel)], piece
 
 
 def check_range(block: Block, subpartitions: int) -> None:
@@ -235,10 +253,6 @@ def check_range(block: Block, subpartitions: int) -> None:
         raise UsageError(
             f"subpartitions {block.first} to {block.end - 1} of a map output that has {subpartitions}"
         )
-
-
-def _is_small(found: Found) -> bool:
-    return isinstance(found.known, SmallOutput)
 
 
 def base_name(path: str) -> str:

@@ -1,9 +1,9 @@
 """`Engine`: what all connections of the JVMs of this host share.
 
-    connection, connection, ..  -->  Engine  -->  MapOutputs    the files of the application on this host
-                                             -->  segments      what frames are received into
-                                             -->  memory        what waits for regions
-                                             -->  indexes       of map outputs on other hosts, and at a URL
+    connection, connection, ..  -->  Engine  -->  MapOutputs      the files of the application on this host
+                                             -->  segments        what frames are received into
+                                             -->  memory          what waits for regions
+                                             -->  KnownElsewhere  of map outputs on other hosts, and at a URL
 
 Any thread may call any method. What is shared has locks of its own, all of them leaves.
 """
@@ -191,7 +191,8 @@ class Engine:
         return True
 
     def _remove(self, shuffle: int) -> None:
-        self._remote.forget(shuffle)
+        self._remote.known.forget_all(shuffle)
+        self._stored.known.forget_all(shuffle)
         self.outputs.remove(shuffle)
 
     def note_failure(self, error: BaseException) -> None:

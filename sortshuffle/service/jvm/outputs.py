@@ -33,7 +33,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from sortshuffle.errors import CorruptDataError, MissingDataError, Place
+from sortshuffle.errors import MissingDataError, Place
 from sortshuffle.format.header import FileHeader
 from sortshuffle.format.index import Index
 from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small, read_small
@@ -129,7 +129,7 @@ def _opened(file: PartitionedFile, file_id: bytes, reads_small: bool) -> MapOutp
     index = read_index(file, file_id)
     reader = PartitionedFileReader(file, file_id, str(index.writer))
     try:
-        _check_size(reader, index.data_bytes)
+        reader.expect_size(index.data_bytes)
         if not (reads_small and is_small(index)):
             return IndexedMapOutput(file, index, reader)
         small = SmallMapOutput(file, file_id, read_small(reader, index))
@@ -342,16 +342,6 @@ class MapOutputs:
         file = PartitionedFile.named(homes[0] if homes else "", shuffle, map_index, map_id)
         what = f"none of the application's directories on this host has the map output ({', '.join(homes)})"
         raise MissingDataError(Place(file.data_path), what, expected=f"id {file_id.hex()}")
-
-
-def _check_size(reader: PartitionedFileReader, wanted: int) -> None:
-    """A file that is cut short is found before a byte of it is sent, so that all of them are told at once."""
-    found = os.fstat(reader.fileno()).st_size
-    if found != wanted:
-        what = (
-            "the data file is cut short" if found < wanted else "the data file is longer than its index says"
-        )
-        raise CorruptDataError(reader.place(), what, expected=wanted, found=found)
 
 
 def _stamp(path: str) -> tuple[int, int, int]:

@@ -44,7 +44,8 @@ from sortshuffle.storage.reader import verified_index
 # Of the records of other hosts' small map outputs. Apart from those of this host, so that neither drives the
 # other out
 MOST_SMALL_BYTES = 32 * MIB
-# A call is two questions. Each ends by a time-out of its own, or half of one later
+MOST_ASKED = 32  # services at a time: those that are gone are waited for together
+# A call is two questions, and each takes at most one and a half time-outs
 PATIENCE_FACTOR = 3
 
 _log = logging.getLogger(__name__)
@@ -68,10 +69,6 @@ class RemoteSettings:
         """For an engine that knows nothing yet."""
         known = KnownElsewhere(KnownOutputs(most_small_bytes=MOST_SMALL_BYTES))
         return RemoteSettings(application, clients, known, SingleFlight(PATIENCE_FACTOR * clients.timeout))
-
-    def forget(self, shuffle: int) -> None:
-        """A shuffle is removed: its records make room for others."""
-        self.known.small.forget_all(PartitionedFile.prefix_of(shuffle))
 
     def blocks(self, request: ReadRequest, numbered: Sequence[tuple[int, Block]]) -> RemoteBlocks:
         return RemoteBlocks(request, numbered, self)
@@ -116,8 +113,9 @@ class RemoteBlocks(BlocksElsewhere):
         unknown = self._by_turns([each for each in self._blocks if each[0] not in answers])
         if unknown:
             unreachable: dict[str, ServiceUnavailableError] = {}
-            name = "sortshuffle-read-elsewhere"
-            with ThreadPoolExecutor(min(len(unknown), THREADS), name) as threads:
+            services = {block.service for _, block in unknown}
+            most = max(THREADS, min(len(services), MOST_ASKED))
+            with ThreadPoolExecutor(min(len(unknown), most), "sortshuffle-read-elsewhere") as threads:
                 asked = threads.map(lambda each: self._ask(each[1], unreachable), unknown)
                 answers.update(zip([number for number, _ in unknown], asked, strict=True))
         return answers

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from consumers import PATIENCE
@@ -35,17 +34,17 @@ from jvm_client import (
     expected,
     serving,
 )
-from scripted_server import Peer, ScriptedServer, refused_address, silent
+from scripted_server import HonestService, Peer, ScriptedServer, refused_address, silent
 
-from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.format.index import ENTRY, Index, Writer
+from sortshuffle.format.header import Codec
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceClients
 from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm import protocol
-from sortshuffle.service.jvm.elsewhere import THREADS, KnownIndexes
+from sortshuffle.service.jvm.elsewhere import THREADS
 from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.unheard import MOST_UNHEARD, RETRY_AFTER, UnheardServices
+from sortshuffle.service.protocol import Fault
 from sortshuffle.service.shuffle_service import ServerSettings, ShuffleService, listen
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import read_index
@@ -310,6 +309,26 @@ def test_where_there_is_no_room_small_ones_are_read_by_their_index(
     assert here.engine._remote.known.small.get_all([outputs[0].done.file_id]) == [None]
 
 
+def test_large_ones_are_fetched_ahead_whatever_is_between_them(here: Serving, there: Host) -> None:
+    outputs = [there.write(at, some(at, (300 * KIB, 100)[at % 2])) for at in range(6)]
+    service = HonestService([there.file(each) for each in outputs], piece=MIB)
+    with ScriptedServer(service, secret=SECRET, segment_bytes=MIB) as server:
+        asked = tuple(each.block(0, 4).received() for each in outputs)
+        request = protocol.ReadRequest(SHUFFLE, (server.address,), asked)
+
+        def asked_since(before: int) -> set[int]:
+            return {each.output.map_index for each in service.requests[before:]}
+
+        with closing(here.engine.read(request)) as reader:
+            reader.locate()
+            before = len(service.requests)
+            pieces = reader.pieces()
+            first = bytes(next(pieces))
+            eventually(lambda: asked_since(before) == {0, 2, 4}, "all large ones are asked for")
+            rest = b"".join(map(bytes, pieces))
+    assert first + rest == b"".join(each.expected(0, 4) for each in outputs)
+
+
 def test_empty_remote_blocks_are_read_too(here: Serving, there: Host) -> None:
     output = there.write(1, [[(2, b"x")]], 5)
     answer = here.connect().read([output.block(0, 2), output.block(3, 5)], [there.address])
@@ -422,11 +441,23 @@ def test_damage_there_is_a_loss_and_never_handed_out(
     assert len(answer.data) < len(everything)
 
 
-def test_one_that_is_cut_short_there_is_a_loss(here: Serving, there: Host) -> None:
-    outputs = [there.write(at, some(at, 300 * KIB)) for at in range(2)]
-    os.truncate(there.file(outputs[1]).data_path, 1000)
-    answer = here.connect().read([each.block(0, 4) for each in outputs], [there.address])
-    assert (answer.status, answer.lost) == (LOST, (1,)), answer.text
+@pytest.mark.parametrize("is_known", [False, True])
+@SIZES
+def test_all_that_are_cut_short_there_are_named_at_once(
+    here: Serving, there: Host, size: int, is_known: bool
+) -> None:
+    """Their indexes are sound. Spark gives up if it hears of one at a time."""
+    outputs = [there.write(at, some(at, size)) for at in range(7)]
+    client, blocks = here.connect(), [each.block(0, 4) for each in outputs]
+    if is_known:
+        assert client.read(blocks, [there.address]).status == DONE
+    for at in (1, 2, 3, 5, 6):
+        os.truncate(there.file(outputs[at]).data_path, 400)
+    answer = client.read(blocks, [there.address])
+    if is_known and size == 100:
+        assert answer.status == DONE, "small ones are known whole"
+        return
+    assert (answer.status, answer.lost) == (LOST, (1, 2, 3, 5, 6)), answer.text
 
 
 # Services that do not answer
@@ -463,6 +494,28 @@ def test_lost_ones_are_named_though_a_service_is_gone(tmp_path: Path, there: Hos
         answer = client.read(blocks, [there.address, gone, HERE])
         assert answer.status in (LOST, UNREACHABLE)
         assert sorted(answer.lost) == [0, 1, 2, 3, 4, 5]
+
+
+def test_more_services_than_there_are_threads_are_waited_for_together(tmp_path: Path) -> None:
+    """None of them answers before all of them are asked."""
+    count = THREADS + 2
+    all_are_asked = threading.Barrier(count)
+
+    def until_all_are_asked(peer: Peer) -> None:
+        channel = peer.request().channel
+        all_are_asked.wait(PATIENCE)
+        peer.fail(channel, Fault.MISSING)
+        peer.until_gone()
+
+    (tmp_path / "here").mkdir()
+    with ExitStack() as stack:
+        scripted = [ScriptedServer(until_all_are_asked, secret=SECRET) for _ in range(count)]
+        servers = [stack.enter_context(each) for each in scripted]
+        clients = ClientSettings(SECRET, timeout=PATIENCE)
+        client = stack.enter_context(serving(tmp_path / "here", clients=clients)).connect()
+        blocks = [Block(at, at, 0, 1, bytes(16), at) for at in range(count)]
+        answer = client.read(blocks, [each.address for each in servers])
+        assert (answer.status, answer.lost) == (LOST, tuple(range(count))), answer.text
 
 
 def test_a_service_that_says_nothing_is_given_up(tmp_path: Path) -> None:
@@ -521,34 +574,6 @@ def test_one_that_does_not_know_the_secret_is_an_error_in_words(tmp_path: Path) 
 def test_what_is_no_address_is_refused(here: Serving, address: str) -> None:
     answer = here.connect().read([Block(1, 1, 0, 1, bytes(16))], [address])
     assert (answer.status, "give host:port" in answer.text) == (BAD_REQUEST, True)
-
-
-# Indexes
-
-
-def index_of(number: int, entries: int) -> Index:
-    header = FileHeader(number.to_bytes(16, "big"), entries, 0, Codec.NONE, PayloadKind.RECORD_BYTES)
-    return Index(header, np.zeros((1, entries), ENTRY), (), b"", Writer(), 0)
-
-
-def test_indexes_are_kept_up_to_a_size_the_longest_unused_goes_first() -> None:
-    known = KnownIndexes(3 * 10 * ENTRY.itemsize)
-    indexes = [index_of(number, 10) for number in range(5)]
-    for each in indexes[:3]:
-        known.put(each)
-    assert known.get(indexes[0].header.file_id) is indexes[0]
-    known.put(indexes[3])
-    assert [known.get(each.header.file_id) is each for each in indexes] == [True, False, True, True, False]
-    known.put(indexes[3])  # again: that takes no more room
-    assert [known.get(each.header.file_id) is each for each in indexes] == [True, False, True, True, False]
-    known.forget(indexes[2].header.file_id)
-    known.forget(indexes[2].header.file_id)
-    known.put(indexes[4])
-    assert [known.get(each.header.file_id) is each for each in indexes] == [True, False, False, True, True]
-    huge = index_of(9, 1000)
-    known.put(huge)
-    assert known.get(huge.header.file_id) is huge
-    assert all(known.get(each.header.file_id) is None for each in indexes)
 
 
 # Removing
