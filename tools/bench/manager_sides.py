@@ -39,7 +39,7 @@ from cluster import Cluster, ClusterError
 OURS, SPARK = "ours", "Spark"
 MANAGER_NAME = "SortMergeShuffleManager"
 MIB = 1 << 20
-# What the engine may take beside the JVM: the aim for its peak memory (issue: Spark's + 256 MiB).
+# What the engine may take beside the JVM: the aim for peak memory is Spark's + 256 MiB.
 ENGINE_MEMORY = 256 * MIB
 ANSWER_SECONDS = 3600.0  # until a side that does not answer is given up
 ENDING_SECONDS = 60.0  # for all processes of a side to end
