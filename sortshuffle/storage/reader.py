@@ -83,7 +83,8 @@ class PartitionedFileReader(ExtentReader):
 
     def expect_size(self, wanted: int) -> None:
         """``wanted``: bytes that the file has by its index. One that is cut short is found before a byte of
-        it is handed out: so whoever looks at many learns of all that are damaged like that at once.
+        it is handed out: so whoever looks at many learns of all that are damaged like that at once. Not for
+        mounted files: their server may tell an old size.
         Raises `CorruptDataError`."""
         try:
             found = os.fstat(self._descriptor).st_size

@@ -27,7 +27,7 @@ from serving import (
 )
 
 from sortshuffle.errors import CorruptDataError, MissingDataError
-from sortshuffle.service.protocol import FoundOutput, PartitionRequest
+from sortshuffle.service.protocol import FoundOutput, PartitionRequest, Stream
 from sortshuffle.storage.lifetime import HOME_ROOT, OWNER_FILE
 from sortshuffle.storage.partitioned_file import PartitionedFile
 
@@ -119,6 +119,18 @@ def test_without_any_directory_everything_is_missing() -> None:
         empty.catalog.find(OUTPUT)
     assert empty.catalog.applications() == []
     empty.close()
+
+
+@pytest.mark.parametrize("change", [-1, 1], ids=["shorter", "longer"])
+def test_an_index_is_given_only_beside_a_data_file_of_its_size(disk: Disk, shelf: Shelf, change: int) -> None:
+    file, output = disk.write_random()
+    request = PartitionRequest(1, 1, output, one(0), stream=Stream.INDEX)
+    size = os.path.getsize(file.data_path)
+    os.truncate(file.data_path, size + change)
+    with pytest.raises(CorruptDataError, match="cut short" if change < 0 else "longer than its index says"):
+        shelf.catalog.index_view(request)
+    os.truncate(file.data_path, size)
+    shelf.catalog.index_view(request).release()
 
 
 # Views

@@ -3,13 +3,14 @@
     RemoteBlocks   through the shuffle services of other hosts       (`service.jvm.remote`)
     StoredBlocks   from storage that every host sees                 (`service.jvm.stored`)
 
-Both find the index of each map output first. A small one they read whole at once, and keep if there is room:
+Both find the index of each map output first. A small one they read whole at once and keep, if there is room:
 each of a thousand tasks wants some bytes of it, and a request for each costs more than all of it. Of the
 others they keep the index, and fetch extents as every reader of this package does (`read.fetcher`): ahead, in
 threads, within a budget. They differ in where an index and an extent come from, and in what is to be thought
 when they do not come.
 
-What is kept (`KnownElsewhere`) is shared by all requests. The rest is of one request, which has one thread.
+What is kept (`KnownElsewhere`) is shared by all requests, and thread-safe. `BlocksElsewhere` is of one
+request, and used by one thread; threads of its own find map outputs and fetch.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from heapq import merge
 from itertools import groupby
-from operator import itemgetter
 from typing import Protocol, TypeAlias
 
 from sortshuffle.errors import DataLossError, UsageError
@@ -219,32 +218,37 @@ class BlocksElsewhere(ABC):
 
     def _pieces(self) -> Iterator[BytesLike]:
         """The bytes of records of all blocks that were found, in their order. Raises what fetching raises."""
-        with closing(self._fetched()) as fetched:  # ahead of what lies in memory between two of them, too
-            for begun, piece in merge(self._slices(), fetched, key=itemgetter(0)):
+        # One fetcher for all, so that it fetches on while others come from memory
+        with closing(self._fetched()) as fetched:
+            piece: tuple[int, BytesLike] | None = None
+            for begun, found in enumerate(self._found, 1):
                 self.blocks_begun = begun
-                yield piece
-        self.blocks_begun = len(self._blocks)  # the last ones may be empty
+                if isinstance(found.known, SmallOutput):
+                    yield self._slice(found.block, found.known)
+                    continue
+                piece = piece or next(fetched, None)
+                while piece is not None and piece[0] == begun:
+                    yield piece[1]
+                    piece = next(fetched, None)
 
-    def _slices(self) -> Iterator[tuple[int, BytesLike]]:
-        """The records of small map outputs, with how many blocks are begun then."""
-        for begun, found in enumerate(self._found, 1):
-            small = found.known
-            if isinstance(small, SmallOutput):
-                self._small_bytes += small.stored_bytes(found.block.first, found.block.end)
-                yield begun, small.records(found.block.first, found.block.end)
+    def _slice(self, block: Block, small: SmallOutput) -> BytesLike:
+        """The records of a block of a small map output."""
+        self._small_bytes += small.stored_bytes(block.first, block.end)
+        return small.records(block.first, block.end)
 
     def _fetched(self) -> Generator[tuple[int, BytesLike], None, None]:
-        """The records of map outputs whose index is known, with how many blocks are begun then."""
+        """The records of map outputs whose index is known, each piece with its block's place among those that
+        were found, from 1."""
         numbered = [each for each in enumerate(self._found, 1) if isinstance(each[1].known, Index)]
         for codec, same_codec in groupby(numbered, lambda each: each[1].index.header.codec):
             payload = RecordBytesPayload(codec)
             fetcher = Fetcher(payload, MemoryBudget(READ_AHEAD_BYTES), THREADS, self._metrics)
-            channels = [(begun, channel) for begun, each in same_codec for channel in self._channels(each)]
+            channels = [(place, channel) for place, each in same_codec for channel in self._channels(each)]
             # by identity: a block that is asked for twice has channels that are equal
-            begun_with = {id(channel): begun for begun, channel in channels}
+            places = {id(channel): place for place, channel in channels}
             with closing(fetcher.items([channel for _, channel in channels])) as items:
                 for channel, piece in items:
-                    yield begun_with[id(channel)], piece
+                    yield places[id(channel)], piece
 
 
 def check_range(block: Block, subpartitions: int) -> None:

@@ -6,7 +6,7 @@ The engine asks for a JVM of its own host: credit, reconnecting and verifying ar
 A service that does not answer for its time-out has its blocks counted as unreachable, together: Spark then
 runs the map tasks of that host again. As long as nothing must be asked of a service, nobody notices that it
 is gone: the records that are kept are those that the id of the map output stands for, wherever it is now.
-Records of a removed shuffle are forgotten; those that are kept just after that stay until room is wanted.
+What is known of a removed shuffle is forgotten; what is kept just after that stays until room is wanted.
 
 Owns its connections. The threads of `locate` end with it.
 """
@@ -44,7 +44,7 @@ from sortshuffle.storage.reader import verified_index
 # Of the records of other hosts' small map outputs. Apart from those of this host, so that neither drives the
 # other out
 MOST_SMALL_BYTES = 32 * MIB
-MOST_ASKED = 32  # services at a time: those that are gone are waited for together
+MOST_ASKED = 16  # services at a time: those that are gone are waited for together
 # A call is two questions, and each takes at most one and a half time-outs
 PATIENCE_FACTOR = 3
 

@@ -48,8 +48,17 @@ def test_what_is_known_of_a_removed_shuffle_is_forgotten() -> None:
     assert list(known.get_all(ids)) == ids
     known.forget_all(1)
     assert list(known.get_all(ids)) == [ids[1], ids[3]]
-    known.indexes.put(index_of(3, 1, shuffle=1))  # the room of what was forgotten is free again
-    assert known.get(index_of(3, 1).header.file_id) is not None
+
+
+def test_the_room_of_forgotten_indexes_is_free_again() -> None:
+    known = KnownIndexes(2 * (10 * ENTRY.itemsize + INDEX_OVERHEAD_BYTES))
+    kept, removed, new = (index_of(number, 10, shuffle) for number, shuffle in ((1, 1), (2, 2), (3, 1)))
+    known.put(kept)
+    known.put(removed)
+    known.forget_all(2)
+    known.put(new)
+    assert known.get(kept.header.file_id) is kept
+    assert known.get(new.header.file_id) is new
 
 
 def file_of(shuffle: int) -> PartitionedFile:

@@ -409,6 +409,16 @@ def test_registrations_that_somebody_deletes_lose_nothing(store: Store) -> None:
         assert (answer.status, answer.data) == (DONE, output.expected())
 
 
+def test_what_is_known_of_a_removed_shuffle_is_forgotten(store: Store, outputs: list[Output]) -> None:
+    ids = [each.done.file_id for each in outputs]
+    with serving(store.root) as served:
+        client, known = served.connect(), served.engine._stored.known
+        client.read([each.block() for each in outputs])
+        assert list(known.get_all(ids)) == ids
+        client.remove(SHUFFLE)
+        assert known.get_all(ids) == {}
+
+
 def test_a_shuffle_is_removed_alone(store: Store) -> None:
     """Frames of the application have an exchange of the same number, in a directory of their own."""
     schema = pa.schema([("number", pa.int64())])
