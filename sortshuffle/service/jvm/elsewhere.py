@@ -230,6 +230,7 @@ class BlocksElsewhere(ABC):
                 while piece is not None and piece[0] == begun:
                     yield piece[1]
                     piece = next(fetched, None)
+            assert piece is None, "pieces come in the order of their blocks"
 
     def _slice(self, block: Block, small: SmallOutput) -> BytesLike:
         """The records of a block of a small map output."""

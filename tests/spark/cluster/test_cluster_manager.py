@@ -85,9 +85,11 @@ def outputs(cluster: Cluster, session: Session, shuffle: int) -> dict[str, list[
     }
 
 
-def hold(session: Session, cluster: Cluster, **arguments: Any) -> dict[str, list[Path]]:
+def hold(
+    session: Session, cluster: Cluster, job: str = "hold_rows", **arguments: Any
+) -> dict[str, list[Path]]:
     """Run a map stage that has tasks on each host; its data files."""
-    shuffle = session.run("hold_rows", name="held", **arguments).value["shuffle"]
+    shuffle = session.run(job, name="held", **arguments).value["shuffle"]
     found = outputs(cluster, session, shuffle)
     assert all(found.values()), "a host has run no map task"
     return found
@@ -166,9 +168,17 @@ def test_services_killed_between_the_stages_cost_nothing(session: Session, clust
     assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
 
 
-def test_a_disk_that_is_lost_with_all_its_map_outputs(session: Session, cluster: Cluster) -> None:
+READ_BY_ALL = ("hold_rows", {"maps": 100})
+READ_BY_ONE = ("hold_pairs", {"maps": 100, "partitions": 100, "rows": 100})  # each by a task of its own
+HUNDRED = pytest.mark.parametrize(("job", "arguments"), [READ_BY_ALL, READ_BY_ONE], ids=["all", "one"])
+
+
+@HUNDRED
+def test_a_disk_that_is_lost_with_all_its_map_outputs(
+    session: Session, cluster: Cluster, job: str, arguments: dict[str, int]
+) -> None:
     """A hundred map outputs, a third of them: one more attempt."""
-    lost = hold(session, cluster, maps=100)[SECOND]
+    lost = hold(session, cluster, job, **arguments)[SECOND]
     for home in {path.parent for path in lost}:
         shutil.rmtree(home)
     found = session.run("read_held", name="held").value
@@ -189,21 +199,30 @@ def test_one_map_output_of_another_host(session: Session, cluster: Cluster, lose
     assert (found["right"], map_runs(found), attempts(found)) == (True, 1, 2)
 
 
-def test_a_host_that_is_lost_with_all_its_map_outputs(session: Session, cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("job", "arguments", "gone"),
+    [(*READ_BY_ALL, [THIRD]), (*READ_BY_ONE, [THIRD]), (*READ_BY_ONE, [SECOND, THIRD])],
+    ids=["all", "one", "one, two hosts"],
+)
+def test_a_host_that_is_lost_with_all_its_map_outputs(
+    session: Session, cluster: Cluster, job: str, arguments: dict[str, int], gone: list[str]
+) -> None:
     """Everything that runs on it is killed, and its disk is wiped."""
-    lost = hold(session, cluster, maps=100)[THIRD]
-    while left := cluster.pids(THIRD):
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(cluster.local_directory(THIRD))
-    for meeting in meetings(session, f"*{THIRD}*"):
-        shutil.rmtree(meeting)
+    outputs_of = hold(session, cluster, job, **arguments)
+    for host in gone:
+        while left := cluster.pids(host):
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(cluster.local_directory(host))
+        for meeting in meetings(session, f"*{host}*"):
+            shutil.rmtree(meeting)
     try:
         found = session.run("read_held", name="held").value
-        assert (found["right"], map_runs(found)) == (True, len(lost))
+        assert (found["right"], map_runs(found)) == (True, sum(len(outputs_of[host]) for host in gone))
         assert attempts(found) <= 2  # one, if Spark has noticed by then that the worker is gone
     finally:
-        cluster.restart_worker(THIRD)
+        for host in gone:
+            cluster.restart_worker(host)
 
 
 def test_services_killed_while_they_are_read_from(session: Session, cluster: Cluster) -> None:

@@ -175,6 +175,24 @@ def test_however_many_are_lost_the_stage_has_one_more_attempt(session: Session, 
     assert (found["right"], map_runs(found), attempts(found)) == (True, maps, 2)
 
 
+def test_losses_of_which_each_task_sees_one_are_one_more_attempt(session: Session) -> None:
+    """Each task reads one map output alone. Spark gives up after four attempts, of two tasks at a time."""
+    maps = 40
+    for data in hold(session, "hold_pairs", maps=maps, partitions=maps, rows=maps):
+        both_deleted(data)
+    found = session.run("read_held", name="held").value
+    assert (found["right"], map_runs(found), attempts(found)) == (True, maps, 2)
+
+
+def test_of_many_that_each_task_reads_alone_only_those_that_are_lost_run_again(session: Session) -> None:
+    maps = 40
+    outputs = hold(session, "hold_pairs", maps=maps, partitions=maps, rows=maps)
+    for data in outputs[::3]:
+        both_deleted(data)
+    found = session.run("read_held", name="held").value
+    assert (found["right"], map_runs(found), attempts(found)) == (True, len(outputs[::3]), 2)
+
+
 def test_a_lost_directory(session: Session) -> None:
     """Everything that the application has on the host."""
     outputs = hold(session, "hold_pairs")

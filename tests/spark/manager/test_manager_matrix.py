@@ -93,6 +93,13 @@ def plan(sides: Sides, job: str, **arguments: Any) -> str:
     return str(sides.equal(job, **arguments).value["plan"])
 
 
+@pytest.mark.skipif(not ONE_HOST, reason="there, blocks are read from other hosts")
+def test_the_metrics_are_those_of_sparks_own_shuffle(sides: Sides) -> None:
+    found = sides.equal("metrics").value
+    assert (found["rows"], found["shuffleRecordsWritten"], found["recordsRead"]) == (20_000,) * 3
+    assert found["dataSize"] > 20_000 * 40
+
+
 def test_three_thousand_partitions(sides: Sides) -> None:
     sides.equal("many_partitions")
 
@@ -176,6 +183,15 @@ def test_rdds_of_java_objects_with_kryo(sides: Sides, job: str) -> None:
 )
 def test_a_session(sides: Sides, job: str) -> None:
     sides.equal(job)
+
+
+@pytest.mark.skipif(not ONE_HOST, reason="the other sessions have all the cores")
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_another_codec(sides_with: Callable[[dict[str, str]], Sides], codec: str) -> None:
+    sides = sides_with({"spark.sortshuffle.codec": codec})
+    for job in ("aggregate", "big_rows", "reduce_by_key", "java_group_by_key", "kryo"):
+        sides.equal(job)
+    sides.kill()
 
 
 @pytest.mark.parametrize("job", ["own_frames", "own_rdds"])

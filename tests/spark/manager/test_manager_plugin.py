@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -90,6 +91,32 @@ def test_what_spark_asks_of_storage_is_what_somebody_else_has_set(tmp_path: Path
     assert f"spark.shuffle.sort.io.plugin.class is {components}: Spark asks it" in done.stderr
     assert done.stdout.splitlines()[-1] == "{'sortshuffle': 2}"
     assert [path for path in (tmp_path / "mounted").rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        ({"spark.shuffle.push.enabled": "true"}, "has no push-based shuffle: set spark.shuffle.push.enabled"),
+        ({"spark.shuffle.service.enabled": "true"}, "has a service of its own: set spark.shuffle.service"),
+        ({"spark.shuffle.manager": "sort"}, "spark.shuffle.manager is sort: set it to org.sortshuffle."),
+    ],
+)
+def test_what_it_does_not_work_beside_starts_no_context(
+    tmp_path: Path, others: dict[str, str], why: str
+) -> None:
+    """Whoever sets it by settings alone has not been told by `configure`."""
+    done = session_with(tmp_path, others)
+    assert done.returncode != 0
+    assert why in done.stderr
+    assert "Or leave sortshuffle's manager out, by spark.sortshuffle.manager=off" in done.stderr
+
+
+def test_with_encryption_every_shuffle_is_sparks_which_is_counted_and_logged_once(tmp_path: Path) -> None:
+    done = session_with(tmp_path, {"spark.io.encryption.enabled": "true", "spark.log.level": "INFO"})
+    assert done.returncode == 0, done.stderr
+    reason = "spark.io.encryption.enabled is true, and sortshuffle's files are not encrypted"
+    assert ast.literal_eval(done.stdout.splitlines()[-1]) == {reason: 2}
+    assert done.stderr.count(f"and others like it, are Spark's own: {reason}") == 1
 
 
 @pytest.mark.parametrize(

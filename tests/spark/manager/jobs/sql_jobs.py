@@ -84,6 +84,23 @@ def set_operations(spark: SparkSession, _: str) -> Found:
     return collected(left.intersect(right).unionAll(left.exceptAll(right)).unionAll(left.subtract(right)))
 
 
+@job
+def metrics(spark: SparkSession, _: str) -> Found:
+    """What Spark tells of a shuffle: whatever does not depend on how its rows are stored; and that there are
+    figures for what does."""
+    use(spark, OFF)
+    frame = numbers(spark).repartition(7, "k")
+    rows = len(frame.collect())
+    told = frame._jdf.queryExecution().executedPlan().metrics()
+    same = ("dataSize", "numPartitions", "shuffleRecordsWritten", "recordsRead", "remoteBytesRead")
+    some = ("shuffleBytesWritten", "shuffleWriteTime", "localBytesRead", "localBlocksFetched")
+    return {
+        "rows": rows,
+        **{name: told.apply(name).value() for name in same},
+        **{name: told.apply(name).value() > 0 for name in some},
+    }
+
+
 # ---- joins -------------------------------------------------------------------------------------------------
 
 

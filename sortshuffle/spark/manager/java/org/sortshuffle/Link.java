@@ -66,9 +66,13 @@ final class Link implements Closeable {
         /** Numbers of the blocks that are lost, of those that were asked for. */
         final int[] lost;
 
-        Refusal(String text, int[] lost) {
+        /** Whether all services have answered. Otherwise all blocks of those that have not are lost. */
+        final boolean haveAllAnswered;
+
+        Refusal(String text, int[] lost, boolean haveAllAnswered) {
             super("The shuffle engine reports: " + text);
             this.lost = lost;
+            this.haveAllAnswered = haveAllAnswered;
         }
     }
 
@@ -319,7 +323,7 @@ final class Link implements Closeable {
         int[] lost = new int[status == LOST || status == UNREACHABLE ? body.getInt() : 0];
         for (int i = 0; i < lost.length; i++)
             lost[i] = body.getInt();
-        return new Refusal(StandardCharsets.UTF_8.decode(body).toString(), lost);
+        return new Refusal(StandardCharsets.UTF_8.decode(body).toString(), lost, status != UNREACHABLE);
     }
 
     /**

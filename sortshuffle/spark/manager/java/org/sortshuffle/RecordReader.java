@@ -5,6 +5,8 @@ import java.io.IOException;
 import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.List;
+import java.util.Map;
+import java.util.TreeMap;
 import org.apache.spark.Aggregator;
 import org.apache.spark.InterruptibleIterator;
 import org.apache.spark.ShuffleDependency;
@@ -38,6 +40,25 @@ final class RecordReader<K, C> implements ShuffleReader<K, C> {
 
     /** What one reader reads, by map index, so that records come in the same order in every attempt. */
     record Blocks(int shuffle, List<Block> list) {
+        private static final int ENOUGH_SUBPARTITIONS = 64;
+
+        /**
+         * One block of each map output of a shuffle that has any; maybe not of all. Spark lists blocks, not
+         * map outputs. It is asked for one subpartition after the other, because all blocks may be millions,
+         * until many have told nothing new.
+         */
+        static Blocks ofAllMapOutputs(int shuffle, int subpartitions) {
+            Map<Integer, Block> found = new TreeMap<>();
+            int nothingNew = 0;
+            for (int each = 0; each < subpartitions && nothingNew < ENOUGH_SUBPARTITIONS; each++) {
+                int before = found.size();
+                for (Block block : find(shuffle, 0, Integer.MAX_VALUE, each, each + 1).list())
+                    found.putIfAbsent(block.mapIndex(), block);
+                nothingNew = found.size() > before ? 0 : nothingNew + 1;
+            }
+            return new Blocks(shuffle, List.copyOf(found.values()));
+        }
+
         static Blocks find(int shuffle, int startMap, int endMap, int start, int end) {
             List<Block> list = new ArrayList<>();
             var locations = SparkEnv.get().mapOutputTracker().getMapSizesByExecutorId(
@@ -99,7 +120,8 @@ final class RecordReader<K, C> implements ShuffleReader<K, C> {
     private Iterator<Tuple2<Object, Object>> records() {
         if (blocks.list().isEmpty())
             return scala.collection.Iterator$.MODULE$.empty();
-        RecordStream stream = new RecordStream(Engine.current(), blocks, metrics);
+        RecordStream stream =
+                new RecordStream(Engine.current(), blocks, dependency.partitioner().numPartitions(), metrics);
         // This refers to the stream alone, not to this reader: it stays until the task ends, however many
         // readers the task has.
         context.addTaskCompletionListener((TaskCompletionListener) ended -> {

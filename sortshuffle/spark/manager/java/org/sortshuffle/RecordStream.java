@@ -3,15 +3,9 @@ package org.sortshuffle;
 import java.io.IOException;
 import java.io.InputStream;
 import java.nio.channels.ClosedByInterruptException;
-import java.nio.charset.StandardCharsets;
-import java.util.ArrayList;
-import java.util.HexFormat;
-import java.util.LinkedHashMap;
 import java.util.List;
-import java.util.Map;
 import org.apache.spark.shuffle.FetchFailedException;
 import org.apache.spark.shuffle.ShuffleReadMetricsReporter;
-import org.apache.spark.storage.BlockManagerId;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -30,7 +24,8 @@ import org.slf4j.LoggerFactory;
  * them anything. Nothing is waited for under the lock.
  */
 final class RecordStream extends InputStream {
-    private static final int AT_ERROR = -1;
+    /** In place of a chunk's length. */
+    static final int AT_ERROR = -1;
 
     /** How often a stream asks again. An engine that dies more often dies of what it reads. */
     private static final int REPEATS = 2;
@@ -39,6 +34,7 @@ final class RecordStream extends InputStream {
 
     private final Engine engine;
     private RecordReader.Blocks blocks; // null at the end
+    private final int subpartitions;
     private final ShuffleReadMetricsReporter metrics;
     private Link link;
     private boolean closed;
@@ -54,9 +50,12 @@ final class RecordStream extends InputStream {
     private boolean ended;
     private long waitedNanos;
 
-    RecordStream(Engine engine, RecordReader.Blocks blocks, ShuffleReadMetricsReporter metrics) {
+    /** `subpartitions`: of the shuffle. */
+    RecordStream(Engine engine, RecordReader.Blocks blocks, int subpartitions,
+            ShuffleReadMetricsReporter metrics) {
         this.engine = engine;
         this.blocks = blocks;
+        this.subpartitions = subpartitions;
         this.metrics = metrics;
     }
 
@@ -176,21 +175,10 @@ final class RecordStream extends InputStream {
 
     // --- the request
 
-    private record Service(String host, int port) {}
-
     private Link request() throws IOException {
         Link fresh = engine.link();
-        List<RecordReader.Block> list = blocks.list();
-        Map<Service, Integer> services = new LinkedHashMap<>();
-        int[] service = new int[list.size()];
-        for (int i = 0; i < service.length; i++) {
-            BlockManagerId location = list.get(i).location();
-            service[i] = services.computeIfAbsent(
-                    new Service(location.host(), location.port()), absent -> services.size());
-        }
-        List<String> addresses = new ArrayList<>();
-        for (Service each : services.keySet())
-            addresses.add(engine.addressOf(each.host, each.port));
+        ReadRequest request = ReadRequest.of(engine, blocks);
+        List<String> addresses = request.addresses();
         if (delivered > 0 && !addresses.equals(lastAddresses)) {
             fresh.close();
             throw new IOException(
@@ -198,50 +186,21 @@ final class RecordStream extends InputStream {
                     + "order than the one that broke off");
         }
         lastAddresses = addresses;
-        List<byte[]> texts = new ArrayList<>();
-        for (String address : addresses)
-            texts.add(address.getBytes(StandardCharsets.UTF_8));
-        begin(fresh, length(texts));
-        fresh.putInt(blocks.shuffle());
-        fresh.putInt(addresses.size());
-        fresh.putInt(list.size());
-        fresh.putInt(0);
-        for (byte[] text : texts)
-            fresh.putText(text);
-        for (int i = 0; i < service.length; i++)
-            put(fresh, list.get(i), service[i]);
-        fresh.flush();
+        begin(fresh, request);
+        request.send(fresh);
         chunk = 0;
         skip = delivered;
         return fresh;
     }
 
-    private long length(List<byte[]> texts) {
-        long length = 16 + 40L * blocks.list().size();
-        for (byte[] text : texts)
-            length += Integer.BYTES + text.length;
-        return length;
-    }
-
-    private static void put(Link fresh, RecordReader.Block block, int service) throws IOException {
-        fresh.putLong(block.mapId());
-        fresh.putInt(block.mapIndex());
-        fresh.putInt(block.first());
-        fresh.putInt(block.end());
-        fresh.putInt(service);
-        String fileId = block.location().topologyInfo().get();
-        fresh.putLong(Long.reverseBytes(HexFormat.fromHexDigitsToLong(fileId, 0, 16)));
-        fresh.putLong(Long.reverseBytes(HexFormat.fromHexDigitsToLong(fileId, 16, 32)));
-    }
-
     /** From here on the link is within a request: whoever closes it does not give it to another task. */
-    private synchronized void begin(Link fresh, long length) throws IOException {
+    private synchronized void begin(Link fresh, ReadRequest request) throws IOException {
         if (closed) {
             fresh.close();
             throw new IOException("The stream is closed");
         }
         link = fresh;
-        fresh.begin(Link.READ, length);
+        request.begin(fresh);
     }
 
     // --- failures
@@ -260,12 +219,7 @@ final class RecordStream extends InputStream {
         release();
         if (refusal.lost.length == 0)
             return refusal;
-        List<Reports.LostOutput> outputs = new ArrayList<>();
-        for (int number : refusal.lost) {
-            RecordReader.Block block = blocks.list().get(number);
-            outputs.add(new Reports.LostOutput(block.mapIndex(), block.location()));
-        }
-        engine.reports().lost(new Reports.LostOutputs(blocks.shuffle(), outputs));
+        engine.reports().lost(Losses.find(engine, blocks, subpartitions, refusal));
         RecordReader.Block first = blocks.list().get(refusal.lost[0]);
         throw sneaky(new FetchFailedException(
                 first.location(), blocks.shuffle(), first.mapId(), first.mapIndex(), first.first(), refusal));

@@ -108,10 +108,10 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
 
         /**
          * Has dynamic allocation treat idle executors that have written map outputs like others. By itself
-         * Spark keeps them for as long as the shuffle is needed. The manager's map outputs need their executor
-         * only in containers, and only if they are not at a URL. With encryption all shuffles are Spark's.
-         * Spark reads this later, from the same configuration, and waits for the longest of its timeouts for
-         * idle executors: 0 leaves the others.
+         * Spark keeps them for as long as the shuffle is needed. The manager's map outputs need their
+         * executor only in containers, and only if they are not at a URL. With encryption all shuffles are
+         * Spark's. Spark reads this later, from the same configuration, and waits for the longest of its
+         * timeouts for idle executors: 0 leaves the others.
          */
         private static void letIdleExecutorsGo(SparkConf conf) {
             boolean outlive = (Storage.isUsed(conf) || !Engine.isContainer(conf))
