@@ -93,7 +93,6 @@ def plan(sides: Sides, job: str, **arguments: Any) -> str:
     return str(sides.equal(job, **arguments).value["plan"])
 
 
-@pytest.mark.skipif(not ONE_HOST, reason="there, blocks are read from other hosts")
 def test_the_metrics_are_those_of_sparks_own_shuffle(sides: Sides) -> None:
     found = sides.equal("metrics").value
     assert (found["rows"], found["shuffleRecordsWritten"], found["recordsRead"]) == (20_000,) * 3
