@@ -190,7 +190,8 @@ def test_another_codec(sides_with: Callable[[dict[str, str]], Sides], codec: str
     sides = sides_with({"spark.sortshuffle.codec": codec})
     for job in ("aggregate", "big_rows", "reduce_by_key", "java_group_by_key", "kryo"):
         sides.equal(job)
-    sides.kill()
+    for side in (sides.ours, sides.plain):
+        side.stop()
 
 
 @pytest.mark.parametrize("job", ["own_frames", "own_rdds"])
