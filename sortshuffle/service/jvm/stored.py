@@ -110,8 +110,7 @@ class StoredBlocks(BlocksElsewhere):
     def _read_once(self, block: Block) -> Known | DataLossError:
         """Whoever else asks for it meanwhile."""
         file_id, settings = block.file_id, self._settings
-        known = settings.known.get(file_id)  # by now
-        return known or settings.under_way.do(file_id, lambda: self._read(block))
+        return settings.under_way.do(file_id, lambda: settings.known.get(file_id) or self._read(block))
 
     def _read(self, block: Block) -> Known | DataLossError:
         file = self._file(block)

@@ -41,10 +41,10 @@ def test_indexes_are_kept_up_to_a_size_the_longest_unused_goes_first() -> None:
 def test_what_is_known_of_a_removed_shuffle_is_forgotten() -> None:
     known = KnownElsewhere(KnownOutputs())
     for shuffle in (1, 2):
-        known.keep(index_of(shuffle, 1 << 13, shuffle), file_of(shuffle), lambda: None)
+        known.indexes.put(index_of(shuffle, 10, shuffle))
         records = SmallOutput(b"record", np.array([6]), np.array([6]))
         known.small.keep(SmallMapOutput(file_of(shuffle), bytes([shuffle]), records))
-    ids = [*((number).to_bytes(16, "big") for number in (1, 2)), bytes([1]), bytes([2])]
+    ids = [index_of(1, 10).header.file_id, index_of(2, 10).header.file_id, bytes([1]), bytes([2])]
     assert list(known.get_all(ids)) == ids
     known.forget_all(1)
     assert list(known.get_all(ids)) == [ids[1], ids[3]]

@@ -170,10 +170,9 @@ def test_services_killed_between_the_stages_cost_nothing(session: Session, clust
 
 READ_BY_ALL = ("hold_rows", {"maps": 100})
 READ_BY_ONE = ("hold_pairs", {"maps": 100, "partitions": 100, "rows": 100})  # each by a task of its own
-HUNDRED = pytest.mark.parametrize(("job", "arguments"), [READ_BY_ALL, READ_BY_ONE], ids=["all", "one"])
 
 
-@HUNDRED
+@pytest.mark.parametrize(("job", "arguments"), [READ_BY_ALL, READ_BY_ONE], ids=["all", "one"])
 def test_a_disk_that_is_lost_with_all_its_map_outputs(
     session: Session, cluster: Cluster, job: str, arguments: dict[str, int]
 ) -> None:
@@ -208,7 +207,7 @@ def test_a_host_that_is_lost_with_all_its_map_outputs(
     session: Session, cluster: Cluster, job: str, arguments: dict[str, int], gone: list[str]
 ) -> None:
     """Everything that runs on it is killed, and its disk is wiped."""
-    outputs_of = hold(session, cluster, job, **arguments)
+    written = hold(session, cluster, job, **arguments)
     for host in gone:
         while left := cluster.pids(host):
             for pid in left:
@@ -218,7 +217,7 @@ def test_a_host_that_is_lost_with_all_its_map_outputs(
             shutil.rmtree(meeting)
     try:
         found = session.run("read_held", name="held").value
-        assert (found["right"], map_runs(found)) == (True, sum(len(outputs_of[host]) for host in gone))
+        assert (found["right"], map_runs(found)) == (True, sum(len(written[host]) for host in gone))
         assert attempts(found) <= 2  # one, if Spark has noticed by then that the worker is gone
     finally:
         for host in gone:

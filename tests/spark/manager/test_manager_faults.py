@@ -237,7 +237,7 @@ def kill_service(session: Session) -> None:
 def test_engine_and_supervisor_killed_between_the_stages(session: Session) -> None:
     hold(session, "hold_pairs")
     (supervisor,) = session.pids(SUPERVISOR)
-    session.engine()
+    session.engine()  # there is one
     kill_service(session)
     found = session.run("read_held", name="held").value
     assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)

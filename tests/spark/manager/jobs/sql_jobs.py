@@ -94,7 +94,8 @@ def metrics(spark: SparkSession, _: str) -> Found:
     told = frame._jdf.queryExecution().executedPlan().metrics()
     same = ("dataSize", "numPartitions", "shuffleRecordsWritten", "recordsRead")
     some = ("shuffleBytesWritten", "shuffleWriteTime")
-    read = [told.apply(name).value() for name in ("localBytesRead", "remoteBytesRead")]  # as executors lie
+    # which of the two has them depends on where the executors are
+    read = [told.apply(name).value() for name in ("localBytesRead", "remoteBytesRead")]
     return {
         "rows": rows,
         **{name: told.apply(name).value() for name in same},

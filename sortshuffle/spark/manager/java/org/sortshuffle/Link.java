@@ -317,8 +317,15 @@ final class Link implements Closeable {
             throw refusal(status, acknowledgement.getInt(Integer.BYTES));
     }
 
+    /** Reads the error that ends a stream, after the mark in place of a chunk's length. */
+    Refusal refusal() throws IOException {
+        Refusal refusal = refusal(getInt(), getInt());
+        settle();
+        return refusal;
+    }
+
     /** Reads the body of an error. That of a loss begins with a list. */
-    Refusal refusal(int status, int length) throws IOException {
+    private Refusal refusal(int status, int length) throws IOException {
         ByteBuffer body = ByteBuffer.wrap(getBytes(length)).order(ByteOrder.LITTLE_ENDIAN);
         int[] lost = new int[status == LOST || status == UNREACHABLE ? body.getInt() : 0];
         for (int i = 0; i < lost.length; i++)

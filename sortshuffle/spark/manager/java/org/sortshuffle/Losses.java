@@ -65,8 +65,7 @@ final class Losses {
             request.send(link);
             if (link.getInt() != RecordStream.AT_ERROR)
                 return; // all are there; the link is not settled, so closing it ends the answer
-            Link.Refusal refusal = link.refusal(link.getInt(), link.getInt());
-            link.settle();
+            Link.Refusal refusal = link.refusal();
             if (refusal.lost.length == 0)
                 throw refusal;
             add(others, refusal);
@@ -80,8 +79,9 @@ final class Losses {
     }
 
     /**
-     * The service that did not answer, where it can only be one: asking it again would take its time-out once
-     * more. Of a service that is silent the reader gets nothing; but so it may be with one that has answered.
+     * The service that did not answer, if only one can be it: asking it again would take its time-out once
+     * more. All blocks of such a service are lost. But a service that has answered may have lost all of its
+     * blocks, too. So where there are several candidates, none is chosen.
      */
     private static Set<ReadRequest.Service> silent(RecordReader.Blocks blocks, Link.Refusal refusal) {
         Set<Integer> lost = Arrays.stream(refusal.lost).boxed().collect(Collectors.toSet());

@@ -121,11 +121,8 @@ final class RecordStream extends InputStream {
     /** What comes next: a chunk, the end, or an error. */
     private void next(Link from) throws IOException {
         chunk = from.getInt();
-        if (chunk == AT_ERROR) {
-            Link.Refusal refusal = from.refusal(from.getInt(), from.getInt());
-            from.settle();
-            throw refusal;
-        }
+        if (chunk == AT_ERROR)
+            throw from.refusal();
         if (chunk < 0)
             throw new IOException(
                     "The shuffle engine announced " + Integer.toUnsignedLong(chunk) + " bytes at once");
