@@ -42,7 +42,7 @@ FIGURES = {
     "raw_bytes_written": "payloads in them before compression, bytes",
     "buffers_written": "buffers in them",
     "regions": "regions in them",
-    "spills": "regions that were written because the memory was full, not because the rows had ended",
+    "spills": "regions that were written before the rows ended: memory was full, or they were large enough",
     "files": "files written, two for each map output",
     "memory_peak": "bytes of rows and buffers that one task held at most; of many tasks, the highest",
 }

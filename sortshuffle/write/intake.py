@@ -49,7 +49,7 @@ class Intake(Protocol):
         """What is given, in pieces that can be added. Raises `UsageError` for what is not its kind."""
 
     def room_for(self, piece: Any) -> bool:
-        """Whether this piece still fits the memory."""
+        """Whether this piece still fits the memory and the region."""
 
     def add(self, piece: Any) -> None:
         """Take it over, or copy it: the caller may use its memory again once `is_due` was acted on."""

@@ -246,7 +246,7 @@ class SortMergeResultPartition:
                 return
 
     def _spill(self, intake: Intake) -> None:
-        """Write a region because the memory is full."""
+        """Write a region before the records end."""
         before = self._writer.regions
         self._write_region(intake)
         self.metrics.add(spills=self._writer.regions - before)

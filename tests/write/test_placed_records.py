@@ -342,6 +342,17 @@ def test_many_frames_of_few_records_stay_within_the_budget(tmp_path: Path) -> No
     assert output.budget.peak <= memory
 
 
+@pytest.mark.parametrize("subpartitions, regions", [(1, 4), (32, 4), (64, 2), (128, 1)])
+def test_a_region_is_no_larger_than_pays(tmp_path: Path, subpartitions: int, regions: int) -> None:
+    """16 MiB of records for few subpartitions, half a MiB for each of many, whatever the memory."""
+    records = [(at % subpartitions, bytes(8000)) for at in range(128)]
+    frames = [records] * 64
+    output = new_placed_output(tmp_path, memory=1024 * MIB, subpartitions=subpartitions).write(frames)
+    assert len(kinds(output)) == regions
+    assert output.partition.metrics.counts["spills"] == regions - 1
+    assert output.bytes() == wanted(frames, subpartitions)
+
+
 @pytest.mark.parametrize("count", [0, 1, 5, 60])
 def test_abandoning_lets_go_of_all_memory_and_leaves_no_file(tmp_path: Path, count: int) -> None:
     with arrow_memory() as pool:

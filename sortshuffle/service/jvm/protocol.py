@@ -213,7 +213,7 @@ def pack_reply(status: Status, body: bytes = b"") -> bytes:
 
 
 def pack_finished(file_id: bytes, spills: int, sizes: npt.NDArray[np.int64]) -> bytes:
-    """``spills``: regions that were written because memory was full. ``sizes``: bytes by subpartition."""
+    """``spills``: regions that were written before the records ended. ``sizes``: bytes by subpartition."""
     return pack_reply(Status.DONE, _FINISHED.pack(file_id, spills, 0) + sizes.astype("<i8").tobytes())
 
 

@@ -158,8 +158,8 @@ final class FrameWriter<K, V> extends ShuffleWriter<K, V> {
             bytes += size;
         metrics.incBytesWritten(bytes);
         location = location(engine.place().port(), Option.apply(HexFormat.of().formatHex(finished.fileId())));
-        LOG.debug("Map output {} of shuffle {}: {} bytes, {} regions written because memory was full",
-                mapId(), shuffle, bytes, finished.fullRegions());
+        LOG.debug("Map output {} of shuffle {}: {} bytes, {} regions written before the records ended",
+                mapId(), shuffle, bytes, finished.earlyRegions());
     }
 
     /**

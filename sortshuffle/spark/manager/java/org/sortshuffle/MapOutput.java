@@ -15,7 +15,7 @@ import java.nio.ByteBuffer;
  */
 final class MapOutput implements Closeable {
     /** A map output that is complete: what names its file, and the bytes of each subpartition. */
-    record Finished(byte[] fileId, long[] sizes, int fullRegions) {}
+    record Finished(byte[] fileId, long[] sizes, int earlyRegions) {}
 
     private final int subpartitions;
     private final Link link;
@@ -132,14 +132,14 @@ final class MapOutput implements Closeable {
             link.reply(); // of a shared frame
         link.reply();
         byte[] fileId = link.getBytes(16);
-        int fullRegions = link.getInt();
+        int earlyRegions = link.getInt();
         link.getInt();
         long[] sizes = new long[subpartitions];
         for (int i = 0; i < subpartitions; i++)
             sizes[i] = link.getLong();
         link.settle();
         nanos += System.nanoTime() - start;
-        return new Finished(fileId, sizes, fullRegions);
+        return new Finished(fileId, sizes, earlyRegions);
     }
 
     @Override
