@@ -123,7 +123,8 @@ def check_workers(spark: SparkSession | SparkContext) -> None:
         executable, version, missing = asked.parallelize([0], 1).mapPartitions(_probe()).collect()
     else:
         columns = "executable string, version string, missing array<string>"
-        executable, version, missing = asked.range(1).mapInArrow(_arrow_probe(_probe()), columns).first()
+        one = asked.range(0, 1, 1, 1)  # in one partition: of several, Spark 4.1 shuffles the first row
+        executable, version, missing = one.mapInArrow(_arrow_probe(_probe()), columns).first()
     if missing:
         raise WorkerSetupError(
             f"the Python that Spark's workers run, {executable} ({version}), lacks {', '.join(missing)}."
