@@ -301,7 +301,7 @@ class Options:
         "bytes",
         "What the shuffle manager's engine on one host may hold of rows that wait for their region. All map"
         " tasks that write there share it; each may hold 16 MiB in any case. More memory: fewer and larger"
-        " extents.",
+        " extents; on disks, up to half a MiB for each subpartition.",
     )
     manager_python: str = _knob(
         "",

@@ -14,11 +14,12 @@ Rules
 * Within a subpartition records keep the order in which they came.
 * What an encoder holds is charged to its budget. `room_for` says beforehand whether a frame still fits, with
   what the next drain takes. What clustering a frame takes for a moment, some 20 bytes for each record, is
-  not. A region is not larger than pays, whatever the budget still has.
+  not.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,10 +51,6 @@ MUCH_TO_COPY = 64 << 10  # bytes; copying less takes 5 us, for which other threa
 SUBPARTITIONS_AT_ONCE = 1024  # whose bounds are Python's numbers at a time, some 40 bytes for each frame
 # neighbours that are worth sealing at once: NumPy's calls take as long as sealing some one by one
 LEAST_RUN = 8
-# A larger region makes nothing quicker: a subpartition's part of it is enough for a read and a message.
-# With lineitem in 64 subpartitions, the engine's peak was 172 MiB instead of 231, in the same time.
-ENOUGH_FOR_A_SUBPARTITION = 512 << 10  # bytes before they are compressed
-ENOUGH_FOR_ANY_REGION = 16 * MIB  # where there are few subpartitions
 _WORD = 8
 
 Int32s = npt.NDArray[np.int32]
@@ -86,10 +83,12 @@ class PlacedRecords:
 
 @dataclass(frozen=True, slots=True)
 class RecordBytesLayout:
-    """How placed records become extents."""
+    """How placed records become extents. ``region_bytes``: a region that has so many, before they are
+    compressed, takes no more, although there is memory; None if memory alone bounds it."""
 
     payload: RecordBytesPayload
     subpartitions: int
+    region_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ class PlacedRecordEncoder:
         self._metrics = metrics
         self._message_bytes = max(1, min(MESSAGE_BYTES, budget.least // MESSAGE_SHARE))
         self._write_batch = write_batch(budget.least)
-        self._enough = max(ENOUGH_FOR_ANY_REGION, layout.subpartitions * ENOUGH_FOR_A_SUBPARTITION)
+        self._region_bytes = layout.region_bytes or sys.maxsize
         self._bounds_bytes = _WORD * (layout.subpartitions + 1)  # of a clustered frame
         self._frames: list[ClusteredFrame] = []
         self._records = np.zeros(layout.subpartitions, np.int64)
@@ -153,12 +152,12 @@ class PlacedRecordEncoder:
 
     def room_for(self, piece: PlacedRecords) -> bool:
         """With the memory that a drain takes: for one message, and for blocks that wait for their write. They
-        stand in memory of up to `MOST_PINNED` times their size. A region that is large enough has no room."""
+        stand in memory of up to `MOST_PINNED` times their size."""
         if not self._frames:
             return True
         drained = COPIES_OF_A_MESSAGE * self._message_bytes + MOST_PINNED * self._write_batch
         held = len(piece.data) + self._bounds_bytes
-        return self.bytes + held <= self._enough and not self._budget.would_exceed(held + drained)
+        return self.bytes < self._region_bytes and not self._budget.would_exceed(held + drained)
 
     @property
     def only_frame(self) -> ClusteredFrame | None:

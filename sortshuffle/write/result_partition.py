@@ -8,10 +8,10 @@ Used by every door: `ShuffleFrame` writes Arrow batches (`write`, `broadcast`), 
 (`emit`, `broadcast_frame`, `broadcast_event`), the shuffle manager's engine writes placed records
 (`write_placed`). Its layout says which; the other calls are a `UsageError`.
 
-Records are held until the task's memory is full; then everything held becomes a region. A record never spans
-regions. What is broadcast has a region of its own, stored once for all subpartitions; it is collected
-beside the unicast records, so that alternating the two makes no tiny regions. Unicast and broadcast records
-keep their order among themselves, not with each other.
+Records are held until the task's memory is full, or a region is large enough; then everything held becomes a
+region. A record never spans regions. What is broadcast has a region of its own, stored once for all
+subpartitions; it is collected beside the unicast records, so that alternating the two makes no tiny
+regions. Unicast and broadcast records keep their order among themselves, not with each other.
 
 An event keeps its order with everything: what was written before it is before it, for every consumer. So it
 ends the regions that are open, and has one of its own. `finish()` broadcasts `END_OF_DATA` and
@@ -59,7 +59,7 @@ Layout: TypeAlias = PartitionLayout | FrameLayout | RecordBytesLayout
 
 
 class SortMergeResultPartition:
-    """Writes records into one partitioned file, in regions of about ``budget.limit`` bytes.
+    """Writes records into one partitioned file, in regions of about ``budget.limit`` bytes at most.
 
     ``layout``: of rows or of frames. ``budget``: this partition's own, or its own share of one. Calls after
     `finish()`, `abandon()` or a call that failed are a `StateError`; one that is refused as it stands

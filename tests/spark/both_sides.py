@@ -13,6 +13,7 @@ from typing import Any
 from served_session import ON_EXECUTORS, PATIENCE, Answer, Session
 
 MASTER = os.environ.get("SORTSHUFFLE_MATRIX_MASTER", "local[2]")
+ONE_HOST = MASTER.startswith("local[")
 CONTROL = "control rows of sortshuffle's own frames and RDDs"
 
 
@@ -50,7 +51,7 @@ class Sides:
 def place() -> tuple[dict[str, str], dict[str, str]]:
     """Settings and variables of sessions at `MASTER`."""
     settings = {"spark.master": MASTER}
-    if MASTER.startswith("local["):
+    if ONE_HOST:
         return settings, {}
     settings |= {**ON_EXECUTORS, "spark.executor.memory": "768m"}
     if MASTER.startswith("local"):

@@ -21,10 +21,10 @@ def attempts(found: dict[str, Any]) -> int:
     return sum(each["stage"] == last for each in found["stages"])
 
 
-def paused(session: Session, where: str, patience: float) -> tuple[Future[Answer], Path]:
+def paused(session: Session, where: str, patience: float, **arguments: Any) -> tuple[Future[Answer], Path]:
     """A job both of whose map or reduce tasks are in the middle within ``patience`` seconds, and its
     directory."""
-    answer = session.start("paused", where=where)
+    answer = session.start("paused", where=where, **arguments)
     directory = session.last_directory
 
     def is_waiting() -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from typing import Any
 
 import psutil
 from driver_process import DriverProcess
-from engine import ROOT, eventually
+from engine import ROOT, eventually, open_files
 
 JOBS = Path(__file__).parent / "manager" / "jobs"
 PATHS = (JOBS, JOBS.parents[1], JOBS.parents[2], ROOT / "tests", ROOT, ROOT / "tools" / "bench")
@@ -29,6 +30,7 @@ PATIENCE = 180.0  # seconds until a job counts as hanging
 GONE = 15.0  # seconds after a session's end in which all that it left must go
 ON_EXECUTORS = {"spark.executorEnv.PYTHONPATH": os.pathsep.join(map(str, PATHS))}
 """What executors elsewhere need to run the jobs."""
+DUMP_ENDS = "JNI global refs"
 MARK = "SORTSHUFFLE_TEST_SESSION"
 """In the environment of all processes of a session, with its directory."""
 
@@ -197,6 +199,26 @@ class Session(DriverProcess):
         """The process of the one engine, which takes a moment to start."""
         eventually(lambda: len(self.pids("sortshuffle.service.process")) == 1, "the engine runs")
         return self.pids("sortshuffle.service.process")[0]
+
+    def frame_memories(self) -> int:
+        """How many memories for frames the driver's JVM has mapped."""
+        return Path(f"/proc/{self.jvm}/maps").read_text().count("memfd:sortshuffle-frames")
+
+    def deleted_files(self) -> list[str]:
+        """Map outputs that the engine has open and that have no name any more."""
+        opened = open_files("/", self.engine())
+        return [path for path in opened if path.endswith("(deleted)") and "exchange-" in path]
+
+    def threads_in(self, method: str) -> int:
+        """How many threads of the driver's JVM are in a method, by a dump of all, which goes into the log."""
+        before = self.log.stat().st_size
+        os.kill(self.jvm, signal.SIGQUIT)
+
+        def dump() -> str:
+            return self.log.read_bytes()[before:].decode(errors="replace")
+
+        eventually(lambda: DUMP_ENDS in dump(), "the dump of the threads")
+        return sum(method in thread for thread in dump().split("\n\n"))
 
     def engine_log(self) -> str:
         return "".join(path.read_text() for path in self.temporary.glob("sortshuffle-*/*/service.log"))

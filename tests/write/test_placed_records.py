@@ -91,13 +91,14 @@ def new_placed_output(
     subpartitions: int = 4,
     codec: Codec = Codec.NONE,
     first: int = 0,
+    region_bytes: int | None = None,
 ) -> PlacedOutput:
     file = PartitionedFile.named(str(directory), 3, 17, 204)
     payload = RecordBytesPayload(codec)
     budget = MemoryBudget(memory) if isinstance(memory, int) else memory
     header = FileHeader(ID, subpartitions, first, codec, PayloadKind.RECORD_BYTES)
     writer = PartitionedFileWriter(file, header)
-    layout = RecordBytesLayout(payload, subpartitions)
+    layout = RecordBytesLayout(payload, subpartitions, region_bytes)
     return PlacedOutput(
         SortMergeResultPartition(writer, layout, budget, TaskMetrics()), payload, budget, file
     )
@@ -342,15 +343,13 @@ def test_many_frames_of_few_records_stay_within_the_budget(tmp_path: Path) -> No
     assert output.budget.peak <= memory
 
 
-@pytest.mark.parametrize("subpartitions, regions", [(1, 4), (32, 4), (64, 2), (128, 1)])
-def test_a_region_is_no_larger_than_pays(tmp_path: Path, subpartitions: int, regions: int) -> None:
-    """16 MiB of records for few subpartitions, half a MiB for each of many, whatever the memory."""
-    records = [(at % subpartitions, bytes(8000)) for at in range(128)]
-    frames = [records] * 64
-    output = new_placed_output(tmp_path, memory=1024 * MIB, subpartitions=subpartitions).write(frames)
+@pytest.mark.parametrize("size, regions", [(None, 1), (1, 40), (MIB, 4), (10 * MIB, 1)])
+def test_a_region_that_is_large_enough_takes_no_more(tmp_path: Path, size: int | None, regions: int) -> None:
+    frames = [noise(at, 50, 4000) for at in range(40)]
+    output = new_placed_output(tmp_path, memory=64 * MIB, region_bytes=size).write(frames)
     assert len(kinds(output)) == regions
     assert output.partition.metrics.counts["spills"] == regions - 1
-    assert output.bytes() == wanted(frames, subpartitions)
+    assert output.bytes() == wanted(frames, 4)
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 60])

@@ -220,13 +220,12 @@ class BlocksElsewhere(ABC):
         """The bytes of records of all blocks that were found, in their order. Raises what fetching raises."""
         # One fetcher for all, so that it fetches on while others come from memory
         with closing(self._fetched()) as fetched:
-            piece: tuple[int, BytesLike] | None = None
+            piece = next(fetched, None)  # it begins now, whatever comes from memory first
             for begun, found in enumerate(self._found, 1):
                 self.blocks_begun = begun
                 if isinstance(found.known, SmallOutput):
                     yield self._slice(found.block, found.known)
                     continue
-                piece = piece or next(fetched, None)
                 while piece is not None and piece[0] == begun:
                     yield piece[1]
                     piece = next(fetched, None)

@@ -7,7 +7,7 @@ subpartition: what a consumer gets is then a slice. The engine that writes one k
 opening a map output of one row takes 0.2 ms, finding it as it was written 0.03 ms.
 
 Rules
-* Only a map output of one region is small: one with more was written by a task that ran out of memory.
+* Only a map output of one region is small: one with more is larger than that.
 * Nothing is kept that was not verified, or written by this engine.
 * What was kept when it was written is used only if both files are still as they were written (`WrittenPair`):
   one that was deleted, cut short or changed meanwhile is lost, as any other.

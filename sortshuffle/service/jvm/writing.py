@@ -35,6 +35,8 @@ from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.service.jvm.outputs import MapOutputs
 from sortshuffle.service.jvm.protocol import WriteRequest, pack_finished
 from sortshuffle.service.jvm.small_outputs import MOST_BYTES, SmallOutput, kept_bytes
+from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.stored_files import is_url
 from sortshuffle.write.placed_records import PlacedRecords, RecordBytesLayout
 from sortshuffle.write.result_partition import SortMergeResultPartition
 
@@ -42,6 +44,11 @@ ID_AND_END_BYTES = 8  # of each record in a frame
 # of a frame that is not one huge record: 4 MiB of records, and 8 bytes for each of 262,144
 SEGMENT_BYTES = (4 << 20) + ID_AND_END_BYTES * (1 << 18)
 SEGMENTS_EACH = 1  # a writer receives one frame at a time
+# Bytes before compression of a region that is large enough: the part of it that a task reads is worth a read.
+# With lineitem in 64 subpartitions, the engine's peak was 172 MiB instead of 228, in the same time, while the
+# system had the files in memory. A cold disk seeks more often.
+ENOUGH_FOR_A_SUBPARTITION = 512 << 10
+LEAST_REGION = 16 << 20  # where there are few subpartitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,12 @@ def records_of(frame: memoryview, records: int) -> PlacedRecords:
     return PlacedRecords(ids, ends, frame[ID_AND_END_BYTES * records :])
 
 
+def region_bytes(request: WriteRequest, file: PartitionedFile) -> int | None:
+    """When a region of this map output is large enough. At a URL it never is: a reader's part of each region
+    is a request."""
+    return None if is_url(file.base) else max(LEAST_REGION, request.subpartitions * ENOUGH_FOR_A_SUBPARTITION)
+
+
 class MapOutputWriting:
     """Raises as `MapOutputs.new` does. The caller closes it."""
 
@@ -100,12 +113,12 @@ class MapOutputWriting:
         self._segments = resources.segments
         self._pool: LocalBufferPool | None = None
         payload = RecordBytesPayload(resources.codec, resources.codec_level)
-        layout = RecordBytesLayout(payload, request.subpartitions)
         with ExitStack() as stack:
             self._memory = resources.memory.open(self._name)
             stack.callback(self._memory.close)
             writer = resources.outputs.new(request.shuffle, request.map_index, request.map_id, header)
             stack.callback(writer.abandon)  # nothing is left to do behind the partition's own
+            layout = RecordBytesLayout(payload, request.subpartitions, region_bytes(request, writer.file))
             self._partition = SortMergeResultPartition(writer, layout, self._memory, self._metrics)
             stack.callback(self._partition.abandon)  # does nothing after `finish`
             self._resources = stack.pop_all()

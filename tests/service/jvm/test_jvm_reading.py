@@ -146,7 +146,7 @@ def test_extents_of_any_size_come_whole(tmp_path: Path, codec: Codec, size: int)
     frames = [[(0, b"first")], [(1, chosen.randbytes(size))], [(2, bytes(size))], [(3, b"last")]]
     with serving(tmp_path, codec=codec, write_memory=128 * MIB) as engine:
         client = engine.connect()
-        output = write(client, 1, frames)
+        output = write(client, 1, frames, subpartitions=64)  # whose regions may be that large
         assert read_index(output.file(engine)).regions == 1
         for first, end in ((0, 4), (1, 2), (2, 3), (1, 4)):
             answer = client.read([output.block(first, end)])
@@ -160,7 +160,7 @@ def test_what_compresses_well_is_not_held_at_once(tmp_path: Path, codec: Codec, 
     """What is read together is limited by its size in the file, which says little of what it becomes."""
     frames = [[(at % neighbours, bytes(MIB))] for at in range(64)]
     with serving(tmp_path, codec=codec, write_memory=128 * MIB) as engine:
-        output = write(engine.connect(), 1, frames, neighbours)
+        output = write(engine.connect(), 1, frames, subpartitions=128)  # whose region may be that large
         assert sum(output.done.sizes) < MIB
         asked = output.block(0, neighbours).received()
         request = protocol.ReadRequest(SHUFFLE, (engine.engine.settings.address,), (asked,))

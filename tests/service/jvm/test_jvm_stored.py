@@ -127,6 +127,13 @@ def test_a_map_output_of_many_regions_and_parts_is_read_in_order(store: Store) -
         )
 
 
+def test_a_region_is_as_large_as_the_memory(store: Store) -> None:
+    """Each part of one that a task reads is a request."""
+    frames = [[(at % SUBPARTITIONS, b"%d" % at + bytes(MIB))] for at in range(48)]
+    with connected(store, write_memory=256 * MIB) as client:
+        assert client.write(frames, 0, SUBPARTITIONS).spills == 0
+
+
 def _records(data: bytes) -> list[bytes]:
     return [data[at : at + MIB] for at in range(0, len(data), MIB)]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from engine import open_files
 from failing import faults
-from jvm_client import APPLICATION, SETTINGS, TOKEN, WRITERS, Serving, frame_of
+from jvm_client import APPLICATION, SETTINGS, TOKEN, WRITERS, Serving, frame_of, serving
 
 from sortshuffle.errors import BufferTimeoutError, StateError, UsageError
 from sortshuffle.options import KIB, MIB
@@ -51,6 +51,18 @@ def test_a_frame_lies_in_a_segment_and_a_huge_record_in_memory_of_its_own(engine
             assert in_use == taken
             memory.release()
     assert engine.is_idle()
+
+
+@pytest.mark.parametrize(("subpartitions", "regions"), [(1, 3), (32, 3), (64, 2), (128, 1)])
+def test_regions_are_no_larger_than_a_task_that_reads_needs(
+    tmp_path: Path, subpartitions: int, regions: int
+) -> None:
+    """Of 48 MiB: 16 MiB at a time where subpartitions are few, half a MiB for each where they are many,
+    although there is memory for all."""
+    frames = [[(at % subpartitions, b"%d" % at + bytes(MIB))] for at in range(48)]
+    with serving(tmp_path, write_memory=256 * MIB) as engine:
+        done = engine.connect().write(frames, subpartitions=subpartitions)
+    assert done.spills == regions - 1
 
 
 def test_what_is_not_finished_is_abandoned(engine: Serving) -> None:

@@ -6,13 +6,17 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
+import ssl
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from cluster import Cluster
 from cluster_driver import files_below
 from engine import eventually
@@ -20,6 +24,8 @@ from fault_stages import attempts, map_runs, paused
 from served_session import ON_EXECUTORS, Session
 
 from sortshuffle.format.header import HEADER_BYTES
+from sortshuffle.service.address import split_address
+from sortshuffle.service.rendezvous import address_of
 
 HOSTS = FIRST, SECOND, THIRD = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 PATIENCE = 120.0  # seconds until tasks that are told nothing must have got somewhere
@@ -121,6 +127,33 @@ def test_what_was_read_from_other_hosts_is_counted(session: Session, cluster: Cl
     assert 0 < stage["remote"] < stage["read"] == size
 
 
+def test_services_speak_tls_with_each_other(cluster: Cluster, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert(*HOSTS)
+    chain, key, trusted = (tmp_path / name for name in ("chain.pem", "key.pem", "authority.pem"))
+    for pem in certificate.cert_chain_pems:
+        pem.write_to_path(str(chain), append=True)
+    certificate.private_key_pem.write_to_path(str(key))
+    authority.cert_pem.write_to_path(str(trusted))
+    tls = {"certificate": chain, "key": key, "authority": trusted}
+    settings = {f"spark.sortshuffle.service.tls.{name}": str(path) for name, path in tls.items()}
+    session = session_on(cluster, tmp_path / "session", settings)
+    try:
+        hold(session, cluster, maps=12, partitions=6)
+        found = session.run("read_held", name="held").value
+        assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
+        assert found["stages"][-1]["remote"] > 0
+        context = ssl.create_default_context(cafile=str(trusted))
+        for host, directory in ((host, *meetings(session, f"*{host}*")) for host in HOSTS):
+            address = split_address(address_of(str(directory)))
+            with socket.create_connection(address) as plain, context.wrap_socket(plain, server_hostname=host):
+                pass  # it has shown its certificate
+        session.stop()
+        nothing_is_left(cluster, session)
+    finally:
+        session.kill()
+
+
 def test_shuffles_that_nobody_needs_lose_their_files_on_all_hosts(session: Session, cluster: Cluster) -> None:
     files = [path for paths in hold(session, cluster, maps=9).values() for path in paths]
     are_forgotten(session, files)
@@ -168,15 +201,15 @@ def test_services_killed_between_the_stages_cost_nothing(session: Session, clust
     assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
 
 
-READ_BY_ALL = ("hold_rows", {"maps": 100})
-READ_BY_ONE = ("hold_pairs", {"maps": 100, "partitions": 100, "rows": 100})  # each by a task of its own
+READ_BY_ALL = ("hold_rows", {"maps": 300})
+READ_BY_ONE = ("hold_pairs", {"maps": 300, "partitions": 300, "rows": 300})  # each by a task of its own
 
 
 @pytest.mark.parametrize(("job", "arguments"), [READ_BY_ALL, READ_BY_ONE], ids=["all", "one"])
 def test_a_disk_that_is_lost_with_all_its_map_outputs(
     session: Session, cluster: Cluster, job: str, arguments: dict[str, int]
 ) -> None:
-    """A hundred map outputs, a third of them: one more attempt."""
+    """A hundred map outputs: one more attempt."""
     lost = hold(session, cluster, job, **arguments)[SECOND]
     for home in {path.parent for path in lost}:
         shutil.rmtree(home)
@@ -211,7 +244,8 @@ def test_a_host_that_is_lost_with_all_its_map_outputs(
     for host in gone:
         while left := cluster.pids(host):
             for pid in left:
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has ended with another one
+                    os.kill(pid, signal.SIGKILL)
         shutil.rmtree(cluster.local_directory(host))
         for meeting in meetings(session, f"*{host}*"):
             shutil.rmtree(meeting)

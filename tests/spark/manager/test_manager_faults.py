@@ -31,6 +31,7 @@ ENGINE, SUPERVISOR = "sortshuffle.service.process", "sortshuffle.service.supervi
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 PATIENCE = 90.0  # seconds until tasks that are told nothing must have got somewhere
 BOUND = 60.0  # seconds in which a job that cannot go on must have failed
+MANY_ROWS = 300_000  # 20 MB more than two slots hold, for each of two tasks that wait in the middle
 MAPS, REDUCES = 4, 3  # of the shuffles that `hold_pairs` and `hold_rows` make
 
 
@@ -184,6 +185,15 @@ def test_losses_of_which_each_task_sees_one_are_one_more_attempt(session: Sessio
     assert (found["right"], map_runs(found), attempts(found)) == (True, maps, 2)
 
 
+def test_losses_that_lie_far_apart_are_one_more_attempt(session: Session) -> None:
+    """Each map output has the rows of eighty tasks, one behind the other, as of sorted input."""
+    maps, partitions = 8, 640
+    for data in hold(session, "hold_pairs", maps=maps, partitions=partitions, rows=partitions):
+        both_deleted(data)
+    found = session.run("read_held", name="held").value
+    assert (found["right"], map_runs(found), attempts(found)) == (True, maps, 2)
+
+
 def test_of_many_that_each_task_reads_alone_only_those_that_are_lost_run_again(session: Session) -> None:
     maps = 40
     outputs = hold(session, "hold_pairs", maps=maps, partitions=maps, rows=maps)
@@ -244,19 +254,47 @@ def test_engine_and_supervisor_killed_between_the_stages(session: Session) -> No
     assert session.pids(SUPERVISOR) != [supervisor]
 
 
-def frame_memories(session: Session) -> int:
-    """How many memories for frames the JVM has mapped."""
-    return Path(f"/proc/{session.jvm}/maps").read_text().count("memfd:sortshuffle-frames")
-
-
 def test_memory_for_frames_is_that_of_the_tasks_that_write_at_a_time(session: Session) -> None:
     """Tasks that read take none of it, and that of an engine that has died is let go."""
     for _ in range(3):
         assert session.run("passed_on", rows=1000).value == 1000
-    assert 1 <= frame_memories(session) <= 2
+    assert 1 <= session.frame_memories() <= 2
     os.kill(session.engine(), signal.SIGKILL)
     assert session.run("passed_on", rows=1000).value == 1000
-    assert 1 <= frame_memories(session) <= 2
+    assert 1 <= session.frame_memories() <= 2
+
+
+def two_threads_in(session: Session, method: str) -> None:
+    eventually(lambda: session.threads_in(method) == 2, f"two tasks wait in {method}", PATIENCE)
+
+
+def test_tasks_wait_for_an_engine_that_is_slow_to_take_their_frames(session: Session) -> None:
+    """A task has two slots. It fills one again when the engine has said that it needs it no more."""
+    answer, directory = paused(session, "map", PATIENCE, rows=MANY_ROWS)
+    engine = session.engine()
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        (directory / "go").touch()
+        two_threads_in(session, "org.sortshuffle.MapOutput.slot")
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    found = answer.result(PATIENCE).value
+    assert (found["right"], map_runs(found), session.engine()) == (True, 2, engine)
+
+
+def test_tasks_wait_for_an_engine_that_is_slow_to_answer(session: Session) -> None:
+    """And their waiting is counted."""
+    hold(session, "hold_rows")
+    engine = session.engine()
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        answer = session.start("read_held", name="held")
+        two_threads_in(session, "org.sortshuffle.RecordStream")
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    found = answer.result(PATIENCE).value
+    assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
+    assert found["stages"][-1]["fetch_wait"] > 0
 
 
 def test_an_engine_killed_while_tasks_write(session: Session) -> None:
@@ -404,14 +442,27 @@ def test_an_executor_killed_while_its_task_writes(cluster: Session) -> None:
     eventually(lambda: not cluster.unfinished(), "the unfinished files go")
 
 
+def taken_from_service(session: Session, address: tuple[str, int]) -> socket.socket:
+    """Somebody else listens there. An executor that removes files starts the service again at any time."""
+    found: list[socket.socket] = []
+
+    def is_taken() -> bool:
+        kill_service(session)
+        with suppress(OSError):
+            found.append(socket.create_server(address))
+        return bool(found)
+
+    eventually(is_taken, f"the port of {address} is free", PATIENCE)
+    return found[0]
+
+
 def test_a_service_that_comes_back_on_another_port_is_found_by_all_executors(cluster: Session) -> None:
     """The one that starts it anew knows the port; the others find the engine on the socket that they know."""
     eventually(lambda: len(cluster.run("executors").value) == 2, "two executors", PATIENCE)
     hold(cluster, "hold_rows", maps=6)
     (directory,) = {str(path.parent) for path in cluster.temporary.glob("sortshuffle-*/*/service.json")}
     address = split_address(address_of(directory))
-    kill_service(cluster)
-    with socket.create_server(address):
+    with taken_from_service(cluster, address):
         hold(cluster, "hold_rows", maps=1)
         assert split_address(address_of(directory))[1] != address[1]
         hold(cluster, "hold_rows", maps=6)

@@ -4,7 +4,6 @@ shuffle falls back to Spark's own."""
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import subprocess
 import sys
@@ -16,7 +15,9 @@ import pytest
 from both_sides import MASTER, Sides
 from engine import eventually
 
-ONE_HOST = MASTER.startswith("local")
+from sortshuffle.format.header import DATA_MAGIC, FileHeader
+
+HERE = MASTER.startswith("local")
 MOST_THREADS = 40  # of an engine whose JVM runs two tasks at a time: its own and some for each connection
 
 
@@ -37,8 +38,6 @@ def sides(sides_with: Callable[[dict[str, str]], Sides]) -> Sides:
         "rollup",
         "distinct",
         "set_operations",
-        "shuffled_hash_join",
-        "reused_exchange",
         "window",
         "sort",
         "sort_nulls",
@@ -65,6 +64,14 @@ def test_sql(sides: Sides, job: str) -> None:
 @pytest.mark.parametrize("how", ["full", "left_anti"])
 def test_a_sort_merge_join(sides: Sides, how: str) -> None:
     assert "SortMergeJoin" in plan(sides, "sort_merge_join", how=how)
+
+
+def test_a_shuffled_hash_join(sides: Sides) -> None:
+    assert "ShuffledHashJoin" in plan(sides, "shuffled_hash_join")
+
+
+def test_one_shuffle_that_two_stages_read(sides: Sides) -> None:
+    assert "ReusedExchange" in plan(sides, "reused_exchange")
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])
@@ -184,12 +191,15 @@ def test_a_session(sides: Sides, job: str) -> None:
     sides.equal(job)
 
 
-@pytest.mark.skipif(not ONE_HOST, reason="the other sessions have all the cores")
+@pytest.mark.skipif(not HERE, reason="the other sessions have all the cores")
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_another_codec(sides_with: Callable[[dict[str, str]], Sides], codec: str) -> None:
     sides = sides_with({"spark.sortshuffle.codec": codec})
     for job in ("aggregate", "big_rows", "reduce_by_key", "java_group_by_key", "kryo"):
         sides.equal(job)
+    kept = sides.ours.run("hold_rows", name="kept").value["shuffle"]
+    headers = [FileHeader.unpack(path.read_bytes(), DATA_MAGIC) for path in sides.ours.outputs_of(kept)]
+    assert {header.codec.name.lower() for header in headers} == {codec}
     for side in (sides.ours, sides.plain):
         side.stop()
 
@@ -215,7 +225,7 @@ def test_a_cancelled_job_leaves_nothing_and_spoils_nothing(sides: Sides, when: s
 # ---- what there is of it: these are the last ---------------------------------------------------------------
 
 
-@pytest.mark.skipif(not ONE_HOST, reason="the hosts' disks are elsewhere")
+@pytest.mark.skipif(not HERE, reason="the hosts' disks are elsewhere")
 def test_the_map_outputs_verify_and_can_be_shown(sides: Sides) -> None:
     shuffle = sides.ours.run("hold_rows", name="kept", maps=3, partitions=4, rows=3000).value["shuffle"]
     files = sides.ours.outputs_of(shuffle)
@@ -232,12 +242,12 @@ def test_the_map_outputs_verify_and_can_be_shown(sides: Sides) -> None:
     assert rows == [(number, hashlib.sha512(str(number).encode()).hexdigest()) for number, _ in rows]
 
 
-@pytest.mark.skipif(not ONE_HOST, reason="executors elsewhere write")
+@pytest.mark.skipif(not HERE, reason="executors elsewhere write")
 def test_shuffles_that_nobody_needs_lose_their_files(sides: Sides) -> None:
     sides.ours.run("forget_held")
     assert sides.ours.run("forgotten").value["files"] > 0
     engine = psutil.Process(sides.ours.engine())
-    eventually(lambda: not deleted_files(engine.pid), "descriptors of files that are gone are closed")
+    eventually(lambda: not sides.ours.deleted_files(), "descriptors of files that are gone are closed")
     assert engine.num_threads() < MOST_THREADS
 
 
@@ -252,14 +262,3 @@ def sortshuffle(*arguments: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def deleted_files(pid: int) -> list[str]:
-    """Files that a process has open and that have no name any more."""
-    found = []
-    for descriptor in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            found.append(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
-        except FileNotFoundError:
-            continue
-    return [path for path in found if path.endswith("(deleted)") and "exchange-" in path]

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from both_sides import Sides
+from both_sides import ONE_HOST, Sides
+from engine import eventually
 
 SCALE = float(os.environ.get("SORTSHUFFLE_MATRIX_SCALE", "0.05"))
 PARTITIONS = 8 if SCALE < 1 else 64
@@ -54,6 +55,15 @@ def sides(sides_with: Callable[[dict[str, str]], Sides], data: Path) -> Sides:
 @pytest.mark.parametrize("number", range(1, 23))
 def test_a_query(sides: Sides, number: int) -> None:
     sides.equal("tpch", query=f"q{number}", scale=SCALE)
+
+
+@pytest.mark.skipif(not ONE_HOST, reason="executors elsewhere write")
+def test_the_session_holds_nothing_of_queries_that_have_ended(sides: Sides) -> None:
+    """Two tasks write at a time, so there are two memories for frames at most."""
+    sides.ours.run("collect_garbage")
+    eventually(lambda: not sides.ours.deleted_files(), "descriptors of files that are gone are closed")
+    assert not sides.ours.unfinished()
+    assert 1 <= sides.ours.frame_memories() <= 2
 
 
 def test_nothing_is_left(sides: Sides) -> None:

@@ -203,6 +203,7 @@ def _stages(spark: SparkSession, first: int) -> list[dict[str, Any]]:
             "read": each.shuffleReadBytes(),
             "read_rows": each.shuffleReadRecords(),
             "remote": each.shuffleRemoteBytesRead(),
+            "fetch_wait": each.shuffleFetchWaitTime() / 1000,
         }
         for each in reversed(every)
         if each.stageId() >= first and each.status().toString() != "SKIPPED"

@@ -100,7 +100,7 @@ final class Link implements Closeable {
         putInt(VERSION);
         putInt(0);
         flush();
-        awaitAnswer();
+        awaitAnswer(GREETING_MILLISECONDS);
         long magic = getLong();
         int version = getInt();
         port = getInt();
@@ -112,20 +112,19 @@ final class Link implements Closeable {
     }
 
     /**
-     * The socket may be there without an engine: its supervisor keeps it while it starts the engine again. So
-     * this wait ends, other than those for what the engine works on.
+     * Waits for the first byte of an answer, but not for ever, as reading it does. A greeting may have none:
+     * the supervisor keeps the socket while it starts the engine again.
      */
-    private void awaitAnswer() throws IOException {
+    void awaitAnswer(long milliseconds) throws IOException {
         channel.configureBlocking(false);
         try (Selector selector = Selector.open()) {
             channel.register(selector, SelectionKey.OP_READ);
-            int ready = selector.select(GREETING_MILLISECONDS);
+            int ready = selector.select(milliseconds);
             if (Thread.currentThread().isInterrupted())
                 throw new ClosedByInterruptException();
             if (ready == 0)
-                throw new IOException("The shuffle engine has not answered for "
-                        + GREETING_MILLISECONDS / 1000 + " s. Its log, beside " + channel.getRemoteAddress()
-                        + ", says why");
+                throw new IOException("The shuffle engine has not answered for " + milliseconds / 1000
+                        + " s. Its log, beside " + channel.getRemoteAddress() + ", says why");
         }
         channel.configureBlocking(true);
     }

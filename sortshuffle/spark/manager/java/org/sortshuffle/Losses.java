@@ -3,12 +3,14 @@ package org.sortshuffle;
 import java.io.IOException;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.stream.Collectors;
+import org.apache.spark.storage.BlockManagerId;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -16,11 +18,17 @@ import org.slf4j.LoggerFactory;
  * What is lost of a shuffle, where a reader has found that some of its own map outputs are.
  *
  * <p>Spark gives up after four attempts of a stage. Where each task reads few map outputs, a lost disk or
- * host would take more: each attempt would find no more than its few tasks read. So the reader looks at all
- * map outputs of the shuffle, and the driver hears of all that are lost at once.
+ * host would take more: each attempt would find no more than its few tasks read. So the reader asks for all
+ * map outputs of the shuffle that it can name, and the driver hears at once of all that are lost.
  */
 final class Losses {
     private static final Logger LOG = LoggerFactory.getLogger(Losses.class);
+
+    /** Map outputs. The engine opens all of a request. */
+    private static final int MOST_AT_ONCE = 500;
+
+    /** Until then what is known is reported. A disk may hang that has lost nothing. */
+    private static final long PATIENCE_MILLISECONDS = 150_000;
 
     /** By map index. */
     private final Map<Integer, Reports.LostOutput> found = new TreeMap<>();
@@ -38,7 +46,8 @@ final class Losses {
         } catch (Exception e) { // Scala throws checked ones that it does not declare
             if (e instanceof InterruptedException)
                 Thread.currentThread().interrupt();
-            // mostly: Spark has no location of some, because another reader has reported them just now
+            // mostly: Spark has no location of some, because another reader has reported them just now. Spark
+            // notes that as the task's failure; the one that the reader throws takes its place
             LOG.info("What else is lost of shuffle {} is not known: {}", blocks.shuffle(), e.toString());
         }
         return new Reports.LostOutputs(blocks.shuffle(), new ArrayList<>(losses.found.values()));
@@ -47,29 +56,61 @@ final class Losses {
     private void addOthers(Engine engine, RecordReader.Blocks blocks, int subpartitions, Link.Refusal refusal)
             throws IOException {
         List<RecordReader.Block> others =
-                new ArrayList<>(RecordReader.Blocks.ofAllMapOutputs(blocks.shuffle(), subpartitions).list());
-        if (!refusal.haveAllAnswered)
+                new ArrayList<>(RecordReader.Blocks.ofMapOutputs(blocks.shuffle(), subpartitions).list());
+        if (!refusal.haveAllAnswered && areStillThere(blocks, refusal, others))
             addAllOf(silent(blocks, refusal), others);
         Set<Integer> known =
                 blocks.list().stream().map(RecordReader.Block::mapIndex).collect(Collectors.toSet());
         others.removeIf(each -> known.contains(each.mapIndex()) || found.containsKey(each.mapIndex()));
-        if (!others.isEmpty())
-            addLost(engine, new RecordReader.Blocks(blocks.shuffle(), others));
+        while (!others.isEmpty())
+            addLostOf(engine, blocks.shuffle(), others);
     }
 
-    /** The engine looks for all map outputs of a request before it answers. */
-    private void addLost(Engine engine, RecordReader.Blocks others) throws IOException {
+    /** Asks for the first of these, and takes them away. */
+    private void addLostOf(Engine engine, int shuffle, List<RecordReader.Block> others) throws IOException {
+        List<RecordReader.Block> first = others.subList(0, Math.min(MOST_AT_ONCE, others.size()));
+        RecordReader.Blocks asked = new RecordReader.Blocks(shuffle, List.copyOf(first));
+        first.clear();
+        Link.Refusal refusal = refusal(engine, asked);
+        if (refusal == null)
+            return;
+        add(asked, refusal);
+        if (!refusal.haveAllAnswered) {
+            addAllOf(silent(asked, refusal), others);
+            // nor is any other service that may be the silent one asked again
+            Set<ReadRequest.Service> failed = candidates(asked, refusal);
+            others.removeIf(each -> failed.contains(ReadRequest.Service.of(each)));
+        }
+    }
+
+    /** Null where all are there. The engine looks for all map outputs of a request before it answers. */
+    private static Link.Refusal refusal(Engine engine, RecordReader.Blocks asked) throws IOException {
         try (Link link = engine.link()) {
-            ReadRequest request = ReadRequest.of(engine, others);
+            ReadRequest request = ReadRequest.of(engine, asked);
             request.begin(link);
             request.send(link);
+            link.awaitAnswer(PATIENCE_MILLISECONDS);
             if (link.getInt() != RecordStream.AT_ERROR)
-                return; // all are there; the link is not settled, so closing it ends the answer
+                return null; // the link is not settled, so closing it ends the answer
             Link.Refusal refusal = link.refusal();
             if (refusal.lost.length == 0)
                 throw refusal;
-            add(others, refusal);
+            return refusal;
         }
+    }
+
+    /**
+     * Whether the lost blocks are where the reader has asked for them. Else somebody has reported them
+     * meanwhile, and what is at that service now may be new.
+     */
+    private static boolean areStillThere(
+            RecordReader.Blocks blocks, Link.Refusal refusal, List<RecordReader.Block> now) {
+        Map<Integer, BlockManagerId> locations = new HashMap<>();
+        for (RecordReader.Block each : now)
+            locations.put(each.mapIndex(), each.location());
+        return Arrays.stream(refusal.lost)
+                .mapToObj(blocks.list()::get)
+                .allMatch(each -> each.location().equals(locations.get(each.mapIndex())));
     }
 
     private void addAllOf(Set<ReadRequest.Service> services, List<RecordReader.Block> blocks) {
@@ -79,19 +120,24 @@ final class Losses {
     }
 
     /**
-     * The service that did not answer, if only one can be it: asking it again would take its time-out once
-     * more. All blocks of such a service are lost. But a service that has answered may have lost all of its
-     * blocks, too. So where there are several candidates, none is chosen.
+     * The service that did not answer, where only one can be it: asking it again would take its time-out once
+     * more. All blocks of such a service are lost. Where there are several candidates, none is chosen.
      */
     private static Set<ReadRequest.Service> silent(RecordReader.Blocks blocks, Link.Refusal refusal) {
+        Set<ReadRequest.Service> candidates = candidates(blocks, refusal);
+        return candidates.size() == 1 ? candidates : Set.of();
+    }
+
+    /** Those that have lost all their blocks: they did not answer, or they have lost all. */
+    private static Set<ReadRequest.Service> candidates(RecordReader.Blocks blocks, Link.Refusal refusal) {
         Set<Integer> lost = Arrays.stream(refusal.lost).boxed().collect(Collectors.toSet());
-        Set<ReadRequest.Service> silent = new HashSet<>();
+        Set<ReadRequest.Service> candidates = new HashSet<>();
         Set<ReadRequest.Service> answering = new HashSet<>();
         for (int number = 0; number < blocks.list().size(); number++)
-            (lost.contains(number) ? silent : answering)
+            (lost.contains(number) ? candidates : answering)
                     .add(ReadRequest.Service.of(blocks.list().get(number)));
-        silent.removeAll(answering);
-        return silent.size() == 1 ? silent : Set.of();
+        candidates.removeAll(answering);
+        return candidates;
     }
 
     private void add(RecordReader.Blocks blocks, Link.Refusal refusal) {

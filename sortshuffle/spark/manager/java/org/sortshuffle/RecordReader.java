@@ -5,7 +5,6 @@ import java.io.IOException;
 import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.List;
-import java.util.Map;
 import java.util.TreeMap;
 import org.apache.spark.Aggregator;
 import org.apache.spark.InterruptibleIterator;
@@ -40,23 +39,21 @@ final class RecordReader<K, C> implements ShuffleReader<K, C> {
 
     /** What one reader reads, by map index, so that records come in the same order in every attempt. */
     record Blocks(int shuffle, List<Block> list) {
-        // That tell of no new map output, one behind the other. Not measured: Spark lists up to a block of
-        // each map output for each, 640,000 where there are 10,000
-        private static final int ENOUGH_SUBPARTITIONS = 64;
+        private static final long MOST_LOOKS = 10_000_000; // at blocks, 50 to 100 ns each
 
         /**
-         * One block of each map output of a shuffle that has any; maybe not of all. Spark lists blocks, not
-         * map outputs. It is asked for one subpartition after the other, because all blocks may be millions,
-         * until many have told nothing new.
+         * One block of each map output of a shuffle that has any. Spark lists blocks, not map outputs, so it
+         * is asked for one subpartition after the other. For each it looks at all map outputs. Of a shuffle
+         * with more than `MOST_LOOKS` blocks, map outputs may be missing here: those with nothing in the
+         * first subpartitions.
          */
-        static Blocks ofAllMapOutputs(int shuffle, int subpartitions) {
-            Map<Integer, Block> found = new TreeMap<>();
-            int nothingNew = 0;
-            for (int each = 0; each < subpartitions && nothingNew < ENOUGH_SUBPARTITIONS; each++) {
-                int before = found.size();
+        static Blocks ofMapOutputs(int shuffle, int subpartitions) {
+            TreeMap<Integer, Block> found = new TreeMap<>();
+            long looks = 0;
+            for (int each = 0; each < subpartitions && looks < MOST_LOOKS; each++) {
                 for (Block block : find(shuffle, 0, Integer.MAX_VALUE, each, each + 1).list())
                     found.putIfAbsent(block.mapIndex(), block);
-                nothingNew = found.size() > before ? 0 : nothingNew + 1;
+                looks += found.isEmpty() ? 1 : found.lastKey() + 1; // map indexes count from 0
             }
             return new Blocks(shuffle, List.copyOf(found.values()));
         }
