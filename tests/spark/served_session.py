@@ -215,7 +215,9 @@ class Session(DriverProcess):
         os.kill(self.jvm, signal.SIGQUIT)
 
         def dump() -> str:
-            return self.log.read_bytes()[before:].decode(errors="replace")
+            with open(self.log, "rb") as opened:
+                opened.seek(before)
+                return opened.read().decode(errors="replace")
 
         eventually(lambda: DUMP_ENDS in dump(), "the dump of the threads")
         return sum(method in thread for thread in dump().split("\n\n"))

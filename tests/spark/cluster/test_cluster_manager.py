@@ -127,33 +127,6 @@ def test_what_was_read_from_other_hosts_is_counted(session: Session, cluster: Cl
     assert 0 < stage["remote"] < stage["read"] == size
 
 
-def test_services_speak_tls_with_each_other(cluster: Cluster, tmp_path: Path) -> None:
-    authority = trustme.CA()
-    certificate = authority.issue_cert(*HOSTS)
-    chain, key, trusted = (tmp_path / name for name in ("chain.pem", "key.pem", "authority.pem"))
-    for pem in certificate.cert_chain_pems:
-        pem.write_to_path(str(chain), append=True)
-    certificate.private_key_pem.write_to_path(str(key))
-    authority.cert_pem.write_to_path(str(trusted))
-    tls = {"certificate": chain, "key": key, "authority": trusted}
-    settings = {f"spark.sortshuffle.service.tls.{name}": str(path) for name, path in tls.items()}
-    session = session_on(cluster, tmp_path / "session", settings)
-    try:
-        hold(session, cluster, maps=12, partitions=6)
-        found = session.run("read_held", name="held").value
-        assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
-        assert found["stages"][-1]["remote"] > 0
-        context = ssl.create_default_context(cafile=str(trusted))
-        for host, directory in ((host, *meetings(session, f"*{host}*")) for host in HOSTS):
-            address = split_address(address_of(str(directory)))
-            with socket.create_connection(address) as plain, context.wrap_socket(plain, server_hostname=host):
-                pass  # it has shown its certificate
-        session.stop()
-        nothing_is_left(cluster, session)
-    finally:
-        session.kill()
-
-
 def test_shuffles_that_nobody_needs_lose_their_files_on_all_hosts(session: Session, cluster: Cluster) -> None:
     files = [path for paths in hold(session, cluster, maps=9).values() for path in paths]
     are_forgotten(session, files)
@@ -296,13 +269,40 @@ def nothing_is_left(cluster: Cluster, session: Session) -> None:
 
 
 def test_nothing_is_left_when_the_driver_is_killed(session: Session, cluster: Cluster) -> None:
-    """The last test of this session."""
+    """The last test of this session. Those below have sessions of their own."""
     paused(session, "map", PATIENCE)
     there = left(cluster, session)
     assert there[0]["executor"] == 3 and there[0]["service"] >= 2
     assert there[1] and there[2]
     session.kill()
     nothing_is_left(cluster, session)
+
+
+def test_services_speak_tls_with_each_other(cluster: Cluster, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert(*HOSTS)
+    chain, key, trusted = (tmp_path / name for name in ("chain.pem", "key.pem", "authority.pem"))
+    for pem in certificate.cert_chain_pems:
+        pem.write_to_path(str(chain), append=True)
+    certificate.private_key_pem.write_to_path(str(key))
+    authority.cert_pem.write_to_path(str(trusted))
+    tls = {"certificate": chain, "key": key, "authority": trusted}
+    settings = {f"spark.sortshuffle.service.tls.{name}": str(path) for name, path in tls.items()}
+    session = session_on(cluster, tmp_path / "session", settings)
+    try:
+        hold(session, cluster, maps=12, partitions=6)
+        found = session.run("read_held", name="held").value
+        assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
+        assert found["stages"][-1]["remote"] > 0
+        context = ssl.create_default_context(cafile=str(trusted))
+        for host, directory in ((host, *meetings(session, f"*{host}*")) for host in HOSTS):
+            address = split_address(address_of(str(directory)))
+            with socket.create_connection(address) as plain, context.wrap_socket(plain, server_hostname=host):
+                pass  # it has shown its certificate
+        session.stop()
+        nothing_is_left(cluster, session)
+    finally:
+        session.kill()
 
 
 def test_a_task_that_speculation_runs_twice(cluster: Cluster, tmp_path: Path) -> None:

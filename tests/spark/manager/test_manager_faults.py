@@ -176,9 +176,10 @@ def test_however_many_are_lost_the_stage_has_one_more_attempt(session: Session, 
     assert (found["right"], map_runs(found), attempts(found)) == (True, maps, 2)
 
 
-def test_losses_of_which_each_task_sees_one_are_one_more_attempt(session: Session) -> None:
-    """Each task reads one map output alone. Spark gives up after four attempts, of two tasks at a time."""
-    maps = 40
+@pytest.mark.parametrize("maps", [40, 120])
+def test_losses_of_which_each_task_sees_one_are_one_more_attempt(session: Session, maps: int) -> None:
+    """Each task reads one map output alone. Spark gives up after four attempts, of two tasks at a time. A
+    reader asks for a hundred map outputs at a time."""
     for data in hold(session, "hold_pairs", maps=maps, partitions=maps, rows=maps):
         both_deleted(data)
     found = session.run("read_held", name="held").value
@@ -285,6 +286,7 @@ def test_tasks_wait_for_an_engine_that_is_slow_to_take_their_frames(session: Ses
 def test_tasks_wait_for_an_engine_that_is_slow_to_answer(session: Session) -> None:
     """And their waiting is counted."""
     hold(session, "hold_rows")
+    session.run("read_held", name="held")  # so that there are connections: greeting an engine is not counted
     engine = session.engine()
     os.kill(engine, signal.SIGSTOP)
     try:

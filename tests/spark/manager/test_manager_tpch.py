@@ -60,7 +60,12 @@ def test_a_query(sides: Sides, number: int) -> None:
 @pytest.mark.skipif(not ONE_HOST, reason="executors elsewhere write")
 def test_the_session_holds_nothing_of_queries_that_have_ended(sides: Sides) -> None:
     """Two tasks write at a time, so there are two memories for frames at most."""
-    sides.ours.run("collect_garbage")
+
+    def are_removed() -> bool:
+        sides.ours.run("collect_garbage")
+        return not sides.ours.map_outputs()
+
+    eventually(are_removed, "the map outputs of queries that have ended go")
     eventually(lambda: not sides.ours.deleted_files(), "descriptors of files that are gone are closed")
     assert not sides.ours.unfinished()
     assert 1 <= sides.ours.frame_memories() <= 2

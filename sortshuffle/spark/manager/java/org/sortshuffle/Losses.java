@@ -10,6 +10,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.stream.Collectors;
+import org.apache.spark.SparkEnv;
 import org.apache.spark.storage.BlockManagerId;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -25,10 +26,14 @@ final class Losses {
     private static final Logger LOG = LoggerFactory.getLogger(Losses.class);
 
     /** Map outputs. The engine opens all of a request. */
-    private static final int MOST_AT_ONCE = 500;
+    private static final int MOST_AT_ONCE = 100;
 
-    /** Until then what is known is reported. A disk may hang that has lost nothing. */
-    private static final long PATIENCE_MILLISECONDS = 150_000;
+    /**
+     * What is known after so many time-outs of a service is reported, and after no less than these seconds: a
+     * disk may hang that has lost nothing.
+     */
+    private static final int TIMEOUTS = 3;
+    private static final long LEAST_SECONDS = 150;
 
     /** By map index. */
     private final Map<Integer, Reports.LostOutput> found = new TreeMap<>();
@@ -62,16 +67,18 @@ final class Losses {
         Set<Integer> known =
                 blocks.list().stream().map(RecordReader.Block::mapIndex).collect(Collectors.toSet());
         others.removeIf(each -> known.contains(each.mapIndex()) || found.containsKey(each.mapIndex()));
+        long deadline = System.nanoTime() + patience();
         while (!others.isEmpty())
-            addLostOf(engine, blocks.shuffle(), others);
+            addLostOf(engine, blocks.shuffle(), others, deadline);
     }
 
     /** Asks for the first of these, and takes them away. */
-    private void addLostOf(Engine engine, int shuffle, List<RecordReader.Block> others) throws IOException {
+    private void addLostOf(Engine engine, int shuffle, List<RecordReader.Block> others, long deadline)
+            throws IOException {
         List<RecordReader.Block> first = others.subList(0, Math.min(MOST_AT_ONCE, others.size()));
         RecordReader.Blocks asked = new RecordReader.Blocks(shuffle, List.copyOf(first));
         first.clear();
-        Link.Refusal refusal = refusal(engine, asked);
+        Link.Refusal refusal = refusal(engine, asked, deadline);
         if (refusal == null)
             return;
         add(asked, refusal);
@@ -84,12 +91,13 @@ final class Losses {
     }
 
     /** Null where all are there. The engine looks for all map outputs of a request before it answers. */
-    private static Link.Refusal refusal(Engine engine, RecordReader.Blocks asked) throws IOException {
+    private static Link.Refusal refusal(Engine engine, RecordReader.Blocks asked, long deadline)
+            throws IOException {
         try (Link link = engine.link()) {
             ReadRequest request = ReadRequest.of(engine, asked);
             request.begin(link);
             request.send(link);
-            link.awaitAnswer(PATIENCE_MILLISECONDS);
+            link.awaitAnswer(Math.max(1, (deadline - System.nanoTime()) / 1_000_000));
             if (link.getInt() != RecordStream.AT_ERROR)
                 return null; // the link is not settled, so closing it ends the answer
             Link.Refusal refusal = link.refusal();
@@ -97,6 +105,12 @@ final class Losses {
                 throw refusal;
             return refusal;
         }
+    }
+
+    /** Nanoseconds. */
+    private static long patience() {
+        long timeout = SparkEnv.get().conf().getTimeAsSeconds("spark.sortshuffle.service.timeout", "60s");
+        return 1_000_000_000L * Math.max(LEAST_SECONDS, TIMEOUTS * timeout);
     }
 
     /**

@@ -53,7 +53,7 @@ final class RecordReader<K, C> implements ShuffleReader<K, C> {
             for (int each = 0; each < subpartitions && looks < MOST_LOOKS; each++) {
                 for (Block block : find(shuffle, 0, Integer.MAX_VALUE, each, each + 1).list())
                     found.putIfAbsent(block.mapIndex(), block);
-                looks += found.isEmpty() ? 1 : found.lastKey() + 1; // map indexes count from 0
+                looks += found.isEmpty() ? 1 : found.lastKey() + 1; // at least: map indexes count from 0
             }
             return new Blocks(shuffle, List.copyOf(found.values()));
         }
