@@ -15,6 +15,11 @@ def map_runs(found: dict[str, Any]) -> int:
     return sum(each["complete"] + each["failed"] for each in found["stages"] if each["written"])
 
 
+def map_outputs_made(found: dict[str, Any]) -> int:
+    """How many map tasks ended well in a job. Where executors are lost, others may fail on one of them."""
+    return sum(each["complete"] for each in found["stages"] if each["written"])
+
+
 def attempts(found: dict[str, Any]) -> int:
     """Of the job's last stage."""
     last = found["stages"][-1]["stage"]

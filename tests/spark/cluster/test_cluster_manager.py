@@ -20,7 +20,7 @@ import trustme
 from cluster import Cluster
 from cluster_driver import files_below
 from engine import eventually
-from fault_stages import attempts, map_runs, paused
+from fault_stages import attempts, map_outputs_made, map_runs, paused
 from served_session import ON_EXECUTORS, Session
 
 from sortshuffle.format.header import HEADER_BYTES
@@ -224,7 +224,8 @@ def test_a_host_that_is_lost_with_all_its_map_outputs(
             shutil.rmtree(meeting)
     try:
         found = session.run("read_held", name="held").value
-        assert (found["right"], map_runs(found)) == (True, sum(len(written[host]) for host in gone))
+        lost = sum(len(written[host]) for host in gone)
+        assert (found["right"], map_outputs_made(found)) == (True, lost)
         assert attempts(found) <= 2  # one, if Spark has noticed by then that the worker is gone
     finally:
         for host in gone:
