@@ -6,7 +6,7 @@ where its machine or container went down with it, and does not where files are t
 
 What is looked at below a directory, symbolic links never followed:
 
-* *homes*, ``sortshuffle/<application>/<host>-<pid>``, each judged by its ``owner.json``;
+* *homes*, ``sortshuffle/<application>/<host>-<pid>-<digest>``, each judged by its ``owner.json``;
 * in homes of live executors, the map outputs that are dead by the engine's own rules (`storage.lifetime`):
   unfinished ones that nobody writes, finished ones that Spark has forgotten.
 

@@ -313,6 +313,8 @@ class ServiceClient:
         with self._lock:
             channel.close()
             self._channels.pop(channel, None)
+            if not self._channels:
+                self._backoff.progress()  # nobody waits for the end of this trouble: the next one is new
             self._leave(channel)
             self._woken.notify_all()
         if isinstance(channel, PartStream):

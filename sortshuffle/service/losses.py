@@ -8,6 +8,7 @@ fetch and Spark runs the producer again (`storage.loss`).
 Rules
 * That is done before the consumer hears of it: its retry must find the control files gone.
 * It is done once for each map output, however many consumers report it.
+* An id is what a client must know: whoever names a map output with another one changes nothing.
 * Extents are verified in parts, so a report costs little memory however large the extent is.
 
 Called by threads that may block, several at a time. Lock order: `_lock` is a leaf.
@@ -48,12 +49,15 @@ class Losses:
 
     def tell(self, output: MapOutputAddress) -> None:
         """See to it that Spark runs the producer again. The files may be gone: its homes say whose it was.
-        Where a home is gone, too, its root is one of Spark's own directories, unless others were named."""
+        Where a home is gone, too, its root is one of Spark's own directories, unless others were named. Where
+        the files are those of another map output, nothing is done. Raises OSError if that cannot be told."""
         with self._lock:
             if output in self._told:
                 return
-        for home in self._catalog.homes(output.application):
-            make_producer_run_again(output.file_in(home))
+        if self._catalog.is_another(output):
+            return
+        for file in self._catalog.places(output):
+            make_producer_run_again(file)
         remove_control_files(self._catalog.roots(), output.attempt)
         with self._lock:
             self._told[output] = None

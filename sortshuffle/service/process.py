@@ -88,7 +88,7 @@ class RegisteredRoots:
         homes = dict.fromkeys(home for each in found for home in each.shared_homes)
         stored = dict.fromkeys(each.stored_home for each in found if each.url)
         token = next((each.token for each in found if each.token), "")
-        shared = SharedHomes(tuple(stored or homes), token, any(each.owner.keep for each in found))
+        shared = SharedHomes(tuple(stored or homes), token, any(each.keeps_what_is_shared for each in found))
         return ReadRoots(changed, rendezvous.roots_of(self._directory), shared)
 
 

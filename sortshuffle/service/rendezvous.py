@@ -4,7 +4,7 @@ does not run.
     <temporary directory>/sortshuffle-<uid>/<application>-<host>-<digest>/       0700
         lock           held (flock) by whoever starts the service, registers with it, or ends it
         service.json   where it listens, and which process is its supervisor                      0600
-        roots/<pid>    of each executor: whose process it is, and where its homes are             0600
+        roots/<name>   of each executor: whose process it is, and where its homes are             0600
         status         where the service's status page is                                         0600
         service.log    what supervisor and service have to say
     <temporary directory>/sortshuffle-<uid>/<digest>.socket
@@ -47,7 +47,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 
 from sortshuffle.errors import ServiceUnavailableError, UsageError
@@ -55,7 +55,7 @@ from sortshuffle.options import Options
 from sortshuffle.service.address import LONGEST_PATH, join_address, listen_at_host, listen_on_path
 from sortshuffle.storage.environment import environment
 from sortshuffle.storage.host import is_this_host
-from sortshuffle.storage.lifetime import Owner, boot_id, is_running, process_start
+from sortshuffle.storage.lifetime import Owner, boot_id, is_running, process_namespace, process_start
 from sortshuffle.storage.shared_home import (
     begin_to_remove_stored_home,
     remove_shared_home,
@@ -68,6 +68,7 @@ SERVICE_FILE = "service.json"
 LOG_FILE = "service.log"
 STATUS_FILE = "status"
 ROOTS = "roots"
+PARTIAL_SUFFIX = ".partial"
 LOCK_PATIENCE = 30.0  # seconds; the lock is held for as long as starting a process takes, some milliseconds
 LOOK = 0.005  # seconds between looks at a lock that another process holds
 DIGEST_BYTES = 4
@@ -148,6 +149,11 @@ class Registration:
         return stored_home(self.url, self.owner.application, self.token) if self.url else ""
 
     @property
+    def keeps_what_is_shared(self) -> bool:
+        """Whether the homes that it shares are to stay. One that shares none says nothing of them."""
+        return self.owner.keep and bool(self.shared_roots or self.url)
+
+    @property
     def has_to_be_removed(self) -> bool:
         """Whether it names homes that go with the rendezvous."""
         return bool(self.shared_roots) or (bool(self.url) and self.is_driver)
@@ -193,7 +199,7 @@ def directory_of(application: str, host: str, secret: bytes, options: Options) -
     random one, or empty where it comes from a file. Part of the digest is which processes this one can see:
     containers may share a temporary directory and a name."""
     apart = (secret.hex(), options.service_secret_file, *options.tls_files)
-    everything = json.dumps((*apart, boot_id(), _process_namespace()))
+    everything = json.dumps((*apart, boot_id(), process_namespace()))
     return os.path.join(_own_directory(), f"{application}-{host}-{_digest(everything, DIGEST_BYTES)}")
 
 
@@ -211,13 +217,6 @@ def _digest(text: str, size: int) -> str:
     import hashlib  # 4 MB, which the supervisor does without until it ends
 
     return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
-
-
-def _process_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
 
 
 def _own_directory() -> str:
@@ -268,7 +267,8 @@ def ensure(directory: str, host: str, config: ServiceConfig, registration: Regis
 def registrations(directory: str) -> list[Registration]:
     """Those of the executors that have registered; what cannot be read is passed over."""
     roots = os.path.join(directory, ROOTS)
-    found = (_read(os.path.join(roots, name)) for name in sorted(_names(roots)) if name.isdigit())
+    names = (name for name in sorted(_names(roots)) if not name.endswith(PARTIAL_SUFFIX))
+    found = (_read(os.path.join(roots, name)) for name in names)
     return [each for each in map(_as_registration, found) if each is not None]
 
 
@@ -279,7 +279,7 @@ def forget_ended(directory: str) -> Life:
     for each in registrations(directory):
         life = max(life, _life_of(each))
         if not each.has_to_be_removed and not each.owner.is_live():
-            _remove(os.path.join(directory, ROOTS, str(each.owner.pid)))
+            _remove(os.path.join(directory, ROOTS, each.owner.home_name))
     return life
 
 
@@ -310,7 +310,7 @@ def dissolve(directory: str, most: Life = Life.OVER) -> bool:
 
 def _remove_shared_homes(directory: str) -> None:
     found = registrations(directory)
-    if any(each.owner.keep for each in found):
+    if any(each.keeps_what_is_shared for each in found):
         return
     for home in {each.stored_home for each in found if each.is_driver and each.url}:
         _started.append(begin_to_remove_stored_home(home, directory + LEFT_SUFFIX))
@@ -349,7 +349,7 @@ def _remove_left_behind(directory: str) -> None:
 def _is_of_this_host(directory: str) -> bool:
     """Hosts and containers may share their temporary directory, and do not see each other's processes."""
     found = _recorded(directory)
-    if found is not None and found.namespace != _process_namespace():
+    if found is not None and found.namespace != process_namespace():
         return False
     return all(is_this_host(each.owner.host) for each in registrations(directory))
 
@@ -392,37 +392,25 @@ def changed_at(directory: str) -> int:
 
 
 def _register(directory: str, registration: Registration) -> None:
-    """An executor may come again with further roots."""
+    """An executor may come again with further roots. With other settings it is another owner, and has a
+    registration beside the first."""
     roots = os.path.join(directory, ROOTS)
     os.makedirs(roots, mode=0o700, exist_ok=True)
-    path = os.path.join(roots, str(registration.owner.pid))
+    path = os.path.join(roots, registration.owner.home_name)
     before = _as_registration(_read(path))
-    owner, token = registration.owner, registration.token
-    own_roots, shared_roots = registration.roots, registration.shared_roots
-    if before is not None:
-        if _is_same_process(before, registration):
-            own_roots = tuple(dict.fromkeys((*before.roots, *own_roots)))
-            owner = replace(owner, outlived=owner.outlived or before.owner.outlived)
-        # also those of another process that had the number before: somebody must remove the shared homes
-        shared_roots = tuple(dict.fromkeys((*before.shared_roots, *shared_roots)))
-        token = token or before.token
-    url = registration.url or (before.url if before is not None else "")
-    is_driver = registration.is_driver or (before is not None and before.is_driver)
-    _write(
-        path,
-        {
-            "owner": asdict(owner),
-            "roots": own_roots,
-            "shared_roots": shared_roots,
-            "token": token,
-            "url": url,
-            "is_driver": is_driver,
-        },
+    _write(path, asdict(registration if before is None else _joined(before, registration)))
+
+
+def _joined(one: Registration, other: Registration) -> Registration:
+    """All that is known of one owner."""
+    return Registration(
+        one.owner,
+        tuple(dict.fromkeys((*one.roots, *other.roots))),
+        tuple(dict.fromkeys((*one.shared_roots, *other.shared_roots))),
+        other.token or one.token,
+        other.url or one.url,
+        one.is_driver or other.is_driver,
     )
-
-
-def _is_same_process(one: Registration, other: Registration) -> bool:
-    return (one.owner.pid, one.owner.started) == (other.owner.pid, other.owner.started)
 
 
 def _as_registration(fields: object) -> Registration | None:
@@ -458,7 +446,7 @@ def _start(directory: str, host: str, config: ServiceConfig) -> Supervised:
         process = _supervisor(directory, (listening.fileno(), local.fileno()), config)
         port = listening.getsockname()[1]
     started = process_start(process.pid) or 0
-    found = Supervised(host, port, process.pid, started, _process_namespace())
+    found = Supervised(host, port, process.pid, started, process_namespace())
     try:
         _write(os.path.join(directory, SERVICE_FILE), asdict(found))
     except BaseException:
@@ -551,7 +539,7 @@ def _make_private(directory: str) -> None:
 
 def _write(path: str, fields: object) -> None:
     """A file has one writer, or is written under the lock: so the partial name is free."""
-    partial = f"{path}.partial"
+    partial = path + PARTIAL_SUFFIX
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(descriptor, "w", encoding="utf-8") as opened:
         json.dump(fields, opened)

@@ -20,7 +20,14 @@ from sortshuffle.errors import OutOfDiskError, UsageError
 from sortshuffle.options import MIB, Options, format_size
 from sortshuffle.storage import home_failures, janitor
 from sortshuffle.storage.host import host_name
-from sortshuffle.storage.lifetime import HOME_ROOT, Owner, boot_id, executor_pid, process_start
+from sortshuffle.storage.lifetime import (
+    HOME_ROOT,
+    Owner,
+    boot_id,
+    executor_pid,
+    process_namespace,
+    process_start,
+)
 
 Made = TypeVar("Made")
 
@@ -126,6 +133,7 @@ def owner_of_homes(options: Options, application: str) -> Owner:
         grace=options.grace,
         keep=options.keep,
         outlived=options.service == "external",
+        namespace=process_namespace(),
     )
 
 
@@ -136,8 +144,7 @@ def spark_directories() -> tuple[str, ...]:
 
 def _make_homes(roots: Sequence[str], owner: Owner) -> tuple[str, ...]:
     """The homes that can be made. One that lately could not be is tried only if no other can."""
-    name = f"{owner.host}-{owner.pid}"
-    homes = [os.path.join(root, HOME_ROOT, owner.application, name) for root in roots]
+    homes = [os.path.join(root, HOME_ROOT, owner.application, owner.home_name) for root in roots]
     failed = [home for home in homes if home_failures.failed_at(home) and not os.path.isdir(home)]
     made = [home for home in homes if home not in failed and _is_made(home, owner)]
     made = made or [home for home in failed if _is_made(home, owner)]

@@ -11,7 +11,6 @@ unfinished files; and an executor that dies by SIGKILL leaves everything behind.
   forgotten (`storage.lifetime` says which).
 * When the executor ends it deletes the homes and ends itself, within two seconds. Where files are to be kept,
   or outlive the executor, it deletes only the unfinished ones. It ends as well when its homes are gone.
-* It reads ``owner.json`` anew at each look: a later frame of the application may have other settings.
 
 Started by the first producer task of an executor (`ensure`). Standard library only: about 10 MB.
 """
@@ -61,13 +60,12 @@ def main(homes: Sequence[str]) -> None:
     owners = {home: owner for home in _take_over(homes) if (owner := Owner.read(home)) is not None}
     tick = 0
     while any(os.path.isdir(home) and owner.is_live() for home, owner in owners.items()):
-        for home in owners:
-            owners[home] = Owner.read(home) or owners[home]
-            _tidy(home, owners[home], whole=tick % TICKS_PER_SWEEP == 0)
+        for home, owner in owners.items():
+            _tidy(home, owner, whole=tick % TICKS_PER_SWEEP == 0)
         tick += 1
         time.sleep(TICK)
     for home, owner in owners.items():
-        _clear(home, Owner.read(home) or owner)
+        _clear(home, owner)
 
 
 def _tidy(home: str, owner: Owner, whole: bool) -> None:

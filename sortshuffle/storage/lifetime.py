@@ -1,7 +1,9 @@
 """Who owns map outputs, and when they may be deleted.
 
-Layout: ``<local directory>/sortshuffle/<application>/<host>-<pid of the executor's JVM>/`` holds the map
-outputs of one executor (its *home* in that directory) and an ``owner.json`` that says whose they are.
+Layout: ``<local directory>/sortshuffle/<application>/<host>-<pid>-<digest>/`` holds map outputs of one
+executor (a *home* of it in that directory) and an ``owner.json`` that says whose they are. The process is
+the executor's JVM; the digest is of all that ``owner.json`` says (`Owner.home_name`). So no two executors
+ever have one home, in whichever containers they are, and what is to happen to its files never changes.
 
 A map output lives exactly as long as Spark's own shuffle files of the same task attempt. What is dead:
 
@@ -38,6 +40,7 @@ from sortshuffle.storage.partitioned_file import (
 
 HOME_ROOT = "sortshuffle"
 OWNER_FILE = "owner.json"
+NAME_DIGEST_BYTES = 6  # of a few executors and settings of one host and pid
 # seconds; a file is created before it is locked, and renamed before it is unlocked: both take
 # microseconds, so a partial that nobody has touched for this long is in neither of those moments
 PARTIAL_SETTLES = 5.0
@@ -51,9 +54,10 @@ class Owner:
     """The executor that a home belongs to.
 
     ``pid`` and ``started``: its JVM and the start time of that process in clock ticks since boot, so that
-    a recycled pid is not taken for it. ``local_directories``: Spark's, empty if unknown. ``keep``: the
-    user wants finished files left where they are. ``outlived``: finished files outlive the executor, because
-    the host's shuffle service serves them until it sweeps (`sortshuffle serve`).
+    a recycled pid is not taken for it. ``namespace``: of process numbers, in which the JVM has its own; empty
+    if unknown. ``local_directories``: Spark's, empty if unknown. ``keep``: the user wants finished files
+    left where they are. ``outlived``: finished files outlive the executor, because the host's shuffle
+    service serves them until it sweeps (`sortshuffle serve`).
     """
 
     application: str
@@ -65,6 +69,15 @@ class Owner:
     grace: float
     keep: bool
     outlived: bool = False
+    namespace: str = ""
+
+    @property
+    def home_name(self) -> str:
+        """What the homes are called in which everything belongs to this owner."""
+        from hashlib import blake2b  # 4 MB, which the janitor does without
+
+        digest = blake2b(json.dumps(asdict(self)).encode(), digest_size=NAME_DIGEST_BYTES).hexdigest()
+        return f"{self.host}-{self.pid}-{digest}"
 
     def write(self, home: str) -> None:
         path = os.path.join(home, OWNER_FILE)
@@ -89,7 +102,9 @@ class Owner:
             return None
 
     def on_this_host(self) -> bool:
-        return self.boot == boot_id() and is_this_host(self.host)
+        """Whether its process can be seen from here: in another container it cannot."""
+        is_seen = self.namespace in ("", process_namespace())
+        return is_seen and self.boot == boot_id() and is_this_host(self.host)
 
     def is_live(self) -> bool:
         """Whether the executor still runs and still has its local directories. Only for this host. What the
@@ -110,6 +125,14 @@ def boot_id() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as opened:
             return opened.read().strip()
+    except OSError:
+        return ""
+
+
+def process_namespace() -> str:
+    """Which processes this one can see, by their numbers; empty where it cannot be told."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
 

@@ -29,7 +29,15 @@ import sys
 
 from sortshuffle.storage.environment import environment
 from sortshuffle.storage.host import host_name
-from sortshuffle.storage.lifetime import HOME_ROOT, Owner, boot_id, is_gone, process_start, remove_home
+from sortshuffle.storage.lifetime import (
+    HOME_ROOT,
+    Owner,
+    boot_id,
+    is_gone,
+    process_namespace,
+    process_start,
+    remove_home,
+)
 from sortshuffle.storage.stored_files import (
     application_url,
     mounted_path,
@@ -99,6 +107,7 @@ def make_shared_home(home: str, keeper: int, keep: bool) -> None:
         local_directories=(),
         grace=0.0,
         keep=keep,
+        namespace=process_namespace(),
     )
     if Owner.read(home) != owner:
         owner.write(home)

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from consumers import together
 from engine import ID, Pair, Region, eventually, write_pair
-from scripted_server import HonestService, Peer, ScriptedServer, after, cut
+from scripted_server import HonestService, Peer, ScriptedServer, after, cut, refused_address
 
-from sortshuffle.errors import MissingDataError, ProtocolError, StateError, UsageError
+from sortshuffle.errors import MissingDataError, Place, ProtocolError, StateError, UsageError
 from sortshuffle.service import backoff
 from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceClients
+from sortshuffle.service.client_channel import Asked, find_question
 from sortshuffle.service.protocol import (
     Fault,
     FoundOutput,
@@ -178,6 +179,16 @@ def test_many_questions_at_once_each_get_their_own_answer() -> None:
 
 
 # --- clients -----------------------------------------------------------------------------------------------
+
+
+def test_trouble_that_nobody_waits_out_is_over_when_the_last_one_leaves() -> None:
+    """What fails ten minutes later is other trouble, with time of its own."""
+    with refused_address() as address, clients_of() as clients:
+        client = clients.client(address)
+        for _ in range(2):
+            with client.opened(find_question(Asked("it", Place("it"), "far"), OUTPUT)):
+                eventually(lambda: client._backoff.lasted > 0, "it fails")
+            assert client._backoff.lasted == 0
 
 
 def test_one_client_for_each_service() -> None:

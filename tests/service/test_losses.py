@@ -56,6 +56,24 @@ def test_where_homes_are_gone_control_files_are_looked_for_beside_them(tmp_path:
     assert os.listdir(blocks) == ["shuffle_5_205_0.index"]
 
 
+@pytest.mark.parametrize("is_adoptable", [False, True])
+def test_a_map_output_that_is_named_with_another_id_is_left_alone(
+    tmp_path: Path, shelf: Shelf, is_adoptable: bool
+) -> None:
+    """Any process that reaches the service can name one; only those that read it know its id."""
+    control = tmp_path / "blockmgr" / "0a" / "shuffle_5_204_0.index"
+    control.parent.mkdir(parents=True)
+    control.touch()
+    owner = replace(ended_owner([str(tmp_path / "blockmgr")]), outlived=is_adoptable)
+    file, output = Disk(tmp_path / "two", make_home(tmp_path / "two", "ended", owner)).write_random()
+    losses = Losses(shelf.catalog)
+    losses.tell(replace(output, file_id=bytes(16)))
+    assert control.exists() and os.path.exists(file.data_path) and os.path.exists(file.index_path)
+    with changed(file.data_path, 8, 0xFF):  # in the header: what it was is not known any more
+        losses.tell(replace(output, file_id=bytes(16)))
+    assert not control.exists()
+
+
 def test_reports_are_judged_extent_by_extent(disk: Disk, shelf: Shelf) -> None:
     file, output = disk.write_random(subpartitions=2, regions=2, payload=1000)
     losses = Losses(shelf.catalog)

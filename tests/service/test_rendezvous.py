@@ -328,7 +328,7 @@ def test_services_that_cannot_understand_each_other_meet_elsewhere(monkeypatch: 
     assert {os.path.dirname(each) for each in places} == {own}
     assert len({rendezvous.socket_path(each) for each in places}) == 5
 
-    monkeypatch.setattr(rendezvous, "_process_namespace", lambda: "pid:[1]")  # in another container
+    monkeypatch.setattr(rendezvous, "process_namespace", lambda: "pid:[1]")  # in another container
     places.add(place_of())
     monkeypatch.setattr(rendezvous, "boot_id", lambda: "another machine with the same directory")
     places.add(place_of())
@@ -426,9 +426,10 @@ def test_one_whose_shared_homes_outlive_its_executors_waits_until_spark_removes_
     waiting = outliving(executor(ended, str(blocks.parent), token=TOKEN), blocks)
     register(place, waiting)
     assert rendezvous.forget_ended(place) is Life.WAITING
-    register(place, executor(os.getpid(), "/a"))
+    here = executor(os.getpid(), "/a")
+    register(place, here)
     assert rendezvous.forget_ended(place) is Life.LIVE
-    Path(place, rendezvous.ROOTS, str(os.getpid())).unlink()
+    Path(place, rendezvous.ROOTS, here.owner.home_name).unlink()
     assert rendezvous.forget_ended(place) is Life.WAITING
     blocks.parent.rmdir()
     assert rendezvous.forget_ended(place) is Life.OVER
@@ -490,10 +491,11 @@ def test_shared_homes_of_an_application_that_may_come_again_stay(
     register(place, outliving(executor(ended, str(tmp_path), token=TOKEN), tmp_path / "blockmgr-1"))
     assert not rendezvous.dissolve(place)
     assert home.exists()
-    register(place, executor(os.getpid(), "/a"))
+    here = executor(os.getpid(), "/a")
+    register(place, here)
     assert not rendezvous.dissolve(place, Life.WAITING)
     assert home.exists()
-    Path(place, rendezvous.ROOTS, str(os.getpid())).unlink()
+    Path(place, rendezvous.ROOTS, here.owner.home_name).unlink()
     assert rendezvous.dissolve(place, Life.WAITING)
     assert not home.exists()
 
@@ -550,11 +552,21 @@ def test_of_those_at_a_url_only_the_driver_is_remembered(place: str, ended: int)
 
 
 def test_an_executor_that_comes_again_keeps_what_was_known_of_it(place: str) -> None:
-    first = outliving(executor(os.getpid(), "/above", token=TOKEN))
-    register(place, first, executor(os.getpid(), "/above"))
+    first = executor(os.getpid(), "/above", token=TOKEN)
+    register(place, first, executor(os.getpid(), "/a"))
     (found,) = rendezvous.registrations(place)
-    assert (found.token, found.owner.outlived) == (TOKEN, True)
-    assert found.shared_homes == first.shared_homes
+    assert found == replace(first, roots=("/a",))
+
+
+def test_an_executor_with_other_settings_is_registered_beside_the_first(place: str) -> None:
+    """A frame that keeps its files says nothing of the application's."""
+    first = outliving(executor(os.getpid(), "/above", token=TOKEN))
+    second = executor(os.getpid(), "/a")
+    second = replace(second, owner=replace(second.owner, keep=True))
+    register(place, first, second)
+    found = rendezvous.registrations(place)
+    assert sorted(found, key=lambda each: each.roots) == [first, second]
+    assert not any(each.keeps_what_is_shared for each in found)
 
 
 @pytest.mark.parametrize("jvm_first", [True, False])
@@ -573,6 +585,6 @@ def test_a_process_number_that_is_used_again_hides_no_shared_home(place: str) ->
     before = executor(os.getpid(), "/a", token=TOKEN)
     before = replace(before, owner=replace(before.owner, started=1))
     register(place, before, executor(os.getpid(), "/b"))
-    (found,) = rendezvous.registrations(place)
-    assert set(before.shared_homes) <= set(found.shared_homes)
-    assert found.owner.is_live()
+    assert rendezvous.forget_ended(place) is Life.LIVE
+    homes = {home for each in rendezvous.registrations(place) for home in each.shared_homes}
+    assert homes == set(before.shared_homes) != set()

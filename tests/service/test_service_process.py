@@ -155,8 +155,9 @@ def test_shared_homes_are_those_of_all_who_have_a_token(place: str) -> None:
     shared = registration("/b", "/c", token=TOKEN)
     rendezvous.ensure(place, HOST, CONFIG, replace(shared, owner=replace(shared.owner, pid=os.getppid())))
     assert roots.shared_homes() == SharedHomes(shared.shared_homes, TOKEN)
-    keeping = registration("/d", keep=True)
-    rendezvous.ensure(place, HOST, CONFIG, replace(keeping, owner=replace(keeping.owner, pid=1)))
+    rendezvous.ensure(place, HOST, CONFIG, registration("/d", keep=True))
+    assert roots.shared_homes() == SharedHomes(shared.shared_homes, TOKEN), "it keeps files of its own"
+    rendezvous.ensure(place, HOST, CONFIG, registration("/b", token=TOKEN, keep=True))
     assert roots.shared_homes() == SharedHomes(shared.shared_homes, TOKEN, keep=True)
 
 

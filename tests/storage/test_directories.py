@@ -17,9 +17,12 @@ from sortshuffle.errors import OutOfDiskError, UsageError
 from sortshuffle.options import Options
 from sortshuffle.storage import home_failures, janitor
 from sortshuffle.storage.directories import LEAST_FREE, LOCAL_DIRS_VARIABLE, Directories, Homes
-from sortshuffle.storage.lifetime import Owner, boot_id, executor_pid, process_start
+from sortshuffle.storage.lifetime import Owner, boot_id, executor_pid, process_namespace, process_start
 
-HOME = f"sortshuffle/app-1/{socket.gethostname()}-{executor_pid()}"
+
+def homes_in(homes: Homes, *roots: Path) -> tuple[str, ...]:
+    """The homes of the same owner below these directories."""
+    return tuple(str(root / "sortshuffle" / "app-1" / homes.owner.home_name) for root in roots)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +49,8 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path
 
 def test_there_is_a_home_in_each_of_sparks_local_directories(local: list[Path]) -> None:
     homes = Homes.of(Options(), "app-1")
-    assert homes.paths == tuple(str(each / HOME) for each in local)
+    assert homes.paths == homes_in(homes, *local)
+    assert homes.owner.home_name.startswith(f"{socket.gethostname()}-{executor_pid()}-")
     for home in homes.paths:
         assert os.path.isdir(home)
         assert stat.S_IMODE(os.stat(home).st_mode) == 0o700
@@ -64,6 +68,7 @@ def test_every_home_says_whose_it_is(local: list[Path]) -> None:
         local_directories=tuple(map(str, local)),
         grace=5.0,
         keep=False,
+        namespace=process_namespace(),
     )
     assert homes.owner.is_live()
     assert [Owner.read(home) for home in homes.paths] == [homes.owner] * 2
@@ -76,10 +81,21 @@ def test_with_external_services_homes_say_that_they_outlive_the_executor(local: 
     assert not Homes.of(Options(directories=roots), "app-1").owner.outlived
 
 
+def test_frames_with_other_settings_have_other_homes(local: list[Path]) -> None:
+    """What becomes of a file is what the frame wants that has written it, not the frame that wrote last."""
+    directories = (str(local[0]),)
+    kept = Homes.of(Options(directories=directories, keep=True), "app-1")
+    other = Homes.of(Options(directories=directories), "app-1")
+    again = Homes.of(Options(directories=directories, keep=True), "app-1")
+    assert kept.paths == again.paths != other.paths
+    assert [owner and owner.keep for owner in map(Owner.read, (*kept.paths, *other.paths))] == [True, False]
+
+
 def test_homes_carry_the_name_that_spark_was_told(local: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.2")
     homes = Homes.of(Options(), "app-1")
-    assert {os.path.basename(home) for home in homes.paths} == {f"127.0.0.2-{executor_pid()}"}
+    assert {os.path.basename(home) for home in homes.paths} == {homes.owner.home_name}
+    assert homes.owner.home_name.startswith(f"127.0.0.2-{executor_pid()}-")
     assert homes.owner.host == "127.0.0.2"
     assert homes.owner.on_this_host()
 
@@ -115,7 +131,7 @@ def test_applications_have_homes_of_their_own(local: list[Path]) -> None:
 def test_directories_that_the_user_names_are_used_instead(local: list[Path], tmp_path: Path) -> None:
     own = tmp_path / "own" / "deep"
     homes = Homes.of(Options(directories=(str(own),), keep=True), "app-1")
-    assert homes.paths == (str(own / HOME),)
+    assert homes.paths == homes_in(homes, own)
     assert (homes.owner.keep, homes.owner.local_directories) == (True, tuple(map(str, local)))
     assert [names(each) for each in local] == [[], []]
 
@@ -123,7 +139,8 @@ def test_directories_that_the_user_names_are_used_instead(local: list[Path], tmp
 def test_a_directory_that_cannot_be_used_is_passed_over(local: list[Path]) -> None:
     local[0].rmdir()
     local[0].touch()  # no directory
-    assert Homes.of(Options(), "app-1").paths == (str(local[1] / HOME),)
+    homes = Homes.of(Options(), "app-1")
+    assert homes.paths == homes_in(homes, local[1])
 
 
 def test_if_no_directory_can_be_used_the_reason_is_raised(local: list[Path]) -> None:
@@ -141,9 +158,11 @@ def test_a_directory_that_could_not_be_used_lately_is_not_tried_again(local: lis
     Homes.of(Options(), "app-1")
     local[0].unlink()
     local[0].mkdir()  # mended, which is found out later
-    assert Homes.of(Options(), "app-1").paths == (str(local[1] / HOME),)
+    homes = Homes.of(Options(), "app-1")
+    assert homes.paths == homes_in(homes, local[1])
     home_failures._failures.clear()  # as after a while
-    assert Homes.of(Options(), "app-1").paths == tuple(str(each / HOME) for each in local)
+    homes = Homes.of(Options(), "app-1")
+    assert homes.paths == homes_in(homes, *local)
 
 
 def test_if_no_other_is_left_it_is_tried_again(local: list[Path]) -> None:
@@ -154,7 +173,8 @@ def test_if_no_other_is_left_it_is_tried_again(local: list[Path]) -> None:
         Homes.of(Options(), "app-1")
     local[1].unlink()
     local[1].mkdir()
-    assert Homes.of(Options(), "app-1").paths == (str(local[1] / HOME),)
+    homes = Homes.of(Options(), "app-1")
+    assert homes.paths == homes_in(homes, local[1])
 
 
 def test_a_home_that_is_there_is_used_although_it_failed(local: list[Path]) -> None:

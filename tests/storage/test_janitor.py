@@ -247,33 +247,6 @@ def test_an_unfinished_file_whose_writer_ends_after_the_executor_goes_too(
     assert not os.path.exists(left)
 
 
-def test_settings_of_a_later_frame_count(executor: Executor) -> None:
-    first, second = executor.homes
-    with janitor_of(first, second) as process:
-        eventually(lambda: is_attended(first) and is_attended(second), "the janitor takes its locks")
-        write_pair(first, Pair(2))
-        write_pair(second, Pair(2))
-        replace(executor.owner, keep=True).write(second)
-        executor.end()
-        assert process.wait(SOON) == 0
-    assert names(executor.local[0]) == []
-    assert len(pairs(second)) == 2
-
-
-def test_settings_of_a_later_frame_count_while_the_executor_lives(executor: Executor) -> None:
-    home = executor.homes[0]
-    replace(executor.owner, grace=1e12).write(home)
-    aged(write_pair(home, Pair(2)))
-    quick = f"from sortshuffle.storage import janitor; janitor.TICK = 0.001; janitor.main([{home!r}])"
-    with running(sys.executable, "-c", quick):
-        eventually(lambda: is_attended(home), "the janitor takes its lock")
-        killed = partial(home, 1)
-        eventually(lambda: not os.path.exists(killed.partial_data_path), "the janitor has looked")
-        assert len(names(home)) == 4
-        executor.owner.write(home)
-        eventually(lambda: pairs(home) == [], "the pair is past the new grace time")
-
-
 def test_what_it_cannot_delete_does_not_end_it(executor: Executor) -> None:
     home = executor.homes[0]
     obstacle = PartitionedFile.named(home, 3, 17, 1)

@@ -12,12 +12,14 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine import WRITER, Pair, names, printed, read_pair, running, small_disk, write_pair
 from serving import no_descriptor_left
 
 from sortshuffle.errors import UsageError
+from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import (
     PARTIAL_SETTLES,
     Owner,
@@ -29,6 +31,7 @@ from sortshuffle.storage.lifetime import (
     executor_pid,
     is_gone,
     is_running,
+    process_namespace,
     process_start,
     remove_home,
     sweep,
@@ -135,6 +138,32 @@ def test_an_owner_with_a_field_that_is_not_known_is_none(tmp_path: Path) -> None
     text = (tmp_path / "owner.json").read_text()
     (tmp_path / "owner.json").write_text(text.replace("{", '{"later": 1, ', 1))
     assert Owner.read(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"started": 12346},
+        {"boot": "another"},
+        {"namespace": "pid:[2]"},
+        {"local_directories": ("/other",)},
+        {"grace": 5.0},
+        {"keep": True},
+        {"outlived": True},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_owners_that_differ_have_homes_of_other_names(other: dict[str, Any]) -> None:
+    """Executors in two containers may have one host name and one process number."""
+    assert OWNER.home_name == replace(OWNER).home_name
+    assert OWNER.home_name.startswith("host-4711-")
+    assert replace(OWNER, **other).home_name != OWNER.home_name
+
+
+def test_an_owner_whose_process_cannot_be_seen_is_not_on_this_host() -> None:
+    seen = replace(OWNER, host=host_name(), boot=boot_id(), namespace=process_namespace())
+    assert seen.on_this_host()
+    assert not replace(seen, namespace="pid:[1]").on_this_host()
 
 
 def test_an_owner_is_on_this_host_if_host_and_boot_are_its_own() -> None:

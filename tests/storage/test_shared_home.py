@@ -16,7 +16,7 @@ from engine import Pair, names, running, small_disk, write_pair
 from sortshuffle.errors import UsageError
 from sortshuffle.storage import shared_home as shared_homes
 from sortshuffle.storage.host import host_name
-from sortshuffle.storage.lifetime import Owner, boot_id, process_start
+from sortshuffle.storage.lifetime import Owner, boot_id, process_namespace, process_start
 from sortshuffle.storage.shared_home import (
     expect_stored_home,
     is_shared,
@@ -110,6 +110,7 @@ def test_it_is_made_private_and_says_who_keeps_the_service(home: str) -> None:
             local_directories=(),
             grace=0.0,
             keep=False,
+            namespace=process_namespace(),
         )
         owner = Owner.read(home)
         assert owner is not None

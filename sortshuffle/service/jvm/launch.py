@@ -35,7 +35,7 @@ from sortshuffle.service.jvm.greeting import GREETING, check_greeting, pack_gree
 from sortshuffle.service.rendezvous import Registration
 from sortshuffle.service.secret import read_secret
 from sortshuffle.storage.host import host_name
-from sortshuffle.storage.lifetime import Owner, boot_id, process_start
+from sortshuffle.storage.lifetime import Owner, boot_id, process_namespace, process_start
 from sortshuffle.storage.shared_home import make_stored_home
 from sortshuffle.storage.stored_files import why_not_shared
 
@@ -186,6 +186,7 @@ def _registered(request: LaunchRequest) -> Registration:
         grace=request.options.grace,
         keep=request.options.keep,
         outlived=request.outlives and not url,  # what is at a URL needs no service
+        namespace=process_namespace(),
     )
     return Registration(owner, (), () if url else request.roots(), request.token, url, request.driver)
 
