@@ -69,6 +69,7 @@ LOG_FILE = "service.log"
 STATUS_FILE = "status"
 ROOTS = "roots"
 PARTIAL_SUFFIX = ".partial"
+DISSOLVED_SUFFIX = ".dissolved"  # of a rendezvous that is being removed
 LOCK_PATIENCE = 30.0  # seconds; the lock is held for as long as starting a process takes, some milliseconds
 LOOK = 0.005  # seconds between looks at a lock that another process holds
 DIGEST_BYTES = 4
@@ -294,7 +295,7 @@ def _life_of(registration: Registration) -> Life:
 
 def dissolve(directory: str, most: Life = Life.OVER) -> bool:
     """Remove the rendezvous and the shared homes, unless more than ``most`` is known of the application. From
-    then on it belongs to nobody, and who comes makes a new one."""
+    then on it belongs to nobody, and who comes makes a new one: it loses its name, whole, under the lock."""
     if not os.path.isdir(directory):
         return True
     with _locked(directory):
@@ -303,9 +304,11 @@ def dissolve(directory: str, most: Life = Life.OVER) -> bool:
         _remove_shared_homes(directory)
         _remove(socket_path(directory))
         _remove_if_empty(os.path.dirname(socket_path(directory)))
-        shutil.rmtree(directory, ignore_errors=True)
+        dissolved = f"{directory}-{os.getpid()}{DISSOLVED_SUFFIX}"
+        os.rename(directory, dissolved)
+    shutil.rmtree(dissolved, ignore_errors=True)
     _remove_if_empty(os.path.dirname(directory))
-    return not os.path.isdir(directory)
+    return True
 
 
 def _remove_shared_homes(directory: str) -> None:

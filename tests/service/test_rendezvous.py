@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -15,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine import ENVIRONMENT, Pair, eventually, running, write_pair
@@ -482,6 +484,22 @@ def test_shared_homes_go_with_the_rendezvous_and_so_does_the_socket(
     assert [home.exists() for home in homes] == [False, False]
     assert other.exists()
     assert not os.path.exists(os.path.dirname(place))
+
+
+def test_a_producer_that_comes_while_it_is_dissolved_makes_a_new_one(
+    place: str, ended: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = shutil.rmtree
+
+    def remove_and_meet(path: str, **how: Any) -> None:
+        register(place, executor(os.getpid(), "/b"))
+        remove(path, **how)
+
+    register(place, executor(ended, "/a"))
+    monkeypatch.setattr(rendezvous.shutil, "rmtree", remove_and_meet)
+    assert rendezvous.dissolve(place)
+    assert rendezvous.roots_of(place) == ("/b",)
+    assert os.listdir(os.path.dirname(place)) == [os.path.basename(place)]
 
 
 def test_shared_homes_of_an_application_that_may_come_again_stay(
