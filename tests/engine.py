@@ -42,10 +42,22 @@ from sortshuffle.write.result_partition import SortMergeResultPartition
 
 ID = bytes(range(16))
 OTHER_ID = bytes(range(16, 32))
-WRITER = Writer("app-1", 3, 5, 17, 204, "host", "2026-01-02T03:04:05.678+00:00", "sortshuffle 0.1.0")
+DRIVER = bytes(range(32, 48))
+WRITER = Writer(
+    "app-1",
+    3,
+    5,
+    17,
+    204,
+    "host",
+    "2026-01-02T03:04:05.678+00:00",
+    "sortshuffle 0.1.0",
+    driver=DRIVER.hex(),
+)
 WRITER_JSON = (
     b'{"application":"app-1","exchange":3,"stage":5,"map_index":17,"attempt":204,"host":"host",'
-    b'"time":"2026-01-02T03:04:05.678+00:00","software":"sortshuffle 0.1.0","ordering":[]}'
+    b'"time":"2026-01-02T03:04:05.678+00:00","software":"sortshuffle 0.1.0","ordering":[],'
+    b'"driver":"202122232425262728292a2b2c2d2e2f"}'
 )
 
 

@@ -53,7 +53,9 @@ _KINDS = {kind.value: kind for kind in RegionKind}  # a tenth of the time that t
 class Writer:
     """Who wrote a map output, and how its extents are ordered. Plain JSON in the file.
 
-    ``attempt``: Spark's ``taskAttemptId``, which is unique in the application. ``time``: UTC, ISO 8601.
+    ``attempt``: Spark's ``taskAttemptId``, which is unique in the application. ``driver``: what that of the
+    exchange calls itself, in hex digits: an application may have several. Empty, and then not in the file,
+    where nobody asks. ``time``: UTC, ISO 8601.
     ``ordering``: the key columns by which each extent is sorted, as in SQL (``k``, ``k desc``); empty if it
     is not.
     """
@@ -67,12 +69,15 @@ class Writer:
     time: str = ""
     software: str = ""
     ordering: tuple[str, ...] = ()
+    driver: str = ""
 
     def __str__(self) -> str:
         return f"attempt {self.attempt} of map {self.map_index} on {self.host}"
 
     def pack(self) -> bytes:
         fields = {name: getattr(self, name) for name in _FIELDS}
+        if not self.driver:
+            del fields["driver"]
         return _JSON.encode(fields).encode()
 
     @staticmethod

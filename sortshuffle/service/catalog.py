@@ -109,17 +109,17 @@ class Catalog:
         _verified_index(file, request.output.file_id)
         return IndexView(file, self._segment_bytes, request.skip)
 
-    def adoptable(self, application: str, exchange: int, map_index: int) -> FoundOutput | None:
+    def adoptable(self, wanted: MapOutputAddress) -> FoundOutput | None:
         """A finished map output that an executor of this host left when it ended; of several attempts the
-        first."""
+        first. ``wanted``: as in a `find`."""
         found = [
             (file, owner)
-            for home in self.homes(application)
+            for home in self.homes(wanted.application)
             if not is_shared(home) and (owner := Owner.read(home)) is not None and _has_ended(owner)
-            for file in _attempts(home, exchange, map_index)
+            for file in _attempts(home, wanted.exchange, wanted.map_index)
         ]
         for file, owner in sorted(found, key=lambda each: each[0].attempt or 0):
-            file_id = self._finished_id(file)
+            file_id = self._finished_id(file, wanted.file_id)
             if file_id is not None:
                 return FoundOutput(file_id, file.attempt or 0, file.base, owner.host)
         return None
@@ -144,13 +144,14 @@ class Catalog:
         except DataLossError:
             return None
 
-    def _finished_id(self, file: PartitionedFile) -> bytes | None:
-        """Its id, if the pair is whole as far as the index tells."""
+    def _finished_id(self, file: PartitionedFile, driver: bytes) -> bytes | None:
+        """Its id, if the pair is whole as far as the index tells, and of an exchange of this driver."""
         try:
             check_inside(file, self._roots())
-            return _verified_index(file).header.file_id
+            index = _verified_index(file)
         except (DataLossError, UsageError, OSError):
             return None
+        return index.header.file_id if index.writer.driver == driver.hex() else None
 
     def _status(self, application: str) -> ApplicationStatus | None:
         homes = self.homes(application)

@@ -199,12 +199,12 @@ class ServiceClient:
             self.wait(stream, lambda: stream.is_next_here)
             return stream.take()
 
-    def find(self, application: str, exchange: int, map_index: int) -> FoundOutput | None:
-        """A finished map output whose executor has ended, if the service has one. Raises
-        `ServiceUnavailableError`, `AuthenticationError`."""
-        output = MapOutputAddress(application, exchange, map_index)
-        what = f"a finished output of exchange {exchange}, map {map_index} of {application}"
-        question = find_question(Asked(what, Place(what), self.address), output)
+    def find(self, wanted: MapOutputAddress) -> FoundOutput | None:
+        """A finished map output whose executor has ended, if the service has one. ``wanted``: its attempt is
+        0, and its id is the driver's name. Raises `ServiceUnavailableError`, `AuthenticationError`."""
+        name = f"exchange {wanted.exchange}, map {wanted.map_index} of {wanted.application}"
+        what = f"a finished output of {name}"
+        question = find_question(Asked(what, Place(what), self.address), wanted)
         with self.opened(question):
             self.wait(question, lambda: question.is_complete)
         found = question.result

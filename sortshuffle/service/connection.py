@@ -294,8 +294,7 @@ class Connection:
             self._forget(channel)
 
     def _on_find(self, header: Header, output: MapOutputAddress) -> None:
-        find = partial(self._shared.catalog.adoptable, output.application, output.exchange, output.map_index)
-        self._ask(header.channel, find, pack_find_response)
+        self._ask(header.channel, partial(self._shared.catalog.adoptable, output), pack_find_response)
 
     def _on_damage(self, report: DamageReport) -> None:
         self._ask(report.channel, partial(self._shared.losses.judge, report), pack_damage_verdict)

@@ -166,8 +166,9 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class MapOutputAddress:
-    """Which map output: by what its files are called and the id that they carry. In a `find`, attempt and id
-    are 0; where a shuffle is removed, map index and attempt are, and the id is the application's token."""
+    """Which map output: by what its files are called and the id that they carry. In a `find`, the attempt is
+    0 and the id is the driver's name. Where a shuffle is removed, map index and attempt are 0, and the id is
+    the application's token."""
 
     application: str
     exchange: int

@@ -11,8 +11,9 @@ exchange of the stage has one, their control rows are all that the task gives.
 
 Rules
 * Only outputs of executors that have ended are taken (the services see to that), and only by application,
-  exchange and map index: so only where exchange numbers are unique in the application, not over Connect, nor
-  by a driver that replaces one that died.
+  driver, exchange and map index. Exchange numbers are a Python process's own: two that drive one
+  SparkContext, or one that replaces another, count alike, and their random names tell them apart.
+* Not over Connect, where executors are not known.
 * A stage whose task had no rows for one of its exchanges has no output there, and runs again.
 * A service that does not answer at once is passed over, and not asked again for a while.
 """
@@ -37,7 +38,7 @@ from sortshuffle.storage.partitioned_file import PartitionedFile
 
 if TYPE_CHECKING:
     from sortshuffle.service.client import ServiceClients
-    from sortshuffle.service.protocol import FoundOutput
+    from sortshuffle.service.protocol import FoundOutput, MapOutputAddress
     from sortshuffle.spark.task import Task
 
 ANSWERS_WITHIN = 1.0  # seconds; a service that runs answers within some ms
@@ -110,12 +111,15 @@ def _drop(task: Task, output: MapOutput) -> None:
 
 
 def _candidates(task: Task, exchange: int, clients: ServiceClients) -> Iterator[MapOutput]:
+    from sortshuffle.service.protocol import MapOutputAddress
+
     service = task.service
     assert service is not None
     own = service.address()
+    wanted = MapOutputAddress(service.application, exchange, task.partition, 0, service.settings.driver)
 
     def ask(address: str) -> tuple[str, FoundOutput | None]:
-        return address, _ask(clients, address, service.application, exchange, task.partition)
+        return address, _ask(clients, address, wanted)
 
     _, here = ask(own)
     if here is not None:
@@ -143,13 +147,11 @@ def _asked(
         yield from threads.map(ask, addresses)
 
 
-def _ask(
-    clients: ServiceClients, address: str, application: str, exchange: int, map_index: int
-) -> FoundOutput | None:
+def _ask(clients: ServiceClients, address: str, wanted: MapOutputAddress) -> FoundOutput | None:
     if _silent.get(address, 0.0) > time.monotonic():
         return None
     try:
-        return clients.client(address).find(application, exchange, map_index)
+        return clients.client(address).find(wanted)
     except (SortShuffleError, OSError):
         _silent[address] = time.monotonic() + SILENT_FOR
         return None

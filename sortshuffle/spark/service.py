@@ -45,6 +45,7 @@ SECRET_BYTES = 32
 
 _secrets: dict[str, bytes] = {}  # random ones, by application; of this driver
 _lock = threading.Lock()
+_DRIVER = secrets.token_bytes(16)  # this process, among those that drive an application
 
 
 class Mode(Enum):
@@ -59,7 +60,8 @@ class Mode(Enum):
 class ServiceSettings:
     """What tasks must know of services beside the options. ``driver_host``: on the way to which a host finds
     its own address. ``secret``: the random one; ``of_spark``: the secret is Spark's own. ``adopts``: a map
-    task that runs again asks for its finished output (`adoption`), also on the ``hosts``."""
+    task that runs again asks for its finished output (`adoption`), also on the ``hosts``, of the exchanges of
+    this ``driver``."""
 
     mode: Mode = Mode.OFF
     driver_host: str = ""
@@ -67,6 +69,7 @@ class ServiceSettings:
     of_spark: bool = False
     adopts: bool = False
     hosts: tuple[str, ...] = ()
+    driver: bytes = b""
 
     @staticmethod
     def of(options: Options, application: str, conf: Mapping[str, str]) -> ServiceSettings:
@@ -83,9 +86,9 @@ class ServiceSettings:
 
     def planned(self, context: Any) -> ServiceSettings:
         """For a stage that is planned now. ``context``: the SparkContext, None where there is none."""
-        if self.mode is not Mode.EXTERNAL or context is None or not _is_first_driver(context):
+        if self.mode is not Mode.EXTERNAL or context is None:
             return self
-        return replace(self, adopts=True, hosts=_executor_hosts(context))
+        return replace(self, adopts=True, hosts=_executor_hosts(context), driver=_DRIVER)
 
 
 NO_SERVICE = ServiceSettings()
@@ -113,13 +116,6 @@ def _uses_sparks_secret(options: Options, conf: Mapping[str, str]) -> bool:
 def _random_secret(application: str) -> bytes:
     with _lock:
         return _secrets.setdefault(application, secrets.token_bytes(SECRET_BYTES))
-
-
-def _is_first_driver(context: Any) -> bool:
-    """Whether exchange numbers are unique in the application. YARN replaces a driver that died by another
-    one, which counts them from 0 again."""
-    attempt = context._jsc.sc().applicationAttemptId()
-    return not attempt.isDefined() or str(attempt.get()) == "1"
 
 
 def _executor_hosts(context: Any) -> tuple[str, ...]:

@@ -133,6 +133,7 @@ class Task:
             time=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             software=f"sortshuffle {sortshuffle.__version__}",
             ordering=ordering,
+            driver="" if self.service is None else self.service.settings.driver.hex(),
         )
 
 

@@ -32,17 +32,17 @@ def test_it_lists_and_removes_nothing_by_itself(store: Store) -> None:
     fill(store, "app-1", "app-2")
     before = store.names()
     first, second, summary = lines(store.root)
-    kept = f"kept 3.2 KiB {store.root}/app-1: 2 map outputs; nothing has changed for"
+    kept = f"kept 3.3 KiB {store.root}/app-1: 2 map outputs; nothing has changed for"
     assert first.startswith(kept)
     assert second.startswith(kept.replace("app-1", "app-2"))
-    assert summary == "Removed nothing; kept 2 applications (6.4 KiB)."
+    assert summary == "Removed nothing; kept 2 applications (6.6 KiB)."
     assert store.names() == before
 
 
 def test_the_application_that_is_named_is_removed(store: Store) -> None:
     fill(store, "app-1", "app-2")
     found = lines(store.root, "--application", "app-1")
-    assert found[-1] == "Removed 1 application (3.2 KiB); kept nothing."
+    assert found[-1] == "Removed 1 application (3.3 KiB); kept nothing."
     assert {name.split("/")[0] for name in store.names()} == {"app-2"}
     assert lines(store.root, "--application", "app-1") == [
         f"There are no files of sortshuffle's executors below {store.root}."
@@ -60,7 +60,7 @@ def test_a_dry_run_only_says_so(store: Store) -> None:
     fill(store, "app-1")
     before = store.names()
     found = lines(store.root, "--application", "app-1", "--dry-run")
-    assert found[0].startswith("would remove 3.2 KiB")
+    assert found[0].startswith("would remove 3.3 KiB")
     assert found[-1].startswith("Would remove 1 application")
     assert store.names() == before
 

@@ -92,6 +92,7 @@ def test_json_says_everything_of_a_whole_pair(file: PartitionedFile) -> None:
         "time": "2025-11-20T07:00:00.000+00:00",
         "software": "sortshuffle 0.1.0",
         "ordering": [],
+        "driver": "",
     }
     assert document["schema"][0] == {"name": "k", "type": "int64", "nullable": False}
     assert [region["kind"] for region in document["regions"]] == ["unicast", "unicast", "broadcast"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from consumers import one, stored
-from engine import OTHER_ID, changed
+from engine import DRIVER, OTHER_ID, changed
 from serving import (
     APPLICATION,
     OUTPUT,
@@ -186,8 +186,11 @@ def test_an_output_under_two_names_is_read_under_either(tmp_path: Path, disk: Di
 # Adoption
 
 
+WANTED = replace(OUTPUT, attempt=0, file_id=DRIVER)
+
+
 def adoptable(shelf: Shelf) -> FoundOutput | None:
-    return shelf.catalog.adoptable(APPLICATION, OUTPUT.exchange, OUTPUT.map_index)
+    return shelf.catalog.adoptable(WANTED)
 
 
 def test_the_first_finished_attempt_of_an_ended_executor_is_adopted(tmp_path: Path, shelf: Shelf) -> None:
@@ -220,9 +223,10 @@ def test_other_exchanges_and_maps_and_applications_are_not_adopted(tmp_path: Pat
     home = make_home(tmp_path / "two", "ended", ended_owner())
     Disk(tmp_path / "two", home).write_random()
     assert adoptable(shelf) is not None
-    assert shelf.catalog.adoptable(APPLICATION, OUTPUT.exchange, 1) is None
-    assert shelf.catalog.adoptable(APPLICATION, OUTPUT.exchange + 1, OUTPUT.map_index) is None
-    assert shelf.catalog.adoptable("app-2", OUTPUT.exchange, OUTPUT.map_index) is None
+    assert shelf.catalog.adoptable(replace(WANTED, map_index=1)) is None
+    assert shelf.catalog.adoptable(replace(WANTED, exchange=OUTPUT.exchange + 1)) is None
+    assert shelf.catalog.adoptable(replace(WANTED, application="app-2")) is None
+    assert shelf.catalog.adoptable(replace(WANTED, file_id=bytes(16))) is None, "another driver counts alike"
 
 
 @pytest.mark.parametrize("fault", ["index", "no data", "short", "other data", "partial"])

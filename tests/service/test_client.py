@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from consumers import together
-from engine import ID, Pair, Region, eventually, write_pair
+from engine import DRIVER, ID, Pair, Region, eventually, write_pair
 from scripted_server import HonestService, Peer, ScriptedServer, after, cut, refused_address
 
 from sortshuffle.errors import MissingDataError, Place, ProtocolError, StateError, UsageError
@@ -30,6 +30,7 @@ from sortshuffle.service.protocol import (
 )
 
 OUTPUT = MapOutputAddress("app", 3, 17, 204, ID)
+WANTED = MapOutputAddress("app", 1, 2, file_id=DRIVER)
 FOUND = FoundOutput(bytes(range(16)), 9, "/far/exchange-1-map-2-attempt-9", "far")
 
 
@@ -123,8 +124,8 @@ def _answering(found: FoundOutput | None = None, verdict: Verdict = Verdict.SOUN
 @pytest.mark.parametrize("found", [None, FOUND], ids=["none", "one"])
 def test_what_can_be_adopted(found: FoundOutput | None) -> None:
     with ScriptedServer(_answering(found)) as server, client_of(server) as client:
-        assert client.find("app", 1, 2) == found
-        assert client.find("app", 1, 3) == found
+        assert client.find(WANTED) == found
+        assert client.find(replace(WANTED, map_index=3)) == found
         assert server.connections == 1
 
 
@@ -136,7 +137,7 @@ def test_what_the_service_finds_of_damage(verdict: Verdict) -> None:
 
 def test_a_question_is_asked_again_when_the_connection_breaks() -> None:
     with ScriptedServer(cut, _answering(FOUND)) as server, client_of(server) as client:
-        assert client.find("app", 1, 2) == FOUND
+        assert client.find(WANTED) == FOUND
         assert server.connections == 2
 
 
@@ -148,7 +149,7 @@ def test_an_answer_to_another_question_breaks_the_protocol() -> None:
 
     with ScriptedServer(confused) as server, client_of(server) as client:
         with pytest.raises(ProtocolError, match="DAMAGE_VERDICT that was not asked for"):
-            client.find("app", 1, 2)
+            client.find(WANTED)
         assert server.connections == 3
 
 
@@ -169,7 +170,7 @@ def test_many_questions_at_once_each_get_their_own_answer() -> None:
         found: dict[int, int] = {}
 
         def ask(map_index: int) -> None:
-            answer = client.find("app", 1, map_index)
+            answer = client.find(replace(WANTED, map_index=map_index))
             assert answer is not None
             found[map_index] = answer.attempt
 

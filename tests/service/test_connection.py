@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from consumers import PATIENCE, Reads, one, reads, stored
-from engine import Pair, Region, changed, open_files
+from engine import DRIVER, Pair, Region, changed, open_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import (
@@ -529,7 +529,7 @@ def test_finished_outputs_of_ended_executors_are_found(tmp_path: Path) -> None:
     disk = make_disk(tmp_path, ended_owner())
     file, output = disk.write_random(attempt=77)
     with serving(disk.root) as service, Client(service.address) as client:
-        wanted = replace(output, attempt=0, file_id=bytes(16))
+        wanted = replace(output, attempt=0, file_id=DRIVER)
         header, body = ask(client, pack_find_request(3, wanted))
         found = unpack_find_response(body)
         assert (header.kind, header.channel, header.data_type) == (Kind.FIND_RESPONSE, 3, 1)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine import Pair, names, read_pair, write_pair
+from engine import DRIVER, Pair, names, read_pair, write_pair
 
 from sortshuffle.errors import MissingDataError
 from sortshuffle.memory.budget import MemoryBudget
@@ -64,9 +64,9 @@ def lost_output(root: Path, host: str = "127.0.0.1", pid: int = NOBODY) -> Parti
     return write_pair(home, PAIR, LOST)
 
 
-def task_on(root: Path, service: ShuffleService, hosts: tuple[str, ...] = ()) -> Task:
+def task_on(root: Path, service: ShuffleService, hosts: tuple[str, ...] = (), driver: bytes = DRIVER) -> Task:
     options = Options(directories=(str(root),), service="external", service_port=port_of(service))
-    settings = ServiceSettings(Mode.EXTERNAL, adopts=True, hosts=hosts)
+    settings = ServiceSettings(Mode.EXTERNAL, adopts=True, hosts=hosts, driver=driver)
     host = HostService(options, "app", settings)
     budget = MemoryBudget(4 * MIB)
     reading = budget.share(MIB, "read")
@@ -136,6 +136,14 @@ def test_one_that_cannot_be_linked_is_read_where_it_is(
     found = adopt(task, [EXCHANGE])
     assert found is not None
     assert (found[0].file, found[0].attempt, found[0].service) == (lost, LOST, service.address)
+
+
+def test_one_of_another_driver_is_not_adopted(root: Path, service: ShuffleService) -> None:
+    """Two Python processes that drive one SparkContext count their exchanges alike."""
+    lost_output(root)
+    task = task_on(root, service, driver=bytes(16))
+    assert adopt(task, [EXCHANGE]) is None
+    task.reach.close()
 
 
 def test_every_exchange_must_have_one(root: Path, service: ShuffleService) -> None:

@@ -6,7 +6,6 @@ import pickle
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -190,29 +189,13 @@ def test_without_services_there_is_no_address() -> None:
     service.revive()
 
 
-class _SecondAttempt:
-    """As a context on YARN whose driver died: another, which counts exchanges from 0 in one application."""
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self._jsc = self
-
-    def sc(self) -> Any:
-        return self
-
-    def statusStore(self) -> Any:
-        return self._context._jsc.sc().statusStore()
-
-    def applicationAttemptId(self) -> Any:
-        return self._context._jvm.scala.Option.apply("2")
-
-
 def test_only_external_services_are_asked_for_what_lost_executors_had_finished(spark: SparkSession) -> None:
     context = spark.sparkContext
     external = ServiceSettings.of(EXTERNAL, "app", CLUSTER)
     assert external.planned(context).adopts
     assert external.planned(context).hosts == ()  # there is only the driver
     assert not external.planned(None).adopts
-    assert not external.planned(_SecondAttempt(context)).adopts
+    assert len(external.planned(context).driver) == 16
+    assert external.planned(context).driver == external.planned(context).driver
     auto = ServiceSettings.of(Options(), "app", CLUSTER)
     assert auto.planned(context) is auto
