@@ -153,7 +153,7 @@ def _is_ours(name: str, status: os.stat_result) -> bool:
 
 def _judge(home: _Home, older_than: float | None, now: float) -> Iterator[Verdict]:
     owner = home.owner
-    if owner is not None and owner.on_this_host() and owner.is_live():
+    if owner is not None and owner.on_this_host() and owner.is_seen and owner.is_live():
         reason = f"application {owner.application} is live (process {owner.pid})"
         yield Verdict(home.path, Thing.HOME, False, home.bytes, reason)
         yield from _dead_outputs(home.path, owner, now)
@@ -179,6 +179,8 @@ def _is_dead(home: _Home, now: float) -> tuple[bool | None, str]:
         return True, "its executor ended before it wrote anything"
     if owner is None:
         return None, "it has no owner.json that can be read"
+    if owner.on_this_host() and not owner.is_seen:
+        return None, f"it belongs to another container of {owner.host}, whose processes are not seen here"
     if owner.on_this_host() and owner.outlived and not owner.sees_the_end():
         return (
             None,

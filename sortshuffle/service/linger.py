@@ -61,11 +61,15 @@ class LingeringSweep:
         return gone
 
     def _is_over(self, application: str, owners: dict[str, Owner]) -> bool:
-        if any(owner.is_live() or janitor.is_running(home) for home, owner in owners.items()):
+        if any(_is_live(home, owner) for home, owner in owners.items()):
             self._ended.pop(application, None)
             return False
         since = self._ended.setdefault(application, self._clock())
         return self._clock() - since >= self._linger or all(owner.sees_the_end() for owner in owners.values())
+
+
+def _is_live(home: str, owner: Owner) -> bool:
+    return (owner.is_seen and owner.is_live()) or janitor.is_running(home)
 
 
 def _homes_by_application(roots: Sequence[str]) -> dict[str, dict[str, Owner]]:

@@ -101,14 +101,19 @@ class Owner:
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether its process can be seen from here: in another container it cannot. Only for this host."""
+        return self.namespace in ("", process_namespace())
+
     def on_this_host(self) -> bool:
-        """Whether its process can be seen from here: in another container it cannot."""
-        is_seen = self.namespace in ("", process_namespace())
-        return is_seen and self.boot == boot_id() and is_this_host(self.host)
+        return self.boot == boot_id() and is_this_host(self.host)
 
     def is_live(self) -> bool:
         """Whether the executor still runs and still has its local directories. Only for this host. What the
         system does not tell counts as running: what is deleted cannot be had back."""
+        if not self.is_seen:
+            return True
         if not is_running(self.pid, self.started):
             return False
         return not self.local_directories or not all(map(is_gone, self.local_directories))

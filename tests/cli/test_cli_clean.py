@@ -180,6 +180,14 @@ def test_homes_of_other_hosts_stay_and_are_listed(tmp_path: Path, ended: tuple[i
     assert path.exists()
 
 
+def test_homes_of_other_containers_stay_and_are_listed(tmp_path: Path, ended: tuple[int, int]) -> None:
+    """There, another process has that number."""
+    path = home(tmp_path, owner_of(*ended, namespace="pid:[1]"))
+    result = run("clean", tmp_path)
+    assert f"{path}: it belongs to another container of {socket.gethostname()}" in result.stdout
+    assert path.exists()
+
+
 def test_older_than_judges_them_by_their_age(tmp_path: Path, ended: tuple[int, int]) -> None:
     path = home(tmp_path, owner_of(*ended, host="elsewhere"))
     age(path, time.time() - 8 * 86400)

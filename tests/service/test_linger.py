@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -70,6 +71,14 @@ def host(tmp_path: Path) -> Host:
 def executor() -> Iterator[int]:
     with running("sleep", "600") as process:
         yield process.pid
+
+
+def test_an_executor_in_another_container_lives_as_long_as_its_janitor(host: Host) -> None:
+    home = host.home(NOBODY, namespace="pid:[1]")
+    with open(Path(home, janitor.LOCK_FILE), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert [host.after(LINGER), host.after(LINGER)] == [[], []]
+    assert [host.after(0), host.after(LINGER)] == [[], [home]]
 
 
 def test_an_application_lingers_after_its_last_executor_and_then_goes(host: Host) -> None:

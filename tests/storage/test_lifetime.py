@@ -160,10 +160,12 @@ def test_owners_that_differ_have_homes_of_other_names(other: dict[str, Any]) -> 
     assert replace(OWNER, **other).home_name != OWNER.home_name
 
 
-def test_an_owner_whose_process_cannot_be_seen_is_not_on_this_host() -> None:
-    seen = replace(OWNER, host=host_name(), boot=boot_id(), namespace=process_namespace())
-    assert seen.on_this_host()
-    assert not replace(seen, namespace="pid:[1]").on_this_host()
+def test_an_owner_whose_process_cannot_be_seen_counts_as_live() -> None:
+    """In a container with process numbers of its own, another process has that number, or none."""
+    ended = replace(OWNER, host=host_name(), boot=boot_id(), namespace=process_namespace())
+    assert ended.on_this_host() and ended.is_seen and not ended.is_live()
+    elsewhere = replace(ended, namespace="pid:[1]")
+    assert elsewhere.on_this_host() and not elsewhere.is_seen and elsewhere.is_live()
 
 
 def test_an_owner_is_on_this_host_if_host_and_boot_are_its_own() -> None:
