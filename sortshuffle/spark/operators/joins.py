@@ -84,8 +84,6 @@ def join(left: ShuffleFrame, right: ShuffleFrame, on: Any, how: str | None) -> S
     """The rows of both where ``on`` is true. Raises what Spark's analysis of the same join raises,
     `ColumnError` for keys that cannot be compared here, `UnsupportedError` for conditions that are not
     equalities of columns, and for a result with several columns of one name."""
-    if not isinstance(right, type(left)):
-        raise UsageError(f"join() takes another ShuffleFrame, not {type(right).__name__}: wrap it in frame()")
     context = common_context(left, right, "join")
     using, pairs = _condition(left, right, on)
     schema = _joined_schema(left, right, using, pairs, how)

@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 
 
 def common_context(frame: ShuffleFrame, other: ShuffleFrame, what: str) -> FrameContext:
-    """The context of what is made of two frames. Raises `UsageError` for frames of two sessions."""
+    """The context of what is made of two frames by the method ``what``. Raises `UsageError` for what is no
+    frame, and for frames of two sessions."""
+    if not isinstance(other, type(frame)):
+        kind = type(other).__name__
+        raise UsageError(f"{what}() takes another ShuffleFrame, not {kind}: wrap it in frame()")
     context = frame._chain.context
     if context.spark is not other._chain.context.spark:
-        raise UsageError(f"the frames of a {what} must be of one Spark session")
+        raise UsageError(f"the frames of {what}() must be of one Spark session")
     return context
 
 

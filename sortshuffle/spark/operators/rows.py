@@ -75,7 +75,7 @@ def union(frame: ShuffleFrame, other: ShuffleFrame) -> ShuffleFrame:
 def union_by_name(frame: ShuffleFrame, other: ShuffleFrame, allow_missing: bool) -> ShuffleFrame:
     """The same, with ``other``'s columns in the order of ``frame``'s names; with ``allow_missing`` what one
     side lacks is null there, and the columns that only ``other`` has come last."""
-    context = common_context(frame, other, "union")
+    context = common_context(frame, other, "unionByName")
     left, right = (twin(context, each.schema) for each in (frame, other))
     schema = left.unionByName(right, allowMissingColumns=allow_missing).schema
     return _united([(each, _positions_by_name(each, schema)) for each in (frame, other)], schema)

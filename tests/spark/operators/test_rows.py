@@ -144,6 +144,13 @@ def test_a_union_is_one_of_positions_and_widens_numbers_as_spark_does(spark: Spa
     assert differences(sortshuffle.frame(mixed).union(sortshuffle.frame(ints)), mixed.union(ints)) == []
 
 
+@pytest.mark.parametrize("method", ["union", "unionByName"])
+def test_a_union_with_what_is_no_frame_is_refused(numbers: DataFrame, method: str) -> None:
+    words = rf"{method}\(\) takes another ShuffleFrame, not DataFrame: wrap it in frame\(\)"
+    with pytest.raises(UsageError, match=words):
+        getattr(sortshuffle.frame(numbers), method)(numbers)
+
+
 def test_a_union_of_every_type(spark: SparkSession) -> None:
     first, second = (data_frame(spark, every_type(seed, 40)) for seed in (1, 2))
     united = sortshuffle.frame(first).union(sortshuffle.frame(second).repartition(2, "id"))
