@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from sortshuffle.storage.home_failures import MARKER_FILE
 from sortshuffle.storage.host import is_this_host
 from sortshuffle.storage.janitor import LOCK_FILE
 from sortshuffle.storage.lifetime import (
@@ -43,7 +44,7 @@ from sortshuffle.storage.lifetime import (
 from sortshuffle.storage.partitioned_file import PartitionedFile
 
 OWNER_IS_WRITTEN = 60.0  # seconds after which a home without owner.json is not just being made
-_HOME_NAME = re.compile(r".+-\d+")
+_HOME_NAME = re.compile(r".+-\d+-[0-9a-f]{12}")
 _AGES = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
@@ -147,7 +148,8 @@ class _Home:
 
 
 def _is_ours(name: str, status: os.stat_result) -> bool:
-    named_so = name.startswith(OWNER_FILE) or name == LOCK_FILE or PartitionedFile.of(name) is not None
+    named_so = name.startswith(OWNER_FILE) or name in (LOCK_FILE, MARKER_FILE)
+    named_so = named_so or PartitionedFile.of(name) is not None
     return named_so and stat.S_ISREG(status.st_mode)
 
 

@@ -83,11 +83,13 @@ class Catalog:
         files = [output.file_in(home) for home in self.homes(output.application)]
         return [file for file in files if self._is_served(file)]
 
-    def is_another(self, output: MapOutputAddress) -> bool:
-        """Whether there is a sound pair of that name with another id: who asks for this one is mistaken, and
-        nothing is lost. Raises OSError where a file cannot be opened that is there."""
-        ids = [self._id_of(file) for file in self.places(output)]
-        return output.file_id not in ids and any(found is not None for found in ids)
+    def is_another(self, file: PartitionedFile, file_id: bytes) -> bool:
+        """Whether the data file is there and carries another id. Raises OSError if it cannot be opened."""
+        try:
+            with closing(PartitionedFileReader(file)) as reader:
+                return reader.header.file_id != file_id
+        except DataLossError:
+            return False
 
     def create_view(self, request: PartitionRequest, on_available: OnAvailable) -> SubpartitionReader:
         """A view of the extents that are asked for, which the caller releases.
@@ -135,14 +137,6 @@ class Catalog:
         except UsageError:
             return False
         return True
-
-    def _id_of(self, file: PartitionedFile) -> bytes | None:
-        """The id in the data file's header; None where that is damaged or gone."""
-        try:
-            with closing(PartitionedFileReader(file)) as reader:
-                return reader.header.file_id
-        except DataLossError:
-            return None
 
     def _finished_id(self, file: PartitionedFile, driver: bytes) -> bytes | None:
         """Its id, if the pair is whole as far as the index tells, and of an exchange of this driver."""

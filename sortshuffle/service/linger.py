@@ -17,6 +17,7 @@ Rules
   at; one of an application that are to be kept, none.
 * An executor lives if its process does, or if its janitor holds the lock of one of its homes: the processes
   of other containers cannot be seen, but their locks can.
+* The directories of other containers cannot be seen either: only time tells that their application is over.
 * What is in homes of live executors is their janitors' business.
 """
 
@@ -65,7 +66,9 @@ class LingeringSweep:
             self._ended.pop(application, None)
             return False
         since = self._ended.setdefault(application, self._clock())
-        return self._clock() - since >= self._linger or all(owner.sees_the_end() for owner in owners.values())
+        return self._clock() - since >= self._linger or all(
+            owner.is_seen and owner.sees_the_end() for owner in owners.values()
+        )
 
 
 def _is_live(home: str, owner: Owner) -> bool:

@@ -8,7 +8,9 @@ fetch and Spark runs the producer again (`storage.loss`).
 Rules
 * That is done before the consumer hears of it: its retry must find the control files gone.
 * It is done once for each map output, however many consumers report it.
-* An id is what a client must know: whoever names a map output with another one changes nothing.
+* An id is what a client must know: whoever names a map output that is there with another id changes nothing.
+  Whoever names one that is not there makes Spark run that map task again. So the secret must keep strangers
+  away.
 * Extents are verified in parts, so a report costs little memory however large the extent is.
 
 Called by threads that may block, several at a time. Lock order: `_lock` is a leaf.
@@ -16,13 +18,16 @@ Called by threads that may block, several at a time. Lock order: `_lock` is a le
 
 from __future__ import annotations
 
+import os
 import threading
 
 from sortshuffle.errors import CorruptDataError, MissingDataError, UsageError
 from sortshuffle.service.catalog import Catalog
 from sortshuffle.service.protocol import DamageReport, MapOutputAddress, Verdict
 from sortshuffle.storage.extents import Extent, extent_of
+from sortshuffle.storage.lifetime import Owner
 from sortshuffle.storage.loss import make_producer_run_again, remove_control_files
+from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import PartitionedFileReader, read_index
 
 VERIFIED_BYTES = 4 << 20  # of an extent, verified at a time
@@ -49,16 +54,20 @@ class Losses:
 
     def tell(self, output: MapOutputAddress) -> None:
         """See to it that Spark runs the producer again. The files may be gone: its homes say whose it was.
-        Where a home is gone, too, its root is one of Spark's own directories, unless others were named. Where
-        the files are those of another map output, nothing is done. Raises OSError if that cannot be told."""
+        Where a home is gone, too, its root is one of Spark's own directories, unless others were named. An
+        executor that has a map output of that name with another id is left alone. Raises OSError where a file
+        cannot be opened that is there."""
         with self._lock:
             if output in self._told:
                 return
-        if self._catalog.is_another(output):
-            return
-        for file in self._catalog.places(output):
-            make_producer_run_again(file)
-        remove_control_files(self._catalog.roots(), output.attempt)
+        places = self._catalog.places(output)
+        others = [file for file in places if self._catalog.is_another(file, output.file_id)]
+        spared = {directory for file in others for directory in _directories_of(file)}
+        for file in places:
+            if file not in others and spared.isdisjoint(_directories_of(file)):
+                make_producer_run_again(file)
+        if not others:
+            remove_control_files(self._catalog.roots(), output.attempt)
         with self._lock:
             self._told[output] = None
             while len(self._told) > MOST_TOLD:
@@ -77,3 +86,9 @@ class Losses:
         with PartitionedFileReader(file, report.output.file_id, str(index.writer)) as reader:
             for _ in reader.read_parts(extent, VERIFIED_BYTES):
                 continue
+
+
+def _directories_of(file: PartitionedFile) -> tuple[str, ...]:
+    """Spark's local directories of the executor in whose home that is."""
+    owner = Owner.read(os.path.dirname(file.base))
+    return owner.local_directories if owner is not None else ()

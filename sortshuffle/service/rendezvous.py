@@ -40,6 +40,7 @@ import fcntl
 import glob
 import json
 import os
+import secrets
 import shutil
 import stat
 import subprocess
@@ -215,7 +216,7 @@ def socket_path(directory: str) -> str:
 
 
 def _digest(text: str, size: int) -> str:
-    import hashlib  # 4 MB, which the supervisor does without until it ends
+    import hashlib  # 4 MB, which the supervisor does without until an executor has ended
 
     return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
 
@@ -304,7 +305,7 @@ def dissolve(directory: str, most: Life = Life.OVER) -> bool:
         _remove_shared_homes(directory)
         _remove(socket_path(directory))
         _remove_if_empty(os.path.dirname(socket_path(directory)))
-        dissolved = f"{directory}-{os.getpid()}{DISSOLVED_SUFFIX}"
+        dissolved = f"{directory}-{secrets.token_hex(4)}{DISSOLVED_SUFFIX}"
         os.rename(directory, dissolved)
     shutil.rmtree(dissolved, ignore_errors=True)
     _remove_if_empty(os.path.dirname(directory))
@@ -343,7 +344,9 @@ def _remove_left_behind(directory: str) -> None:
     own = os.path.dirname(directory)
     for other in (os.path.join(own, name) for name in _names(own) if not name.endswith(SOCKET_SUFFIX)):
         try:
-            if other != directory and _running(other) is None and _is_of_this_host(other):
+            if other.endswith(DISSOLVED_SUFFIX):  # whoever did that was killed before it had removed all
+                shutil.rmtree(other, ignore_errors=True)
+            elif other != directory and _running(other) is None and _is_of_this_host(other):
                 dissolve(other)
         except (OSError, UsageError):
             continue

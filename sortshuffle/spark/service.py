@@ -25,7 +25,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from sortshuffle.errors import WorkerSetupError
@@ -45,7 +45,6 @@ SECRET_BYTES = 32
 
 _secrets: dict[str, bytes] = {}  # random ones, by application; of this driver
 _lock = threading.Lock()
-_DRIVER = secrets.token_bytes(16)  # this process, among those that drive an application
 
 
 class Mode(Enum):
@@ -88,7 +87,7 @@ class ServiceSettings:
         """For a stage that is planned now. ``context``: the SparkContext, None where there is none."""
         if self.mode is not Mode.EXTERNAL or context is None:
             return self
-        return replace(self, adopts=True, hosts=_executor_hosts(context), driver=_DRIVER)
+        return replace(self, adopts=True, hosts=_executor_hosts(context), driver=_driver(os.getpid()))
 
 
 NO_SERVICE = ServiceSettings()
@@ -116,6 +115,13 @@ def _uses_sparks_secret(options: Options, conf: Mapping[str, str]) -> bool:
 def _random_secret(application: str) -> bytes:
     with _lock:
         return _secrets.setdefault(application, secrets.token_bytes(SECRET_BYTES))
+
+
+@cache
+def _driver(_: int) -> bytes:
+    """The name of the process with this number among those that drive an application. A forked one has
+    another number, and counts its exchanges like the one that it comes from."""
+    return secrets.token_bytes(16)
 
 
 def _executor_hosts(context: Any) -> tuple[str, ...]:

@@ -6,7 +6,8 @@ unfinished files; and an executor that dies by SIGKILL leaves everything behind.
     python -m sortshuffle.storage.janitor HOME [HOME ...]
 
 * One per home: it holds a lock on ``janitor.lock`` there, and one that finds all its homes taken ends within
-  a second. An executor has one janitor, or more if its tasks came to use further directories later.
+  a second. An executor has one janitor, or more if its tasks came to use further
+  directories later, or if its frames have different settings.
 * Every second it removes unfinished files without a writer; every five, finished ones that Spark has
   forgotten (`storage.lifetime` says which).
 * When the executor ends it deletes the homes and ends itself, within two seconds. Where files are to be kept,

@@ -20,6 +20,7 @@ from run_cli import run
 from sortshuffle.storage.lifetime import Owner, boot_id, process_start
 
 LONG_AGO = 1_000_000.0  # seconds since 1970
+NOBODYS = "host-77-0123456789ab"  # a home whose owner is not known
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def live_owner(**other: object) -> Owner:
 
 def home(root: Path, owner: Owner | None, name: str = "") -> Path:
     """A home with one finished map output in it."""
-    path = root / "sortshuffle" / "app-1" / (name or (f"{owner.host}-{owner.pid}" if owner else "host-1"))
+    path = root / "sortshuffle" / "app-1" / (name or (owner.home_name if owner else NOBODYS))
     path.mkdir(parents=True, mode=0o700)
     build(path, unicast_regions=1, count=10)
     if owner is not None:
@@ -241,7 +242,7 @@ def test_a_home_without_an_owner_stays(tmp_path: Path) -> None:
 
 
 def test_a_home_that_was_never_used_goes_after_a_minute(tmp_path: Path) -> None:
-    path = tmp_path / "sortshuffle" / "app-1" / "host-77"
+    path = tmp_path / "sortshuffle" / "app-1" / NOBODYS
     path.mkdir(parents=True)
     (path / "owner.json.77").write_text("{")
     assert "it is being made" in run("clean", tmp_path).stdout
@@ -266,20 +267,25 @@ def test_a_home_in_which_a_process_holds_a_lock_stays(tmp_path: Path, ended: tup
 def test_a_home_with_foreign_files_stays(tmp_path: Path, ended: tuple[int, int]) -> None:
     for number, make in enumerate((Path.touch, Path.mkdir, lambda path: path.symlink_to("/"))):
         path = home(tmp_path, owner_of(*ended), f"host-{number}")
+        (path / "passed-over").touch()  # a task failed there
         make(path / "precious")
         assert "'precious' in it is not sortshuffle's" in run("clean", tmp_path).stdout
         assert (path / "exchange-3-map-0-attempt-100.data").exists()
 
 
 def test_directories_that_only_look_like_homes_stay(tmp_path: Path) -> None:
-    for name in ("sortshuffle/tests/cli", "sortshuffle/tests/format-1/deep", "other/app-1/host-1"):
+    for name in (
+        "sortshuffle/tests/cli",
+        "sortshuffle/tests/format-1-0123456789ab/deep",
+        f"other/app-1/{NOBODYS}",
+    ):
         (tmp_path / name).mkdir(parents=True)
     age(tmp_path / "sortshuffle/tests/cli")
-    (tmp_path / "sortshuffle" / "tests" / "format-1" / "file").touch()
+    (tmp_path / "sortshuffle" / "tests" / "format-1-0123456789ab" / "file").touch()
     run("clean", tmp_path)
     assert (tmp_path / "sortshuffle/tests/cli").exists()
-    assert (tmp_path / "sortshuffle/tests/format-1/deep").exists()
-    assert (tmp_path / "other/app-1/host-1").exists()
+    assert (tmp_path / "sortshuffle/tests/format-1-0123456789ab/deep").exists()
+    assert (tmp_path / f"other/app-1/{NOBODYS}").exists()
 
 
 @pytest.mark.parametrize("linked", ["sortshuffle", "sortshuffle/app-1", "sortshuffle/app-1/NAME"])

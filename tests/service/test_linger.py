@@ -74,7 +74,7 @@ def executor() -> Iterator[int]:
 
 
 def test_an_executor_in_another_container_lives_as_long_as_its_janitor(host: Host) -> None:
-    home = host.home(NOBODY, namespace="pid:[1]")
+    home = host.home(NOBODY, namespace="pid:[1]", local_directories=("/not/of/this/container",))
     with open(Path(home, janitor.LOCK_FILE), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert [host.after(LINGER), host.after(LINGER)] == [[], []]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine import ID, changed
+from engine import ID, OTHER_ID, changed
 from serving import OUTPUT, Disk, Shelf, ended_owner, make_disk, make_home
 
 from sortshuffle.errors import UsageError
@@ -66,12 +66,28 @@ def test_a_map_output_that_is_named_with_another_id_is_left_alone(
     control.touch()
     owner = replace(ended_owner([str(tmp_path / "blockmgr")]), outlived=is_adoptable)
     file, output = Disk(tmp_path / "two", make_home(tmp_path / "two", "ended", owner)).write_random()
-    losses = Losses(shelf.catalog)
-    losses.tell(replace(output, file_id=bytes(16)))
+    Losses(shelf.catalog).tell(replace(output, file_id=bytes(16)))
     assert control.exists() and os.path.exists(file.data_path) and os.path.exists(file.index_path)
     with changed(file.data_path, 8, 0xFF):  # in the header: what it was is not known any more
-        losses.tell(replace(output, file_id=bytes(16)))
+        Losses(shelf.catalog).tell(replace(output, file_id=bytes(16)))
     assert not control.exists()
+
+
+def test_a_loss_is_told_where_another_executor_has_a_map_output_of_that_name(
+    tmp_path: Path, shelf: Shelf
+) -> None:
+    """A driver that YARN starts again counts exchanges and attempts from 0, as the one before."""
+    controls = []
+    for number in (1, 2):
+        control = tmp_path / f"blockmgr-{number}" / "0a" / "shuffle_5_204_0.index"
+        control.parent.mkdir(parents=True)
+        control.touch()
+        controls.append(control)
+        home = make_home(tmp_path / "two", f"ended-{number}", ended_owner([str(control.parents[1])]))
+        file, output = Disk(tmp_path / "two", home).write_random()
+    file.delete()
+    Losses(shelf.catalog).tell(replace(output, file_id=OTHER_ID))
+    assert [control.exists() for control in controls] == [True, False]
 
 
 def test_reports_are_judged_extent_by_extent(disk: Disk, shelf: Shelf) -> None:

@@ -502,6 +502,13 @@ def test_a_producer_that_comes_while_it_is_dissolved_makes_a_new_one(
     assert os.listdir(os.path.dirname(place)) == [os.path.basename(place)]
 
 
+def test_what_a_killed_supervisor_had_dissolved_goes_with_the_next_start(place: str) -> None:
+    left = Path(place + "-0123" + rendezvous.DISSOLVED_SUFFIX)
+    (left / rendezvous.ROOTS).mkdir(parents=True, mode=0o700)
+    rendezvous.ensure(place, HOST, CONFIG, executor(os.getpid(), "/a"))
+    assert not left.exists()
+
+
 def test_shared_homes_of_an_application_that_may_come_again_stay(
     place: str, ended: int, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from sortshuffle.errors import UsageError, WorkerSetupError
 from sortshuffle.options import PREFIX, Options
 from sortshuffle.service import rendezvous
 from sortshuffle.service.client_connection import ClientTls
+from sortshuffle.spark import service as services
 from sortshuffle.spark.manager.settings import SECRET
 from sortshuffle.spark.service import NO_SERVICE, HostService, Mode, ServiceSettings
 from sortshuffle.storage.directories import LOCAL_DIRS_VARIABLE
@@ -187,6 +189,20 @@ def test_without_services_there_is_no_address() -> None:
     service = HostService(Options(), "app", NO_SERVICE)
     assert (service.is_on, service.address()) == (False, "")
     service.revive()
+
+
+def test_a_forked_driver_has_another_name(spark: SparkSession) -> None:
+    """It counts its exchanges on from where the first one was, and so do its brothers."""
+    planned = ServiceSettings.of(EXTERNAL, "app", CLUSTER).planned(spark.sparkContext)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, services._driver(os.getpid()))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert planned.driver != os.read(reading, 16) != b""
+    os.close(reading)
+    os.close(writing)
 
 
 def test_only_external_services_are_asked_for_what_lost_executors_had_finished(spark: SparkSession) -> None:
