@@ -40,7 +40,6 @@ import fcntl
 import glob
 import json
 import os
-import secrets
 import shutil
 import stat
 import subprocess
@@ -305,7 +304,7 @@ def dissolve(directory: str, most: Life = Life.OVER) -> bool:
         _remove_shared_homes(directory)
         _remove(socket_path(directory))
         _remove_if_empty(os.path.dirname(socket_path(directory)))
-        dissolved = f"{directory}-{secrets.token_hex(4)}{DISSOLVED_SUFFIX}"
+        dissolved = f"{directory}-{os.urandom(4).hex()}{DISSOLVED_SUFFIX}"
         os.rename(directory, dissolved)
     shutil.rmtree(dissolved, ignore_errors=True)
     _remove_if_empty(os.path.dirname(directory))
