@@ -246,7 +246,7 @@ def test_a_new_one_is_made_where_one_was_dissolved(place: str) -> None:
     assert rendezvous.dissolve(place)
     rendezvous.ensure(place, HOST, CONFIG, executor(os.getpid(), "/b"))
     assert rendezvous.roots_of(place) == ("/b",)
-    assert len(supervisors(place)) == 1
+    eventually(lambda: len(supervisors(place)) == 1, "one supervisor runs")
 
 
 def test_what_a_killed_supervisor_left_goes_when_another_application_starts_one(
