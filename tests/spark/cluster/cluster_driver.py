@@ -185,7 +185,7 @@ def map_outputs(directories: Iterable[Path], application: Application) -> dict[s
     for path in (path for directory in directories for path in files_below(directory)):
         home = path.parent
         if path.suffix == ".index" and home.parent.name == application.id:
-            found[home.name.rpartition("-")[0]].append(PartitionedFile(str(path.with_suffix(""))))
+            found[home.name.rsplit("-", 2)[0]].append(PartitionedFile(str(path.with_suffix(""))))
     return found
 
 
