@@ -102,7 +102,7 @@ def main(directory: str) -> None:
         "runs": sorted(Counter(partition for partition, _ in marks(marked, "map")).values()),
         "pair_victims": sorted({partition for partition, pid in marks(marked, "pairs") if pid == victim}),
         "pair_runs": sorted(Counter(partition for partition, _ in marks(marked, "pairs")).values()),
-        "victim_files": len(list(Path(homes).glob(f"*-{victim}/exchange-*.data"))),
+        "victim_files": len(list(Path(homes).glob(f"*-{victim}-*/exchange-*.data"))),
         "others": others(directory),
     }
     spark.stop()

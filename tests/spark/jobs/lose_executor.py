@@ -26,6 +26,8 @@ from sortshuffle.storage.lifetime import executor_pid
 MAPS, REDUCES, ROWS = 6, 8, 60_000
 KILLER = 3
 
+HEX_DIGIT = "[0-9a-f]"
+
 
 def mark(directory: str, what: str, partition: int) -> None:
     """Leave a file that says which executor ran what, in which attempt."""
@@ -42,7 +44,9 @@ def marks(directory: str, what: str) -> list[tuple[int, int]]:
 
 def kill_and_wipe(directory: str, pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-    for home in glob.glob(os.path.join(directory, "local", "**", f"*-{pid}"), recursive=True):
+    for home in glob.glob(
+        os.path.join(directory, "local", "**", f"*-{pid}-{HEX_DIGIT * 12}"), recursive=True
+    ):
         shutil.rmtree(home, ignore_errors=True)
 
 
