@@ -32,6 +32,7 @@ from sortshuffle.storage.host import is_this_host
 from sortshuffle.storage.janitor import LOCK_FILE
 from sortshuffle.storage.lifetime import (
     HOME_ROOT,
+    NAME_DIGEST_BYTES,
     OWNER_FILE,
     Owner,
     dead_outputs,
@@ -44,7 +45,7 @@ from sortshuffle.storage.lifetime import (
 from sortshuffle.storage.partitioned_file import PartitionedFile
 
 OWNER_IS_WRITTEN = 60.0  # seconds after which a home without owner.json is not just being made
-_HOME_NAME = re.compile(r".+-\d+-[0-9a-f]{12}")
+_HOME_NAME = re.compile(rf".+-\d+-[0-9a-f]{{{2 * NAME_DIGEST_BYTES}}}")
 _AGES = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 

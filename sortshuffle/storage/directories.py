@@ -19,15 +19,7 @@ from typing import TypeVar
 from sortshuffle.errors import OutOfDiskError, UsageError
 from sortshuffle.options import MIB, Options, format_size
 from sortshuffle.storage import home_failures, janitor
-from sortshuffle.storage.host import host_name
-from sortshuffle.storage.lifetime import (
-    HOME_ROOT,
-    Owner,
-    boot_id,
-    executor_pid,
-    process_namespace,
-    process_start,
-)
+from sortshuffle.storage.lifetime import HOME_ROOT, Owner, executor_pid
 
 Made = TypeVar("Made")
 
@@ -122,18 +114,13 @@ def roots(options: Options) -> tuple[str, ...]:
 
 def owner_of_homes(options: Options, application: str) -> Owner:
     """The executor that this process works for, as the owner of its homes."""
-    pid = executor_pid()
-    return Owner(
-        application=application,
-        host=host_name(),
-        boot=boot_id(),
-        pid=pid,
-        started=process_start(pid) or 0,
+    return Owner.of_process(
+        executor_pid(),
+        application,
         local_directories=spark_directories(),
         grace=options.grace,
         keep=options.keep,
         outlived=options.service == "external",
-        namespace=process_namespace(),
     )
 
 

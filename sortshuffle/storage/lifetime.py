@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from sortshuffle.errors import UsageError
-from sortshuffle.storage.host import is_this_host
+from sortshuffle.storage.host import host_name, is_this_host
 from sortshuffle.storage.partitioned_file import (
     DATA_SUFFIX,
     INDEX_SUFFIX,
@@ -70,6 +70,29 @@ class Owner:
     keep: bool
     outlived: bool = False
     namespace: str = ""
+
+    @staticmethod
+    def of_process(
+        pid: int,
+        application: str,
+        local_directories: tuple[str, ...],
+        grace: float,
+        keep: bool,
+        outlived: bool = False,
+    ) -> Owner:
+        """A process that this one can see. One that has ended is an owner that is not live."""
+        return Owner(
+            application,
+            host_name(),
+            boot_id(),
+            pid,
+            process_start(pid) or 0,
+            local_directories,
+            grace,
+            keep,
+            outlived,
+            process_namespace(),
+        )
 
     @property
     def home_name(self) -> str:

@@ -32,10 +32,7 @@ from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import (
     HOME_ROOT,
     Owner,
-    boot_id,
     is_gone,
-    process_namespace,
-    process_start,
     remove_home,
 )
 from sortshuffle.storage.stored_files import (
@@ -98,17 +95,8 @@ def make_shared_home(home: str, keeper: int, keep: bool) -> None:
     """Make it, for this user only. ``keeper``: the process that keeps the service running. ``keep``: finished
     files stay when the application ends. Raises OSError."""
     os.makedirs(home, mode=0o700, exist_ok=True)
-    owner = Owner(
-        application=os.path.basename(os.path.dirname(home)),
-        host=host_name(),
-        boot=boot_id(),
-        pid=keeper,
-        started=process_start(keeper) or 0,
-        local_directories=(),
-        grace=0.0,
-        keep=keep,
-        namespace=process_namespace(),
-    )
+    application = os.path.basename(os.path.dirname(home))
+    owner = Owner.of_process(keeper, application, local_directories=(), grace=0.0, keep=keep)
     if Owner.read(home) != owner:
         owner.write(home)
 

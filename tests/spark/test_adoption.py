@@ -25,7 +25,7 @@ from sortshuffle.spark.service import HostService, Mode, ServiceSettings
 from sortshuffle.spark.task import Task
 from sortshuffle.storage import directories, janitor
 from sortshuffle.storage.host import host_name
-from sortshuffle.storage.lifetime import Owner, boot_id, dead_outputs
+from sortshuffle.storage.lifetime import Owner, boot_id, dead_outputs, process_start
 from sortshuffle.storage.loss import make_producer_run_again
 from sortshuffle.storage.partitioned_file import PartitionedFile
 
@@ -165,7 +165,7 @@ def test_what_is_not_there_whole_is_not_adopted(root: Path, service: ShuffleServ
         home = os.path.dirname(lost.base)
         owner = Owner.read(home)
         assert owner is not None
-        replace(owner, started=directories.process_start(os.getpid()) or 0).write(home)
+        replace(owner, started=process_start(os.getpid()) or 0).write(home)
     elif missing == "damaged":
         Path(lost_output(root).index_path).write_bytes(b"x")
     assert adopt(task, [EXCHANGE]) is None

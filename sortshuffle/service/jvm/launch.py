@@ -34,8 +34,7 @@ from sortshuffle.service.address import address_of_host, split_address
 from sortshuffle.service.jvm.greeting import GREETING, check_greeting, pack_greeting
 from sortshuffle.service.rendezvous import Registration
 from sortshuffle.service.secret import read_secret
-from sortshuffle.storage.host import host_name
-from sortshuffle.storage.lifetime import Owner, boot_id, process_namespace, process_start
+from sortshuffle.storage.lifetime import Owner
 from sortshuffle.storage.shared_home import make_stored_home
 from sortshuffle.storage.stored_files import why_not_shared
 
@@ -176,17 +175,13 @@ def _last_words(directory: str) -> str:
 
 def _registered(request: LaunchRequest) -> Registration:
     url = request.options.storage_url
-    owner = Owner(
-        application=request.application,
-        host=host_name(),
-        boot=boot_id(),
-        pid=request.pid,
-        started=process_start(request.pid) or 0,
-        local_directories=request.local_directories,
-        grace=request.options.grace,
-        keep=request.options.keep,
+    owner = Owner.of_process(
+        request.pid,
+        request.application,
+        request.local_directories,
+        request.options.grace,
+        request.options.keep,
         outlived=request.outlives and not url,  # what is at a URL needs no service
-        namespace=process_namespace(),
     )
     return Registration(owner, (), () if url else request.roots(), request.token, url, request.driver)
 
