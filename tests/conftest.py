@@ -9,34 +9,41 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from java_options import SHORT_LIVED, submit_arguments
 from pyspark.sql import SparkSession
 
 import sortshuffle
+from sortshuffle.spark.session import address_this_host
 
-# One seed for every run (derandomize); printing the blob of a failing example reproduces it.
+pytest_plugins = [
+    "pytester",
+    "time_limits",
+    "ci_skips",
+    "leftovers",
+    "groups",
+]  # tests/guards, and what tests them
+
+# One seed for every run (derandomize); printing the blob of a failing example reproduces it. For a longer
+# look there is SORTSHUFFLE_TEST_EXAMPLES.
 settings.register_profile(
     "sortshuffle",
+    max_examples=int(os.environ.get("SORTSHUFFLE_TEST_EXAMPLES", "100")),
     derandomize=True,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("sortshuffle")
+# With `--hypothesis-profile random --hypothesis-seed N`: other examples each time, the same for the same N.
+settings.register_profile("random", settings.get_profile("sortshuffle"), derandomize=False)
 
 # Before `sortshuffle.memory` is imported, which reads it once. Python workers inherit it.
 os.environ["SORTSHUFFLE_DEBUG_MEMORY"] = "1"
 
-# Every JVM of the tests lives for seconds or plans tiny jobs: the optimising compiler and the parallel
-# collector cost more than they give. 23 tests of joins and lifetimes took 81 s with these and 112 s without.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # Sessions of these tests have Spark's own shuffle unless they ask for the manager, which has tests of its
 # own. SORTSHUFFLE_TEST_MANAGER=on runs all tests on it.
 MANAGER = os.environ.get("SORTSHUFFLE_TEST_MANAGER", "off")
-os.environ["PYSPARK_SUBMIT_ARGS"] = (
-    f"--conf spark.sortshuffle.manager={MANAGER}"
-    f" --conf 'spark.driver.extraJavaOptions={SHORT_LIVED}'"
-    f" --conf 'spark.executor.extraJavaOptions={SHORT_LIVED}' pyspark-shell"
-)
+os.environ["PYSPARK_SUBMIT_ARGS"] = submit_arguments(MANAGER)
 os.environ["SPARK_LAUNCHER_OPTS"] = SHORT_LIVED
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -58,6 +65,7 @@ def no_leaks() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A Spark session in this process with two worker slots, as a user would configure it."""
+    address_this_host("local[2]")
     session = (
         sortshuffle.configure(SparkSession.builder)
         .master("local[2]")
@@ -73,10 +81,15 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests that lose shuffle files last.
+LONGEST = ("cluster", "manager")
+"""Directories whose files take minutes. They come first, so that no worker has one alone at the end."""
 
-    In local mode a FetchFailed makes Spark drop its only block manager for good: afterwards the session
-    removes no shuffle files any more, and loses task results that are too large to travel directly.
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files in order. Which tests one worker runs says tests/guards/groups.py.
+
+    The tests that lose shuffle files run last: in local mode a FetchFailed makes Spark drop its only block
+    manager for good. Afterwards the session removes no shuffle files any more, and loses task results that
+    are too large to travel directly.
     """
-    items.sort(key=lambda item: item.path.name == "test_control.py")
+    items.sort(key=lambda item: (item.path.name == "test_control.py", item.path.parent.name not in LONGEST))

@@ -5,16 +5,26 @@ for fault in faults("write", "payload"):
     with fault:
         ...                   # fails one call later each time; the last time not at all
     ...                       # what must hold, wherever it failed
+
+And a system that has no thread for the process (`no_threads`), or does not tell it what it asks (`not_told`).
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
+import pytest
 from engine import ROOT
+
+from sortshuffle import calls
+from sortshuffle.storage import lifetime
 
 
 class Fault:
@@ -56,3 +66,33 @@ def faults(*modules: str) -> Iterator[Fault]:
         yield fault
         if not fault.where:
             return
+
+
+@contextmanager
+def no_threads() -> Iterator[None]:
+    """A stack takes all of the address space: the system has none for a thread."""
+    before = threading.stack_size(1 << 47)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+@contextmanager
+def not_told(*paths: str) -> Iterator[None]:
+    """The system does not tell what is in files of these names, or where links of these names lead; nor has
+    it told this process before which one it is."""
+
+    def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def told(path: Any, *arguments: Any, **named: Any) -> Any:
+            if str(path).endswith(paths):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            return call(path, *arguments, **named)
+
+        return told
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(lifetime, "_told", lifetime._Told())
+        for name in ("open_file", "readlink"):
+            patched.setattr(calls, name, failing(getattr(calls, name)))
+        yield

@@ -4,6 +4,7 @@ below, nor what its row knows nothing of; and what must start small imports noth
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from engine import ROOT, printed
 
 PACKAGE = ROOT / "sortshuffle"
 ROWS = [
-    {"errors", "options", "metrics"},
+    {"errors", "options", "metrics", "calls"},
     {"memory"},
     {"format"},
     {"storage"},
@@ -29,9 +30,11 @@ ROW_OF = {name: number for number, row in enumerate(ROWS) for name in row}
 # without the package's own `__init__`: its lazy names lead to any row (a test below keeps them lazy)
 MODULES = sorted(set(PACKAGE.rglob("*.py")) - {PACKAGE / "__init__.py"})
 HEAVY = {"numpy", "pandas", "pyarrow", "pyspark", "py4j", "fsspec", "xxhash", "rich"}
+OUTSIDE = HEAVY | {"click", "psutil"}
 ARROW = {"numpy", "pyarrow"}
 # Libraries from outside the standard library that a package may import
 LIBRARIES = {
+    "calls": set(),
     "errors": set(),
     "options": set(),
     "metrics": set(),
@@ -45,6 +48,7 @@ LIBRARIES = {
     "service": {"xxhash", "fsspec", "prometheus_client", *ARROW},
     "compute": {"pandas", *ARROW},
 }
+SEAM = "sortshuffle.calls"
 NETWORK = {"socket", "socketserver", "ssl", "http", "urllib", "asyncio", "selectors"}
 INPUT_OUTPUT = {"os", "io", "pathlib", "tempfile", "shutil", "mmap", "threading", "subprocess", *NETWORK}
 # Standard modules that a package "knows nothing of"
@@ -90,21 +94,30 @@ def wrong_imports(package: str, names: set[str]) -> set[str]:
     return {each for each in packages_in(names) if ROW_OF[each] > ROW_OF[package]}
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
-def test_a_module_imports_from_its_row_and_the_rows_above(module: Path) -> None:
-    package = package_of(module)
-    assert package in ROW_OF, f"{package} is not in the table of layers: give it a row"
-    assert wrong_imports(package, imports_of(module)) == set()
+IMPORTS = {str(module.relative_to(ROOT)): imports_of(module) for module in MODULES}
+PACKAGES = {str(module.relative_to(ROOT)): package_of(module) for module in MODULES}
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
-def test_a_module_does_not_import_what_its_row_knows_nothing_of(module: Path) -> None:
-    package = package_of(module)
-    used = {name.split(".")[0] for name in imports_of(module)}
-    assert used & FORBIDDEN.get(package, set()) == set()
-    if package in LIBRARIES:
-        known = HEAVY | {"click", "psutil"}
-        assert used & known <= LIBRARIES[package]
+def test_every_module_is_in_the_table_of_layers() -> None:
+    assert {module: package for module, package in PACKAGES.items() if package not in ROW_OF} == {}
+
+
+def test_a_module_imports_from_its_row_and_the_rows_above() -> None:
+    wrong = {module: wrong_imports(PACKAGES[module], names) for module, names in IMPORTS.items()}
+    assert {module: names for module, names in wrong.items() if names} == {}
+
+
+def test_a_module_does_not_import_what_its_row_knows_nothing_of() -> None:
+    wrong = {module: unknown_imports(PACKAGES[module], names) for module, names in IMPORTS.items()}
+    assert {module: names for module, names in wrong.items() if names} == {}
+
+
+def unknown_imports(package: str, names: set[str]) -> set[str]:
+    used = {name.split(".")[0] for name in names}
+    libraries = LIBRARIES.get(package, OUTSIDE)
+    forbidden = FORBIDDEN.get(package, set())
+    seam = {SEAM} & names if "os" in forbidden else set()
+    return seam | used & (forbidden | (OUTSIDE - libraries))
 
 
 @pytest.mark.parametrize(
@@ -134,6 +147,7 @@ def test_every_package_is_found() -> None:
     ("module", "allowed"),
     [
         ("sortshuffle", set()),
+        ("sortshuffle.calls", set()),
         ("sortshuffle.errors", set()),
         ("sortshuffle.options", set()),
         ("sortshuffle.metrics", set()),
@@ -170,3 +184,119 @@ def test_the_command_line_loads_spark_only_inside_the_commands_that_need_it(modu
         for name in imported(ast.Module([node], []), module)
     }
     assert not at_import & {"pyspark", "py4j"}
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    # pytest takes them for one module, and collects neither when it meets both in one run
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+# ---- the seam of system calls ------------------------------------------------------------------------------
+
+# What modules of the system may be used for elsewhere, besides constants: nothing of it asks for a file, a
+# directory or a socket
+HARMLESS = {
+    "os": {
+        "DirEntry", "PathLike", "_exit", "cpu_count", "environ", "fspath", "getpgid", "getpid", "getppid",
+        "geteuid", "getuid", "kill", "path", "pathsep", "sep", "stat_result", "strerror", "sysconf",
+        "register_at_fork", "urandom",
+    },
+    "os.path": {
+        "abspath", "basename", "commonpath", "dirname", "isabs", "join", "normpath", "relpath", "samestat",
+    },
+    "shutil": set(),
+    "fcntl": set(),
+    "mmap": set(),
+    "select": set(),
+    "selectors": {"BaseSelector", "SelectorKey"},
+    "socket": {"AddressFamily", "gaierror", "gethostname", "has_dualstack_ipv6", "inet_pton"},
+    "subprocess": {"CalledProcessError", "SubprocessError", "TimeoutExpired"},
+    "tempfile": {"gettempdir"},
+    "glob": {"escape"},
+    "pathlib": set(),
+    "io": {"BytesIO", "FileIO", "RawIOBase", "StringIO"},
+}  # fmt: skip
+# Types, which annotations name; only calling them asks the system
+TYPES = {"mmap.mmap", "socket.socket", "subprocess.Popen"}
+OF_SOCKETS = {"getpeername", "recv", "recv_into", "recvmsg", "sendall", "sendmsg", "setsockopt"}
+ALSO_OF_OTHERS = {"accept", "bind", "connect", "listen", "send", "shutdown"}
+A_SOCKET = re.compile(r"(socket|peer|server|client|listening|accepted|connected|probe|wake|waker)$")
+# Who makes calls of its own, and why
+WITHOUT_SEAM = {
+    "calls.py": "is the seam",
+    "cli/demo.py": "a demonstration: its files are a scratch directory's, of which no map output is one",
+    "service/http.py": "the listening socket of the status page is the standard library's",
+    "spark/functions/running.py": "asks where the package's own code is",
+    "cli/printing.py": "turns the process's own standard output away, when it takes no more",
+    "spark/shared_storage.py": "the driver waits for a process of its own, which makes its calls by the seam",
+}
+
+
+def calls_beside_the_seam(tree: ast.AST) -> list[str]:
+    """What a module asks of the system by itself."""
+    found: list[str] = []
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == "open" and id(node) in called:
+            found.append("open")
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            source = node.module
+            allowed = HARMLESS.get(source)
+            names = {alias.name for alias in node.names}
+            if source == SEAM:
+                found += [f"from {SEAM} import {name}" for name in names]
+            elif allowed is not None:
+                found += [f"from {source} import {name}" for name in names - allowed if not name.isupper()]
+        elif isinstance(node, ast.Attribute):
+            found += _asked(node, id(node) in called)
+    return sorted(found)
+
+
+def _asked(node: ast.Attribute, is_called: bool) -> list[str]:
+    source = ast.unparse(node.value)
+    name = f"{source}.{node.attr}"
+    if source in HARMLESS:
+        is_constant = node.attr.isupper() or node.attr.startswith(("O_", "MFD_"))
+        is_type = name in TYPES and not is_called
+        return [] if is_constant or is_type or node.attr in HARMLESS[source] else [name]
+    if not is_called or source == "calls":
+        return []
+    is_of_socket = node.attr in OF_SOCKETS or (node.attr in ALSO_OF_OTHERS and A_SOCKET.search(source))
+    return [name] if is_of_socket else []
+
+
+def test_a_module_asks_the_system_by_the_seam() -> None:
+    found = {
+        str(module.relative_to(PACKAGE)): calls_beside_the_seam(ast.parse(module.read_text()))
+        for module in MODULES
+    }
+    wrong = {module: names for module, names in found.items() if names and module not in WITHOUT_SEAM}
+    assert wrong == {}
+    assert {module for module, names in found.items() if names} == set(WITHOUT_SEAM)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("os.pread(f, 1, 0)", ["os.pread"]),
+        ("write = os.writev", ["os.writev"]),
+        ("from os import pread", ["from os import pread"]),
+        ("from pathlib import Path", ["from pathlib import Path"]),
+        ("from sortshuffle.calls import pread", ["from sortshuffle.calls import pread"]),
+        ("with open(path) as file: pass", ["open"]),
+        ("os.path.isdir(path)", ["os.path.isdir"]),
+        ("shutil.rmtree(path)", ["shutil.rmtree"]),
+        ("one = socket.socket()", ["socket.socket"]),
+        ("self._socket.send(data)", ["self._socket.send"]),
+        ("self._peer.recv(5)", ["self._peer.recv"]),
+        ("subprocess.Popen(command)", ["subprocess.Popen"]),
+        (
+            "def f(one: socket.socket) -> int: return calls.send(one, os.path.join(a), socket.MSG_OOB)",
+            [],
+        ),
+        ("wire.send(frames); generator.send(None); calls.open(path, os.O_RDONLY | os.O_CLOEXEC)", []),
+    ],
+)
+def test_the_control_calls_beside_the_seam_are_found(text: str, found: list[str]) -> None:
+    assert calls_beside_the_seam(ast.parse(text)) == found

@@ -160,6 +160,10 @@ set_up_packages() {
 }
 
 create_venv() {
+    # Behind a link there may be the environment of another checkout, which would be emptied.
+    if [[ -L $venv ]]; then
+        die "$venv is a link. Remove it: each checkout sets up an environment of its own."
+    fi
     if [[ -e $venv/bin || -e $venv/pyvenv.cfg ]]; then
         say "Removing what is in .venv: not a complete set-up of this checkout with this Python"
     fi

@@ -1,0 +1,176 @@
+"""Every call of the package to the system on files, directories, sockets, shared memory and new processes.
+
+    from sortshuffle import calls
+    calls.pread(descriptor, size, offset)
+
+One place in between, so that a test can make any of them fail, be short or slow, or be the last one before
+the process is killed (`tests/faults.py`). A name here is the system's function itself: a call costs what
+``os.pread`` costs. A socket's methods are short functions, which cost some 40 ns: an encrypted socket has
+methods of its own, and those must be called.
+
+Rules
+* Nothing is decided here: no error is translated, nothing is tried again.
+* Callers name the module (``calls.pread``), never a name out of it: a test replaces the module's names.
+* Not here: what only looks at text (``os.path.join``), what says something of this process (``os.getpid``),
+  closing a socket, which tells nothing, and stores, whose file system objects are a seam of their own.
+
+`tests/test_layers.py` finds whoever makes such a call elsewhere. Standard library only, and of that only what
+is small: supervisors and janitors import this.
+"""
+
+from __future__ import annotations
+
+import builtins
+import fcntl as _fcntl
+import glob as _glob
+import io
+import mmap as _mmap
+import os
+import select as _select
+import selectors
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+# ---- files -------------------------------------------------------------------------------------------------
+
+open = os.open
+open_file = builtins.open
+close = os.close
+pread = os.pread
+preadv = os.preadv
+write = os.write
+writev = os.writev
+fstat = os.fstat
+flock = _fcntl.flock
+fcntl = _fcntl.fcntl
+posix_fallocate = os.posix_fallocate
+mmap = _mmap.mmap
+
+
+def nameless_file(directory: str) -> io.FileIO:
+    """A new file that the system frees when it is closed, for reading and writing."""
+    import tempfile  # not at the top: it would load what makes random names
+
+    return tempfile.TemporaryFile(dir=directory, prefix="sortshuffle-", buffering=0)
+
+
+if hasattr(os, "memfd_create"):  # Linux
+    memfd_create = os.memfd_create
+
+# ---- names -------------------------------------------------------------------------------------------------
+
+rename = os.rename
+replace = os.replace
+link = os.link
+unlink = os.unlink
+chmod = os.chmod
+utime = os.utime
+readlink = os.readlink
+stat = os.stat
+lstat = os.lstat
+statvfs = os.statvfs
+# These say no, or nothing, where the system gives an error
+exists = os.path.exists
+lexists = os.path.lexists
+isfile = os.path.isfile
+isdir = os.path.isdir
+islink = os.path.islink
+realpath = os.path.realpath
+# These raise it
+getsize = os.path.getsize
+samefile = os.path.samefile
+
+# ---- directories -------------------------------------------------------------------------------------------
+
+mkdir = os.mkdir
+makedirs = os.makedirs
+rmdir = os.rmdir
+rmtree = shutil.rmtree
+listdir = os.listdir
+scandir = os.scandir
+walk = os.walk
+glob = _glob.glob
+iglob = _glob.iglob
+
+# ---- processes ---------------------------------------------------------------------------------------------
+
+Popen = subprocess.Popen
+
+# ---- sockets -----------------------------------------------------------------------------------------------
+
+new_socket = socket.socket
+socketpair = socket.socketpair
+create_connection = socket.create_connection
+create_server = socket.create_server
+getaddrinfo = socket.getaddrinfo
+gethostbyname = socket.gethostbyname
+new_selector = selectors.DefaultSelector
+
+
+def select(selector: selectors.BaseSelector, seconds: float) -> list[tuple[selectors.SelectorKey, int]]:
+    return selector.select(seconds)
+
+
+def poll(descriptor: int, event: int, milliseconds: int) -> bool:
+    """Whether the event came in time."""
+    waiting = _select.poll()
+    waiting.register(descriptor, event)
+    return bool(waiting.poll(milliseconds))
+
+
+def setsockopt(one: socket.socket, level: int, name: int, value: int | bytes) -> None:
+    one.setsockopt(level, name, value)
+
+
+def bind(one: socket.socket, address: Any) -> None:
+    one.bind(address)
+
+
+def listen(one: socket.socket, backlog: int) -> None:
+    one.listen(backlog)
+
+
+def connect(one: socket.socket, address: Any) -> None:
+    one.connect(address)
+
+
+def accept(listening: socket.socket) -> tuple[socket.socket, Any]:
+    return listening.accept()
+
+
+def shutdown(one: socket.socket, how: int) -> None:
+    one.shutdown(how)
+
+
+# Of the TCP connection itself: an encrypted socket's own method would only forget the encryption
+shutdown_tcp = socket.socket.shutdown
+
+
+def getpeername(one: socket.socket) -> Any:
+    return one.getpeername()
+
+
+def recv(one: socket.socket, size: int) -> bytes:
+    return one.recv(size)
+
+
+def recv_into(one: socket.socket, view: WriteableBuffer, size: int, flags: int = 0) -> int:
+    return one.recv_into(view, size, flags)
+
+
+def send(one: socket.socket, data: ReadableBuffer, flags: int = 0) -> int:
+    return one.send(data, flags)
+
+
+def sendall(one: socket.socket, data: ReadableBuffer) -> None:
+    one.sendall(data)
+
+
+def sendmsg(one: socket.socket, pieces: Iterable[ReadableBuffer]) -> int:
+    return one.sendmsg(pieces)
