@@ -1,6 +1,6 @@
 """A limit on the memory of one side of a benchmark, as a container has it: its page cache counts, too.
 
-Used by `manager_sides`. A control group is made for the side's first process, before that has started others;
+Used by `sides`. A control group is made for the side's first process, before that has started others;
 they are born into it. Linux with control groups of version 1 or 2, and a user who may make them.
 """
 

@@ -1,8 +1,11 @@
 """Running two sides against each other and writing down what came out.
 
-Rules of every case: both sides in one process, in the order A B A B, on the same data, with the same
-settings; the figure is the best run of each side and the ratio of the two; a result names machine, versions,
-data and page-cache state.
+Rules of the cases that `compare` runs: both sides in one process, on the same data, with the same settings.
+Each side runs once to warm up, which is not counted, then they run in turn, A B A B. The figure is the median
+of each side's runs and the ratio of the two; the spread is shown. A result names commit, machine, versions,
+data and page-cache state. (Whole Spark jobs are compared in sessions of their own: `rounds`.)
+
+Results are appended to `RESULTS`. Nothing is ever removed from it.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import sys
 import threading
 import time
@@ -19,13 +23,16 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
 
+ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results.jsonl"
 DATA = Path(__file__).parent / "data"
 SAMPLE_SECONDS = 0.02
+ROUNDS = 5  # of each side
 recording = True  # off in quick runs, whose figures mean nothing
 MEGA = 1e6
 
@@ -48,8 +55,13 @@ class Side:
         self.peaks.append(peak[0])
 
     @property
-    def best(self) -> float:
-        return min(self.seconds)
+    def median(self) -> float:
+        return median(self.seconds)
+
+    def forget(self) -> None:
+        """What ran so far was the warm-up."""
+        self.seconds.clear()
+        self.peaks.clear()
 
 
 @contextmanager
@@ -97,27 +109,31 @@ def compare(
     ours: Side,
     other: Side,
     *,
-    rounds: int = 2,
+    rounds: int = ROUNDS,
     before: Callable[[], None] = lambda: None,
     watched: bool = True,
     **facts: Any,
 ) -> None:
-    """Run A B A B, print the ratio, append the result. ``before``: prepares the machine for either side's
-    run, and is not timed. ``watched``: sample memory meanwhile, which takes some percent of one core.
-    ``facts``: what else the reader must know."""
-    for _ in range(rounds):
-        for side in (ours, other):
+    """Warm both sides up, run A B A B, print the ratio, append the result. One round is a quick run, without
+    a warm-up. ``before``: prepares the machine for either side's run, and is not timed. ``watched``: sample
+    memory meanwhile, which takes some percent of one core. ``facts``: what else the reader must know."""
+    sides = (ours, other)
+    for number in range(rounds if rounds == 1 else rounds + 1):
+        if number == 1:
+            for side in sides:
+                side.forget()
+        for side in sides:
             before()
             side.once(watched)
-    ratio = other.best / ours.best
+    ratio = other.median / ours.median
     print(f"\n{case}: {about}")
-    for side in (ours, other):
+    for side in sides:
         size, rows = side.moved
         shown = ", ".join(f"{seconds:.2f}" for seconds in side.seconds)
         print(
-            f"  {side.name:<22} {side.best:7.2f} s  ({shown})  {rows / side.best / MEGA:7.2f} Mrows/s"
-            f"  {size / side.best / MEGA:8.0f} MB/s"
-            + (f"  peak {side.peaks[0] / MEGA:5.0f} MB" if watched else "")
+            f"  {side.name:<22} {side.median:7.2f} s  ({shown})  {rows / side.median / MEGA:7.2f} Mrows/s"
+            f"  {size / side.median / MEGA:8.0f} MB/s"
+            + (f"  peak {max(side.peaks) / MEGA:5.0f} MB" if watched else "")
         )
     print(f"  {ours.name} is {ratio:.2f} times as fast as {other.name}")
     record(case, about=about, ratio=round(ratio, 3), sides=[_result(ours), _result(other)], **facts)
@@ -126,7 +142,7 @@ def compare(
 def _result(side: Side) -> dict[str, Any]:
     found = asdict(side)
     del found["run"]
-    return found | {"best": side.best}
+    return found | {"median": side.median}
 
 
 def record(case: str, **facts: Any) -> None:
@@ -136,6 +152,7 @@ def record(case: str, **facts: Any) -> None:
     entry = {
         "case": case,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        **commit(),
         "machine": machine(),
         "versions": {
             name: version(name) for name in ("sortshuffle", "pyspark", "pyarrow", "numpy", "xxhash")
@@ -145,6 +162,22 @@ def record(case: str, **facts: Any) -> None:
     }
     with RESULTS.open("a") as results:
         results.write(json.dumps(entry) + "\n")
+
+
+def commit() -> dict[str, Any]:
+    """The commit of the checkout, and whether it has been changed since, but for the results."""
+    try:
+        head = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain", "--", ".", f":!{RESULTS.relative_to(ROOT)}")
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": "unknown"}
+    return {"commit": head, "dirty": bool(changed)}
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def machine() -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from sortshuffle.storage.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
@@ -13,20 +15,20 @@ warnings.filterwarnings("ignore", category=FutureWarning)
 
 import click  # noqa: E402
 import cluster_exchange  # noqa: E402
+import comparison  # noqa: E402
 import engine  # noqa: E402
-import exchange  # noqa: E402
 import frames  # noqa: E402
 import growth  # noqa: E402
 import harness  # noqa: E402
 import manager  # noqa: E402
 import partitioners  # noqa: E402
-import rdd  # noqa: E402
+import python_cases  # noqa: E402
 import readers  # noqa: E402
 import scale  # noqa: E402
 import service  # noqa: E402
-import sort  # noqa: E402
-import tpch  # noqa: E402
+from cases import Case  # noqa: E402
 
+# cases that run both sides in one process
 CASES = {
     "engine": engine.main,
     "frames": frames.main,
@@ -35,37 +37,56 @@ CASES = {
     "service": service.main,
     "scale": scale.main,
     "growth": growth.main,
-    "exchange": exchange.main,
     "cluster": cluster_exchange.main,
-    "sort": sort.main,
-    "rdd": rdd.main,
-    "tpch": tpch.main,
-    "manager": manager.main,
+}
+# suites of whole Spark jobs; those of the manager and these
+SUITES = {
+    "exchange": python_cases.EXCHANGE,
+    "sort": python_cases.SORT,
+    "rdd": python_cases.RDD,
+    "tpch": python_cases.TPCH,
+}
+NAMES = {suite: [case.name for case in cases] for suite, cases in SUITES.items()} | {
+    manager.SUITE: manager.NAMES
 }
 
 
 @click.command()
-@click.argument("cases", nargs=-1, type=click.Choice(list(CASES)))
+@click.argument("cases", nargs=-1, type=click.Choice([*CASES, *NAMES]))
 @click.option("--quick", is_flag=True, help="Little data: that every case works, not how fast it is.")
 @click.option("--no-record", is_flag=True, help="Print results, but do not append them.")
 @click.option(
     "--case",
     "selected",
     multiple=True,
-    type=click.Choice(manager.NAMES),
-    help="Of manager: only this one; may be given several times.",
+    help=f"Of {', '.join(NAMES)}: only this one; may be given several times.",
 )
-@click.option("--ours-off", is_flag=True, help="Of manager: both sides with Spark's own shuffle.")
+@click.option("--ours-off", is_flag=True, help="Of the same: both sides are Spark's.")
 def main(
     cases: tuple[str, ...], quick: bool, no_record: bool, selected: tuple[str, ...], ours_off: bool
 ) -> None:
     """Run benchmark cases (all, if none is named) and append their results to results.jsonl."""
-    if (selected or ours_off) and cases != ("manager",):
-        raise click.UsageError("--case and --ours-off are for manager: tools/bench/run manager --case NAME")
+    known = [name for suite in cases for name in NAMES.get(suite, ())]
+    if unknown := [name for name in selected if name not in known]:
+        names = ", ".join(known) or "the cases of a suite that is named before it"
+        raise click.BadParameter(f"{unknown[0]} is none of: {names}", param_hint="--case")
+    if ours_off and not known:
+        raise click.UsageError(f"--ours-off is for {', '.join(NAMES)}")
     harness.recording = not quick and not no_record
-    runs = CASES | {"manager": partial(manager.main, selected=selected, ours_off=ours_off)}
+    runs: dict[str, Callable[[bool], list[str] | None]] = dict(CASES)
+    for suite, members in SUITES.items():
+        wanted = [case for case in members if not selected or case.name in selected]
+        runs[suite] = partial(_run_suite, suite, wanted, ours_off)
+    runs[manager.SUITE] = partial(manager.main, selected=selected, ours_off=ours_off)
+    failed: list[str] = []
     for name in cases or runs:
-        runs[name](quick)
+        failed += runs[name](quick) or []
+    if failed:
+        sys.exit("failed: " + ", ".join(failed))
+
+
+def _run_suite(suite: str, cases: Sequence[Case], ours_off: bool, quick: bool) -> list[str]:
+    return comparison.run_cases(suite, cases, quick, ours_off)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """`manager`: whole Spark jobs with the shuffle manager, against the same jobs with Spark's own shuffle.
 
-Each side is a Spark session in a process of its own (`manager_session`), with the same settings but for the
+Each side is a Spark session in a process of its own (`side_session`), with the same settings but for the
 manager, and the same memory in total. They run the same job in turn, and nothing else runs meanwhile.
 
 | module | what it has |
 |---|---|
 | `manager_cases` | which cases there are, and their aims |
 | `manager_jobs`, `tpch_queries`, `tpch_data` | what they run |
-| `manager_rounds` | how they are warmed up and measured |
+| `comparison`, `cases` | how cases of whole Spark jobs are run, and what they are |
+| `rounds` | how they are warmed up and measured |
 | `process_tree` | what CPU time and memory are, and what they miss |
-| `manager_sides`, `manager_session` | the two sides' processes |
-| `manager_report` | the table and the record |
+| `sides`, `side_session`, `jobs` | the two sides' processes |
+| `report` | the table and the record |
 
 Two cases are made otherwise. `first` takes a fresh session for each run: it measures from the session's
 being ready to the result of its first shuffle. `scaling` compares ours with itself, with 4 and with 1 task at
@@ -23,59 +24,34 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
 
-from manager_cases import (
-    CASES,
-    FIRST,
-    FOUR_TASKS,
-    NAMES,
-    ONE_TASK,
-    QUICK_EFFORT,
-    QUICK_SETUP,
-    SCALING,
-    Case,
-)
-from manager_report import (
-    ROOT,
-    Row,
-    compared,
-    others_share,
-    print_queries,
-    print_table,
-    record_case,
-    start_facts,
-)
-from manager_rounds import Digests, Measured, Pass, measure
-from manager_sides import OURS, SPARK, BenchError, Pair, SessionProcess, Setup, running, started
+from cases import QUICK_EFFORT, QUICK_SETUP
+from comparison import comparisons, run_steps
+from harness import ROOT
+from manager_cases import CASES, FIRST, FOUR_TASKS, NAMES, ONE_TASK, SCALING
+from report import Row, compared, others_share, record_case, start_facts
+from rounds import Digests, Measured, Pass, measure
+from sides import OURS, SPARK, Pair, SessionProcess, Setup, running
 
+SUITE = "manager"
 FRESH_SESSIONS = 5  # of each side
-Step = Callable[[], list[Row]]
 
 
-def main(quick: bool, selected: Sequence[str] = (), ours_off: bool = False) -> None:
-    """Run the cases that are named, or all. Ends the program with status 1 if one fails."""
+def main(quick: bool, selected: Sequence[str] = (), ours_off: bool = False) -> list[str]:
+    """Run the cases that are named, or all; what failed."""
     if not ours_off:
         _build_jar()
     wanted = set(selected or NAMES)
-    cases = [case for case in CASES if case.name in wanted]
-    steps: list[tuple[str, Step]] = []
-    if not quick:
-        steps += [(case.name, partial(_compare, case, ours_off)) for case in cases]
-    elif plain := [case for case in cases if case.setup.is_plain]:
-        steps.append(("quick", partial(_compare_quickly, plain, ours_off)))
+    steps = comparisons(SUITE, [case for case in CASES if case.name in wanted], quick, ours_off)
     if FIRST.name in wanted:
         steps.append((FIRST.name, partial(_first, quick, ours_off)))
     if SCALING.name in wanted:
         steps.append((SCALING.name, partial(_scaling, quick, ours_off)))
-    rows, failed = _taken(steps)
-    if not quick:
-        print_table(rows, ours_off)
-    if failed:
-        sys.exit("manager: " + "; ".join(failed))
+    return run_steps(SUITE, steps, quick, ours_off)
 
 
 def _build_jar() -> None:
@@ -83,46 +59,6 @@ def _build_jar() -> None:
     built = subprocess.run([str(ROOT / "tools" / "jar")], stdin=subprocess.DEVNULL)
     if built.returncode:
         sys.exit("manager: the shuffle manager's jar cannot be built, see above")
-
-
-def _taken(steps: Sequence[tuple[str, Step]]) -> tuple[list[Row], list[str]]:
-    """The lines of all steps, and what failed: one that fails does not stop the others."""
-    rows: list[Row] = []
-    failed: list[str] = []
-    for name, step in steps:
-        try:
-            rows += step()
-        except BenchError as error:
-            print(f"{name} failed: {error}", file=sys.stderr)
-            failed.append(f"{name} failed")
-    return rows, failed
-
-
-def _compare(case: Case, ours_off: bool) -> list[Row]:
-    """A case in sessions of its own."""
-    print(f"\nmanager {case.name}: {case.about}", flush=True)
-    requests = case.requests(False)
-    warm_up = case.warm_up() if case.warm_up else ()
-    facts = start_facts()
-    with started(case.setup, ours_off) as pair:
-        measured = measure(pair, requests, case.effort, warm_up)
-    case.check(measured)
-    print_queries(measured)
-    record_case(case, measured, pair.sides, facts, ours_off)
-    return [compared(case, measured)]
-
-
-def _compare_quickly(cases: Sequence[Case], ours_off: bool) -> list[Row]:
-    """Tiny cases, all in the same sessions."""
-    print("\nmanager: every case tiny, both sides at once", flush=True)
-    requests = [case.requests(True) for case in cases]
-    rows = []
-    with started(QUICK_SETUP, ours_off) as pair:
-        for case, each in zip(cases, requests, strict=True):
-            measured = measure(pair, each, QUICK_EFFORT)
-            print(f"  {case.name}: {len(each)} jobs, both sides give the same", flush=True)
-            rows.append(compared(case, measured))
-    return rows
 
 
 # ---- the first shuffle of a session ---------------------------------------------------------------------
@@ -147,7 +83,7 @@ def _first(quick: bool, ours_off: bool) -> list[Row]:
                 passed[side.name] = {request.name: ran[side.name]}
                 digests.check(request.name, side.name, ran[side.name].digest)
         measured.passes.append(passed)
-    record_case(FIRST, measured, list(latest.values()), facts | {"ready": ready}, ours_off)
+    record_case(SUITE, FIRST, measured, list(latest.values()), facts | {"ready": ready}, ours_off)
     for name, seconds in ready.items():
         print(f"  {name}: a session is ready after {median(seconds):.2f} s")
     return [_first_row(measured)]
@@ -177,7 +113,7 @@ def _scaling(quick: bool, ours_off: bool) -> list[Row]:
         setup = _quickened(SCALING.setup) if quick else SCALING.setup
         with running(names, setup, ours_off) as sides:
             measured = measure(Pair(sides), requests, QUICK_EFFORT if quick else SCALING.effort)
-        record_case(SCALING, measured, sides, facts, ours_off)
+        record_case(SUITE, SCALING, measured, sides, facts, ours_off)
         rows.append(_scaling_row(side, measured))
     return rows
 

@@ -1,30 +1,22 @@
-"""The cases of the `manager` benchmark: their jobs, the settings of their sessions, and their aims.
-
-Every case can be made tiny (`quick`): that it works, not how fast it is.
-"""
+"""The cases of the `manager` benchmark."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from cases import Aim, Case
 from harness import DATA
 from manager_jobs import PAIRS_TASKS
-from manager_rounds import Effort, Measured
-from manager_sides import MIB, OURS, SPARK, BenchError, Request, Setup
+from rounds import Effort, Measured
+from sides import MIB, OURS, SPARK, BenchError, Request, Setup
 from tpch_data import all_tables, read_once
 from tpch_queries import QUERIES
 
 QUICK_SCALE = 0.01
 QUICK_QUERIES, ALL_QUERIES_PARTITIONS = ("q3", "q18", "q21"), 64
 QUICK_PARTITIONS, QUICK_TASKS = 100, 20
-# Code that runs once is not worth compiling well: with this, 22 queries take 22 CPU seconds instead of 42.
-QUICK_JAVA = (("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),)
-QUICK_SETUP = Setup(memory=1024 * MIB, settings=QUICK_JAVA)
-QUICK_EFFORT = Effort(is_quick=True)
 ROOM_FOR_SCALE_10 = 40 << 30  # bytes of disk: shuffles of both sides, and some room
 # Spark's side then has 1 GiB of heap, 0.2 GB of it for each of two map tasks, which have 0.5 GB of rows each.
 LITTLE_MEMORY = 1024 * MIB
@@ -37,33 +29,6 @@ FOUR_TASKS, ONE_TASK = ", 4 tasks at once", ", 1 task"
 SCALING_SETTINGS = (("spark.sql.files.minPartitionNum", "8"),)
 
 
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """The most that ours may take, as a ratio to the other side. ``query``: in wall time of any one job.
-    ``seconds``: how much longer it may take. ``cpu_per_byte``: 4 tasks at once to 1 task, of ours."""
-
-    wall: float | None = None
-    cpu: float | None = None
-    query: float | None = None
-    seconds: float | None = None
-    cpu_per_byte: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """``requests``: its jobs, full or tiny; makes the data that they need. ``warm_up``: other jobs for the
-    warm-up. ``check``: raises `BenchError` where a figure shows that the case is not what its name says."""
-
-    name: str
-    about: str
-    requests: Callable[[bool], list[Request]]
-    aim: Aim
-    setup: Setup = field(default_factory=Setup)
-    effort: Effort = field(default_factory=Effort)
-    warm_up: Callable[[], list[Request]] | None = None
-    check: Callable[[Measured], None] = lambda measured: None
-
-
 def queries(scale: float, partitions: int, quick: bool) -> list[Request]:
     """All queries of TPC-H; the tables are in the page cache then. Tiny: all of them once, and then some."""
     scale = QUICK_SCALE if quick else scale
@@ -73,11 +38,19 @@ def queries(scale: float, partitions: int, quick: bool) -> list[Request]:
 
 
 def lineitem(partitions: int, quick: bool) -> list[Request]:
-    arguments = {
+    return [Request("repartition", "repartition", _lineitem(partitions, quick))]
+
+
+def lineitem_placed(partitions: int, quick: bool) -> list[Request]:
+    """Which rows are in which partition."""
+    return [Request("placement", "repartition", _lineitem(partitions, quick) | {"is_placed": True})]
+
+
+def _lineitem(partitions: int, quick: bool) -> dict[str, object]:
+    return {
         "data": str(_tables(QUICK_SCALE if quick else 1.0)),
         "partitions": min(partitions, QUICK_PARTITIONS) if quick else partitions,
     }
-    return [Request("repartition", "repartition", arguments)]
 
 
 def small_blocks(tasks: int, rows: int, quick: bool) -> list[Request]:
@@ -130,6 +103,7 @@ def _repartition(partitions: int) -> Case:
         f"lineitem into {partitions} partitions, in memory",
         partial(lineitem, partitions),
         Aim(wall=0.9, cpu=0.9),
+        verification=partial(lineitem_placed, partitions),
         check=does_not_spill,
     )
 

@@ -1,7 +1,4 @@
-"""The jobs of the `manager` benchmark, as both sides run them.
-
-A job is prepared first, which is not timed (tables are looked up), then run as often as wanted. A run gives a
-value, and the job's `digest` makes a text of it, which is not timed either. Equal texts mean equal results:
+"""The jobs of the `manager` benchmark, as both sides run them. How their results are compared:
 
 * rows come home as they are, and are hashed sorted; what the query orders by is hashed once more in the order
   in which it came;
@@ -10,13 +7,12 @@ value, and the job's `digest` makes a text of it, which is not timed either. Equ
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from operator import add
 from typing import Any
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from jobs import Job, text_hash
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from tpch_data import TABLES
 from tpch_queries import ANSWERS, ORDERS, query_text
@@ -26,19 +22,6 @@ PAIRS_TASKS = 8
 MANY_KEYS = 1_000_003  # a prime; in the full case hardly any key comes twice in a map task
 SPREAD = 2_654_435_761  # so that neighbours have keys far apart
 FLOAT_DIGITS = 9  # of doubles, whose sums depend on the order of the rows
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """``run`` is timed. ``digest``: of what it gave, a text that is equal for equal results."""
-
-    run: Callable[[], Any]
-    digest: Callable[[Any], str]
-
-
-def prepare(spark: SparkSession, kind: str, arguments: dict[str, Any]) -> Job:
-    """A job by its kind, which is a key of `KINDS`."""
-    return KINDS[kind](spark, **arguments)
 
 
 # ---- SQL ------------------------------------------------------------------------------------------------
@@ -56,7 +39,7 @@ def tpch(spark: SparkSession, data: str, scale: float, query: str, partitions: i
             _check_answer(query, rows)
         in_order = [[_text(row[column]) for column in ORDERS.get(query, ())] for row in rows]
         unordered = sorted(repr([_text(value) for value in row]) for row in rows)
-        return f"{len(rows)} rows {_hash(unordered)} {_hash(map(repr, in_order))}"
+        return f"{len(rows)} rows {text_hash(unordered)} {text_hash(map(repr, in_order))}"
 
     _look_up(spark, data)
     spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
@@ -80,13 +63,14 @@ def _check_answer(query: str, rows: list[Row]) -> None:
     assert (len(rows), first) == (count, columns), f"{query} gives {len(rows)} rows, the first with {first}"
 
 
-def repartition(spark: SparkSession, data: str, partitions: int) -> Job:
-    """Every column of lineitem, by the two columns of its key."""
+def repartition(spark: SparkSession, data: str, partitions: int, is_placed: bool = False) -> Job:
+    """Every column of lineitem, by the two columns of its key. ``is_placed``: sums of each partition."""
     _look_up(spark, data)
     lines = spark.table("lineitem")
 
     def run() -> list[Row]:
-        return _hashed(lines.repartition(partitions, "l_orderkey", "l_linenumber")).collect()
+        shuffled = lines.repartition(partitions, "l_orderkey", "l_linenumber")
+        return _placed(shuffled) if is_placed else _hashed(shuffled).collect()
 
     return Job(run, str)
 
@@ -120,8 +104,18 @@ def first(spark: SparkSession) -> Job:
 
 
 def _hashed(df: DataFrame) -> DataFrame:
-    each = sf.xxhash64(*df.columns).cast("decimal(38,0)")
-    return df.agg(sf.count("*").alias("rows"), sf.sum(each).alias("hashes"))
+    return df.agg(sf.count("*").alias("rows"), sf.sum(_hash_of_row(df)).alias("hashes"))
+
+
+def _placed(df: DataFrame) -> list[Row]:
+    """The same for each partition."""
+    numbered = df.withColumn("hash", _hash_of_row(df)).withColumn("partition", sf.spark_partition_id())
+    sums = numbered.groupBy("partition").agg(sf.count("*").alias("rows"), sf.sum("hash").alias("hashes"))
+    return sums.orderBy("partition").collect()
+
+
+def _hash_of_row(df: DataFrame) -> Column:
+    return sf.xxhash64(*df.columns).cast("decimal(38,0)")
 
 
 # ---- RDDs -----------------------------------------------------------------------------------------------
@@ -165,7 +159,3 @@ KINDS: dict[str, Callable[..., Job]] = {
 
 def _text(value: Any) -> str:
     return f"{value:.{FLOAT_DIGITS}g}" if isinstance(value, float) else repr(value)
-
-
-def _hash(texts: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]

@@ -2,7 +2,7 @@
 
 Each selector against a primitive of NumPy or Arrow on the same rows: ranges against NumPy's own search of
 each value among the bounds, all others against moving the columns that they look at (`take` in random order,
-which every shuffle does afterwards). CPU seconds, because a busy machine counts less there; the best of the
+which every shuffle does afterwards). CPU seconds, because a busy machine counts less there; the median of the
 rounds.
 """
 
@@ -11,10 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 import pyarrow as pa
-from harness import on_one_core, record
+from harness import ROUNDS, on_one_core, record
 from rows import BATCH_ROWS, STRING_BYTES, batch
 
 from sortshuffle.partitioner import (
@@ -52,7 +53,7 @@ def main(quick: bool) -> None:
     batches = [distinct[number % len(distinct)] for number in range(count)]
     with on_one_core():
         for case in _cases(distinct):
-            _compare(case, batches, rounds=1 if quick else 3)
+            _compare(case, batches, rounds=1 if quick else ROUNDS)
 
 
 def _rows(seed: int) -> pa.RecordBatch:
@@ -101,13 +102,13 @@ def _as_numpy(column: pa.Array) -> np.ndarray:
 
 
 def _compare(case: Case, batches: Rows, rounds: int) -> None:
-    """A B A B, and the best of each."""
+    """A B A B, and the median of each. The first run of each is a warm-up."""
     ours, others = [], []
-    for _ in range(rounds):
+    for _ in range(rounds + 1):
         ours.append(_cpu_seconds(case.selector.assign, batches))
         others.append(_cpu_seconds(case.other, batches))
     rows = sum(each.num_rows for each in batches)
-    per_row, other = min(ours) / rows * NANO, min(others) / rows * NANO
+    per_row, other = (median(seconds[1:]) / rows * NANO for seconds in (ours, others))
     promised = f", promised {case.most} s" if case.most else ""
     print(
         f"  {case.name:<30} {per_row:6.1f} ns per row  {case.primitive:<12} {other:6.1f} ns"

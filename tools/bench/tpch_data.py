@@ -1,4 +1,4 @@
-"""All eight tables of TPC-H as Parquet files, made once by `tpchgen-cli` and kept under `DATA`.
+"""Tables of TPC-H as Parquet files, made once by `tpchgen-cli` and kept under `DATA`.
 
 Large tables are several files, so that tasks can share them: four of lineitem and of orders for each unit of
 scale (some 50 MB each). The directory appears when it is complete, by a rename.
@@ -10,6 +10,7 @@ import math
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness import DATA
@@ -21,13 +22,21 @@ BYTES_PER_SCALE = 400 << 20  # on disk, about
 
 def all_tables(scale: float) -> Path:
     """A directory with a directory for each table. Raises `OSError` if the disk is too small."""
-    directory = DATA / f"tpch-all-{scale:g}"
+    return _made(DATA / f"tpch-all-{scale:g}", scale, TABLES)
+
+
+def some_tables(scale: float, tables: Sequence[str]) -> Path:
+    """The same with these tables only."""
+    return _made(DATA / f"tpch-{scale:g}", scale, tables)
+
+
+def _made(directory: Path, scale: float, tables: Sequence[str]) -> Path:
     if not directory.exists():
         DATA.mkdir(exist_ok=True)
         _check_disk(scale)
         partial = directory.with_name(f"{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        for table in TABLES:
+        for table in tables:
             _generate(table, scale, partial)
         partial.rename(directory)
     return directory

@@ -1,13 +1,13 @@
-"""One side of the `manager` benchmark: a Spark session in a process of its own, driven by JSON lines.
+"""One side of a benchmark of whole Spark jobs: a session in a process of its own, driven by JSON lines.
 
-    python manager_session.py    < requests, one a line    > answers, one a line
+    python side_session.py    < requests, one a line    > answers, one a line
 
     configuration -> {"seconds": until the session was ready, "manager": ..., "settings": ..., "java": ...}
     {"kind": ..., "arguments": ...} -> what one run of that job took, and the digest of its result
     end of the input -> the session ends
 
-The first line is the configuration: `is_ours`, `master`, `heap`, `directory`, `settings`, and `disks`, the
-directories of a cluster's hosts.
+The first line is the configuration: `has_manager` and `has_frames` (what of ours the side has), `master`,
+`heap`, `directory`, `settings`, and `disks`, the directories of a cluster's hosts.
 
 What is timed is the job alone. CPU time is that of this process and of all that descend from it
 (`process_tree`), between two looks, right before and right after. Afterwards, outside of that, the job's
@@ -27,10 +27,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 import manager_jobs
+import python_jobs
+from jobs import Job
 from process_tree import MARKER, TICKS_PER_SECOND, ProcessTree, become_subreaper, reap_orphans, used
 from pyspark.sql import SparkSession
 
 import sortshuffle
+from sortshuffle.spark.session import address_this_host
 
 MANAGER = "spark.shuffle.manager"
 SPARKS_FILES = "shuffle_"  # how the names of Spark's own shuffle files begin
@@ -41,8 +44,8 @@ SWITCH = "spark.sortshuffle.manager"  # on: an error where the manager cannot be
 class Ran:
     """What one run of a job took. ``wall``, ``cpu``: seconds. ``removing``: CPU seconds for the removal of
     its shuffles. ``foreign``: CPU seconds that the machine spent on other things meanwhile, ``stolen``: that
-    its host took from it. ``sparks_files``: how many files of Spark's own shuffle the job left. The rest:
-    bytes, by the metrics of the job's tasks."""
+    its host took from it. ``steps``: task seconds by step, of a job of frames or RDDs. ``sparks_files``: how
+    many files of Spark's own shuffle the job left. The rest: bytes, by the metrics of the job's tasks."""
 
     wall: float
     cpu: float
@@ -50,6 +53,7 @@ class Ran:
     foreign: float
     stolen: float
     digest: str
+    steps: dict[str, float]
     sparks_files: int
     written: int
     read: int
@@ -64,6 +68,7 @@ class Session:
         started = time.perf_counter()
         self.spark = session(config)
         self.seconds = time.perf_counter() - started
+        self._has_frames = bool(config["has_frames"])
         self._directories = [config["directory"], *config["disks"]]
         self._tree = ProcessTree(os.getpid(), os.environ[MARKER])
         self._context = self.spark.sparkContext._jsc.sc()
@@ -80,21 +85,26 @@ class Session:
         }
 
     def run(self, kind: str, arguments: dict[str, Any]) -> Ran:
-        job = manager_jobs.prepare(self.spark, kind, arguments)
+        job = self._prepare(kind, arguments)
         self._forget_earlier()
         looked, machine = self._tree.look(), machine_ticks()
         started = time.perf_counter()
         value = job.run()
         wall = time.perf_counter() - started
         cpu, (busy, stolen) = used(looked, self._tree.look()), machine_ticks()
-        digest = job.digest(value)
+        digest, steps = job.digest(value), job.steps()
         stages, files = self._stages(), sum(map(sparks_files, self._directories))
         looked = self._tree.look()
         self._remove_shuffles()
         removing = used(looked, self._tree.look())
         foreign = (busy - machine[0]) / TICKS_PER_SECOND - cpu
         stolen_seconds = (stolen - machine[1]) / TICKS_PER_SECOND
-        return Ran(wall, cpu, removing, max(0.0, foreign), stolen_seconds, digest, files, **stages)
+        return Ran(wall, cpu, removing, max(0.0, foreign), stolen_seconds, digest, steps, files, **stages)
+
+    def _prepare(self, kind: str, arguments: dict[str, Any]) -> Job:
+        if kind in manager_jobs.KINDS:
+            return manager_jobs.KINDS[kind](self.spark, **arguments)
+        return python_jobs.KINDS[kind](self.spark, self._has_frames, **arguments)
 
     def _forget_earlier(self) -> None:
         """Stages of the preparation are no part of the run."""
@@ -134,7 +144,7 @@ class Session:
 def session(config: dict[str, Any]) -> SparkSession:
     """A session as `sortshuffle.configure` makes it. The other side's has the manager switched off by its
     setting, and is the same otherwise."""
-    builder = SparkSession.builder.config(SWITCH, "on" if config["is_ours"] else "off")
+    builder = SparkSession.builder.config(SWITCH, "on" if config["has_manager"] else "off")
     builder = sortshuffle.configure(builder).master(config["master"]).appName("sortshuffle bench")
     settings = {
         "spark.driver.memory": config["heap"],
@@ -147,6 +157,7 @@ def session(config: dict[str, Any]) -> SparkSession:
     }
     for key, value in settings.items():
         builder = builder.config(key, value)
+    address_this_host(config["master"])
     return builder.getOrCreate()
 
 

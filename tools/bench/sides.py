@@ -1,9 +1,10 @@
-"""The two sides of the `manager` benchmark: their sessions' processes, and requests to them.
+"""The two sides of a benchmark of whole Spark jobs: their sessions' processes, and requests to them.
 
-A `SessionProcess` is started, asked and ended here; `manager_session` is what runs in it. Its processes are
+A `SessionProcess` is started, asked and ended here; `side_session` is what runs in it. Its processes are
 known by a mark in their environment, so that at the end nothing of it is left, or is named.
 
 Both sides get the same memory in total: Spark's side has as heap what ours has as heap and for its engine.
+Frames and RDDs have no engine: both sides have the same heap then, and what Python's workers take is shown.
 On a cluster that holds for each host, and each side has a cluster of its own: its processes have the side's
 mark, so they are measured with it.
 """
@@ -23,12 +24,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from container import container
-from manager_session import Ran
 from process_tree import MARKER, ProcessTree, used
+from side_session import Ran
 
 from sortshuffle.spark.session import ALLOCATOR_VARIABLE
 
@@ -52,6 +54,14 @@ class BenchError(Exception):
     """A benchmark cannot go on; the text says why."""
 
 
+class Door(Enum):
+    """What of ours our side has: the shuffle manager, under the jobs that the other side runs as well; or
+    frames and RDDs, in jobs that are written with them. Then both sides have Spark's own shuffle manager."""
+
+    MANAGER = "manager"
+    FRAMES = "frames"
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What the sessions of a case are started with. ``memory``: of heap and engine, bytes; on a cluster, of
@@ -62,6 +72,7 @@ class Setup:
     memory: int = 4096 * MIB
     hosts: int = 0
     container: int = 0
+    door: Door = Door.MANAGER
     master: str = "local[2]"
     settings: tuple[tuple[str, str], ...] = ()
     masters: tuple[tuple[str, str], ...] = ()
@@ -74,7 +85,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A job as `manager_jobs` knows it. ``name``: in the output and the record."""
+    """A job as `manager_jobs` or `python_jobs` knows it. ``name``: in the output and the record."""
 
     name: str
     kind: str
@@ -102,7 +113,7 @@ class SessionProcess:
         (directory / "local").mkdir(parents=True)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("manager_session.py"))],
+                [sys.executable, str(Path(__file__).with_name("side_session.py"))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -267,18 +278,19 @@ def running(names: list[str], setup: Setup, ours_off: bool) -> Iterator[list[Ses
                 put_into = _container(setup.container, surroundings)
                 sides.append(SessionProcess(name, config, directory, mark, cluster, put_into))
             for side in sides:
-                _check(side, ours_off)
+                _check(side, setup, ours_off)
             yield sides
         finally:
             _end_all(sides)
 
 
 def configuration(name: str, setup: Setup, ours_off: bool) -> dict[str, Any]:
-    """What `manager_session` is told. Sides of ours begin with `OURS`."""
+    """What `side_session` is told. Sides of ours begin with `OURS`."""
     is_ours = name.startswith(OURS) and not ours_off
-    heap = setup.memory - (ENGINE_MEMORY if is_ours else 0)
+    heap = setup.memory - (ENGINE_MEMORY if is_ours and setup.door is Door.MANAGER else 0)
     return {
-        "is_ours": is_ours,
+        "has_manager": is_ours and setup.door is Door.MANAGER,
+        "has_frames": is_ours and setup.door is Door.FRAMES,
         "master": dict(setup.masters).get(name, setup.master),
         "heap": f"{heap // MIB}m",
         "settings": dict(setup.settings),
@@ -329,9 +341,9 @@ def _on_cluster(config: dict[str, Any], cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _check(side: SessionProcess, ours_off: bool) -> None:
+def _check(side: SessionProcess, setup: Setup, ours_off: bool) -> None:
     manager = side.wait_until_ready()["manager"]
-    if side.has_manager != (side.name.startswith(OURS) and not ours_off):
+    if side.has_manager != configuration(side.name, setup, ours_off)["has_manager"]:
         raise BenchError(f"{side.name}: the session's shuffle manager is {manager}")
 
 

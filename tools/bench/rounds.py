@@ -1,11 +1,12 @@
-"""How the two sides of the `manager` benchmark are measured.
+"""How the two sides of a benchmark of whole Spark jobs are measured.
 
 A *pass* is all jobs of a case once, on both sides: A B, then B A, and so on, job by job and pass by pass.
 
-1. Warm-up: passes until both sides have settled. A side has settled when its last pass was at most `SETTLED`
+1. The jobs of the verification, once. What these give shows each row, and where it is.
+2. Warm-up: passes until both sides have settled. A side has settled when its last pass was at most `SETTLED`
    quicker than the best one before. At least `LEAST_WARM_UPS`, at most as many as the case says.
-2. The timed passes, as many as the case says.
-3. One pass in which memory is looked at. It is not timed, because looking disturbs.
+3. The timed passes, as many as the case says.
+4. One pass in which memory is looked at. It is not timed, because looking disturbs.
 
 All results of all passes are compared: every job must give the same on both sides, every time.
 """
@@ -17,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from manager_session import Ran
-from manager_sides import BenchError, Pair, Request
 from process_tree import peak_memory
+from side_session import Ran
+from sides import BenchError, Pair, Request
 
 SETTLED = 0.05  # of the best pass before
 LEAST_WARM_UPS = 2
@@ -40,13 +41,15 @@ class Effort:
 
 @dataclass(slots=True)
 class Measured:
-    """What came out for a case. ``peaks``: of each side when it had most memory, bytes by program."""
+    """What came out for a case. ``peaks``: of each side when it had most memory, bytes by program.
+    ``verified``: jobs of the verification."""
 
     passes: list[Pass] = field(default_factory=list)
     warm_ups: list[Pass] = field(default_factory=list)
     settled: bool = False
     peaks: dict[str, Counter[str]] = field(default_factory=dict)
     unquiet: int = 0
+    verified: int = 0
 
     def walls(self, side: str, job: str | None = None) -> list[float]:
         """Seconds of each timed pass, of all jobs or of one."""
@@ -84,13 +87,21 @@ class Digests:
 
 
 def measure(
-    pair: Pair, requests: Sequence[Request], effort: Effort, warm_up: Sequence[Request] = ()
+    pair: Pair,
+    requests: Sequence[Request],
+    effort: Effort,
+    warm_up: Sequence[Request] = (),
+    verification: Sequence[Request] = (),
 ) -> Measured:
-    """Measure the jobs of a case. ``warm_up``: other jobs to warm up with, where its own take too long."""
+    """Measure the jobs of a case. ``warm_up``: other jobs to warm up with, where its own take too long.
+    ``verification``: jobs that are not timed."""
     found, digests = Measured(), Digests()
     if effort.is_quick:
         found.passes.append(_quick_pass(pair, requests, digests))
+        _quick_pass(pair, verification, digests)
         return found
+    one_pass(pair, verification, 0, digests)
+    found.verified = len(verification)
     _warm_up(pair, warm_up or requests, effort, found, Digests() if warm_up else digests)
     for number in range(effort.rounds):
         found.passes.append(one_pass(pair, requests, number, digests))

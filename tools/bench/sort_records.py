@@ -1,18 +1,12 @@
-"""`sort`: the sort benchmark's records, Parquet -> sorted by key -> Parquet, end to end in Spark.
+"""The sort benchmark's records: how they are made, and how a sorted output is validated.
 
-Records of 100 bytes (a key of 10, a payload of 90, both random bytes; sortbenchmark.org). Theirs:
-`spark.read.parquet(in).orderBy("key").write.parquet(out)`. Ours: the same behind `sortshuffle.read`. Both
-with the same `spark.sql.shuffle.partitions` and compression of the files; Spark with adaptive execution, as
-it comes.
-
-Every output is validated, outside of what is timed: keys in order within each file and from file to file, the
-number of records, and a checksum over the records that does not depend on their order, all against the input.
+Records of 100 bytes: a key of 10, a payload of 90, both random bytes (sortbenchmark.org). Validated are the
+order of the keys within each file and from file to file, the number of records, and a checksum that does not
+depend on their order.
 """
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from exchange import session
-from harness import DATA, Side, compare, record
 
-import sortshuffle
-
-PARTITIONS, QUICK_PARTITIONS = 64, 4
 KEY_BYTES, PAYLOAD_BYTES = 10, 90
 ROW_BYTES = KEY_BYTES + PAYLOAD_BYTES
 ROWS_PER_FILE = 1_250_000
@@ -72,10 +61,10 @@ def _binary(values: Bytes) -> pa.Array:
 
 
 def _bytes_of(column: pa.Array, width: int) -> Bytes:
-    """The values of a column as rows of a matrix. Ends the program if one is null or of another width."""
+    """The values of a column as rows of a matrix. Raises `ValueError` if one is null or of another width."""
     fixed = column.cast(pa.binary(width))  # raises for another width
     if fixed.null_count:
-        sys.exit("the sort made nulls")
+        raise ValueError("the sort made nulls")
     start = fixed.offset * width
     return np.frombuffer(fixed.buffers()[1], np.uint8)[start : start + len(fixed) * width].reshape(-1, width)
 
@@ -108,15 +97,15 @@ class Summary:
 
 
 def summary(directory: Path, in_order: bool) -> Summary:
-    """Of the files in a directory, by their names. ``in_order``: ends the program where a key is below the
-    one before it, in its file or in the file before."""
+    """Of the files in a directory, by their names. ``in_order``: raises `ValueError` where a key is below
+    the one before it, in its file or in the file before."""
     found = Summary(0, 0)
     last = bytes(KEY_BYTES)
     for keys, payloads in _batches(directory):
         found += Summary.of(keys, payloads)
         if in_order:
             if bytes(keys[0]) < last or not _ascends(keys):
-                sys.exit(f"{directory} is not in order, near record {found.rows}")
+                raise ValueError(f"{directory} is not in order, near record {found.rows}")
             last = bytes(keys[-1])
     return found
 
@@ -136,69 +125,3 @@ def _ascends(keys: Bytes) -> bool:
     above = first[1:] > first[:-1]
     equal = first[1:] == first[:-1]
     return bool((above | (equal & (rest[1:] >= rest[:-1]))).all())
-
-
-# --- the case -----------------------------------------------------------------------------------------------
-
-
-def main(quick: bool) -> None:
-    rows, partitions = (100_000, QUICK_PARTITIONS) if quick else (20_000_000, PARTITIONS)
-    source = input_files(DATA / f"sort-{rows}", rows)
-    expected = summary(source, in_order=False)
-    outputs = {name: DATA / f"sort-{rows}-{name}" for name in ("ours", "theirs")}
-    validated = 0
-
-    def check() -> None:
-        """Validate what the last run wrote, and remove it."""
-        nonlocal validated
-        for output in outputs.values():
-            if output.exists():
-                found = summary(output, in_order=True)
-                if found != expected:
-                    sys.exit(f"{output} holds {found}, the input {expected}")
-                shutil.rmtree(output)
-                validated += 1
-
-    spark = session()
-    spark.conf.set("spark.sql.shuffle.partitions", partitions)
-    steps: dict[str, float] = {}
-
-    def run_ours() -> tuple[int, int]:
-        frame = sortshuffle.read(spark).parquet(str(source)).sort("key")
-        frame.write.parquet(str(outputs["ours"]))
-        steps.clear()
-        for stage in frame.stage_totals():
-            for step, seconds in stage.metrics.seconds.items():
-                steps[step] = steps.get(step, 0.0) + seconds
-        return rows * ROW_BYTES, rows
-
-    def run_theirs() -> tuple[int, int]:
-        spark.read.parquet(str(source)).orderBy("key").write.parquet(str(outputs["theirs"]))
-        return rows * ROW_BYTES, rows
-
-    rounds = 1 if quick else 2
-    try:
-        for output in outputs.values():
-            shutil.rmtree(output, ignore_errors=True)  # of a run that was stopped
-        run_ours()  # the workers are started and have imported what they need
-        compare(
-            "sort",
-            f"{rows / 1e6:g} M records ({rows * ROW_BYTES / 1e9:.2f} GB), Parquet to Parquet, {partitions}"
-            " partitions, local[2], page cache warm",
-            Side("sortshuffle", run_ours),
-            Side("Spark's orderBy", run_theirs),
-            rounds=rounds,
-            before=check,
-            rows=rows,
-            partitions=partitions,
-            page_cache="warm",
-        )
-        check()
-    finally:
-        spark.stop()
-        for output in outputs.values():
-            shutil.rmtree(output, ignore_errors=True)
-    print(f"  validated: {validated} outputs, {expected.rows} records, checksum {expected.checksum:016x}")
-    shown = ", ".join(f"{step} {seconds:.2f}" for step, seconds in sorted(steps.items(), key=lambda s: -s[1]))
-    print(f"  sortshuffle's task seconds by step: {shown}")
-    record("sort steps", rows=rows, seconds=steps, checksum=f"{expected.checksum:016x}")

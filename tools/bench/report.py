@@ -1,4 +1,4 @@
-"""What the `manager` benchmark prints and records.
+"""What benchmarks of whole Spark jobs print and record.
 
 A ratio is ours / Spark's, of the medians, so less is better. The spread behind it is the least and the
 largest ratio of one pass.
@@ -7,21 +7,19 @@ largest ratio of one pass.
 from __future__ import annotations
 
 import os
-import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from harness import record
-from manager_cases import Aim, Case
-from manager_rounds import LEAST_WARM_UPS, SETTLED, Measured, ratio
-from manager_sides import ENGINE_MEMORY, MIB, OURS, SPARK, SessionProcess
+from cases import Aim, Case
+from harness import commit, record
+from rounds import LEAST_WARM_UPS, SETTLED, Measured, ratio
+from sides import ENGINE_MEMORY, MIB, OURS, SPARK, Door, SessionProcess
 from tpch_queries import QUERIES
 
-ROOT = Path(__file__).parents[2]
+LEAST_STEP = 0.005  # seconds; less is not shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +35,7 @@ class Row:
     missed: tuple[str, ...]
     others: str  # what the machine did beside the timed runs, of all that its cores could do
     peaks: tuple[Counter[str], Counter[str]] | None = None  # of ours, of Spark's side; bytes by program
+    more_memory: int | None = None  # bytes that ours may have beyond Spark's at its peak; None without an aim
 
 
 def compared(case: Case, measured: Measured) -> Row:
@@ -62,6 +61,7 @@ def compared(case: Case, measured: Measured) -> Row:
         tuple(missed),
         others_share(measured),
         (measured.peaks[OURS], measured.peaks[SPARK]) if measured.peaks else None,
+        ENGINE_MEMORY if case.setup.door is Door.MANAGER else None,
     )
 
 
@@ -90,36 +90,34 @@ def _spread(ours: Sequence[float], other: Sequence[float]) -> str:
 # ---- the table ------------------------------------------------------------------------------------------
 
 
-def print_table(rows: Sequence[Row], ours_off: bool) -> None:
+def print_table(suite: str, rows: Sequence[Row], ours_off: bool) -> None:
     head = ("case", "ours", "Spark", "wall, ours/Spark", "CPU, ours/Spark", "aim, at most", "reached")
     lines = [
         (row.case, row.ours, row.spark, row.wall, row.cpu, row.aim, _reached(row.missed), row.others)
         for row in rows
     ]
-    print("\nmanager" + (", both sides with Spark's own shuffle" if ours_off else ""))
+    print(f"\n{suite}" + (", both sides with Spark's own shuffle" if ours_off else ""))
     _print_aligned([(*head, "others' CPU"), *lines])
     memory = [_memory_line(row) for row in rows if row.peaks is not None]
     if memory:
-        more = ENGINE_MEMORY // MIB
-        print(
-            f"\npeak memory (PSS of all processes), aim: at most {more} MiB more than Spark's,"
-            f" whose heap may grow {more} MiB larger"
-        )
+        print("\npeak memory (PSS of all processes); the manager's aim: at most what Spark's heap has more")
         _print_aligned(
-            [("case", "ours", "Spark", "more", "reached", "MiB of ours", "MiB of Spark's"), *memory]
+            [("case", "ours", "Spark", "more", "aim", "reached", "MiB of ours", "MiB of Spark's"), *memory]
         )
 
 
 def _memory_line(row: Row) -> tuple[str, ...]:
     assert row.peaks is not None
     ours, spark = (peak.total() for peak in row.peaks)
-    reached = "yes" if ours - spark <= ENGINE_MEMORY else "no"
+    aim = row.more_memory
+    reached = "" if aim is None else "yes" if ours - spark <= aim else "no"
     parts = [", ".join(f"{name} {size / MIB:.0f}" for name, size in peak.most_common()) for peak in row.peaks]
     return (
         row.case,
         f"{ours / MIB:.0f} MiB",
         f"{spark / MIB:.0f} MiB",
         f"{(ours - spark) / MIB:+.0f} MiB",
+        "none" if aim is None else f"{aim // MIB} MiB",
         reached,
         *parts,
     )
@@ -131,6 +129,8 @@ def _reached(missed: Sequence[str]) -> str:
 
 def print_queries(measured: Measured) -> None:
     """Each query by itself: it shows where the total comes from."""
+    if len(measured.passes[0][OURS]) == 1:
+        return
     lines = [("query", "ours", "Spark", "wall, ours/Spark", "CPU, ours/Spark", "written")]
     for query in measured.passes[0][OURS]:
         ours, spark = measured.walls(OURS, query), measured.walls(SPARK, query)
@@ -148,6 +148,22 @@ def print_queries(measured: Measured) -> None:
     _print_aligned(lines)
 
 
+def print_steps(measured: Measured) -> None:
+    """Where the tasks of ours spent their time, of frames and RDDs."""
+    found = steps_of(measured, OURS)
+    if found:
+        shown = ", ".join(f"{step} {seconds:.2f}" for step, seconds in found.items())
+        print(f"  ours, task seconds by step: {shown}")
+
+
+def steps_of(measured: Measured, side: str) -> dict[str, float]:
+    """Of the last timed pass, the longest step first."""
+    found: Counter[str] = Counter()
+    for ran in measured.passes[-1][side].values():
+        found.update(ran.steps)
+    return {step: round(seconds, 4) for step, seconds in found.most_common() if seconds >= LEAST_STEP}
+
+
 def _print_aligned(lines: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -160,15 +176,20 @@ def _print_aligned(lines: Sequence[Sequence[str]]) -> None:
 
 def start_facts() -> dict[str, Any]:
     """What is to be known of the moment when a case starts."""
-    return {"load": [round(each, 2) for each in os.getloadavg()], **_commit()}
+    return {"load": [round(each, 2) for each in os.getloadavg()], **commit()}
 
 
 def record_case(
-    case: Case, measured: Measured, sides: Sequence[SessionProcess], facts: dict[str, Any], ours_off: bool
+    suite: str,
+    case: Case,
+    measured: Measured,
+    sides: Sequence[SessionProcess],
+    facts: dict[str, Any],
+    ours_off: bool,
 ) -> None:
     """One line in the file of results. ``facts``: those of the start, and what else is to be told."""
     record(
-        f"manager null {case.name}" if ours_off else f"manager {case.name}",
+        f"{suite} null {case.name}" if ours_off else f"{suite} {case.name}",
         about=case.about,
         ours_off=ours_off,
         aim={key: value for key, value in asdict(case.aim).items() if value is not None},
@@ -178,6 +199,7 @@ def record_case(
             "rule": f"at least {LEAST_WARM_UPS}, until one is at most {SETTLED:.0%} quicker than the best",
         },
         runs_not_in_quiet=measured.unquiet,
+        verified=measured.verified,
         sides=[_side(measured, side) for side in sides],
         **facts,
     )
@@ -201,6 +223,9 @@ def _side(measured: Measured, side: SessionProcess) -> dict[str, Any]:
         "peak_pss": measured.peaks[name].total() if name in measured.peaks else None,
         "peak_pss_of": measured.peaks.get(name),
     }
+    steps = steps_of(measured, name)
+    if steps:
+        found["steps"] = steps
     if len(jobs) > 1:
         found["jobs"] = {
             job: {
@@ -214,19 +239,3 @@ def _side(measured: Measured, side: SessionProcess) -> dict[str, Any]:
 
 def _rounded(values: Sequence[float]) -> list[float]:
     return [round(value, 4) for value in values]
-
-
-def _commit() -> dict[str, Any]:
-    """The commit of the checkout, and whether it has been changed since, but for the results."""
-    try:
-        head = _git("rev-parse", "HEAD")
-        changed = _git("status", "--porcelain", "--", ".", ":!tools/bench/results.jsonl")
-    except (OSError, subprocess.CalledProcessError):
-        return {"commit": "unknown"}
-    return {"commit": head, "dirty": bool(changed)}
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(
-        ["git", "-C", str(ROOT), *arguments], check=True, capture_output=True, text=True
-    ).stdout.strip()

@@ -1,0 +1,72 @@
+"""Runs cases of whole Spark jobs: each in sessions of its own, or all of them tiny in the same sessions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from cases import QUICK_EFFORT, Case
+from report import Row, compared, print_queries, print_steps, print_table, record_case, start_facts
+from rounds import measure
+from sides import BenchError, started
+
+Step = Callable[[], list[Row]]
+"""What makes some lines of the table. Raises `BenchError`."""
+
+
+def run_cases(suite: str, cases: Sequence[Case], quick: bool, ours_off: bool = False) -> list[str]:
+    """Compare the two sides in these cases; what failed."""
+    return run_steps(suite, comparisons(suite, cases, quick, ours_off), quick, ours_off)
+
+
+def comparisons(suite: str, cases: Sequence[Case], quick: bool, ours_off: bool) -> list[tuple[str, Step]]:
+    if not quick:
+        return [(case.name, partial(_compare, suite, case, ours_off)) for case in cases]
+    plain = [case for case in cases if case.setup.is_plain]
+    return [("quick", partial(_compare_quickly, suite, plain, ours_off))] if plain else []
+
+
+def run_steps(suite: str, steps: Sequence[tuple[str, Step]], quick: bool, ours_off: bool) -> list[str]:
+    """Take them one behind the other, and print the table. One that fails does not stop the others; what
+    failed."""
+    rows: list[Row] = []
+    failed: list[str] = []
+    for name, step in steps:
+        try:
+            rows += step()
+        except BenchError as error:
+            print(f"{name} failed: {error}", file=sys.stderr)
+            failed.append(f"{suite} {name}")
+    if not quick:
+        print_table(suite, rows, ours_off)
+    return failed
+
+
+def _compare(suite: str, case: Case, ours_off: bool) -> list[Row]:
+    """A case in sessions of its own."""
+    print(f"\n{suite} {case.name}: {case.about}", flush=True)
+    requests, verification = case.requests(False), case.verification(False)
+    warm_up = case.warm_up() if case.warm_up else ()
+    facts = start_facts()
+    with started(case.setup, ours_off) as pair:
+        measured = measure(pair, requests, case.effort, warm_up, verification)
+    case.check(measured)
+    print_queries(measured)
+    print_steps(measured)
+    record_case(suite, case, measured, pair.sides, facts, ours_off)
+    return [compared(case, measured)]
+
+
+def _compare_quickly(suite: str, cases: Sequence[Case], ours_off: bool) -> list[Row]:
+    """Tiny cases, all in the same sessions."""
+    print(f"\n{suite}: every case tiny, both sides at once", flush=True)
+    jobs = [(case, case.requests(True), case.verification(True)) for case in cases]
+    rows = []
+    with started(cases[0].quick_setup, ours_off) as pair:
+        for case, requests, verification in jobs:
+            measured = measure(pair, requests, QUICK_EFFORT, verification=verification)
+            shown = f"{len(requests) + len(verification)} jobs"
+            print(f"  {case.name}: {shown}, both sides give the same", flush=True)
+            rows.append(compared(case, measured))
+    return rows

@@ -1,0 +1,137 @@
+"""The cases of `exchange`, `sort`, `tpch` and `rdd`: jobs whose Python stages exchange rows."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import sort_records
+from cases import Aim, Case
+from harness import DATA
+from rows import parquet_files
+from sides import Door, Request, Setup
+from tpch_data import some_tables
+
+SETUP = Setup(door=Door.FRAMES)
+PARTITIONS, QUICK_PARTITIONS = 64, 8
+ROWS_PER_FILE = 1_250_000
+QUICK_ROWS, QUICK_PAIRS, QUICK_SCALE = 200_000, 80_000, 0.05
+MANY, FEW = 1_000_003, 10_007  # different keys: hardly any comes twice in a map task, or all do
+
+SCANS = {
+    "read": "sortshuffle.read against Spark's own scan",
+    "python": "a scan in Python on both sides",
+    "dataframe": "Spark's own scan on both sides",
+}
+
+
+def _partitions(quick: bool) -> int:
+    return QUICK_PARTITIONS if quick else PARTITIONS
+
+
+def _exchange_requests(millions: int, scan: str, is_whole: bool, quick: bool) -> list[Request]:
+    rows = QUICK_ROWS if quick else millions * 1_000_000
+    files = parquet_files(DATA / f"exchange-{rows}", rows, max(2, rows // ROWS_PER_FILE))
+    arguments = {"files": files, "scan": scan, "partitions": _partitions(quick), "is_whole": is_whole}
+    return [Request("rows" if is_whole else "exchange", "exchange", arguments)]
+
+
+def _exchange(millions: int, scan: str, wall: float | None) -> Case:
+    return Case(
+        f"exchange-{millions}-{scan}",
+        f"exchange of {millions} M rows, {SCANS[scan]}",
+        partial(_exchange_requests, millions, scan, False),
+        Aim(wall=wall),
+        setup=SETUP,
+        verification=partial(_exchange_requests, millions, scan, True),
+    )
+
+
+EXCHANGE = [
+    _exchange(10, "read", 1 / 3),
+    _exchange(10, "python", 1 / 3),
+    _exchange(10, "dataframe", None),
+    _exchange(40, "read", 1 / 4),
+    _exchange(40, "python", 1 / 4),
+]
+
+
+def _sort_requests(millions: int, quick: bool) -> list[Request]:
+    rows = QUICK_ROWS if quick else millions * 1_000_000
+    source = sort_records.input_files(DATA / f"sort-{rows}", rows)
+    expected = sort_records.summary(source, in_order=False)
+    output = Path(f"{source}-sorted")
+    arguments = {
+        "source": str(source),
+        "output": str(output),
+        "partitions": _partitions(quick),
+        "rows": expected.rows,
+        "checksum": expected.checksum,
+    }
+    return [Request("sort", "sort", arguments)]
+
+
+SORT = [
+    Case(
+        "sort-20",
+        "20 M records of 100 bytes, Parquet to Parquet, sorted by a key of 10",
+        partial(_sort_requests, 20),
+        Aim(wall=1.0),
+        setup=SETUP,
+    )
+]
+
+
+def _parsed_requests(name: str, scale: float, is_whole: bool, quick: bool) -> list[Request]:
+    data = some_tables(QUICK_SCALE if quick else scale, ("lineitem", "orders"))
+    arguments = {"name": name, "data": str(data), "partitions": _partitions(quick), "is_whole": is_whole}
+    return [Request("rows" if is_whole else name, "parsed", arguments)]
+
+
+def _parsed(name: str, scale: float, about: str) -> Case:
+    return Case(
+        f"tpch-{name}",
+        about,
+        partial(_parsed_requests, name, scale, False),
+        Aim(wall=0.5),
+        setup=SETUP,
+        verification=partial(_parsed_requests, name, scale, True),
+    )
+
+
+TPCH = [
+    _parsed("group", 0.25, "1.5 M lines, a pandas function for each of 50,000 parts"),
+    _parsed("aggregate", 5.0, "30 M lines, sums and averages by supplier"),
+    _parsed("join", 5.0, "30 M lines joined with 7.5 M orders, then a Python function"),
+]
+
+
+def _rdd_requests(method: str, kind: str, different: int, is_whole: bool, quick: bool) -> list[Request]:
+    arguments = {
+        "method": method,
+        "kind": kind,
+        "count": QUICK_PAIRS if quick else 5_000_000,
+        "different": different,
+        "partitions": _partitions(quick),
+        "is_whole": is_whole,
+    }
+    return [Request("rows" if is_whole else method, "rdd", arguments)]
+
+
+def _rdd(method: str, kind: str, different: int) -> Case:
+    return Case(
+        f"rdd-{method}-{kind}-{'many' if different == MANY else 'few'}",
+        f"{method} of 5 M pairs, {different:,} {kind} keys",
+        partial(_rdd_requests, method, kind, different, False),
+        Aim(wall=0.5 if different == MANY and method != "partitionBy" else None),
+        setup=SETUP,
+        verification=partial(_rdd_requests, method, kind, different, True),
+    )
+
+
+RDD = [
+    _rdd(method, kind, different)
+    for method in ("partitionBy", "reduceByKey", "groupByKey")
+    for kind in ("int", "str")
+    for different in ((MANY,) if method == "partitionBy" else (MANY, FEW))
+]
