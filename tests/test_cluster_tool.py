@@ -85,9 +85,17 @@ def test_from_up_to_down(directory: Path) -> None:
     cluster.restart_worker(FIRST)
     assert cluster.alive_hosts() == [FIRST, SECOND]
 
+    # Spark's external shuffle service answers at all hosts
+    port = cluster.start_shuffle_service().shuffle_service
+    for host in (FIRST, SECOND):
+        with socket.create_connection((host, port), 10):
+            pass
+    assert f"shuffle service, port {port} of all hosts" in call(directory, "status").output
+    assert len(cluster.pids("127.0.0.1", "shuffle-service")) == 1
+
     down = call(directory, "down")
     assert down.exit_code == 0
-    assert down.output == "Stopped 3 processes.\n"
+    assert down.output == "Stopped 4 processes.\n"
     assert cluster.processes() == []
     assert cluster.state() is None
     assert not (directory / FIRST / "local").exists()

@@ -6,6 +6,7 @@ Used by `tools/cluster`, for people, and by the tests of faults, which kill its 
     DIRECTORY/lock                held while a cluster is started or stopped
     DIRECTORY/cluster.json        the cluster that was started (`State`); gone when it is down
     DIRECTORY/master.log
+    DIRECTORY/shuffle-service.log     what Spark's external shuffle service says, if it was started
     DIRECTORY/HOST/worker.log     what the worker says
     DIRECTORY/HOST/work/          what its executors say: APPLICATION/EXECUTOR/stderr
     DIRECTORY/HOST/local/         its disk: SPARK_LOCAL_DIRS; removed when the cluster is stopped
@@ -25,13 +26,14 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -52,6 +54,7 @@ LOG_TAIL = 30  # lines of a log that an error shows
 KINDS = {
     "master": f"{DAEMON}.master.Master",
     "worker": f"{DAEMON}.worker.Worker",
+    "shuffle-service": f"{DAEMON}.ExternalShuffleService",
     "executor": "org.apache.spark.executor.CoarseGrainedExecutorBackend",
     "python": "pyspark.daemon",
     "janitor": "sortshuffle.storage.janitor",
@@ -74,13 +77,25 @@ class ClusterError(click.ClickException):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A cluster that was started. ``web``: the master's page. ``memory``: of a worker, as Spark writes it."""
+    """A cluster that was started. ``web``: the master's page. ``memory``: of a worker, as Spark writes it.
+    ``shuffle_service``: the port of Spark's external shuffle service, 0 if it was not started."""
 
     master: str
     web: str
     hosts: tuple[str, ...]
     cores: int
     memory: str
+    shuffle_service: int = 0
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What an application must be told beside the master."""
+        if not self.shuffle_service:
+            return {}
+        return {
+            "spark.shuffle.service.enabled": "true",
+            "spark.shuffle.service.port": str(self.shuffle_service),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +121,19 @@ class Cluster:
 
     # ---- starting and stopping ---------------------------------------------------------------------------
 
-    def up(self, workers: int, *, cores: int = 1, memory: str = "2g", port: int = 0) -> State:
+    def up(
+        self,
+        workers: int,
+        *,
+        cores: int = 1,
+        memory: str = "2g",
+        port: int = 0,
+        shuffle_service: bool = False,
+    ) -> State:
         """Start the master and so many workers; returns when all have registered.
 
         ``cores`` and ``memory``: what each worker has to give. ``port``: the master's, 0 for a free one.
+        ``shuffle_service``: start Spark's external shuffle service, too.
         Raises `ClusterError`, and then nothing is left running.
         """
         if not 1 <= workers <= MOST_WORKERS:
@@ -121,7 +145,8 @@ class Cluster:
                 )
             self._clear()
             try:
-                return self._start(workers, cores, memory, port)
+                state = self._start(workers, cores, memory, port)
+                return self.start_shuffle_service() if shuffle_service else state
             except BaseException:
                 self._stop()
                 raise
@@ -147,6 +172,23 @@ class Cluster:
         started = self._start_worker(host, state.master, state.cores, state.memory)
         log = self._log(host)
         _wait(lambda: host in self.alive_hosts(), f"the worker on {host} to register", {log: started})
+
+    def start_shuffle_service(self) -> State:
+        """Start Spark's external shuffle service; returns when it answers.
+
+        One process for all hosts: it listens at all addresses, and executors look for it at their own host's.
+        """
+        state = self._running()
+        log = self.directory / "shuffle-service.log"
+        with socket.create_server(("", 0)) as free:
+            port = free.getsockname()[1]
+        options = f"-Dspark.shuffle.service.enabled=true -Dspark.shuffle.service.port={port}"
+        variables = {"SPARK_DAEMON_JAVA_OPTS": f"{DAEMON_OPTIONS} {options}"}
+        started = self._launch(MASTER_HOST, KINDS["shuffle-service"], [], variables, log)
+        _wait(lambda: _answers(port), "the shuffle service to answer", {log: started})
+        state = replace(state, shuffle_service=port)
+        self._state_file.write_text(json.dumps(asdict(state)))
+        return state
 
     # ---- looking -----------------------------------------------------------------------------------------
 
@@ -236,6 +278,7 @@ class Cluster:
         """Remove what an earlier cluster has left: nothing but what this module makes."""
         self._state_file.unlink(missing_ok=True)
         self._log(MASTER_HOST).unlink(missing_ok=True)
+        (self.directory / "shuffle-service.log").unlink(missing_ok=True)
         for old in self.directory.glob("127.0.*.*"):
             shutil.rmtree(old, ignore_errors=True)
 
@@ -271,7 +314,12 @@ class Cluster:
         return self._launch(host, f"{DAEMON}.worker.Worker", arguments, {"SPARK_LOCAL_DIRS": str(local)})
 
     def _launch(
-        self, host: str, main: str, arguments: list[str], variables: Mapping[str, str]
+        self,
+        host: str,
+        main: str,
+        arguments: list[str],
+        variables: Mapping[str, str],
+        log: Path | None = None,
     ) -> subprocess.Popen[bytes]:
         home = _spark_home()
         environment = {
@@ -281,11 +329,11 @@ class Cluster:
             "SPARK_DAEMON_JAVA_OPTS": DAEMON_OPTIONS,
             **variables,
         }
-        with open(self._log(host), "ab") as log:
+        with open(log or self._log(host), "ab") as opened:
             return subprocess.Popen(
                 [str(home / "bin" / "spark-class"), main, *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=opened,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 cwd=self.directory,
@@ -296,7 +344,7 @@ class Cluster:
         """Workers end their executors, executors their Python; only what does not end by itself is killed."""
         found = self.processes()
         for process in found:
-            if process.kind in ("master", "worker"):
+            if process.kind in ("master", "worker", "shuffle-service"):
                 _signal(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + STOP_PATIENCE
         while (left := self.processes()) and time.monotonic() < deadline:
@@ -349,6 +397,11 @@ def _wait(
             logs = "\n".join(f"The end of {log}:\n{_tail(log)}" for log in started)
             raise ClusterError(f"waited {START_PATIENCE:.0f} s for {what}. {logs}")
         time.sleep(LOOK)
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex((MASTER_HOST, port)) == 0
 
 
 def _read(log: Path) -> str:
@@ -417,18 +470,20 @@ def main() -> None:
 @click.option("--cores", default=1, show_default=True, type=click.IntRange(min=1), help="Of each worker.")
 @click.option("--memory", default="2g", show_default=True, help="Of each worker, for its executors.")
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="The master's.  [default: a free one]")
+@click.option("--shuffle-service", is_flag=True, help="Start Spark's external shuffle service, too.")
 @_directory
-def up(workers: int, cores: int, memory: str, port: int, directory: str) -> None:
+def up(workers: int, cores: int, memory: str, port: int, shuffle_service: bool, directory: str) -> None:
     """Start a master and N workers, and say how to use them."""
     cluster = Cluster(directory)
-    state = cluster.up(workers, cores=cores, memory=memory, port=port)
+    state = cluster.up(workers, cores=cores, memory=memory, port=port, shuffle_service=shuffle_service)
     _describe(cluster, state)
     variables = " ".join(f"{name}={value}" for name, value in cluster.driver_environment().items())
     commands = Path(sys.executable).parent
     click.echo("\nRun the demo there:")
     click.echo(f"  {variables} {commands}/sortshuffle demo --master {state.master}")
     click.echo("or a job of your own:")
-    click.echo(f"  {variables} {commands}/spark-submit --master {state.master} JOB.py")
+    settings = "".join(f" --conf {name}={value}" for name, value in state.settings.items())
+    click.echo(f"  {variables} {commands}/spark-submit --master {state.master}{settings} JOB.py")
     click.echo("Stop it:")
     click.echo(f"  {ROOT}/tools/cluster down" + _option(directory))
 
@@ -463,7 +518,8 @@ def status(directory: str) -> None:
 def kill(host: str, kind: str, directory: str) -> None:
     """Kill what runs on HOST with SIGKILL, to see what is made of it. Exits 1 if there is nothing.
 
-    WHAT: worker, executor, python (the executor's Python workers), janitor, supervisor or service.
+    WHAT: worker, executor, python (the executor's Python workers), janitor, supervisor, service, or on
+    127.0.0.1 shuffle-service.
     """
     killed = Cluster(directory).kill(host, kind)
     if not killed:
@@ -481,6 +537,8 @@ def _describe(cluster: Cluster, state: State) -> None:
     for host in state.hosts:
         lost = "" if host in alive else ", LOST"
         click.echo(f"Worker     {host}, cores {state.cores}, memory {state.memory}{lost}")
+    if state.shuffle_service:
+        click.echo(f"Service    Spark's external shuffle service, port {state.shuffle_service} of all hosts")
     click.echo(f"Directory  {cluster.directory}")
 
 

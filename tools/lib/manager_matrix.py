@@ -22,6 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import click
+from checkout import commit
 from cluster import ROOT, Cluster
 from other_spark import run_with
 
@@ -115,7 +116,7 @@ def record(outcome: Outcome) -> None:
     found = {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "software": version("sortshuffle"),
-        "commit": _commit(),
+        "commit": commit(),
         "spark": version("pyspark"),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
@@ -123,14 +124,6 @@ def record(outcome: Outcome) -> None:
     }
     with open(RESULTS, "a") as opened:
         opened.write(json.dumps(found) + "\n")
-
-
-def _commit() -> str:
-    """The commit, with a + where the checkout is not as it was committed."""
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip()
 
 
 @click.command()
