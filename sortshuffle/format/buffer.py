@@ -26,14 +26,22 @@ from sortshuffle.format.malformed import CutShort, Malformed
 
 ALIGNMENT = 64  # bytes; Arrow's recommended alignment, and a cache line
 BUFFER_HEADER_BYTES = 8
-MAX_PAYLOAD_BYTES = 2**32 - 1
-
 _HEADER = struct.Struct("<BBHI")
 _U64 = struct.Struct("<Q")
 RAW_SIZE_BYTES = _U64.size
+TAG_BYTES = 16  # behind an encrypted payload: what proves that it is the one that was written
+MAX_PAYLOAD_BYTES = 2**32 - 1 - TAG_BYTES  # whether it is encrypted or not: what a job can write is the same
 _COMPRESSED = 1
+_ENCRYPTED = 2
+_BROADCAST = 4  # encrypted for a broadcast region; only with the flag before
+_KNOWN_FLAGS = frozenset(
+    (0, _COMPRESSED, *(_ENCRYPTED | more for more in (0, _COMPRESSED, _BROADCAST, _BROADCAST | _COMPRESSED)))
+)
 _FRAME_BYTES = BUFFER_HEADER_BYTES + CHECKSUM_BYTES
 _PADDING = tuple(bytes(n) for n in range(ALIGNMENT))
+
+ENCRYPTED_DATA = _ENCRYPTED << 8
+"""The first half of the header, as a number, of an encrypted data buffer that is not compressed."""
 
 
 class DataType(IntEnum):
@@ -70,12 +78,15 @@ class StoredBuffer(NamedTuple):
     """A verified buffer found in an extent: its payload is ``extent[start : start + size]``.
 
     A named tuple, because one is made for each buffer that is read: it takes half of a dataclass's time.
+    ``broadcast``: encrypted for all subpartitions.
     """
 
     start: int
     size: int
     data_type: DataType
     compressed: bool
+    encrypted: bool = False
+    broadcast: bool = False
 
 
 def sealed_size(payload_bytes: int) -> int:
@@ -104,6 +115,26 @@ def seal_compressed(block: BytesLike, size: int, *, records: int, raw_bytes: int
 def raw_size(extent: memoryview, buffer: StoredBuffer) -> int:
     """What a compressed buffer's block decompresses to; the block follows these 8 bytes."""
     return int(_U64.unpack_from(extent, buffer.start)[0])
+
+
+def raw_bytes_of(extent: memoryview, buffer: StoredBuffer) -> int:
+    """Bytes of a verified buffer's payload before compression and encryption; as it says."""
+    if buffer.compressed:
+        return raw_size(extent, buffer)
+    return buffer.size - TAG_BYTES if buffer.encrypted else buffer.size
+
+
+def marked_encrypted(header: bytes, is_broadcast: bool) -> bytes:
+    """The header of a buffer, with what stands before the payload, for the same one encrypted."""
+    data_type, flags, reserved, size = _HEADER.unpack_from(header)
+    flags |= _ENCRYPTED | (_BROADCAST if is_broadcast else 0)
+    return _HEADER.pack(data_type, flags, reserved, size + TAG_BYTES) + header[BUFFER_HEADER_BYTES:]
+
+
+def sealed_around(header: bytes, payload: BytesLike, raw_bytes: int, records: int) -> SealedBuffer:
+    """A buffer of this header, which is whole, and this payload."""
+    size = _HEADER.unpack_from(header)[3]
+    return _sealed(header, payload, size, raw_bytes, records)
 
 
 def _checked(size: int) -> int:
@@ -144,10 +175,18 @@ def scan_buffer(extent: memoryview, position: int) -> BufferScan:
     if computed != stored:
         raise Malformed("a buffer fails its checksum", position, f"{stored:#018x}", f"{computed:#018x}")
     data_type = _DATA_TYPES.get(kind)
-    if data_type is None or flags & ~_COMPRESSED or reserved:
+    if data_type is None or flags not in _KNOWN_FLAGS or reserved:
         raise Malformed("a buffer header has values this release does not know", position, 0, (kind, flags))
     start = position + BUFFER_HEADER_BYTES
-    return BufferScan(StoredBuffer(start, size, data_type, bool(flags & _COMPRESSED)), end, stored)
+    if flags <= _COMPRESSED:
+        return BufferScan(StoredBuffer(start, size, data_type, bool(flags)), end, stored)
+    least = TAG_BYTES + (RAW_SIZE_BYTES if flags & _COMPRESSED else 0)
+    if size < least:
+        raise Malformed("an encrypted buffer has no room for its tag", position, least, size)
+    found = StoredBuffer(
+        start, size, data_type, bool(flags & _COMPRESSED), True, broadcast=bool(flags & _BROADCAST)
+    )
+    return BufferScan(found, end, stored)
 
 
 def scan_extent(extent: memoryview, expected_checksum: int, expected_buffers: int) -> Iterator[StoredBuffer]:

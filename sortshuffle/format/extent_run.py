@@ -19,6 +19,7 @@ from sortshuffle.format.checksum import CHECKSUM_BYTES, BytesLike
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
+Bytes = npt.NDArray[np.uint8]
 _WORD = 8
 _XXH3_SECRET = np.uint64(0xC73AB174C5ECD5A2)  # bytes 8 to 15 of the default secret, and 16 to 23: XOR
 _XXH3_PRIME = np.uint64(0x9FB21C651E98DF25)  # PRIME_MX2
@@ -45,20 +46,32 @@ class ExtentRun:
 
 def seal_run(payloads: BytesLike, subpartitions: Int64s, sizes: Int64s, records: Int64s) -> ExtentRun:
     """Extents of these payloads, which stand one behind the other in ``payloads``. ``sizes``: bytes of each,
-    below 4 GiB; ``records``: in each. All of one shape."""
-    lengths = -(-(sizes + BUFFER_HEADER_BYTES + CHECKSUM_BYTES) // ALIGNMENT) * ALIGNMENT
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    words = np.zeros(int(ends[-1]) // _WORD, "<u8")
-    # the header: data type 0, no flags, and the size in the upper half of the word
-    words[starts // _WORD] = sizes.astype(np.uint64) << np.uint64(32)
-    data = words.view(np.uint8)
+    at most `MAX_PAYLOAD_BYTES`; ``records``: in each. All of one shape."""
+    lengths, data = laid_out(sizes)
+    starts = np.cumsum(lengths) - lengths
     view, source, position = data.data, memoryview(payloads).cast("B"), 0
     for start, size in zip((starts + BUFFER_HEADER_BYTES).tolist(), sizes.tolist(), strict=True):
         view[start : start + size] = source[position : position + size]
         position += size
-    buffers = words[ends // _WORD - 1] = checksums_of(data, starts, ends - CHECKSUM_BYTES)
-    return ExtentRun(subpartitions, lengths, sizes, records, checksums_of_single(buffers), data.data)
+    return ExtentRun(subpartitions, lengths, sizes, records, checksummed(data, lengths), data.data)
+
+
+def laid_out(sizes: Int64s, header: int = 0) -> tuple[Int64s, Bytes]:
+    """How long extents of one buffer each are, and memory for them with the buffers' headers. ``sizes``: of
+    their payloads. ``header``: the lower half of each header; 0 is that of plain data."""
+    lengths = -(-(sizes + BUFFER_HEADER_BYTES + CHECKSUM_BYTES) // ALIGNMENT) * ALIGNMENT
+    ends = np.cumsum(lengths)
+    words = np.zeros(int(ends[-1]) // _WORD, "<u8")
+    words[(ends - lengths) // _WORD] = sizes.astype(np.uint64) << np.uint64(32) | np.uint64(header)
+    return lengths, words.view(np.uint8)
+
+
+def checksummed(data: Bytes, lengths: Int64s) -> UInt64s:
+    """Put the checksum of each buffer behind it. Those of the extents."""
+    ends = np.cumsum(lengths)
+    buffers = checksums_of(data, ends - lengths, ends - CHECKSUM_BYTES)
+    data.view("<u8")[ends // _WORD - 1] = buffers
+    return checksums_of_single(buffers)
 
 
 def checksums_of(data: Any, starts: Int64s, ends: Int64s) -> UInt64s:

@@ -16,10 +16,15 @@ from sortshuffle.format.malformed import Malformed
 DATA_MAGIC = b"\x89SSD\r\n\x1a\n"
 INDEX_MAGIC = b"\x89SSI\r\n\x1a\n"
 VERSION = 1
+ENCRYPTED_VERSION = 2  # of a file whose payloads are encrypted: a release that cannot decrypt refuses it
 HEADER_BYTES = 56
 ID_BYTES = 16
 
-_LAYOUT = struct.Struct("<8sHHBBH16sIIQQ")
+CHECK_BYTES = 8  # of a key check
+_AES_256_GCM = 1  # the one cipher there is
+_LAYOUT = struct.Struct("<8sHHBBH16sII8sQ")
+_KNOWN = f"{VERSION} or {ENCRYPTED_VERSION}"
+_NO_CHECK = bytes(CHECK_BYTES)
 _CHECKED_BYTES = HEADER_BYTES - 8
 
 
@@ -45,7 +50,8 @@ class FileHeader:
     """What every reader must know first.
 
     ``file_id``: 16 bytes shared by the pair. ``first_subpartition``: the one whose extent is written
-    first in each region, less than ``subpartitions``.
+    first in each region, less than ``subpartitions``. ``key_check``: by which the key of the payloads is
+    known (`format.encryption`); empty where they are not encrypted.
     """
 
     file_id: bytes
@@ -53,6 +59,16 @@ class FileHeader:
     first_subpartition: int
     codec: Codec
     payload_kind: PayloadKind
+    key_check: bytes = b""
+
+    @property
+    def is_encrypted(self) -> bool:
+        return bool(self.key_check)
+
+    @property
+    def version(self) -> int:
+        """The format's, by which it is written."""
+        return ENCRYPTED_VERSION if self.is_encrypted else VERSION
 
     def pack(self, magic: bytes) -> bytes:
         """The header's bytes, for the file that ``magic`` names."""
@@ -60,15 +76,15 @@ class FileHeader:
             raise ValueError(f"a file id has {ID_BYTES} bytes, not {len(self.file_id)}")
         packed = _LAYOUT.pack(
             magic,
-            VERSION,
+            self.version,
             HEADER_BYTES,
             self.codec,
             self.payload_kind,
-            0,
+            _AES_256_GCM if self.is_encrypted else 0,
             self.file_id,
             self.subpartitions,
             self.first_subpartition,
-            0,
+            self.key_check,
             0,
         )
         return packed[:_CHECKED_BYTES] + checksum(packed[:_CHECKED_BYTES]).to_bytes(8, "little")
@@ -79,20 +95,24 @@ class FileHeader:
         if len(data) < HEADER_BYTES:
             raise Malformed("the file header is cut short", len(data), HEADER_BYTES, len(data))
         found = _LAYOUT.unpack_from(data)
-        found_magic, version, size, codec, kind, reserved, file_id, subpartitions, first, spare, crc = found
+        found_magic, version, size, codec, kind, cipher, file_id, subpartitions, first, check, crc = found
         if found_magic != magic:
             raise Malformed("the magic is wrong", 0, magic, found_magic)
         # before the checksum: another version may compute or place that differently
-        if version != VERSION:
-            raise Malformed("the format version is not known to this release", 8, VERSION, version)
+        if version not in (VERSION, ENCRYPTED_VERSION):
+            raise Malformed("the format version is not known to this release", 8, _KNOWN, version)
         if crc != checksum(data[:_CHECKED_BYTES]):
             raise Malformed(
                 "the file header fails its checksum", 48, hex(checksum(data[:_CHECKED_BYTES])), hex(crc)
             )
-        if size != HEADER_BYTES or reserved or spare:
-            raise Malformed("reserved bytes of the file header are set", 10, 0, (size, reserved, spare))
+        is_plain = version == VERSION
+        if size != HEADER_BYTES or (is_plain and (cipher or check != _NO_CHECK)):
+            raise Malformed("reserved bytes of the file header are set", 10, 0, (size, cipher, check.hex()))
+        if not is_plain and cipher != _AES_256_GCM:
+            raise Malformed("the cipher is not known to this release", 14, _AES_256_GCM, cipher)
         if codec not in Codec._value2member_map_ or kind not in PayloadKind._value2member_map_:
             raise Malformed("codec or payload kind is not known", 12, "a known one", (codec, kind))
         if not first < subpartitions:
             raise Malformed("the first subpartition is out of range", 36, f"< {subpartitions}", first)
-        return FileHeader(file_id, subpartitions, first, Codec(codec), PayloadKind(kind))
+        key_check = b"" if is_plain else check
+        return FileHeader(file_id, subpartitions, first, Codec(codec), PayloadKind(kind), key_check)

@@ -32,6 +32,7 @@ ENTRY = np.dtype(
 )
 ENTRY_BYTES = ENTRY.itemsize
 FOOTER_BYTES = 56
+MOST_DATA_BYTES = 1 << 53  # of a data file: 8 PiB, more than any file system takes, and exact as a float
 
 Entries = npt.NDArray[np.void]
 
@@ -186,9 +187,34 @@ def unpack_index(data: bytes) -> Index:
         )
     index = Index(header, entries, kinds, schema, writer, data_bytes)
     owned = index.once()
+    _check_extents(entries, owned, data_bytes, end)
+    _check_broadcast(entries, kinds)
     if int(owned["records"].sum()) != records or int(owned["buffers"].sum()) != buffers:
         raise Malformed("the index's totals do not add up", end, (records, buffers))
     return index
+
+
+def _check_extents(entries: Entries, owned: Entries, data_bytes: int, end: int) -> None:
+    """All extents lie in the data file, and take no more than that together: so no sum of sizes overflows,
+    and nobody makes room for more than a file can hold."""
+    starts, sizes = entries["offset"], entries["bytes"]
+    inside = (starts <= data_bytes) & (sizes <= data_bytes - np.minimum(starts, np.uint64(data_bytes)))
+    if not inside.all():
+        at = int(np.flatnonzero(~inside)[0])
+        region, subpartition = divmod(at, entries.shape[1])
+        what = f"the extent of region {region}, subpartition {subpartition} lies outside the data file"
+        raise Malformed(what, HEADER_BYTES + at * ENTRY_BYTES, data_bytes)
+    # in floating point, which does not overflow, and is exact up to that size
+    if data_bytes > MOST_DATA_BYTES or owned["bytes"].sum(dtype=np.float64) > data_bytes:
+        raise Malformed("the extents take more than the data file has", end + 16, data_bytes)
+
+
+def _check_broadcast(entries: Entries, kinds: tuple[RegionKind, ...]) -> None:
+    """All subpartitions have the one extent of a broadcast region."""
+    for region, kind in enumerate(kinds):
+        if kind is RegionKind.BROADCAST and (others := entries[region] != entries[region, 0]).any():
+            place = HEADER_BYTES + (region * entries.shape[1] + int(np.flatnonzero(others)[0])) * ENTRY_BYTES
+            raise Malformed(f"the entries of region {region}, a broadcast region, differ", place)
 
 
 def _unpack_kinds(data: bytes, start: int, regions: int) -> tuple[RegionKind, ...]:

@@ -7,6 +7,7 @@ import struct
 
 import pyarrow as pa
 import pytest
+from damaged import refusal, undetected_changes
 from engine import buffer_by_hand, xxh3
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,31 +120,26 @@ def test_a_payload_is_not_copied() -> None:
     assert seal_compressed(payload, payload.size, records=1, raw_bytes=2 << 20).payload is payload
 
 
-def test_a_payload_above_four_gib_is_refused() -> None:
-    with pytest.raises(ValueError, match="at most 4294967295 bytes, not 4294967296"):
+def test_a_payload_that_with_a_tag_is_above_four_gib_is_refused() -> None:
+    with pytest.raises(ValueError, match="at most 4294967279 bytes, not 4294967280"):
         seal(b"", MAX_PAYLOAD_BYTES + 1, records=1)
-    with pytest.raises(ValueError, match="at most 4294967295 bytes, not 4294967296"):
+    with pytest.raises(ValueError, match="at most 4294967279 bytes, not 4294967280"):
         seal_compressed(b"", MAX_PAYLOAD_BYTES - 7, records=1, raw_bytes=1)
 
 
-@pytest.mark.parametrize("offset", range(128))
-def test_a_flipped_bit_of_any_byte_of_a_buffer_is_refused(offset: int) -> None:
+def test_a_changed_byte_of_a_buffer_is_refused() -> None:
     good = bytes_of(sealed(bytes(range(60))))
     assert len(good) == 128
-    for bit in range(8):
-        damaged = bytearray(good)
-        damaged[offset] ^= 1 << bit
-        with pytest.raises(Malformed):
-            scan(bytes(damaged))
+    assert undetected_changes(good, scan) == []
 
 
-@pytest.mark.parametrize("size", range(128))
-def test_every_truncated_buffer_is_cut_short(size: int) -> None:
+def test_every_truncated_buffer_is_cut_short() -> None:
     good = bytes_of(sealed(bytes(range(60))))
-    with pytest.raises(CutShort) as caught:
-        scan(good[:size])
-    what = "a buffer header is cut short" if size < BUFFER_HEADER_BYTES else "a buffer is cut short"
-    assert (caught.value.what, caught.value.offset, caught.value.found) == (what, 0, size)
+    for size in range(len(good)):
+        what = "a buffer header is cut short" if size < BUFFER_HEADER_BYTES else "a buffer is cut short"
+        found = refusal(scan, good[:size])
+        assert isinstance(found, CutShort), f"of {size} bytes"
+        assert (found.what, found.offset, found.found) == (what, 0, size)
 
 
 def test_damage_in_a_later_buffer_is_reported_at_its_offset() -> None:
@@ -154,7 +150,7 @@ def test_damage_in_a_later_buffer_is_reported_at_its_offset() -> None:
     assert caught.value.offset == 128
 
 
-@pytest.mark.parametrize(("offset", "value"), [(0, 6), (0, 255), (1, 2), (1, 3), (1, 128), (2, 1), (3, 128)])
+@pytest.mark.parametrize(("offset", "value"), [(0, 6), (0, 255), (1, 4), (1, 8), (1, 128), (2, 1), (3, 128)])
 def test_header_values_that_are_not_known_are_refused_although_the_checksum_is_right(
     offset: int, value: int
 ) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+from damaged import refusal, undetected_changes
 from engine import ID, header_by_hand, xxh3
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,20 +68,20 @@ def test_what_follows_the_header_does_not_matter(header: FileHeader, rest: bytes
     assert FileHeader.unpack(header.pack(DATA_MAGIC) + rest, DATA_MAGIC) == header
 
 
-@pytest.mark.parametrize("size", range(HEADER_BYTES))
-def test_every_truncated_header_is_refused(size: int) -> None:
-    with pytest.raises(Malformed, match="cut short") as caught:
-        FileHeader.unpack(GOOD[:size], DATA_MAGIC)
-    assert (caught.value.offset, caught.value.expected, caught.value.found) == (size, 56, size)
+def test_every_truncated_header_is_refused() -> None:
+    for size in range(HEADER_BYTES):
+        found = refusal(unpack, GOOD[:size])
+        assert found is not None, f"of {size} bytes"
+        assert "cut short" in str(found)
+        assert (found.offset, found.expected, found.found) == (size, 56, size)
 
 
-@pytest.mark.parametrize("offset", range(HEADER_BYTES))
-def test_a_flipped_bit_of_any_byte_is_refused(offset: int) -> None:
-    for bit in range(8):
-        damaged = bytearray(GOOD)
-        damaged[offset] ^= 1 << bit
-        with pytest.raises(Malformed):
-            FileHeader.unpack(bytes(damaged), DATA_MAGIC)
+def test_a_changed_byte_is_refused() -> None:
+    assert undetected_changes(GOOD, unpack) == []
+
+
+def unpack(header: bytes) -> FileHeader:
+    return FileHeader.unpack(header, DATA_MAGIC)
 
 
 def test_a_data_file_is_not_taken_for_an_index_nor_the_reverse() -> None:
@@ -98,15 +99,15 @@ def test_a_copy_in_text_mode_is_found_by_the_magic(old: bytes, new: bytes) -> No
 
 def test_another_version_is_refused_by_number() -> None:
     with pytest.raises(Malformed, match="version") as caught:
-        FileHeader.unpack(with_bytes(8, b"\x02\x00"), DATA_MAGIC)
-    assert (caught.value.offset, caught.value.expected, caught.value.found) == (8, 1, 2)
+        FileHeader.unpack(with_bytes(8, b"\x03\x00"), DATA_MAGIC)
+    assert (caught.value.offset, caught.value.expected, caught.value.found) == (8, "1 or 2", 3)
 
 
 def test_another_version_is_refused_by_number_even_if_its_header_is_checked_otherwise() -> None:
     later = GOOD[:8] + struct.pack("<HH", 513, 72) + bytes(60)
     with pytest.raises(Malformed, match="version") as caught:
         FileHeader.unpack(later, DATA_MAGIC)
-    assert (caught.value.expected, caught.value.found) == (1, 513)
+    assert (caught.value.expected, caught.value.found) == ("1 or 2", 513)
 
 
 @pytest.mark.parametrize("offset", [10, 11, 14, 15, *range(40, 48)])

@@ -8,6 +8,7 @@ import struct
 
 import numpy as np
 import pytest
+from damaged import refusal, undetected_changes
 from engine import WRITER, WRITER_JSON, Pair, Region, pair_by_hand, xxh3
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,19 +100,12 @@ def test_an_index_without_regions_is_read() -> None:
     assert (index.data_bytes, len(data)) == (56, 56)
 
 
-@pytest.mark.parametrize("offset", range(len(GOOD)))
-def test_a_changed_byte_anywhere_is_refused(offset: int) -> None:
-    for mask in (*(1 << bit for bit in range(8)), 0xFF):
-        damaged = bytearray(GOOD)
-        damaged[offset] ^= mask
-        with pytest.raises(Malformed):
-            unpack_index(bytes(damaged))
+def test_a_changed_byte_anywhere_is_refused() -> None:
+    assert undetected_changes(GOOD, unpack_index) == []
 
 
 def test_every_truncated_index_is_refused() -> None:
-    for size in range(len(GOOD)):
-        with pytest.raises(Malformed):
-            unpack_index(GOOD[:size])
+    assert [size for size in range(len(GOOD)) if refusal(unpack_index, GOOD[:size]) is None] == []
 
 
 @given(st.binary(min_size=1, max_size=200))
@@ -151,6 +145,42 @@ def test_totals_in_the_footer_must_add_up(offset: int, total: str) -> None:
         unpack_index(with_bytes(FOOTER + offset, struct.pack("<Q", value + 1)))
 
 
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (0, 1 << 40, "outside the data file"),
+        (8, 1 << 40, "outside the data file"),
+        (8, (1 << 64) - 1, "outside the data file"),  # with the offset it is a small number again
+        (0, (1 << 64) - 1, "outside the data file"),
+    ],
+    ids=["offset", "bytes", "bytes that wrap", "offset that wraps"],
+)
+def test_an_extent_outside_the_data_file_is_refused(at: int, value: int, message: str) -> None:
+    with pytest.raises(Malformed, match=message) as caught:
+        unpack_index(with_bytes(56 + at, struct.pack("<Q", value)))
+    assert caught.value.offset == 56
+
+
+@pytest.mark.parametrize("field", range(6), ids=["offset", "bytes", "raw", "records", "checksum", "buffers"])
+def test_a_broadcast_region_has_one_extent(field: int) -> None:
+    at = 56 + 48 * 4  # of the second subpartition in the second region
+    changed = bytearray(GOOD[at : at + 48])
+    changed[8 * field] -= 1
+    with pytest.raises(Malformed, match="the entries of region 1, a broadcast region, differ") as caught:
+        unpack_index(with_bytes(at, bytes(changed)))
+    assert caught.value.offset == at
+
+
+def test_extents_cannot_take_more_than_the_data_file_has() -> None:
+    (data_bytes,) = struct.unpack_from("<Q", GOOD, FOOTER + 16)
+    everything = struct.pack("<QQ", 0, data_bytes)
+    data = with_bytes(56, everything + GOOD[56 + 16 : 56 + 48] + everything)  # two extents of all of it
+    with pytest.raises(Malformed, match="take more than the data file has"):
+        unpack_index(data)
+    with pytest.raises(Malformed, match="take more than the data file has"):
+        unpack_index(with_bytes(FOOTER + 16, struct.pack("<Q", (1 << 53) + 1)))
+
+
 @pytest.mark.parametrize("offset", [FOOTER + 12, *(56 + 48 * entry + 44 for entry in range(6))])
 def test_reserved_bytes_are_refused_if_they_are_set(offset: int) -> None:
     for position in range(offset, offset + 4):
@@ -165,7 +195,21 @@ def test_a_region_kind_that_is_not_known_is_refused(kind: int) -> None:
     assert (caught.value.offset, caught.value.found) == (KINDS + 1, kind)
 
 
-@pytest.mark.parametrize("written", [b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe{}", b'{"ordering":5}'])
+@pytest.mark.parametrize(
+    "written",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"\xff\xfe{}",
+        b'{"ordering":5}',
+        b'{"attempt":"7"}',
+        b'{"host":5}',
+        b'{"exchange":true}',
+    ],
+)
 def test_a_writer_that_is_not_a_json_object_is_refused(written: bytes) -> None:
     with pytest.raises(Malformed, match="writer") as caught:
         unpack_index(with_writer(written))
