@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from sortshuffle.cli.cleaning import Thing, Verdict, judge_all, remove
-from sortshuffle.cli.look import warn
-from sortshuffle.cli.output import Output, plural
+from sortshuffle.cli.output import Output, plural, print_json
 from sortshuffle.cli.stored_cleaning import judge_stored, remove_stored
+from sortshuffle.cli.unseen import CannotLook, PassedOver, warn
 from sortshuffle.errors import UsageError
 from sortshuffle.options import format_size
 from sortshuffle.storage.stored_files import is_url
@@ -53,10 +53,23 @@ class _Directory(click.Path):
     help="Remove also what cannot be judged from here and has not changed for so long, such as 12h or 7d.",
 )
 @click.option(
-    "--application", metavar="ID", help="At a URL: only this application's, whose end you are sure of."
+    "--application",
+    metavar="ID",
+    help="At a URL: only this application's, whose end you are sure of. Where two masters gave one id, name"
+    " the directory: that means it alone.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object: what each home, map output or application is, and what came of it.",
 )
 def clean(
-    directories: tuple[str, ...], dry_run: bool, older_than: float | None, application: str | None
+    directories: tuple[str, ...],
+    dry_run: bool,
+    older_than: float | None,
+    application: str | None,
+    as_json: bool,
 ) -> None:
     """Remove map outputs that no live application owns.
 
@@ -74,29 +87,44 @@ def clean(
     be told from a URL: all are listed, and removed is what --older-than or --application says, uploads that
     were never completed included.
 
-    Exit codes: 0 done, 1 something could not be removed, 2 the call is wrong.
+    Exit codes: 0 done, 1 something could not be removed, 2 the call is wrong, 4 the store refuses or does not
+    answer.
     """
-    out = Output()
-    removed: list[Verdict] = []
-    kept: list[Verdict] = []
-    failed: list[Verdict] = []
-    seen: set[str] = set()
     if application is not None and not all(map(is_url, directories)):
         raise UsageError("--application is for URLs: of a local directory every home says whose it is")
-    for directory in directories:
-        for verdict in _judged(directory, application, older_than):
-            if verdict.path in seen:
-                continue
-            seen.add(verdict.path)
-            outcome = _carry_out(verdict, dry_run)
-            {"kept": kept, "failed": failed}.get(outcome, removed).append(verdict)
-            _say(out, outcome, verdict)
-    if not seen:
+    out = Output()
+    done: dict[str, tuple[str, Verdict]] = {}  # by path, which directories may share
+    passed_over = PassedOver()
+    refusal: CannotLook | None = None
+    try:
+        for directory in directories:
+            for verdict in _judged(directory, application, older_than, passed_over):
+                if verdict.path not in done:
+                    outcome = _carry_out(verdict, dry_run)
+                    done[verdict.path] = outcome, verdict
+                    if not as_json:
+                        _say(out, outcome, verdict)
+    except CannotLook as error:
+        refusal = error
+    by_outcome: dict[str, list[Verdict]] = {outcome: [] for outcome in _STYLES}
+    for outcome, verdict in done.values():
+        by_outcome[outcome].append(verdict)
+    if as_json:
+        print_json(
+            {
+                "dry_run": dry_run,
+                "found": [_document(*each) for each in done.values()],
+                "passed_over": passed_over.documents,
+                "error": refusal.document if refusal else None,
+            }
+        )
+    elif done:
+        _say_sums(out, by_outcome, dry_run)
+    elif refusal is None:
         out.line(f"There are no files of sortshuffle's executors below {', '.join(directories)}.")
-        return
-    out.line(f"{'Would remove' if dry_run else 'Removed'} {_sum(removed)}; kept {_sum(kept)}.")
-    if failed:
-        out.line(f"Could not remove {_sum(failed)}: look at who owns the files.", "red")
+    if refusal is not None:
+        raise refusal
+    if by_outcome["failed"]:
         raise SystemExit(1)
 
 
@@ -115,19 +143,39 @@ def _carry_out(verdict: Verdict, dry_run: bool) -> str:
     return "removed"
 
 
-def _judged(directory: str, application: str | None, older_than: float | None) -> Iterator[Verdict]:
+def _judged(
+    directory: str, application: str | None, older_than: float | None, passed_over: PassedOver
+) -> Iterator[Verdict]:
     if not is_url(directory):
-        yield from judge_all(directory, older_than, warn)
+        yield from judge_all(directory, older_than, passed_over.add)
         return
     try:
         yield from judge_stored(directory, application, older_than)
     except OSError as error:
-        raise click.ClickException(f"{error.filename}: {error.strerror}") from None
+        raise CannotLook.of(error) from None
 
 
 def _say(out: Output, outcome: str, verdict: Verdict) -> None:
     size = format_size(verdict.bytes)
     out.line(f"{outcome:<12}  {size:>9}  {verdict.path}: {verdict.reason}", _STYLES[outcome])
+
+
+def _say_sums(out: Output, by_outcome: dict[str, list[Verdict]], dry_run: bool) -> None:
+    removed = by_outcome["would remove" if dry_run else "removed"]
+    done = "Would remove" if dry_run else "Removed"
+    out.line(f"{done} {_sum(removed)}; kept {_sum(by_outcome['kept'])}.")
+    if failed := by_outcome["failed"]:
+        out.line(f"Could not remove {_sum(failed)}: look at who owns the files.", "red")
+
+
+def _document(outcome: str, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "outcome": outcome,
+        "what": verdict.what.name.lower().replace("_", " "),
+        "path": verdict.path,
+        "bytes": verdict.bytes,
+        "why": verdict.reason,
+    }
 
 
 def _sum(verdicts: Sequence[Verdict]) -> str:

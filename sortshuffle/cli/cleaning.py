@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from sortshuffle import calls
+from sortshuffle.storage import forgotten
 from sortshuffle.storage.home_failures import MARKER_FILE
 from sortshuffle.storage.host import is_this_host
 from sortshuffle.storage.janitor import LOCK_FILE
@@ -34,10 +36,13 @@ from sortshuffle.storage.lifetime import (
     HOME_ROOT,
     NAME_DIGEST_BYTES,
     OWNER_FILE,
+    SILENT_FILE,
     Owner,
     dead_outputs,
     dead_partials,
     delete_unfinished,
+    finished_outputs,
+    is_gone,
     is_locked,
     process_start,
     remove_home,
@@ -87,7 +92,7 @@ def judge_all(
 
 def homes_below(directory: str, on_error: Callable[[OSError], None]) -> Iterator[str]:
     """Directories that stand where a home stands, at or below a directory, sorted."""
-    for path, names, _ in os.walk(os.path.realpath(directory), onerror=on_error):
+    for path, names, _ in calls.walk(calls.realpath(directory), onerror=on_error):
         names.sort()
         application = os.path.dirname(path)
         if os.path.basename(os.path.dirname(application)) == HOME_ROOT:
@@ -99,7 +104,7 @@ def remove(verdict: Verdict) -> bool:
     """Delete what was judged on this host; False if something is left of it."""
     if verdict.what is Thing.HOME:
         remove_home(verdict.path)
-        return not os.path.lexists(verdict.path)
+        return is_gone(verdict.path)
     file = PartitionedFile(verdict.path)
     try:
         if verdict.what is Thing.UNFINISHED_OUTPUT:
@@ -129,9 +134,9 @@ class _Home:
     def of(path: str) -> _Home | None:
         """None if it is not one after all, has gone meanwhile, or cannot be listed."""
         try:
-            with os.scandir(path) as scan:
+            with calls.scandir(path) as scan:
                 found = {entry.name: entry.stat(follow_symlinks=False) for entry in scan}
-            changed = os.lstat(path).st_mtime
+            changed = calls.lstat(path).st_mtime
         except OSError:
             return None
         owner = Owner.read(path)
@@ -149,7 +154,8 @@ class _Home:
 
 
 def _is_ours(name: str, status: os.stat_result) -> bool:
-    named_so = name.startswith(OWNER_FILE) or name in (LOCK_FILE, MARKER_FILE)
+    named_so = name.startswith((OWNER_FILE, SILENT_FILE, forgotten.PREFIX))
+    named_so = named_so or name in (LOCK_FILE, MARKER_FILE)
     named_so = named_so or PartitionedFile.of(name) is not None
     return named_so and stat.S_ISREG(status.st_mode)
 
@@ -161,7 +167,8 @@ def _judge(home: _Home, older_than: float | None, now: float) -> Iterator[Verdic
         yield Verdict(home.path, Thing.HOME, False, home.bytes, reason)
         yield from _dead_outputs(home.path, owner, now)
         return
-    is_dead, reason = _is_dead(home, now)
+    has_files = owner is not None and _has_files_of_spark(home.path, owner, now)
+    is_dead, reason = _is_dead(home, has_files, now)
     if is_dead is None:
         age = now - home.changed
         is_dead = older_than is not None and age > older_than
@@ -171,10 +178,13 @@ def _judge(home: _Home, older_than: float | None, now: float) -> Iterator[Verdic
     if is_dead and home.is_held:
         is_dead, reason = False, f"a process holds a lock in it ({reason})"
     yield Verdict(home.path, Thing.HOME, is_dead, home.bytes, reason)
+    if owner is not None and has_files and not is_dead:
+        yield from _dead_outputs(home.path, owner, now)
 
 
-def _is_dead(home: _Home, now: float) -> tuple[bool | None, str]:
-    """Whether a home that is not known to be live is dead, None if that cannot be told; and why."""
+def _is_dead(home: _Home, has_files: bool, now: float) -> tuple[bool | None, str]:
+    """Whether a home that is not known to be live is dead, None if that cannot be told; and why.
+    ``has_files``: as `_has_files_of_spark`."""
     owner = home.owner
     if owner is None and home.is_bare:
         if now - home.changed < OWNER_IS_WRITTEN:
@@ -184,6 +194,8 @@ def _is_dead(home: _Home, now: float) -> tuple[bool | None, str]:
         return None, "it has no owner.json that can be read"
     if owner.on_this_host() and not owner.is_seen:
         return None, f"it belongs to another container of {owner.host}, whose processes are not seen here"
+    if has_files:
+        return None, f"{_end_of(owner)}, but Spark's shuffle service may still serve what it had finished"
     if owner.on_this_host() and owner.outlived and not owner.sees_the_end():
         return (
             None,
@@ -206,11 +218,26 @@ def _end_of(owner: Owner) -> str:
     return what + (", it was kept by spark.sortshuffle.keep" if owner.keep else "")
 
 
+def _has_files_of_spark(home: str, owner: Owner, now: float) -> bool:
+    """Whether Spark has shuffle files of an ended executor that go with map outputs of this home, as far as
+    can be told."""
+    if not (owner.leaves_outputs_to_spark and owner.has_ended()):
+        return False
+    try:
+        return len(finished_outputs(home)) > len(list(dead_outputs(home, owner, now)))
+    except OSError:
+        return True
+
+
 def _dead_outputs(home: str, owner: Owner, now: float) -> Iterator[Verdict]:
     for file in dead_partials(home, now):
         reason = "its task ended before it was finished"
         yield Verdict(file.base, Thing.UNFINISHED_OUTPUT, True, _size_of(file), reason)
-    for file in dead_outputs(home, owner, now):
+    try:
+        forgotten_by_spark = list(dead_outputs(home, owner, now))
+    except OSError:
+        return  # Spark's directories cannot be read: what it has forgotten is not known
+    for file in forgotten_by_spark:
         yield Verdict(file.base, Thing.FINISHED_OUTPUT, True, _size_of(file), "Spark has forgotten it")
 
 
@@ -218,7 +245,7 @@ def _size_of(file: PartitionedFile) -> int:
     size = 0
     for path in (file.data_path, file.index_path, file.partial_data_path, file.partial_index_path):
         try:
-            size += os.lstat(path).st_size
+            size += calls.lstat(path).st_size
         except OSError:
             continue
     return size
@@ -227,7 +254,7 @@ def _size_of(file: PartitionedFile) -> int:
 def _boot_time() -> float:
     """When this machine was started, seconds since 1970; 0 if that cannot be told."""
     try:
-        with open("/proc/stat", encoding="ascii") as opened:
+        with calls.open_file("/proc/stat", encoding="ascii") as opened:
             lines = [line.split() for line in opened]
     except OSError:
         return 0.0

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
+from sortshuffle import calls
 from sortshuffle.errors import OptionError
 from sortshuffle.spark.manager.jar import jar_path, why_no_jar
 from sortshuffle.spark.manager.launch import SUBMIT_ARGUMENTS, defaults_file, launch_of
@@ -73,7 +74,7 @@ def _say_for_what(release: str, defaults: str) -> None:
         if release
         else "Checked for no release of Spark (no pyspark is installed)"
     )
-    beside = f"defaults of {defaults}" if os.path.isfile(defaults) else "no spark-defaults.conf"
+    beside = f"defaults of {defaults}" if calls.isfile(defaults) else "no spark-defaults.conf"
     click.echo(f"{spark}; {beside}", err=True)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -17,7 +18,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from sortshuffle.cli.printing import CannotPrint
 from sortshuffle.options import format_size
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from sortshuffle.spark.reports import StageTotals
 
 PARTITIONS = 16
+URL = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)  # Hadoop takes it without slashes, too
 KEPT_DIRECTORY = "sortshuffle-demo"
 POLL = 0.2  # seconds between looks at Spark's progress
 PLAIN_WIDTH = 100  # columns where the output is no terminal
@@ -53,6 +56,8 @@ def demo(parquet: str | None, key: str | None, partitions: int, master: str, kee
     """
     if (parquet is None) != (key is None):
         raise click.UsageError("--parquet and --key go together")
+    if parquet is not None and is_missing(parquet):
+        raise click.BadParameter(f"there is nothing at {parquet}", param_hint="--parquet")
     console = _console()
     directory = os.path.abspath(KEPT_DIRECTORY) if keep else None
     settings = {
@@ -72,6 +77,14 @@ def demo(parquet: str | None, key: str | None, partitions: int, master: str, kee
             sys.exit(130)
         finally:
             spark.stop()
+
+
+def is_missing(path: str) -> bool:
+    """Whether a plain local path leads nowhere: Spark need not be started to find that out. What a URL or a
+    pattern means is left to who reads it."""
+    local = path.removeprefix("file:")
+    is_plain = "://" not in path and URL.match(local) is None and not set(path) & set("*?[{")
+    return is_plain and not os.path.exists(local)
 
 
 def _source(parquet: str | None, key: str | None, scratch: str) -> tuple[str, str]:
@@ -117,8 +130,10 @@ def _session(console: Console, master: str, settings: dict[str, str], log: str) 
 
     import sortshuffle
     from sortshuffle.spark.manager.choice import LOGGER, choose
+    from sortshuffle.spark.session import address_this_host
 
     started = time.perf_counter()
+    address_this_host(master)
     builder = SparkSession.builder.master(master).appName("sortshuffle demo")
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -166,7 +181,12 @@ def _progress(console: Console, spark: Any) -> Iterator[None]:
     """Tasks done of Spark's running stages: a bar on a terminal, else one line per stage."""
     done = threading.Event()
     watch = _draw_bars if console.is_terminal else _print_lines
-    watcher = threading.Thread(target=watch, args=(console, spark, done), daemon=True)
+
+    def run() -> None:
+        with suppress(CannotPrint):  # the main thread meets it at its next line
+            watch(console, spark, done)
+
+    watcher = threading.Thread(target=run, daemon=True)
     watcher.start()
     try:
         yield
@@ -268,10 +288,12 @@ def _show_exchanges(console: Console, totals: Sequence[StageTotals]) -> None:
 def _show_next(console: Console, directory: str | None) -> None:
     console.print()
     if directory is None:
-        console.print(f"The files went with the job. To keep and look into some:  {_command('demo --keep')}")
+        hint = f"The files went with the job. To keep and look into some:  {_command('demo --keep')}"
+        console.print(hint, soft_wrap=True)  # on one line, so that the command can be copied
         return
-    console.print(f"The files are in {directory}")
-    console.print(f"Look inside:  {_command(f'dump {shlex.quote(os.path.relpath(directory))}')}")
+    console.print(f"The files are in {directory}", soft_wrap=True)
+    look = _command(f"dump {shlex.quote(os.path.relpath(directory))}")
+    console.print(f"Look inside:  {look}", soft_wrap=True)
 
 
 def _command(arguments: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from sortshuffle.cli.exchanges import Exchange, Listing
 from sortshuffle.cli.look import Look
 from sortshuffle.cli.records import Rows, schema_of
-from sortshuffle.format.header import VERSION, FileHeader
+from sortshuffle.format.header import FileHeader
 from sortshuffle.storage.data_check import LooseBuffer
 from sortshuffle.storage.extents import Extent
 from sortshuffle.storage.inspection import Fault, FoundFile, RegionTable, Spread, Totals
@@ -49,13 +49,14 @@ def summary(look: Look) -> dict[str, Any]:
     }
 
 
-def directory(path: str, found: Listing) -> dict[str, Any]:
-    """All pairs below a directory, and the exchanges that the complete ones are of."""
+def directory(path: str, found: Listing, passed_over: list[dict[str, str]]) -> dict[str, Any]:
+    """All pairs below a directory, the exchanges that the complete ones are of, and what cannot be listed."""
     return {
         "path": path,
         "pairs": [summary(look) for look in found.looks],
         "exchanges": [_exchange(each) for each in found.exchanges],
         "incomplete": len(found.wrong),
+        "passed_over": passed_over,
     }
 
 
@@ -81,12 +82,13 @@ def _header(header: FileHeader | None) -> dict[str, Any] | None:
     if header is None:
         return None
     return {
-        "version": VERSION,
+        "version": header.version,
         "id": header.file_id.hex(),
         "subpartitions": header.subpartitions,
         "first_subpartition": header.first_subpartition,
         "codec": header.codec.name.lower(),
         "payload": header.payload_kind.name.lower(),
+        "encrypted": header.is_encrypted,
     }
 
 

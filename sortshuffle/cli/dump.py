@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
 import click
 
 from sortshuffle.cli import documents, pages
-from sortshuffle.cli.exchanges import Listing, listing
+from sortshuffle.cli.exchanges import listing
+from sortshuffle.cli.key_file import key_file_option, read_key
 from sortshuffle.cli.look import AnyPath, Look, look, look_at_all, pairs_below, storage_errors
-from sortshuffle.cli.output import Output
+from sortshuffle.cli.output import Output, print_json
 from sortshuffle.cli.records import Rows, first_rows
+from sortshuffle.cli.unseen import PassedOver
 from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.storage.inspection import State
 from sortshuffle.storage.opened_files import is_directory
 
@@ -41,6 +42,7 @@ from sortshuffle.storage.opened_files import is_directory
     default="",
     help="Columns of the rows in a file of the shuffle manager, such as 'a long, b string'.",
 )
+@key_file_option
 @click.option("--all", "everything", is_flag=True, help="Show long tables and lists whole.")
 @click.option("--quick", is_flag=True, help="Do not read the data: what is damaged in it is not found.")
 def dump(
@@ -50,6 +52,7 @@ def dump(
     subpartition: int | None,
     unpickle: bool,
     schema: str,
+    key_file: str | None,
     everything: bool,
     quick: bool,
 ) -> None:
@@ -60,14 +63,16 @@ def dump(
     verified on the way. Files that are unfinished (.partial), damaged or without their other half are shown
     as far as they can be.
 
-    Exit codes: 0 all is well, 1 something is damaged, missing or unfinished, 2 the call is wrong.
+    Exit codes: 0 all is well, 1 something is damaged, missing or unfinished, or a directory cannot be listed,
+    2 the call is wrong, 4 the store refuses or does not answer.
     """
     if unpickle and records is None:
         raise UsageError("--unpickle needs --records N: how many objects to show")
     if schema and records is None:
         raise UsageError("--schema needs --records N: how many rows to show")
     with storage_errors():
-        is_well = _dumped(path, _Wanted(subpartition, records, unpickle, schema, everything), as_json, quick)
+        wanted = _Wanted(subpartition, records, unpickle, schema, everything, read_key(key_file))
+        is_well = _dumped(path, wanted, as_json, quick)
     if not is_well:
         raise SystemExit(1)
 
@@ -77,20 +82,17 @@ def _dumped(path: str, wanted: _Wanted, as_json: bool, quick: bool) -> bool:
     if is_directory(path):
         if wanted.records is not None or wanted.subpartition is not None:
             raise UsageError("--records and --subpartition need a data or index file, not a directory")
-        found = listing(look_at_all(pairs_below(path), quick))
-        _print_directory(path, found, as_json, wanted.everything)
-        return not found.wrong
-    pair = look(path, quick)
+        passed_over = PassedOver()
+        found = listing(look_at_all(pairs_below(path, passed_over.add), quick, wanted.key))
+        if as_json:
+            print_json(documents.directory(path, found, passed_over.documents))
+        else:
+            pages.directory(Output(), path, found, wanted.everything)
+        return not found.wrong and not passed_over.documents
+    pair = look(path, quick, key=wanted.key)
     _check_subpartition(pair, wanted.subpartition)
     _print_pair(pair, as_json, wanted)
     return pair.state is State.COMPLETE
-
-
-def _print_directory(path: str, found: Listing, as_json: bool, everything: bool) -> None:
-    if as_json:
-        _print_json(documents.directory(path, found))
-    else:
-        pages.directory(Output(), path, found, everything)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class _Wanted:
     unpickle: bool
     schema: str
     everything: bool
+    key: EncryptionKey | None
 
 
 def _print_pair(pair: Look, as_json: bool, wanted: _Wanted) -> None:
@@ -110,7 +113,7 @@ def _print_pair(pair: Look, as_json: bool, wanted: _Wanted) -> None:
         document = documents.pair(pair, wanted.subpartition)
         if wanted.records is not None:
             document["records"] = documents.records(rows, refusal)
-        _print_json(document)
+        print_json(document)
         return
     page = pages.PairPage(Output(), pair, wanted.subpartition, wanted.everything)
     page.print()
@@ -133,7 +136,8 @@ def _rows(pair: Look, wanted: _Wanted) -> tuple[Rows | None, str]:
         return None, ""
     chosen = _first_with_records(pair) if wanted.subpartition is None else wanted.subpartition
     try:
-        return first_rows(pair.inspection, chosen, wanted.records, wanted.unpickle, wanted.schema), ""
+        how = wanted.unpickle, wanted.schema, wanted.key
+        return first_rows(pair.inspection, chosen, wanted.records, *how), ""
     except (UnsupportedError, OSError) as error:
         return None, str(error)
 
@@ -141,7 +145,3 @@ def _rows(pair: Look, wanted: _Wanted) -> tuple[Rows | None, str]:
 def _first_with_records(pair: Look) -> int:
     table = pair.inspection.table
     return 0 if table is None else int((table.per_subpartition("records") > 0).argmax())
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    click.echo(json.dumps(document, indent=2))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import click
 
+from sortshuffle import calls
 from sortshuffle.cli.output import Advance, progress
 from sortshuffle.cli.records import record_counter
+from sortshuffle.cli.unseen import CannotLook
 from sortshuffle.errors import UsageError
-from sortshuffle.storage.data_check import DataCheck, check_data
+from sortshuffle.format.encryption import EncryptionKey, FileCipher
+from sortshuffle.storage.data_check import DataCheck, check_data, cipher_of
 from sortshuffle.storage.finding import find_pairs
 from sortshuffle.storage.inspection import Fault, Inspection, State, Totals, inspect
 from sortshuffle.storage.opened_files import is_file, size_of
@@ -24,12 +27,15 @@ from sortshuffle.storage.stored_files import is_url, mounted_path
 @dataclass(frozen=True, slots=True)
 class Look:
     """One pair and what is known of it. ``check``: None if its data was not read. ``totals``, ``regions``:
-    None if no index says so."""
+    None if no index says so. ``encryption``: of an encrypted one, whether its payloads were opened; else
+    empty. ``is_locked``: a key was given, and does not open them."""
 
     inspection: Inspection
     check: DataCheck | None
     totals: Totals | None
     regions: int | None
+    encryption: str = ""
+    is_locked: bool = False
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -65,57 +71,65 @@ class AnyPath(click.Path):
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """What a store refuses ends the command, in one line."""
+    """What a store refuses is `CannotLook`."""
     try:
         yield
     except OSError as error:
         if not is_url(str(error.filename)):
             raise
-        raise click.ClickException(f"{error.filename}: {error.strerror}") from None
+        raise CannotLook.of(error) from None
 
 
-def look(path: str, quick: bool = False, position: str = "") -> Look:
+def look(path: str, quick: bool = False, position: str = "", key: EncryptionKey | None = None) -> Look:
     """Look at the pair that a file belongs to. ``position``: how far this is in a list of them, for the bar.
+    ``key``: of encrypted ones.
 
     Raises `UsageError` if the file is not one of ours, or is gone.
     """
     with progress(position + os.path.basename(path), 0 if quick else _data_bytes(path)) as advance:
-        return _look(path, quick, advance)
+        return _look(path, quick, advance, key)
 
 
-def look_at_all(paths: Sequence[str], quick: bool = False) -> Iterator[Look]:
+def look_at_all(
+    paths: Sequence[str], quick: bool = False, key: EncryptionKey | None = None
+) -> Iterator[Look]:
     """Look at pairs that were found in directories; those that are gone by now are passed over."""
     total = 0 if quick else sum(map(_data_bytes, paths))
     with progress(f"{len(paths)} map outputs", total) as advance:
         for path in paths:
             try:
-                yield _look(path, quick, advance)
+                yield _look(path, quick, advance, key)
             except UsageError:
                 if is_there(path):
                     raise
 
 
-def pairs_below(directory: str) -> list[str]:
-    """One path of each pair at or below a directory; says on standard error what cannot be listed."""
-    return list(find_pairs(directory, on_error=warn))
+def pairs_below(directory: str, on_error: Callable[[OSError], None]) -> list[str]:
+    """One path of each pair at or below a directory. ``on_error`` is told of what cannot be listed."""
+    return list(find_pairs(directory, on_error))
 
 
-def warn(error: OSError) -> None:
-    """Say that a directory cannot be listed."""
-    click.echo(f"{error.filename} is passed over: {error.strerror}", err=True)
-
-
-def _look(path: str, quick: bool, advance: Advance) -> Look:
+def _look(path: str, quick: bool, advance: Advance, key: EncryptionKey | None) -> Look:
     inspection = inspect(path)
-    check = None if quick else check_data(inspection, record_counter(inspection), advance)
+    cipher = cipher_of(inspection.header, key)
+    check = None if quick else check_data(inspection, record_counter(inspection), advance, cipher)
     table = inspection.table
     if table is None:
         found = Look(inspection, check, None, None)
     else:
         found = Look(inspection, check, table.totals, len(table.kinds))
+    if inspection.header is not None and inspection.header.is_encrypted:
+        is_locked = key is not None and cipher is None
+        found = replace(found, encryption=_encryption(key, cipher), is_locked=is_locked)
     if found.faults and not _is_there(inspection):
         raise UsageError(f"{inspection.base} has been removed meanwhile")
     return found
+
+
+def _encryption(key: EncryptionKey | None, cipher: FileCipher | None) -> str:
+    if cipher is not None:
+        return "encrypted"
+    return f"encrypted, and {'there is no key' if key is None else 'the key is another one'}"
 
 
 def _is_there(inspection: Inspection) -> bool:
@@ -125,7 +139,7 @@ def _is_there(inspection: Inspection) -> bool:
 
 def is_there(path: str) -> bool:
     """Whether there is anything of that name, though it were a link to nothing."""
-    return is_file(path) if is_url(path) else os.path.lexists(path)
+    return is_file(path) if is_url(path) else calls.lexists(path)
 
 
 def _data_bytes(path: str) -> int:

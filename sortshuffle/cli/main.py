@@ -2,7 +2,7 @@
 
 Rules: `sortshuffle --help` imports click and nothing heavier, so the summaries stand here (a test compares
 them with the commands); what the library raises on purpose becomes one line on standard error, never a
-traceback.
+traceback; so does a standard output that takes no more, whatever prints (`cli.printing`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 import sortshuffle
+from sortshuffle.cli.printing import printing
 from sortshuffle.errors import SortShuffleError, UsageError
 
 SUMMARIES = {
@@ -48,6 +49,10 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(sorted(SUMMARIES.items()))
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        with printing():
+            return super().main(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -63,7 +68,8 @@ def main() -> None:
     """Look into sortshuffle's files, check them, clean up after crashes, serve them to other hosts, and put
     sortshuffle under a whole Spark job.
 
-    Exit codes: 0 all is well, 1 something is wrong with the files, 2 the call is wrong.
+    Exit codes: 0 all is well, 1 something is wrong with the files, 2 the call is wrong, 3 standard output
+    cannot be written to, 4 a store or a service refuses or does not answer.
     """
     for stream in (sys.stdout, sys.stderr):
         # names and values in files are anything; printing them must not fail where the terminal is not UTF-8

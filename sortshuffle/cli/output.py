@@ -10,10 +10,12 @@ Rules
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import click
 from rich.cells import cell_len
@@ -125,6 +127,10 @@ def shown(text: str) -> str:
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
     )
+
+
+def print_json(document: dict[str, Any]) -> None:
+    click.echo(json.dumps(document, indent=2))
 
 
 def count(number: int) -> str:

@@ -15,7 +15,6 @@ from sortshuffle.cli.exchanges import Exchange, Listing
 from sortshuffle.cli.look import Look
 from sortshuffle.cli.output import Column, Output, Row, count, plural, ratio
 from sortshuffle.cli.records import Rows, cell, schema_of
-from sortshuffle.format.header import VERSION
 from sortshuffle.format.index import Writer
 from sortshuffle.options import format_size
 from sortshuffle.storage.data_check import LooseBuffer
@@ -161,7 +160,9 @@ def _facts(look: Look) -> Iterator[tuple[str, str]]:
     header = inspection.header
     if header is not None:
         payload = header.payload_kind.name.lower().replace("_", " ")
-        yield "format", f"version {VERSION}, {payload}, codec {header.codec.name.lower()}"
+        yield "format", f"version {header.version}, {payload}, codec {header.codec.name.lower()}"
+        if look.encryption:
+            yield "payloads", look.encryption
         first = f", written from {header.first_subpartition} on" if header.first_subpartition else ""
         yield "layout", plural(header.subpartitions, "subpartition") + first
         yield "id", header.file_id.hex()

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -23,6 +22,7 @@ import pyarrow as pa
 
 from sortshuffle.errors import UnsupportedError
 from sortshuffle.format.buffer import DataType, StoredBuffer
+from sortshuffle.format.encryption import EncryptionKey, FileCipher
 from sortshuffle.format.header import FileHeader, PayloadKind
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.payload.arrow import ArrowPayload
@@ -31,11 +31,10 @@ from sortshuffle.payload.frames import FrameDecoding, FramesPayload
 from sortshuffle.payload.pickled import PickledPayload
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.payload.unsafe_row import UnsafeRows
-from sortshuffle.read.records import RecordSpill
-from sortshuffle.storage.data_check import RecordCounter, open_data, walk
+from sortshuffle.read.records import spills
+from sortshuffle.storage.data_check import FoundBuffer, RecordCounter, cipher_of, open_data, opened_buffers
 from sortshuffle.storage.extents import Extent
 from sortshuffle.storage.inspection import Inspection
-from sortshuffle.storage.opened_files import OpenedFile
 
 _UNDECODABLE = (pa.ArrowException, ValueError, OSError, EOFError, MemoryError, LookupError, OverflowError)
 
@@ -82,7 +81,7 @@ def record_counter(inspection: Inspection) -> RecordCounter | None:
         return _RowCounter(ArrowPayload(schema_of(inspection) or pa.schema([]), header.codec))
     if header.payload_kind is PayloadKind.RECORD_BYTES:
         return _NoCounter(RecordBytesPayload(header.codec))
-    return _FrameCounter(_frames_payload(header))
+    return _FrameCounter(_frames_payload(header), header.is_encrypted)
 
 
 class _RowCounter:
@@ -126,12 +125,13 @@ class _NoCounter:
 class _FrameCounter:
     """Frames, or objects in chunks, and the events between them."""
 
-    def __init__(self, payload: FramesPayload) -> None:
+    def __init__(self, payload: FramesPayload, off_disk: bool) -> None:
         self._payload = payload
-        self._last = _FramesOfExtent(payload)
+        self._decoding = FrameDecoding(payload, spills(None, off_disk))
+        self._last = _FramesOfExtent(self._decoding)
 
     def of_extent(self) -> _FramesOfExtent:
-        self._last = _FramesOfExtent(self._payload)
+        self._last = _FramesOfExtent(self._decoding)
         return self._last
 
     def alone(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
@@ -149,8 +149,8 @@ class _FrameCounter:
 class _FramesOfExtent:
     """``end``: the last two items that are no empty part of a longer frame."""
 
-    def __init__(self, payload: FramesPayload) -> None:
-        self._decoder = _decoding(payload).decoder(defaultdict(float))
+    def __init__(self, decoding: FrameDecoding) -> None:
+        self._decoder = decoding.decoder(defaultdict(float))
         self.end: list[Any] = []
 
     def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> int:
@@ -165,15 +165,20 @@ class _FramesOfExtent:
 
 
 def first_rows(
-    inspection: Inspection, subpartition: int, count: int, unpickle: bool = False, schema: str = ""
+    inspection: Inspection,
+    subpartition: int,
+    count: int,
+    unpickle: bool = False,
+    schema: str = "",
+    key: EncryptionKey | None = None,
 ) -> Rows:
     """The first records that the consumer of a subpartition gets from this pair; what is in bad buffers is
     left out.
 
     Of opaque frames their size and beginning; of pickled chunks their size, or with ``unpickle``, which
     **runs what the file names**, the objects; of record bytes the rows of Spark's, if ``schema`` says what
-    they are, as DDL. Raises `UnsupportedError` where records cannot be decoded, and says why; `UsageError`
-    for a schema that is none; OSError if the file cannot be read.
+    they are, as DDL. ``key``: of what is encrypted. Raises `UnsupportedError` where records cannot be
+    decoded, and says why; `UsageError` for a schema that is none; OSError if the file cannot be read.
     """
     table, header, data = inspection.table, inspection.header, inspection.data
     if table is None or header is None:
@@ -183,10 +188,15 @@ def first_rows(
         )
     if data is None or not inspection.is_pair:
         raise UnsupportedError("no rows can be shown without the data file that the index describes")
+    cipher = cipher_of(header, key)
+    if header.is_encrypted and cipher is None:
+        why = "--key-file FILE names their key" if key is None else "the key is another one"
+        raise UnsupportedError(f"no rows can be shown: they are encrypted, and {why}")
     total = int(table.per_subpartition("records")[subpartition])
     extents = table.extents(subpartition)
+    source = _Source(data.path, cipher)
     if header.payload_kind is PayloadKind.RECORD_BYTES:
-        names, values = _unsafe_rows(data.path, extents, RecordBytesPayload(header.codec), schema, count)
+        names, values = _unsafe_rows(source, extents, RecordBytesPayload(header.codec), schema, count)
         return Rows(subpartition, _distinct(names), values, total)
     if schema:
         raise UnsupportedError(
@@ -194,7 +204,7 @@ def first_rows(
         )
     if header.payload_kind is not PayloadKind.ARROW:
         payload = _frames_payload(header)
-        columns, unit, total_unit, rows = _frame_rows(payload, _frames(data.path, extents, payload), unpickle)
+        columns, unit, total_unit, rows = _frame_rows(payload, _frames(source, extents, payload), unpickle)
         return Rows(subpartition, columns, tuple(islice(rows, count)), total, unit, total_unit)
     arrow_schema = schema_of(inspection)
     if arrow_schema is None:
@@ -202,12 +212,20 @@ def first_rows(
             "no rows can be shown: their schema stands at the end of the index, which is missing, damaged or"
             " not written yet"
         )
-    batches = _batches(data.path, extents, ArrowPayload(arrow_schema, header.codec))
+    batches = _batches(source, extents, ArrowPayload(arrow_schema, header.codec))
     return Rows(subpartition, _distinct(arrow_schema.names), tuple(_arrow_rows(batches, count)), total)
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A data file, and what decrypts it; None if it is not encrypted."""
+
+    path: str
+    cipher: FileCipher | None
+
+
 def _unsafe_rows(
-    path: str, extents: Iterable[Extent], payload: RecordBytesPayload, schema: str, count: int
+    source: _Source, extents: Iterable[Extent], payload: RecordBytesPayload, schema: str, count: int
 ) -> tuple[tuple[str, ...], tuple[Sequence[Any], ...]]:
     """Names of columns, and rows."""
     if not schema:
@@ -216,17 +234,18 @@ def _unsafe_rows(
             " --schema 'a long, b string'"
         )
     rows = UnsafeRows.of(schema)
-    with open_data(path) as file:
+    with open_data(source.path) as file:
         # each extent by itself, because a record never goes on in the next one
-        every = (row for each in extents for row in rows.rows(_record_bytes(file, each, payload)))
+        found = (_record_bytes(opened_buffers(file, each, source.cipher), payload) for each in extents)
+        every = (row for each in found for row in rows.rows(each))
         return rows.names, tuple([printable(value) for value in row] for row in islice(every, count))
 
 
-def _record_bytes(file: OpenedFile, extent: Extent, payload: RecordBytesPayload) -> Iterator[memoryview]:
+def _record_bytes(buffers: Iterator[FoundBuffer], payload: RecordBytesPayload) -> Iterator[memoryview]:
     """The bytes of an extent, up to the first bad buffer."""
     decoder = payload.decoder(defaultdict(float))
     try:
-        for found in walk(file, extent.offset, extent.offset + extent.bytes):
+        for found in buffers:
             yield memoryview(decoder.decode(found.memory, found.stored))
     except Malformed:
         return  # the fault is reported by whoever checks the data
@@ -272,16 +291,13 @@ def _frames_payload(header: FileHeader) -> FramesPayload:
     return kinds[header.payload_kind](header.codec)
 
 
-def _decoding(payload: FramesPayload) -> FrameDecoding:
-    return FrameDecoding(payload, partial(RecordSpill, None))
-
-
-def _frames(path: str, extents: Iterable[Extent], payload: FramesPayload) -> Iterator[memoryview]:
-    with open_data(path) as file:
+def _frames(source: _Source, extents: Iterable[Extent], payload: FramesPayload) -> Iterator[memoryview]:
+    decoding = FrameDecoding(payload, spills(None, off_disk=source.cipher is not None))
+    with open_data(source.path) as file:
         for extent in extents:
-            with closing(_decoding(payload).decoder(defaultdict(float))) as decoder:
+            with closing(decoding.decoder(defaultdict(float))) as decoder:
                 try:
-                    for found in walk(file, extent.offset, extent.offset + extent.bytes):
+                    for found in opened_buffers(file, extent, source.cipher):
                         item = decoder.decode(found.memory, found.stored)
                         if isinstance(item, list):
                             yield from item
@@ -289,11 +305,11 @@ def _frames(path: str, extents: Iterable[Extent], payload: FramesPayload) -> Ite
                     continue  # the fault is reported by whoever checks the data
 
 
-def _batches(path: str, extents: Iterable[Extent], payload: ArrowPayload) -> Iterator[pa.RecordBatch]:
-    with open_data(path) as file:
+def _batches(source: _Source, extents: Iterable[Extent], payload: ArrowPayload) -> Iterator[pa.RecordBatch]:
+    with open_data(source.path) as file:
         for extent in extents:
             try:
-                for found in walk(file, extent.offset, extent.offset + extent.bytes):
+                for found in opened_buffers(file, extent, source.cipher):
                     if found.stored.data_type is DataType.DATA:
                         yield _decoded(payload, found.memory, found.stored)
             except Malformed:

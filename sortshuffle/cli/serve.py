@@ -10,13 +10,15 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict
 from types import FrameType
 
 import click
 
-from sortshuffle.cli.output import Output
+from sortshuffle.cli.output import Output, print_json
 from sortshuffle.cli.service_page import print_status
-from sortshuffle.errors import StateError, UsageError
+from sortshuffle.cli.unseen import CannotLook
+from sortshuffle.errors import ProtocolError, ServiceUnavailableError, StateError, UsageError
 from sortshuffle.options import parse_size
 from sortshuffle.service import rendezvous
 from sortshuffle.service.address import join_address
@@ -25,6 +27,7 @@ from sortshuffle.service.linger import LINGER, SWEEP_EVERY, LingeringSweep
 from sortshuffle.service.process import open_as_many_files_as_allowed
 from sortshuffle.service.secret import read_secret
 from sortshuffle.service.shuffle_service import ServerSettings, ShuffleService, listen
+from sortshuffle.service.status import ServiceStatus
 from sortshuffle.service.transport import ServerTls
 
 PORT = 7448
@@ -84,6 +87,7 @@ def _bytes(context: click.Context, parameter: click.Parameter, text: str) -> int
     help="Show what a service does, and end: the one whose status page is at ADDRESS; without one, all that"
     " tasks of this user have started on this host, or the one at the default port.",
 )
+@click.option("--json", "as_json", is_flag=True, help="With --status: print one JSON object.")
 def serve(
     directories: tuple[str, ...],
     host: str,
@@ -96,25 +100,31 @@ def serve(
     http_host: str,
     linger: float,
     status: str | None,
+    as_json: bool,
 ) -> None:
     """Serve this host's map outputs to other hosts.
 
     DIR are the directories that spark.sortshuffle.dir names, in applications that set
     spark.sortshuffle.service=external. Run one on every host, as the user that the executors run as. It
-    serves whoever knows the secret; without one it listens on loopback only. Map outputs of applications that
-    have ended are removed.
+    serves whoever knows the secret; without one only this host, with --host 127.0.0.1. Map outputs of
+    applications that have ended are removed.
 
-    Exit codes: 0 ended by SIGTERM or SIGINT, 1 it could not go on, 2 the call is wrong.
+    Exit codes: 0 ended by SIGTERM or SIGINT, 1 it could not go on, 2 the call is wrong, 4 with --status: a
+    service does not answer.
     """
     if status is not None:
-        _show(status)
+        _show(status, as_json)
         return
+    if as_json:
+        raise UsageError("--json needs --status")
     if not directories:
         raise UsageError("name the directories to serve: those of spark.sortshuffle.dir")
     settings = ServerSettings(
         secret=read_secret(secret_file) if secret_file else None,
         tls=_tls(tls_certificate, tls_key),
         memory=memory,
+        memory_option="--memory",
+        secret_option="--secret-file",
     )
     with ExitStack() as opened:
         service = _service(directories, host, port, settings)
@@ -130,11 +140,28 @@ def serve(
                 raise  # else it was told to end before it had begun
 
 
-def _show(address: str) -> None:
-    out = Output()
+def _show(address: str, as_json: bool) -> None:
+    """Of all services that answer. The document names the first that does not, standard error every one."""
     default = join_address(LOOPBACK, HTTP_PORT)
-    for each in [address] if address else rendezvous.status_pages() or [default]:
-        print_status(out, fetch_status(each), page_of(each))
+    addresses = [address] if address else rendezvous.status_pages() or [default]
+    found: dict[str, ServiceStatus] = {}  # by page
+    refusals = []
+    for each in addresses:
+        try:
+            found[page_of(each)] = fetch_status(each)
+        except (ServiceUnavailableError, ProtocolError) as error:
+            refusals.append(CannotLook(page_of(each), str(error)))
+    if as_json:
+        services = [{"page": page, **asdict(status)} for page, status in found.items()]
+        print_json({"services": services, "error": refusals[0].document if refusals else None})
+    else:
+        out = Output()
+        for page, status in found.items():
+            print_status(out, status, page)
+    for refusal in refusals[1:]:
+        refusal.show()
+    if refusals:
+        raise refusals[0]
 
 
 def _tls(certificate: str | None, key: str | None) -> ServerTls | None:

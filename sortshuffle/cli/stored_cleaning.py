@@ -16,7 +16,8 @@ from sortshuffle.storage.stored_files import root_and_application
 
 
 def judge_stored(url: str, application: str | None, older_than: float | None) -> Iterator[Verdict]:
-    """A verdict on what each application has below a URL, or on that of one.
+    """A verdict on what each application has below a URL, or on that of one, by its id or the name of its
+    directory.
 
     ``older_than``: seconds; without it only the application that is named is dead. Raises OSError where the
     storage cannot be listed.
@@ -24,8 +25,7 @@ def judge_stored(url: str, application: str | None, older_than: float | None) ->
     now = time.time()
     for remains in remains_below(url, application):
         age = max(0.0, now - remains.changed)
-        named = remains.application == application
-        is_dead = age > older_than if older_than is not None else named
+        is_dead = age > older_than if older_than is not None else application is not None
         yield Verdict(remains.url, Thing.APPLICATION, is_dead, remains.bytes, _reason(remains, age))
 
 

@@ -8,18 +8,22 @@ decode, and that raw bytes and rows are as many as the index says.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import click
 
+from sortshuffle.cli.key_file import key_file_option, read_key
 from sortshuffle.cli.look import AnyPath, Look, is_there, look, pairs_below, storage_errors
-from sortshuffle.cli.output import Output, plural
+from sortshuffle.cli.output import Output, plural, print_json
+from sortshuffle.cli.unseen import CannotLook, PassedOver
 from sortshuffle.errors import UsageError
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.storage.opened_files import absolute, is_directory
 from sortshuffle.storage.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
 
 _STYLES = {"OK": "green", "OPEN": "cyan", "FAULT": "red"}
 _UNFINISHED = "unfinished: the task that wrote it ended before it gave the file its name"
+_LOCKED = "the key that was given does not open it: its checksums are sound, its payloads were not checked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +37,59 @@ class Line:
 
 @click.command(short_help="Check every checksum of map outputs.")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=AnyPath())
-def verify(paths: tuple[str, ...]) -> None:
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object: of each file its verdict, path and why."
+)
+@key_file_option
+def verify(paths: tuple[str, ...], as_json: bool, key_file: str | None) -> None:
     """Check every checksum of map outputs, and print one line per file.
 
     PATH is a data or index file, of which the other is found beside it, or a directory, of which all map
     outputs below are checked; or the URL of either, such as s3://bucket/prefix. All data is read and decoded.
+    Of what is encrypted the checksums are checked, and with its key all else too; a key that does not open
+    them is a fault.
     What a live task is writing is checked as far as it is complete and is no fault; what a dead task left
     unfinished is.
 
-    Exit codes: 0 all is well, 1 there is a fault, 2 the call is wrong.
+    Exit codes: 0 all is well, 1 there is a fault, or a directory cannot be listed, 2 the call is wrong, or
+    there is nothing to check, 4 the store refuses or does not answer.
     """
-    out = Output()
-    verdicts = set()
-    with storage_errors():
-        for line in _lines(list(_one_of_each_pair(paths))):
-            verdicts.add(line.verdict)
-            out.line(f"{line.verdict:<5}  {line.path}: {line.why}", _STYLES[line.verdict])
-    if "FAULT" in verdicts:
+    lines, key, passed_over = [], read_key(key_file), PassedOver()
+    refusal: CannotLook | None = None
+    try:
+        with storage_errors():
+            for line in _lines(list(_one_of_each_pair(paths, passed_over)), key):
+                lines.append(line)
+                if not as_json:
+                    _print(line)
+    except CannotLook as error:
+        refusal = error
+    is_wrong = bool(passed_over.documents) or any(line.verdict == "FAULT" for line in lines)
+    if as_json:
+        print_json(
+            {
+                "sound": bool(lines) and not is_wrong and refusal is None,
+                "files": list(map(asdict, lines)),
+                "passed_over": passed_over.documents,
+                "error": refusal.document if refusal else None,
+            }
+        )
+    if refusal is not None:
+        raise refusal
+    if is_wrong:
         raise SystemExit(1)
+    if not lines:
+        raise SystemExit(2)
 
 
-def _one_of_each_pair(paths: Sequence[str]) -> Iterator[str]:
+def _print(line: Line) -> None:
+    Output().line(f"{line.verdict:<5}  {line.path}: {line.why}", _STYLES[line.verdict])
+
+
+def _one_of_each_pair(paths: Sequence[str], passed_over: PassedOver) -> Iterator[str]:
     seen: set[str] = set()
     for path in map(absolute, paths):
-        found = pairs_below(path) if is_directory(path) else [path]
+        found = pairs_below(path, passed_over.add) if is_directory(path) else [path]
         if not found:
             click.echo(f"There are no map outputs below {path}.", err=True)
         for each in found:
@@ -67,16 +100,22 @@ def _one_of_each_pair(paths: Sequence[str]) -> Iterator[str]:
                 yield each
 
 
-def _lines(paths: Sequence[str]) -> Iterator[Line]:
+def _lines(paths: Sequence[str], key: EncryptionKey | None) -> Iterator[Line]:
+    gone = 0
     for number, path in enumerate(paths, start=1):
         try:
-            found = look(path, position=f"{number} of {len(paths)}: ")
+            found = look(path, position=f"{number} of {len(paths)}: ", key=key)
         except UsageError as error:
             if is_there(path):  # and was not removed since it was listed
                 yield Line("FAULT", path, str(error).removeprefix(path).strip())
+            else:
+                gone += 1
             continue
         yield _of_file(found, INDEX_SUFFIX)
         yield _of_file(found, DATA_SUFFIX)
+    if paths and gone == len(paths):
+        others = f" (nor {plural(gone - 1, 'other map output')})" if gone > 1 else ""
+        click.echo(f"There is nothing to check: {paths[0]} is not there{others}.", err=True)
 
 
 def _of_file(found: Look, suffix: str) -> Line:
@@ -88,6 +127,8 @@ def _of_file(found: Look, suffix: str) -> Line:
         more = f" (and {plural(len(own) - 1, 'more fault')}: see sortshuffle dump)" if len(own) > 1 else ""
         return Line("FAULT", path, f"{own[0]}{more}")
     what = _data_facts(found) if suffix == DATA_SUFFIX else _index_facts(found)
+    if suffix == DATA_SUFFIX and found.is_locked:
+        return Line("FAULT", path, f"{_LOCKED}; {what}")
     if found.inspection.being_written:
         return Line("OPEN", path, f"being written, sound so far; {what}")
     if found.inspection.unfinished:
@@ -112,5 +153,5 @@ def _data_facts(found: Look) -> str:
     totals = inspection.table.totals
     return (
         f"{size}, {plural(totals.extents, 'extent')}, {plural(totals.buffers, 'buffer')},"
-        f" {plural(totals.records, 'row')}"
+        f" {plural(totals.records, 'row')}{', ' if found.encryption else ''}{found.encryption}"
     )

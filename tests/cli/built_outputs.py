@@ -13,6 +13,7 @@ from decimal import Decimal
 import numpy as np
 import pyarrow as pa
 
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import Writer
 from sortshuffle.memory.budget import MemoryBudget
@@ -82,12 +83,13 @@ def start(
     attempt: int = 100,
     subpartitions: int = SUBPARTITIONS,
     codec: Codec = Codec.LZ4,
+    key: EncryptionKey | None = None,
 ) -> SortMergeResultPartition:
     """A result partition that has been begun."""
     file = PartitionedFile.named(str(directory), exchange, map_index, attempt)
     header = FileHeader(FILE_ID, subpartitions, FIRST % subpartitions, codec, PayloadKind.ARROW)
     layout = PartitionLayout(ArrowPayload(SCHEMA, codec), Modulo(subpartitions), 64 * KIB)
-    writer = PartitionedFileWriter(file, header)
+    writer = PartitionedFileWriter(file, header, key=key)
     return SortMergeResultPartition(writer, layout, MemoryBudget(16 * MIB), TaskMetrics())
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
@@ -23,3 +25,17 @@ def run_json(*arguments: object) -> tuple[int, Any]:
     """Exit code and the JSON document printed."""
     result = run(*arguments, "--json")
     return result.exit_code, json.loads(result.stdout)
+
+
+def unlistable(directory: Path) -> str:
+    """A directory that is made below, and that nobody can list, not even root: its path is too long."""
+    name = "d" * 200
+    there = os.open(directory, os.O_RDONLY)
+    path = str(directory)
+    while len(path) <= os.pathconf(directory, "PC_PATH_MAX"):
+        os.mkdir(name, dir_fd=there)
+        below = os.open(name, os.O_RDONLY, dir_fd=there)
+        os.close(there)
+        there, path = below, f"{path}/{name}"
+    os.close(there)
+    return path

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 from built_outputs import build, fill, start
-from run_cli import run
+from run_cli import run, run_json, unlistable
 
+from sortshuffle.spark.silence import Silence
 from sortshuffle.storage.lifetime import Owner, boot_id, process_start
+from sortshuffle.storage.partitioned_file import PartitionedFile
 
 LONG_AGO = 1_000_000.0  # seconds since 1970
 NOBODYS = "host-77-0123456789ab"  # a home whose owner is not known
@@ -85,6 +87,7 @@ def boot_time() -> float:
 
 def test_the_home_of_a_dead_executor_goes(tmp_path: Path, ended: tuple[int, int]) -> None:
     path = home(tmp_path, owner_of(*ended))
+    (path / "owner.json.77").write_text("{")  # of a process that was killed while it wrote
     size = size_of(path)
     (tmp_path / "keep me").write_text("something else")
     result = run("clean", tmp_path)
@@ -104,6 +107,27 @@ def test_dry_run_says_the_same_and_does_nothing(tmp_path: Path, ended: tuple[int
     assert result.stdout.startswith("would remove")
     assert result.stdout.splitlines()[-1].startswith("Would remove 1 home (")
     assert sorted(path.iterdir()) == before
+
+
+def test_json_says_what_each_is_and_what_came_of_it(tmp_path: Path, ended: tuple[int, int]) -> None:
+    dead = home(tmp_path, owner_of(*ended))
+    size = sum(path.stat().st_size for path in dead.glob("exchange-*"))
+    live = home(tmp_path, live_owner())
+    code, would = run_json("clean", "--dry-run", tmp_path)
+    assert (code, would["dry_run"]) == (0, True)
+    by_path = {each["path"]: each for each in would["found"]}
+    assert by_path[str(dead)]["outcome"] == "would remove"
+    assert by_path[str(dead)]["what"] == "home"
+    assert by_path[str(dead)]["bytes"] >= size
+    assert by_path[str(live)]["outcome"] == "kept"
+    assert dead.exists()
+    code, done = run_json("clean", tmp_path)
+    assert (code, done["dry_run"]) == (0, False)
+    assert {each["path"]: each["outcome"] for each in done["found"]} == {
+        str(dead): "removed",
+        str(live): "kept",
+    }
+    assert not dead.exists()
 
 
 def test_the_home_of_a_live_executor_stays(tmp_path: Path) -> None:
@@ -144,6 +168,68 @@ def test_files_that_a_service_serves_on_go_when_spark_has_removed_what_goes_with
     blocks.rmdir()
     blocks.parent.rmdir()
     assert "its executor has ended" in run("clean", tmp_path / "served").stdout
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_where_sparks_directories_cannot_be_read_nothing_is_known_to_be_dead(
+    tmp_path: Path, ended: tuple[int, int], lives: bool
+) -> None:
+    unreadable = {"served_by_spark": True, "local_directories": (f"/{'x' * 300}",)}  # its name is too long
+    path = home(tmp_path, live_owner(**unreadable) if lives else owner_of(*ended, **unreadable))
+    for each in path.iterdir():
+        os.utime(each, (LONG_AGO, LONG_AGO))
+    before = sorted(path.iterdir())
+    assert run("clean", tmp_path).exit_code == 0
+    assert sorted(path.iterdir()) == before
+
+
+def test_what_sparks_shuffle_service_may_serve_stays(tmp_path: Path, ended: tuple[int, int]) -> None:
+    blocks = tmp_path / "spark" / "executor-1" / "blockmgr"
+    blocks.mkdir(parents=True)
+    owner = owner_of(*ended, served_by_spark=True, local_directories=(str(blocks),))
+    path = home(tmp_path / "served", owner)
+    (output,) = path.glob("*.index")
+    control = blocks / "0c" / f"shuffle_5_{PartitionedFile(str(output.with_suffix(''))).attempt}_0.index"
+    control.parent.mkdir()
+    control.touch()
+    found = run("clean", tmp_path / "served")
+    assert "its executor has ended" in found.stdout
+    assert "Spark's shuffle service may still serve what it had finished" in found.stdout
+    assert output.exists()
+    control.unlink()
+    run("clean", tmp_path / "served")
+    assert not path.exists()
+
+
+def test_what_sparks_shuffle_service_may_serve_goes_where_a_person_says_after_how_long(
+    tmp_path: Path, ended: tuple[int, int]
+) -> None:
+    """A Worker that was killed removes no directory of its applications: Spark's own files stay for good."""
+    blocks = tmp_path / "spark" / "executor-1" / "blockmgr"
+    blocks.mkdir(parents=True)
+    path = home(tmp_path / "served", owner_of(*ended, served_by_spark=True, local_directories=(str(blocks),)))
+    (output,) = path.glob("*.index")
+    control = blocks / "0c" / f"shuffle_5_{PartitionedFile(str(output.with_suffix(''))).attempt}_0.index"
+    control.parent.mkdir()
+    control.touch()
+    age(path)
+    assert "nothing has changed in it for" in run("clean", tmp_path / "served").stdout
+    run("clean", "--older-than", "90000d", tmp_path / "served")
+    assert output.exists()
+    run("clean", "--older-than", "1h", tmp_path / "served")
+    assert not path.exists()
+    assert control.exists()
+
+
+def test_what_an_executors_workers_tell_each_other_of_services_is_sortshuffles(
+    tmp_path: Path, ended: tuple[int, int]
+) -> None:
+    path = home(tmp_path, owner_of(*ended))
+    Silence(str(path)).note(["a:1"])
+    (silent,) = path.glob("silent*")
+    shutil.copy(silent, f"{silent}.{os.getpid()}")  # of a worker that was killed while it wrote
+    run("clean", tmp_path)
     assert not path.exists()
 
 
@@ -363,6 +449,16 @@ def test_what_cannot_be_removed_is_said(tmp_path: Path, ended: tuple[int, int]) 
         assert "Could not remove 1 home" in result.stdout
     finally:
         subprocess.run(["chattr", "-i", path], check=True)
+
+
+def test_what_cannot_be_listed_is_in_the_document(tmp_path: Path, ended: tuple[int, int]) -> None:
+    gone = home(tmp_path, owner_of(*ended))
+    path = unlistable(tmp_path)
+    code, document = run_json("clean", tmp_path)
+    assert code == 0
+    assert [(each["outcome"], each["path"]) for each in document["found"]] == [("removed", str(gone))]
+    assert document["passed_over"] == [{"path": path, "why": "File name too long"}]
+    assert document["error"] is None
 
 
 def test_a_directory_that_is_not_there_is_a_wrong_call(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from engine import ENVIRONMENT, Pair, Region, write_pair
-from run_cli import run
+from run_cli import run, run_json
 from s3_server import S3Server
 from stores import Store, s3_fixture, store_fixture  # noqa: F401
 
@@ -47,6 +47,17 @@ def test_the_application_that_is_named_is_removed(store: Store) -> None:
     assert lines(store.root, "--application", "app-1") == [
         f"There are no files of sortshuffle's executors below {store.root}."
     ]
+
+
+def test_the_id_of_an_application_means_all_its_directories_and_a_name_one(store: Store) -> None:
+    """Those that older versions wrote have no token."""
+    token, other = "0123456789abcdef" * 2, "f" * 32
+    fill(store, "app-1", f"app-1-{token}", f"app-1-{other}", "app-10", f"app-10-{token}")
+    found = lines(store.root, "--application", f"app-1-{token}")
+    assert found[-1] == "Removed 1 application (3.3 KiB); kept nothing."
+    found = lines(store.root, "--application", "app-1")
+    assert found[-1] == "Removed 2 applications (6.6 KiB); kept nothing."
+    assert {name.split("/")[0] for name in store.names()} == {"app-10", f"app-10-{token}"}
 
 
 def test_what_is_older_is_removed(store: Store) -> None:
@@ -111,8 +122,20 @@ def test_a_killed_tasks_upload_is_given_up(s3: S3Server) -> None:
 
 def test_storage_that_cannot_be_listed_is_an_error_with_its_url(s3: S3Server) -> None:
     result = run("clean", "s3://no-such-bucket/x")
-    assert result.exit_code == 1
+    assert result.exit_code == 4
     assert "Error: s3://no-such-bucket/x: listing map outputs failed:" in result.stderr
+
+
+def test_what_was_cleaned_before_a_store_refused_is_in_the_document(store: Store, s3: S3Server) -> None:
+    fill(store, "app-1")
+    code, document = run_json("clean", store.root, "--older-than", "0s", "s3://no-such-bucket/x")
+    assert code == 4
+    assert [(each["outcome"], each["path"]) for each in document["found"]] == [
+        ("removed", f"{store.root}/app-1")
+    ]
+    assert store.names() == []
+    assert document["error"]["path"] == "s3://no-such-bucket/x"
+    assert document["error"]["why"].startswith("listing map outputs failed:")
 
 
 def test_what_is_no_storage_is_a_wrong_call() -> None:

@@ -26,7 +26,7 @@ from built_outputs import (
     fill,
     start,
 )
-from run_cli import run, run_json
+from run_cli import run, run_json, unlistable
 
 from sortshuffle.cli.pages import LIMIT
 from sortshuffle.format.buffer import seal
@@ -81,6 +81,7 @@ def test_json_says_everything_of_a_whole_pair(file: PartitionedFile) -> None:
         "first_subpartition": FIRST,
         "codec": "lz4",
         "payload": "arrow",
+        "encrypted": False,
     }
     assert document["writer"] == {
         "application": "app-1",
@@ -533,6 +534,13 @@ def test_a_directory_with_something_wrong_in_it(directory: Path) -> None:
     assert "1 map output of 4 not added up:" in result.stdout
     assert "a buffer fails its checksum" in result.stdout.splitlines()[-1]
     assert run("dump", directory, "--quick").exit_code == 0
+
+
+def test_a_directory_that_cannot_be_listed_is_in_the_document(directory: Path) -> None:
+    path = unlistable(directory)
+    code, document = run_json("dump", directory)
+    assert (code, document["incomplete"], len(document["pairs"])) == (1, 0, 4)
+    assert document["passed_over"] == [{"path": path, "why": "File name too long"}]
 
 
 def test_second_attempts_are_said(tmp_path: Path) -> None:

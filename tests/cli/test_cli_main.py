@@ -129,6 +129,59 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
         assert b"Traceback" not in process.stderr.read()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("--version",),
+        ("verify", "--help"),
+        ("conf",),
+        ("verify", "{directory}"),
+        ("verify", "--json", "{directory}"),
+        ("dump", "{directory}"),
+        ("dump", "--json", "{directory}"),
+        ("clean", "--dry-run", "{directory}"),
+    ],
+    ids=" ".join,
+)
+def test_an_output_that_takes_no_more_has_a_line_and_a_code_of_its_own(
+    file: PartitionedFile, arguments: tuple[str, ...]
+) -> None:
+    """1 would say that files are damaged, and they are sound."""
+    words = [word.format(directory=os.path.dirname(file.base)) for word in arguments]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+        )
+    assert result.returncode == 3
+    assert result.stderr.splitlines()[-1] == "Error: the output cannot be written: No space left on device"
+    assert "Traceback" not in result.stderr
+
+
+def test_the_output_of_a_demo_that_takes_no_more(file: PartitionedFile, tmp_path: Path) -> None:
+    """It prints by itself, with rich; here why Spark did not start, for want of a Java."""
+    environment = {**ENVIRONMENT, "JAVA_HOME": str(tmp_path)}
+    options = ["demo", "--parquet", str(tmp_path), "--key", "k"]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [*COMMAND, *options], stdout=full, stderr=subprocess.PIPE, text=True, env=environment
+        )
+    assert result.returncode == 3, result.stderr
+    assert result.stderr.splitlines()[-1] == "Error: the output cannot be written: No space left on device"
+
+
+@pytest.mark.parametrize("arguments", [("verify", "{file}"), ("--help",)], ids=" ".join)
+def test_a_pipe_that_was_closed_is_no_fault_of_the_files(
+    file: PartitionedFile, arguments: tuple[str, ...]
+) -> None:
+    words = [word.format(file=file.data_path) for word in arguments]
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run([*COMMAND, *words], stdout=writer, stderr=subprocess.PIPE, env=ENVIRONMENT)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (3, b"")
+
+
 def test_values_that_the_terminal_cannot_show_are_escaped(tmp_path: Path) -> None:
     file = build(tmp_path, application="größer 数")
     result = subprocess.run(

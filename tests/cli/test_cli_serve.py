@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -9,17 +10,20 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
 from engine import Pair, running, write_pair
-from run_cli import run
+from run_cli import run, run_json
 
+from sortshuffle.service import rendezvous
 from sortshuffle.service.client import ClientSettings, ServiceClients
 from sortshuffle.service.protocol import MapOutputAddress
+from sortshuffle.storage.lifetime import process_start
 from sortshuffle.storage.reader import read_index
 
 SOON = 30.0
@@ -77,6 +81,10 @@ def test_it_serves_the_directories_to_who_knows_the_secret(tmp_path: Path, secre
         assert shown.exit_code == 0
         assert f"shuffle service {service.address}" in shown.stdout
         assert f"serves    {root}" in shown.stdout
+        code, document = run_json("serve", "--status", service.pages)
+        (status,) = document["services"]
+        assert (code, status["address"], status["roots"]) == (0, service.address, [str(root)])
+        assert status["page"].startswith(f"http://{service.pages.removeprefix('http://').rstrip('/')}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
@@ -104,7 +112,9 @@ def with_mode(path: Path, text: str, mode: int) -> str:
 
 def test_beyond_loopback_it_asks_for_a_secret(tmp_path: Path) -> None:
     told = refused(str(tmp_path), "--port", "0")
-    assert "would serve anybody who reaches it: give it a secret" in told
+    assert "would serve anybody who reaches it: give it a secret (--secret-file), or listen" in told
+    shown = re.sub(r"\s+", " ", run("serve", "--help").stdout)
+    assert "without one only this host, with --host 127.0.0.1" in shown
 
 
 def test_calls_that_cannot_be_meant_are_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -121,6 +131,8 @@ def test_calls_that_cannot_be_meant_are_refused_with_what_to_do(tmp_path: Path) 
         ((*local, "--secret-file", short), "holds 3 bytes, and a secret has at least 16"),
         ((*local, "--secret-file", open_to_all), "others may read it: chmod 600"),
         ((*local, "--memory", "lots"), "'lots' is not a size such as 64m or 1g"),
+        ((*local, "--memory", "1k"), "--memory: 1024 bytes hold no segment of 524288 bytes"),
+        ((directory, "--json"), "--json needs --status"),
         ((*local, "--linger", "soon"), "'soon' is not a time such as 90s, 30min or 12h"),
     ]
     for arguments, what in calls:
@@ -137,10 +149,38 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         assert "Give another --http-port" in refused(*local, "--port", "0", "--http-port", port)
 
 
+def test_the_services_that_answer_are_shown_beside_one_that_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}/"
+    with served(str(tmp_path), "--host", "127.0.0.1") as service:
+        for name, page in (("a", nobody), ("b", service.pages)):
+            told_by_a_live_process(tmp_path / f"sortshuffle-{os.geteuid()}" / name, page)
+        code, document = run_json("serve", "--status")
+        shown = run("serve", "--status")
+    assert [each["address"] for each in document["services"]] == [service.address]
+    assert (code, document["error"]["path"]) == (4, nobody)
+    assert document["error"]["why"].startswith("no shuffle service tells its status at")
+    assert shown.exit_code == 4
+    assert shown.stdout.startswith(f"shuffle service {service.address}\n")
+    assert shown.stderr.startswith(f"Error: {nobody}: no shuffle service")
+
+
+def told_by_a_live_process(directory: Path, page: str) -> None:
+    """As a service that a task has started says where its status page is."""
+    directory.mkdir(parents=True)
+    pid = os.getpid()
+    service = rendezvous.Supervised("127.0.0.1", 1, pid, process_start(pid) or 0)
+    (directory / rendezvous.SERVICE_FILE).write_text(json.dumps(asdict(service)))
+    rendezvous.tell_status_page(str(directory), page)
+
+
 def test_the_status_of_nobody_is_an_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     result = run("serve", "--status", f"127.0.0.1:{port}")
-    assert result.exit_code == 1
+    assert result.exit_code == 4
     assert str(port) in result.output
     assert os.linesep not in result.output.strip()

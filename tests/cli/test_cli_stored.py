@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
+from engine import ROOT
 from map_outputs import MapOutput, write_map
 from run_cli import run, run_json
 from s3_server import S3Server
 from stores import Store, s3_fixture, store_fixture  # noqa: F401
 
+COMMAND = [sys.executable, "-m", "sortshuffle.cli.main"]
 SCHEMA = pa.schema([("number", pa.int64())])
 
 
@@ -78,5 +86,30 @@ def test_a_store_that_refuses_is_one_line(s3: S3Server, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(s3.filesystem(), "isdir", refuse)
     result = run("dump", "s3://shuffles/x.data")
-    assert result.exit_code == 1
+    assert result.exit_code == 4
     assert result.stderr.startswith("Error: s3://shuffles/x.data: looking for a directory failed: Forbidden.")
+
+
+def test_a_map_output_that_is_not_there_is_said(store: Store, output: MapOutput) -> None:
+    result = run("verify", f"{store.root}/app-1/exchange-1-map-9-attempt-9.data")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "exchange-1-map-9-attempt-9.data" in result.stderr
+    assert "is not there" in result.stderr or "does not exist" in result.stderr
+
+
+def test_what_was_verified_before_a_store_refused_is_in_the_document(tmp_path: Path) -> None:
+    """The store is asked without keys, which is refused without a connection."""
+    file = write_map(str(tmp_path), SCHEMA, [{0: [batch(0, 2)]}]).file
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+    nowhere = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": str(tmp_path)}
+    result = subprocess.run(
+        [*COMMAND, "verify", "--json", file.data_path, "s3://bucket/prefix"],
+        capture_output=True,
+        text=True,
+        env={**environment, **nowhere, "PYTHONPATH": str(ROOT)},
+    )
+    document = json.loads(result.stdout)
+    assert (result.returncode, document["sound"]) == (4, False)
+    assert document["error"]["path"] == "s3://bucket/prefix"
+    assert "Unable to locate credentials" in document["error"]["why"]
+    assert result.stderr == f"Error: s3://bucket/prefix: {document['error']['why']}\n"

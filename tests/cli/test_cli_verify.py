@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,9 @@ from built_outputs import (
     rows,
     start,
 )
-from run_cli import run
+from run_cli import run, run_json, unlistable
 
+from sortshuffle.cli.look import pairs_below
 from sortshuffle.format.buffer import SealedBuffer
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import Writer
@@ -27,6 +30,8 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
+
+verify_module = import_module("sortshuffle.cli.verify")
 
 
 @pytest.fixture
@@ -155,5 +160,58 @@ def test_a_path_that_is_not_there_is_a_wrong_call(file: PartitionedFile) -> None
 
 def test_an_empty_directory_is_said(tmp_path: Path) -> None:
     result = run("verify", tmp_path)
-    assert (result.exit_code, result.stdout) == (0, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert "no map outputs below" in result.stderr
+    code, document = run_json("verify", tmp_path)
+    assert (code, document) == (2, {"sound": False, "files": [], "passed_over": [], "error": None})
+
+
+def test_an_empty_directory_beside_a_sound_file_is_no_fault(file: PartitionedFile, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    result = run("verify", empty, file.data_path)
+    assert result.exit_code == 0
+    assert "no map outputs below" in result.stderr
+
+
+def test_a_directory_that_cannot_be_listed_is_not_sound(file: PartitionedFile, tmp_path: Path) -> None:
+    path = unlistable(tmp_path)
+    code, document = run_json("verify", tmp_path)
+    assert (code, document["sound"]) == (1, False)
+    assert document["passed_over"] == [{"path": path, "why": "File name too long"}]
+    assert [each["verdict"] for each in document["files"]] == ["OK", "OK"]
+    result = run("verify", tmp_path)
+    assert (result.exit_code, len(result.stdout.splitlines())) == (1, 2)
+    assert result.stderr == f"{path} is passed over: File name too long\n"
+
+
+def test_outputs_that_have_all_gone_since_they_were_listed_are_said(
+    file: PartitionedFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(tmp_path, map_index=1, attempt=101)
+
+    def listed_and_removed(directory: str, on_error: Callable[[OSError], None]) -> list[str]:
+        found = pairs_below(directory, on_error)
+        for path in tmp_path.iterdir():
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(verify_module, "pairs_below", listed_and_removed)
+    result = run("verify", tmp_path)
+    assert (result.exit_code, result.stdout) == (2, "")
+    first = f"{file.base}.data is not there (nor 1 other map output)."
+    assert result.stderr == f"There is nothing to check: {first}\n"
+
+
+def test_json_says_the_same_as_the_lines(file: PartitionedFile) -> None:
+    code, sound = run_json("verify", file.data_path)
+    assert (code, sound["sound"]) == (0, True)
+    os.truncate(file.data_path, 1000)
+    code, damaged = run_json("verify", file.data_path)
+    assert (code, damaged["sound"]) == (1, False)
+    for found in (sound, damaged):
+        assert [each["path"] for each in found["files"]] == [file.index_path, file.data_path]
+    assert [each["verdict"] for each in sound["files"]] == ["OK", "OK"]
+    assert "FAULT" in [each["verdict"] for each in damaged["files"]]
+    lines = run("verify", file.data_path).stdout.splitlines()
+    assert lines == [f"{each['verdict']:<5}  {each['path']}: {each['why']}" for each in damaged["files"]]
