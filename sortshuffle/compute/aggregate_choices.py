@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from sortshuffle.compute.aggregate_columns import (
-    Bools,
     Values,
     flags,
     nullable,
@@ -21,14 +20,18 @@ from sortshuffle.compute.aggregate_columns import (
 )
 from sortshuffle.compute.aggregate_functions import Function
 from sortshuffle.compute.aggregate_segments import Segments
-from sortshuffle.payload.ordering import Int64s, RowOrder
+from sortshuffle.payload.ordering import Int64s, RowOrder, SortKey
 
 _INT64_MOST = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
 class Extreme(Function):
-    """The least or the ``greatest`` value, in Spark's order: NaN is the greatest. ``kind``: of the values."""
+    """The least or the ``greatest`` value, in Spark's order: NaN is the greatest. ``kind``: of the values.
+
+    Of values that are equal it is the first in the order of the rows, as in Spark: 0.0 and -0.0 are, and so
+    are structs of them.
+    """
 
     kind: pa.DataType
     greatest: bool
@@ -46,15 +49,17 @@ class Extreme(Function):
             # fmin leaves out NaN where there is anything else, maximum never does
             function = np.maximum if self.greatest else np.fmin
             neutral = -np.inf if self.greatest else np.nan
+            values = numbers(column, neutral)
             with np.errstate(invalid="ignore"):
-                best = segments.reduced(function, numbers(column, neutral))
+                best = segments.reduced(function, values)
+            _take_first_zeros(best, values, segments)
             return [nullable(best, segments_with_any(column, segments))]
         if _is_of_integers(self.kind):
             integers = column.view(_integer_type(self.kind)) if not pat.is_boolean(self.kind) else column
             best = self._best(_as_integers(integers), column, segments)
             result = nullable(best, segments_with_any(column, segments))
             return [result.cast(pa.bool_()) if pat.is_boolean(self.kind) else result.view(self.kind)]
-        return [column.take(nullable(*self._best_rows(column, segments)))]
+        return [column.take(pa.array(self._best_rows(column, segments)))]
 
     def finished(self, states: Sequence[pa.Array]) -> pa.Array:
         return states[0]
@@ -68,16 +73,24 @@ class Extreme(Function):
             values = np.where(np.asarray(column.is_valid()), values, values.dtype.type(worst))
         return segments.reduced(function, values)
 
-    def _best_rows(self, column: pa.Array, segments: Segments) -> tuple[Int64s, Bools | None]:
-        """In which row the best value of each group is, and whether it has any: by the places of all rows
-        when they are sorted."""
-        batch = pa.record_batch([column], ["value"])
-        by_value = RowOrder((0,)).ranks(batch).sort_indices()
+    def _best_rows(self, column: pa.Array, segments: Segments) -> Int64s:
+        """In which row the best value of each group is: that with the least place when all rows are sorted,
+        the best first and nulls last. Equal values keep their order."""
+        best_first = RowOrder((SortKey(0, descending=self.greatest, nulls_last=True),))
+        by_value = best_first.ranks(pa.record_batch([column], ["value"])).sort_indices()
         places = np.empty(len(column), np.int64)
         places[by_value] = np.arange(len(column))
-        best = self._best(places, column, segments)
-        valid = segments_with_any(column, segments)
-        return by_value[best if valid is None else np.where(valid, best, 0)], valid
+        rows: Int64s = by_value[segments.reduced(np.minimum, places)]
+        return rows
+
+
+def _take_first_zeros(best: Values, values: Values, segments: Segments) -> None:
+    """Give groups whose best value is a zero the sign of their first one, which NumPy does not regard."""
+    groups = np.flatnonzero(best == 0)
+    if len(groups):
+        arranged = segments.arranged(values)
+        zeros = np.flatnonzero(arranged == 0)
+        best[groups] = arranged[zeros[np.searchsorted(zeros, segments.starts[groups])]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ class SumLong(Function):
 
 @dataclass(frozen=True, slots=True)
 class SumDouble(Function):
-    """The sum of floating point numbers, as a double."""
+    """The sum of floating point numbers, as a double. As in Spark it begins with 0.0, so it is never -0.0."""
 
     @property
     def states(self) -> tuple[pa.DataType, ...]:
@@ -145,7 +145,7 @@ class SumDouble(Function):
 
     def combined(self, states: Sequence[pa.Array], segments: Segments) -> list[pa.Array]:
         with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN, as in Spark
-            totals = segments.sums(numbers(states[0]))
+            totals = segments.sums(numbers(states[0])) + 0.0
         return [nullable(totals, segments_with_any(states[0], segments))]
 
     def finished(self, states: Sequence[pa.Array]) -> pa.Array:

@@ -1,6 +1,6 @@
 """`BufferBuilder` and `BufferConsumer`: one segment that is filled while what is complete is already read.
 
-Used by record writers that push to a consumer before a buffer is full (flush policies), in the service.
+Used by `FrameEncoder`, which fills a segment and seals it when it is full or drained.
 
     builder: append.. commit ... append.. finish | close        one thread
     consumer: build -> slice of what was committed since, or None        one other thread

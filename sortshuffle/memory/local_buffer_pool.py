@@ -1,6 +1,7 @@
-"""`LocalBufferPool`: the buffers of one result partition or one gate, out of those of the process.
+"""`LocalBufferPool`: the buffers of one writer, out of those of the process.
 
-Used by the service and its clients: a result partition that is written from frames, the channels of a gate.
+Used by result partitions that are written from frames (`FrameEncoder`, for `ShuffleRDD`), and by the writers
+of the shuffle manager's engine, each of which receives one frame at a time.
 
     open --close--> closed: nothing is handed out any more; what is still out goes home when it is recycled
 

@@ -1,7 +1,7 @@
 """`NetworkBufferPool`: all the segments that a process moves bytes in, shared out to local pools.
 
-Used by the service and its clients, one for each process. Its memory is apart from that for reading
-(`ReadBufferPool`).
+Used by the map tasks of `ShuffleRDD`, one for each partition that is written, and by the shuffle manager's
+engine, one for all its writers. Its memory is apart from that for reading (`ReadBufferPool`).
 
 Shares: every local pool is guaranteed what it requires, or is not created. What is left is shared out in
 proportion to what each pool could still use, whenever a pool comes or goes (`proportional_shares`). Requests

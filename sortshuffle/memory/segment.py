@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 
+from sortshuffle import calls
 from sortshuffle.errors import UsageError
 
 
@@ -50,7 +51,7 @@ class MemorySegment:
 def _map(size: int) -> mmap.mmap:
     # private: shared ones, the default of `mmap`, would be the same memory in a forked child
     try:
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return calls.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"the system gives no {size} bytes of memory: {error}") from error
 

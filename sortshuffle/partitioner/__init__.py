@@ -19,8 +19,8 @@ selector                 used for
 The methods are ``ShuffleFrame``'s; ``ShuffleRDD`` places by Python keys, with selectors of its own.
 
 Beside the selectors: ``hash_columns``, Spark's ``F.hash`` of Arrow columns, and ``check_hashable``, which
-refuses on the driver what it can't hash; ``Reservoir`` and ``determine_bounds``, from which ranges come. The
-package knows Arrow and NumPy, and nothing of files or Spark sessions.
+refuses on the driver what it can't hash; ``Reservoir``, ``shortened`` and ``determine_bounds``, from which
+ranges come. The package knows Arrow and NumPy, and nothing of files or Spark sessions.
 """
 
 from sortshuffle.partitioner.given import FunctionSelector, IdSelector
@@ -29,7 +29,7 @@ from sortshuffle.partitioner.key_group import KeyGroupSelector
 from sortshuffle.partitioner.key_order import SortKey
 from sortshuffle.partitioner.murmur3 import check_hashable, hash_columns
 from sortshuffle.partitioner.pointwise import BroadcastSelector, GlobalSelector, RescaleSelector, forward
-from sortshuffle.partitioner.range_bounds import determine_bounds
+from sortshuffle.partitioner.range_bounds import determine_bounds, shortened
 from sortshuffle.partitioner.ranges import RangeSelector
 from sortshuffle.partitioner.reservoir import Reservoir
 from sortshuffle.partitioner.round_robin import RoundRobinSelector, RowHashSelector
@@ -54,4 +54,5 @@ __all__ = [
     "forward",
     "hash_columns",
     "id_dtype",
+    "shortened",
 ]

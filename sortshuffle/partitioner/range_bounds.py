@@ -1,7 +1,12 @@
 """From a sample of keys to the bounds of a range exchange, by the rule of Spark's ``RangePartitioner``.
 
-Used by ``ShuffleFrame.repartitionByRange``, on the driver. From the same sample and weights come the same
-bounds as Spark's, number and values.
+Used by ``ShuffleFrame.repartitionByRange`` and ``sort``: producers shorten the keys that they sample, the
+driver makes bounds of them. From the same sample and weights come the same bounds as Spark's, number and
+values.
+
+Any strictly ascending keys are bounds, whether or not a row has them: equal rows are at or below the same
+ones. So a bound need not be a whole key. Of a long text it has the first `LONGEST_TEXT` bytes: keys that have
+these in common are in one range.
 """
 
 from __future__ import annotations
@@ -11,11 +16,40 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
 
 from sortshuffle.errors import UsageError
+from sortshuffle.partitioner.arrow_views import is_variable_width
 from sortshuffle.payload.ordering import RowOrder, SortKey
 
 Weights = npt.NDArray[np.float64]
+
+LONGEST_TEXT = 4096
+"""Bytes of a text in a bound. Every task has all bounds, and compares 8 bytes of all its rows at a time (some
+40 us for few rows), so bounds of megabytes would take minutes and gigabytes. Far more than what the keys of a
+data set begin with in common, such as the head of a document: those that do are all in one range."""
+
+
+def shortened(keys: pa.RecordBatch) -> pa.RecordBatch:
+    """Keys of which every text and binary value, in structs too, has at most its first `LONGEST_TEXT` bytes.
+    A text may then end within a character."""
+    return pa.RecordBatch.from_arrays(list(map(_shortened, keys.columns)), schema=keys.schema)
+
+
+def _shortened(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if pat.is_struct(kind):
+        children = [_shortened(column.field(at)) for at in range(kind.num_fields)]
+        missing = column.is_null() if column.null_count else None
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=missing)
+    if not is_variable_width(kind):
+        return column
+    if (pc.max(pc.binary_length(column)).as_py() or 0) <= LONGEST_TEXT:
+        return column
+    is_large = pat.is_large_string(kind) or pat.is_large_binary(kind)
+    as_bytes = column.view(pa.large_binary() if is_large else pa.binary())
+    return pc.binary_slice(as_bytes, 0, LONGEST_TEXT).view(kind)
 
 
 def determine_bounds(

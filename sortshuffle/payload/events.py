@@ -1,6 +1,6 @@
 """Events: control records that stand in a stream between its data, alone in a buffer each.
 
-Used by the partitions of the record doors (`ShuffleRDD`, the shuffle manager). What kind of event a buffer
+Used by partitions that are written from frames, those of `ShuffleRDD`. What kind of event a buffer
 holds is its header's data type; the payload has the event's fields and nothing else (`docs/format.md`,
 "Events"). They carry no version of their own: the file's version, or the protocol's, is theirs.
 

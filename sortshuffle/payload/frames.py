@@ -1,7 +1,7 @@
 """Opaque frames as payloads: any bytes, one record each, spanning the buffers of their extent.
 
-Used by the shuffle manager's door, whose rows only Spark can read. `payload.pickled` is the same for frames
-that this package reads itself.
+What `payload.pickled` is made of, whose frames this package reads itself. No door writes opaque ones: the
+shuffle manager's records are `payload.record_bytes`. `sortshuffle dump` counts and shows them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Records as a stream of bytes that is cut over buffers: length (u32, little-endian), then the record.
 
-Used by the record doors (`ShuffleRDD`, the shuffle manager) on both sides. Records are cut anywhere, inside a
+Used by `ShuffleRDD` on both sides: its records are pickled chunks. Records are cut anywhere, inside a
 length as well; a stream starts and ends on a record (`docs/format.md`, "Records").
 
 Rules

@@ -25,7 +25,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from sortshuffle.errors import CorruptDataError
-from sortshuffle.format.buffer import StoredBuffer, raw_size, sealed_size
+from sortshuffle.format.buffer import BUFFER_HEADER_BYTES, StoredBuffer, raw_size
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import Seconds, TaskMetrics
@@ -95,7 +96,8 @@ class InputChannel(Protocol):
 class LocalInputChannel:
     """The `InputChannel` to a map output whose files this process can open.
 
-    ``file_id``: what the data file must carry. ``writer``: who wrote it, for errors.
+    ``file_id``: what the data file must carry. ``writer``: who wrote it, for errors. ``key``: by which it is
+    decrypted.
     """
 
     file: PartitionedFile
@@ -103,6 +105,7 @@ class LocalInputChannel:
     map_index: int
     writer: str
     extents: tuple[Extent, ...]
+    key: EncryptionKey | None = None
 
     @property
     def path(self) -> str:
@@ -113,7 +116,7 @@ class LocalInputChannel:
         return 0
 
     def open(self, extents: Sequence[Extent]) -> ExtentReader:
-        return PartitionedFileReader(self.file, self.file_id, self.writer)
+        return PartitionedFileReader(self.file, self.file_id, self.writer, key=self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +184,7 @@ class Fetch:
                     memory = reader.read_unverified(extent)
                 with metrics.step("verify"):
                     part = reader.verified(memory, extent)
+                del memory  # what was encrypted is not held, nor charged, beside what was decrypted
                 with closing(_ExtentDecoder(reader, extent, payload, metrics)) as decoder:
                     batches.extend(decoder.decode(part))
                     decoder.finish()
@@ -216,21 +220,25 @@ class _ExtentDecoder:
         self._extent = extent
         self._decoder = payload.decoder(metrics.seconds)
         self._metrics = metrics
-        self._offset = extent.offset
+        self._part_offset = extent.offset
+        self._offset = extent.offset  # of the buffer that is decoded
         self._raw_bytes = 0
 
     def decode(self, part: ExtentPart) -> Iterator[Any]:
         """The items of a part, each decoded when it is asked for."""
         for buffer in part.buffers:
-            self._raw_bytes += _raw_bytes(part.memory, buffer)
+            # verified and plain
+            self._raw_bytes += raw_size(memoryview(part.memory), buffer) if buffer.compressed else buffer.size
             if self._raw_bytes > self._extent.raw_bytes:
                 raise self._other_sums(f"at least {self._raw_bytes} bytes")
+            self._offset = self._part_offset + buffer.start - BUFFER_HEADER_BYTES
             try:
                 item = self._decoder.decode(part.memory, buffer)
             except Malformed as problem:
                 raise self._corrupt(problem) from problem
-            self._offset += sealed_size(buffer.size)
             yield item
+        self._part_offset += part.bytes
+        self._offset = self._part_offset
 
     def finish(self) -> None:
         """Raises `CorruptDataError` if records or bytes are not as many as the extent's entry says, or if the
@@ -272,8 +280,3 @@ def memory_of(extent: Extent, payload: Payload) -> int:
     """Bytes that an extent takes at most: as stored, all of its buffers decompressed, and what the payload
     copies."""
     return extent.bytes + extent.raw_bytes + payload.copied(extent.raw_bytes)
-
-
-def _raw_bytes(memory: pa.Buffer, buffer: StoredBuffer) -> int:
-    """Size of a verified buffer's payload, decompressed; as it says."""
-    return raw_size(memoryview(memory), buffer) if buffer.compressed else buffer.size

@@ -25,18 +25,17 @@ import pyarrow as pa
 
 from sortshuffle.errors import InsufficientBuffersError
 from sortshuffle.memory.budget import MemoryBudget
-from sortshuffle.options import MIB, format_size
+from sortshuffle.options import format_size
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.read.channel import Fetch
 from sortshuffle.read.fetcher import Batches, Fetcher
 from sortshuffle.read.merge import SortedRun, merge_runs
-from sortshuffle.read.run_memory import LEAST_PART, MOST_OPEN_FILES, Demands, Load, RunSize
+from sortshuffle.read.run_memory import MOST_OPEN_FILES, Demands, Load, RunSize
 from sortshuffle.read.spill import HELD_REGIONS, NewFile, SpilledRun, SpillSize, SpillWriter, spill_header
 from sortshuffle.storage.writer import PartitionedFileWriter
 
 LEAST_FAN_IN = 2  # runs that a pass merges at least, whatever they take: or else it would not come to an end
-MOST_PART = 4 * MIB  # from there on a larger read is not faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,17 +193,16 @@ class MultiPassMerge:
         held: deque[HeldRun] = deque()
         for batches in stack.enter_context(closing(self._fetcher.fetched(fetches))):
             held.append(stack.enter_context(closing(HeldRun(batches, self._budget))))
-        spare = memory - _load_of(runs).memory
-        part = LEAST_PART + max(0, spare) // max(1, len(runs) - len(held))
-        part = min(MOST_PART, part)
+        spare = max(0, memory - _load_of(runs).memory) // max(1, len(runs) - len(held))
         sources: list[SortedRun] = []
         for run in runs:
             if isinstance(run.source, SpilledRun):
+                part = run.size.part(spare)
                 sources.append(run.source.stream(self._payload, part, self._budget, self._metrics))
             elif whole or run.is_held:
                 sources.append(held.popleft())
             else:
-                sources.append(self._fetcher.streamed(run.source, part))
+                sources.append(self._fetcher.streamed(run.source, run.size.part(spare)))
         return sources
 
 

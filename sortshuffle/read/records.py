@@ -1,6 +1,6 @@
 """`RecordGate`: all the channels of one consumer task, where records are opaque frames or pickled chunks.
 
-Used by `ShuffleRDD`, and by whoever reads what the shuffle manager's door wrote. It is what `InputGate` is
+Used by `ShuffleRDD`. It is what `InputGate` is
 for rows, and its order is the same: (map index, region, position), whatever the threads and the memory.
 
     every channel: frames and events .. END_OF_DATA, END_OF_PARTITION, nothing
@@ -17,15 +17,17 @@ Rules
 from __future__ import annotations
 
 import errno
+import io
 import mmap
 import os
 import tempfile
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from sortshuffle import calls
 from sortshuffle.errors import CorruptDataError, OutOfDiskError, Place
 from sortshuffle.format.header import PayloadKind
 from sortshuffle.format.malformed import Malformed
@@ -53,7 +55,8 @@ class BufferOrEvent:
 
 class RecordGate:
     """Reads the channels of one subpartition. ``threads``: for reading ahead. ``spill_directory``: for large
-    frames while they are put together; None for the system's."""
+    frames while they are put together; None for the system's. ``off_disk``: they are put together in memory
+    instead, because what lies on a disk must be encrypted."""
 
     def __init__(
         self,
@@ -63,11 +66,12 @@ class RecordGate:
         threads: int,
         metrics: TaskMetrics,
         spill_directory: str | None = None,
+        off_disk: bool = False,
     ) -> None:
         self._channels = sorted(channels, key=lambda channel: channel.map_index)
         self._payload = payload
         self._metrics = metrics
-        decoding = FrameDecoding(payload, partial(RecordSpill, spill_directory))
+        decoding = FrameDecoding(payload, spills(spill_directory, off_disk))
         self._fetcher = Fetcher(decoding, budget, threads, metrics)
 
     def buffers(self) -> Generator[BufferOrEvent, None, None]:
@@ -179,29 +183,40 @@ class _Stream:
         return CorruptDataError(place, what, expected=expected, found=found)
 
 
+def spills(directory: str | None, off_disk: bool) -> Callable[[], RecordSpill]:
+    """What makes the place where a large record is put together: a file in ``directory``, or memory."""
+    return MemorySpill if off_disk else partial(RecordSpill, directory)
+
+
 class RecordSpill:
     """A nameless temporary file in which one large record is put together. A `payload.spanning.Spill`."""
 
     def __init__(self, directory: str | None) -> None:
         self._directory = directory or tempfile.gettempdir()
         with _room_in(self._directory, 0):
-            self._file = tempfile.TemporaryFile(  # noqa: SIM115 - `close` is the caller's
-                dir=self._directory, prefix="sortshuffle-", buffering=0
-            )
+            self._file = calls.nameless_file(self._directory)
 
     def write(self, data: memoryview) -> None:
         """Append all of it. Raises `OutOfDiskError`."""
         with _room_in(self._directory, len(data)):
             while data:
-                data = data[self._file.write(data) :]
+                data = data[calls.write(self._file.fileno(), data) :]
 
     def view(self) -> memoryview:
         """Everything, mapped: the page cache's memory, not this process's."""
-        return memoryview(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
+        return memoryview(calls.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def close(self) -> None:
         """What was mapped stays readable."""
         self._file.close()
+
+
+class MemorySpill(RecordSpill):
+    """The same in memory that grows as the record comes: a file without a disk."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.gettempdir()
+        self._file = io.FileIO(calls.memfd_create("sortshuffle-record", os.MFD_CLOEXEC), "r+b")
 
 
 @contextmanager
@@ -211,5 +226,5 @@ def _room_in(directory: str, wanted: int) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _NO_SPACE:
             raise
-        space = os.statvfs(directory)
+        space = calls.statvfs(directory)
         raise OutOfDiskError(directory, wanted, space.f_bavail * space.f_frsize) from error

@@ -13,13 +13,14 @@ from math import ceil
 
 import pyarrow as pa
 
-from sortshuffle.options import KIB
+from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.read.merge import SORT_BYTES_PER_ROW, WINDOW_ROWS
 from sortshuffle.storage.extents import Extent
 
 MOST_OPEN_FILES = 256  # streamed at a time; many systems allow a process 1024
-LEAST_PART = 16 * KIB  # of a streamed extent, so that the search for the end of its first buffer is short
+LEAST_PART = 16 * KIB  # of a streamed extent: a smaller read costs as much
+MOST_PART = 4 * MIB  # from there on a larger read is not faster
 # Python's and Arrow's objects of a run that is being merged, which no budget counts. Resident memory of
 # 20,000 runs of three rows: 7.2 KB with 2 columns, 10.6 KB with 6, 24 KB with 21
 RUN_BYTES = 6 * KIB
@@ -55,6 +56,16 @@ class RunSize:
         """Of something that the run has ``amount`` of, how much its largest buffer is taken to have."""
         return min(amount, ceil(SKEW * amount / max(1, self.buffers - 1)))
 
+    @property
+    def least_part(self) -> int:
+        """Bytes of a part that its largest buffer fits, so that no part is fetched in vain to learn how large
+        its first buffer is."""
+        return min(self.stored, max(LEAST_PART, self.in_largest_buffer(self.stored)))
+
+    def part(self, spare: int) -> int:
+        """Bytes of the parts that it is streamed in, where there are ``spare`` ones beside its demands."""
+        return max(self.least_part, min(MOST_PART, self.least_part + spare))
+
 
 @dataclass(frozen=True, slots=True)
 class Demands:
@@ -76,10 +87,9 @@ class Demands:
         """A run of which there are a part, the batch decoded of it, and what is left of the one before.
         ``ahead``: bytes that its reader may hold beyond the part, beside what it then keeps of a buffer
         that the part cuts; 0 for a reader that keeps nothing."""
-        largest = size.in_largest_buffer(size.stored)
-        stored = min(size.stored, max(LEAST_PART, largest))
+        stored = size.least_part
         if ahead:
-            stored += min(size.stored, ahead + largest)
+            stored += min(size.stored, ahead + size.in_largest_buffer(size.stored))
         rows = min(WINDOW_ROWS // 2, size.in_largest_buffer(size.records))
         left = rows * (_row(size) + self.key_bytes)
         return stored + size.in_largest_buffer(size.raw) + left + self._merging(size)

@@ -45,6 +45,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
+from sortshuffle import calls
 from sortshuffle.errors import BufferTimeoutError, CorruptDataError, Place
 from sortshuffle.format.header import Codec
 from sortshuffle.format.index import Index
@@ -101,7 +102,7 @@ class SweptFile(PartitionedFileReader):
         left, at = list(views), offset
         while left:
             try:
-                got = os.preadv(self.fileno(), left[:IOV_MAX], at)
+                got = calls.preadv(self.fileno(), left[:IOV_MAX], at)
             except OSError as error:
                 if error.errno == errno.ENOMEM:
                     raise

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from types import TracebackType
@@ -114,9 +115,12 @@ class SpillWriter:
             file = self._writer.finish(Writer(), self._payload.schema.serialize().to_pybytes())
             try:
                 extents = extents_of(read_index(file, file_id), 0)
-                reader = PartitionedFileReader(file, file_id, "this task's own merge")
+                reader = PartitionedFileReader(file, file_id, "this task's own merge", key=self._writer.key)
             finally:
-                file.delete()
+                with suppress(
+                    OSError
+                ):  # it can be read all the same, and goes as a forgotten map output does
+                    file.delete()
         self._metrics.add(bytes_spilled=self._writer.data_bytes)
         spilled = SpillFile(reader, len(self._ends))
         starts = [0, *self._ends]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.storage.extents import Extent, ExtentReader
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import PartitionedFileReader
@@ -23,13 +24,14 @@ CONCURRENT_FETCHES = 16
 @dataclass(frozen=True, slots=True)
 class StoredInputChannel:
     """``file``: its base is a URL. ``file_id``: what a data file in a mounted directory must carry.
-    ``writer``: who wrote it, for errors."""
+    ``writer``: who wrote it, for errors. ``key``: by which it is decrypted."""
 
     file: PartitionedFile
     file_id: bytes
     map_index: int
     writer: str
     extents: tuple[Extent, ...]
+    key: EncryptionKey | None = None
 
     @property
     def path(self) -> str:
@@ -42,5 +44,7 @@ class StoredInputChannel:
     def open(self, extents: Sequence[Extent]) -> ExtentReader:
         local = mounted(self.file)
         if local is not None:
-            return patiently(lambda: PartitionedFileReader(local, self.file_id, self.writer, mounted=True))
-        return StoredFileReader(self.file, extents, self.writer)
+            return patiently(
+                lambda: PartitionedFileReader(local, self.file_id, self.writer, mounted=True, key=self.key)
+            )
+        return StoredFileReader(self.file, extents, self.writer, self.key, self.file_id)

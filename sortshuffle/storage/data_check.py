@@ -4,6 +4,8 @@ Every buffer, every extent, and every byte that no extent covers. It never raise
 whatever is wrong becomes a `Fault` with its place. Used by the command line, after `storage.inspection`.
 Knows no records: who does passes a `RecordCounter`.
 
+Payloads that are encrypted are looked at only with their key (`opened_buffers`); checksums need none.
+
 Memory is bounded: a few MiB, or the largest single buffer that fits where it is said to be.
 """
 
@@ -17,12 +19,25 @@ from typing import Protocol
 import pyarrow as pa
 
 from sortshuffle.errors import Place
-from sortshuffle.format.buffer import StoredBuffer, raw_size, scan_buffer, sealed_size
+from sortshuffle.format.buffer import (
+    BUFFER_HEADER_BYTES,
+    StoredBuffer,
+    raw_bytes_of,
+    scan_buffer,
+    sealed_size,
+)
 from sortshuffle.format.checksum import checksum_of_checksums
-from sortshuffle.format.header import HEADER_BYTES
+from sortshuffle.format.encryption import (
+    BufferPlace,
+    EncryptionKey,
+    FileCipher,
+    WrongTagError,
+    decrypted,
+)
+from sortshuffle.format.header import HEADER_BYTES, FileHeader
 from sortshuffle.format.malformed import CutShort, Malformed
 from sortshuffle.options import MIB
-from sortshuffle.storage.extents import Extent
+from sortshuffle.storage.extents import Extent, aligned_memory
 from sortshuffle.storage.inspection import Fault, FoundFile, Inspection
 from sortshuffle.storage.opened_files import OpenedFile, is_file, opened
 from sortshuffle.storage.partitioned_file import PARTIAL_SUFFIX
@@ -108,8 +123,10 @@ def check_data(
     inspection: Inspection,
     counter: RecordCounter | None = None,
     advance: Callable[[int], None] = lambda size: None,
+    cipher: FileCipher | None = None,
 ) -> DataCheck:
     """Read and verify the whole data file of a pair. ``advance`` is told of bytes as they are done.
+    ``cipher``: what decrypts the payloads; without one encrypted records are not counted.
 
     One fault for each damaged extent, at its first bad buffer. Data of another format version is left alone.
     """
@@ -118,7 +135,9 @@ def check_data(
         return DataCheck()
     try:
         with open_data(data.path) as file:
-            return _Checker(inspection, data, file, counter, advance).check()
+            header = inspection.header
+            hidden = header is not None and header.is_encrypted and cipher is None
+            return _Checker(inspection, data, file, None if hidden else counter, advance, cipher).check()
     except OSError as error:
         return DataCheck((Fault(Place(data.path), f"the file cannot be read: {error.strerror}"),))
 
@@ -130,6 +149,46 @@ def open_data(path: str) -> Iterator[OpenedFile]:
         path = path.removesuffix(PARTIAL_SUFFIX)
     with opened(path) as file:
         yield file
+
+
+def cipher_of(header: FileHeader | None, key: EncryptionKey | None) -> FileCipher | None:
+    """What decrypts a file; None if it is not encrypted, if there is no key, or if the key is another one."""
+    if key is None or header is None or not header.is_encrypted:
+        return None
+    cipher = key.of_file(header.file_id)
+    return cipher if cipher.check == header.key_check else None
+
+
+def opened_buffers(
+    file: OpenedFile, extent: Extent, cipher: FileCipher | None, encrypts: bool | None = None
+) -> Iterator[FoundBuffer]:
+    """The buffers of an extent, each verified and, with a cipher, decrypted before it is given. ``encrypts``:
+    whether the file's header says that they are encrypted; None where a cipher alone says it. Raises as
+    `walk` does, and `Malformed` for a buffer that is otherwise."""
+    encrypts = cipher is not None if encrypts is None else encrypts
+    for found in walk(file, extent.offset, extent.offset + extent.bytes):
+        if found.stored.encrypted != encrypts:
+            raise Malformed(_OTHERWISE[encrypts], found.offset)
+        yield found if cipher is None else _opened(found, extent, cipher)
+
+
+_OTHERWISE = {
+    True: "a buffer is not encrypted, in a file that is",
+    False: "a buffer is encrypted, in a file that is not",
+}
+
+
+def _opened(found: FoundBuffer, extent: Extent, cipher: FileCipher) -> FoundBuffer:
+    stored = found.stored
+    source = memoryview(found.memory).cast("B")[stored.start - BUFFER_HEADER_BYTES :][: found.bytes]
+    memory, target = aligned_memory(found.bytes)
+    place = BufferPlace(found.offset, extent.region, None if stored.broadcast else extent.subpartition)
+    try:
+        plain = decrypted(source, stored._replace(start=BUFFER_HEADER_BYTES), cipher, place, target)
+    except WrongTagError:
+        what = "a payload does not open with the file's own key: it was changed on purpose"
+        raise Malformed(what, found.offset) from None
+    return replace(found, memory=memory, stored=plain)
 
 
 def walk(file: OpenedFile, start: int, end: int) -> Iterator[FoundBuffer]:
@@ -163,7 +222,7 @@ def _buffers_in(memory: pa.Buffer, start: int) -> Iterator[FoundBuffer]:
     while position < len(view) or position == 0:
         scan = scan_buffer(view, position)
         stored = scan.buffer
-        raw = raw_size(view, stored) if stored.compressed else stored.size
+        raw = raw_bytes_of(view, stored)
         yield FoundBuffer(start + position, scan.end - position, raw, scan.checksum, memory, stored)
         position = scan.end
 
@@ -182,7 +241,10 @@ class _Checker:
         file: OpenedFile,
         counter: RecordCounter | None,
         advance: Callable[[int], None],
+        cipher: FileCipher | None,
     ) -> None:
+        self._cipher = cipher
+        self._encrypts = None if inspection.header is None else inspection.header.is_encrypted
         self._inspection = inspection
         self._data = data
         self._file = file
@@ -216,7 +278,7 @@ class _Checker:
         counter = self._counter.of_extent() if self._counter is not None else None
         end = extent.offset + extent.bytes
         try:
-            for found in walk(self._file, extent.offset, end):
+            for found in opened_buffers(self._file, extent, self._cipher, self._encrypts):
                 checksums.append(found.checksum)
                 raw_bytes += found.raw_bytes
                 if counter is not None:
@@ -273,6 +335,8 @@ class _Checker:
         """Add the buffers from ``start`` on; gives what ended that before the end of the file."""
         try:
             for found in walk(self._file, start, self._data.bytes):
+                if self._encrypts is not None and found.stored.encrypted != self._encrypts:
+                    raise Malformed(_OTHERWISE[self._encrypts], found.offset)
                 kind, records = found.stored.data_type.name, self._records_alone(found)
                 self._loose.append(LooseBuffer(found.offset, found.bytes, found.raw_bytes, kind, records))
                 self._advance(found.bytes)
@@ -291,7 +355,7 @@ class _Checker:
         return offset + sealed_size(int.from_bytes(size, "little"))
 
     def _records_alone(self, found: FoundBuffer) -> int | None:
-        if self._counter is None:
+        if self._counter is None or found.stored.encrypted:  # where a loose one belongs is not known
             return None
         with _at(found.offset):
             return self._counter.alone(found.memory, found.stored)

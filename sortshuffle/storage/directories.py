@@ -16,10 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from sortshuffle import calls
 from sortshuffle.errors import OutOfDiskError, UsageError
 from sortshuffle.options import MIB, Options, format_size
 from sortshuffle.storage import home_failures, janitor
 from sortshuffle.storage.lifetime import HOME_ROOT, Owner, executor_pid
+from sortshuffle.storage.private import make_private
 
 Made = TypeVar("Made")
 
@@ -89,21 +91,26 @@ class Homes(Directories):
     owner: Owner
 
     @staticmethod
-    def of(options: Options, application: str) -> Homes:
+    def of(options: Options, application: str, served_by_spark: bool = False) -> Homes:
         """The homes of the executor that this process works for; makes them on first use.
 
+        ``served_by_spark``: as in `Owner`.
         Raises `UsageError` if no directory is known, `OutOfDiskError` or OSError if none can be used.
         """
-        owner = owner_of_homes(options, application)
-        homes = Homes(_make_homes(roots(options), owner), owner)
+        owner = owner_of_homes(options, application, served_by_spark)
+        homes = Homes(_make_homes(roots(options, served_by_spark), owner), owner)
         home_failures.watch(homes.paths)
         janitor.ensure(homes.paths)
         return homes
 
 
-def roots(options: Options) -> tuple[str, ...]:
-    """The local directories in which this executor has its homes. Raises `UsageError` if none is known."""
-    found = options.directories or spark_directories()
+def roots(options: Options, served_by_spark: bool = False) -> tuple[str, ...]:
+    """The local directories in which this executor has its homes. Raises `UsageError` if none is known.
+
+    Where Spark's shuffle files outlive the executor these are not the executor's directories but those above,
+    of the application: from an ended executor's Spark deletes all but its own kinds of files.
+    """
+    found = options.directories or (application_directories() if served_by_spark else spark_directories())
     if not found:
         raise UsageError(
             f"no directory to write to: {LOCAL_DIRS_VARIABLE} is not set in this worker; set"
@@ -112,7 +119,7 @@ def roots(options: Options) -> tuple[str, ...]:
     return found
 
 
-def owner_of_homes(options: Options, application: str) -> Owner:
+def owner_of_homes(options: Options, application: str, served_by_spark: bool = False) -> Owner:
     """The executor that this process works for, as the owner of its homes."""
     return Owner.of_process(
         executor_pid(),
@@ -121,6 +128,7 @@ def owner_of_homes(options: Options, application: str) -> Owner:
         grace=options.grace,
         keep=options.keep,
         outlived=options.service == "external",
+        served_by_spark=served_by_spark,
     )
 
 
@@ -129,10 +137,15 @@ def spark_directories() -> tuple[str, ...]:
     return tuple(filter(None, os.environ.get(LOCAL_DIRS_VARIABLE, "").split(",")))
 
 
+def application_directories() -> tuple[str, ...]:
+    """Those above, which Spark (standalone, YARN) makes for the application, for all executors of a host."""
+    return tuple(dict.fromkeys(map(os.path.dirname, spark_directories())))
+
+
 def _make_homes(roots: Sequence[str], owner: Owner) -> tuple[str, ...]:
     """The homes that can be made. One that lately could not be is tried only if no other can."""
     homes = [os.path.join(root, HOME_ROOT, owner.application, owner.home_name) for root in roots]
-    failed = [home for home in homes if home_failures.failed_at(home) and not os.path.isdir(home)]
+    failed = [home for home in homes if home_failures.failed_at(home) and not calls.isdir(home)]
     made = [home for home in homes if home not in failed and _is_made(home, owner)]
     made = made or [home for home in failed if _is_made(home, owner)]
     problem = home_failures.last_error(homes[-1])
@@ -143,7 +156,7 @@ def _make_homes(roots: Sequence[str], owner: Owner) -> tuple[str, ...]:
 
 def _is_made(home: str, owner: Owner) -> bool:
     try:
-        os.makedirs(home, mode=0o700, exist_ok=True)
+        make_private(home)
         if Owner.read(home) != owner:
             owner.write(home)
     except OSError as error:
@@ -155,7 +168,7 @@ def _is_made(home: str, owner: Owner) -> bool:
 def _free_bytes(home: str) -> int:
     """Bytes that may be written; -1 where nothing can be, and the reason is remembered."""
     try:
-        space = os.statvfs(home)
+        space = calls.statvfs(home)
         if space.f_flag & os.ST_RDONLY:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), home)
     except OSError as error:

@@ -6,12 +6,16 @@
       RemoteReader            the shuffle service of another host           (`service.remote_reader`)
 
 A reader of bytes says only how they are fetched (`ExtentReader.fetch`).
+
+What is encrypted is decrypted here, after it was verified: whoever decodes gets plain payloads. A reader
+without a key moves and verifies (`checked`, `checked_parts`), and raises `DecryptionError` where payloads are
+asked for. A reader with a key takes no payload that is not encrypted: somebody else has written it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,9 +23,17 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from sortshuffle.errors import CorruptDataError, Place
-from sortshuffle.format.buffer import ALIGNMENT, StoredBuffer, scan_buffer, scan_extent
+from sortshuffle.errors import CorruptDataError, DecryptionError, Place
+from sortshuffle.format.buffer import ALIGNMENT, BUFFER_HEADER_BYTES, StoredBuffer, scan_buffer, scan_extent
 from sortshuffle.format.checksum import checksum_of_checksums
+from sortshuffle.format.encryption import (
+    BufferPlace,
+    EncryptionKey,
+    FileCipher,
+    WrongTagError,
+    decrypted,
+    decrypted_singles,
+)
 from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.format.index import Index
 from sortshuffle.format.malformed import CutShort, Malformed
@@ -55,13 +67,19 @@ class ExtentPart:
 class ExtentReader(ABC):
     """Reads the extents of one result partition.
 
-    ``path``: of its data file, ``writer``: who wrote it; for errors. The caller closes the reader. Memory
-    that is handed out belongs to the pyarrow buffers.
+    ``path``: of its data file, ``writer``: who wrote it; for errors. ``key``: the application's, and
+    ``file_id``: the file's own, from which comes what decrypts it; None where nothing is to be decrypted. The
+    caller closes the reader. Memory that is handed out belongs to the pyarrow buffers.
     """
 
-    def __init__(self, path: str, writer: str | None) -> None:
+    def __init__(
+        self, path: str, writer: str | None, key: EncryptionKey | None = None, file_id: bytes = b""
+    ) -> None:
         self.path = path
         self._writer = writer
+        self._key = key
+        self._file_id = file_id
+        self._cipher: FileCipher | None = None
 
     @abstractmethod
     def fetch(self, size: int, extent: Extent, position: int = 0) -> pa.Buffer:
@@ -80,7 +98,7 @@ class ExtentReader(ABC):
         for somebody; it is closed all the same."""
 
     def read_extent(self, extent: Extent) -> ExtentPart:
-        """The whole extent in one go, all of it verified."""
+        """The whole extent in one go, all of it verified and plain."""
         return self.verified(self.read_unverified(extent), extent)
 
     def read_unverified(self, extent: Extent) -> pa.Buffer:
@@ -88,15 +106,28 @@ class ExtentReader(ABC):
         return self.fetch(extent.bytes, extent)
 
     def verified(self, memory: pa.Buffer, extent: Extent) -> ExtentPart:
-        """What `read_unverified` returned, every checksum verified."""
+        """What `read_unverified` returned, every checksum verified, and plain. Raises `DecryptionError`."""
+        return self._plain_part(self.checked(memory, extent), extent, 0)
+
+    def checked(self, memory: pa.Buffer, extent: Extent) -> ExtentPart:
+        """What `read_unverified` returned, every checksum verified, as it is stored."""
         with self.damage(extent.offset, extent):
             buffers = list(scan_extent(memoryview(memory), extent.checksum, extent.buffers))
         return ExtentPart(memory, buffers, extent.bytes)
 
     def read_parts(self, extent: Extent, part_bytes: int) -> Iterator[ExtentPart]:
         """The extent in parts of at most ``part_bytes``, whole buffers each, verified buffer by buffer; a
-        larger buffer is a part of its own. That none is lost, doubled or foreign is verified before the last
-        part is handed out."""
+        larger buffer is a part of its own; plain. That none is lost, doubled or foreign is verified before
+        the last part is handed out. Raises `DecryptionError`."""
+        position = 0
+        for part in self.checked_parts(extent, part_bytes):
+            plain = [self._plain_part(part, extent, position)]
+            position += part.bytes
+            del part  # what was encrypted is not held while the caller has what was decrypted
+            yield plain.pop()
+
+    def checked_parts(self, extent: Extent, part_bytes: int) -> Iterator[ExtentPart]:
+        """The same as it is stored."""
         position = 0
         checksums: list[int] = []
         wanted = part_bytes = max(part_bytes, ALIGNMENT)
@@ -111,9 +142,85 @@ class ExtentReader(ABC):
             if end == left:
                 with self.damage(extent.offset, extent):
                     _check_extent(extent, checksums)
-            yield ExtentPart(memory, buffers, end)
+            part = [ExtentPart(memory, buffers, end)]
             position += end
             wanted = part_bytes
+            del memory  # the caller's from here on
+            yield part.pop()
+
+    @property
+    def decrypts(self) -> bool:
+        """Whether it has a key, and so takes nothing that is not encrypted."""
+        return self._key is not None
+
+    def plain(
+        self,
+        memory: pa.Buffer,
+        buffers: list[StoredBuffer],
+        extent: Extent,
+        position: int = 0,
+        into: tuple[pa.Buffer, memoryview] | None = None,
+    ) -> tuple[pa.Buffer, list[StoredBuffer]]:
+        """These verified buffers, decrypted to memory of their own, or ``into`` memory of the same size, such
+        as `aligned_memory` is. ``position``: of the memory in the extent. Raises `DecryptionError`."""
+        if self._key is None:
+            self._expect_plain(buffers, extent)
+            return memory, buffers
+        opened, target = into or aligned_memory(memory.size)
+        source, cipher = memoryview(memory).cast("B"), self._file_cipher(self._key)
+        found: list[StoredBuffer] = []
+        for buffer in buffers:
+            offset = extent.offset + position + buffer.start - BUFFER_HEADER_BYTES
+            if not buffer.encrypted:
+                what = "the data is not encrypted, as all of this application's is"
+                raise DecryptionError(self.place(offset, extent), what)
+            place = BufferPlace(offset, extent.region, None if buffer.broadcast else extent.subpartition)
+            try:
+                found.append(decrypted(source, buffer, cipher, place, target))
+            except WrongTagError:
+                raise self._unopened(offset, extent) from None
+        return opened, found
+
+    def plain_singles(
+        self, memory: pa.Buffer, singles: Sequence[tuple[int, int, int]], offset: int, region: int
+    ) -> list[memoryview]:
+        """The plain payloads of many verified, encrypted extents of one uncompressed buffer each, of a
+        unicast region. Of a reader that `decrypts`. ``singles``: as of `decrypted_singles`; ``offset``: of
+        the memory in the file. Raises `DecryptionError`."""
+        assert self._key is not None
+        _, target = aligned_memory(memory.size)
+        source, cipher = memoryview(memory).cast("B"), self._file_cipher(self._key)
+        found: list[memoryview] = []
+        try:
+            found.extend(decrypted_singles(source, singles, cipher, offset, region, target))
+        except WrongTagError:
+            start, size, subpartition = singles[len(found)]
+            extent = Extent(region, subpartition, offset + start, size, 0, 0, 0, 1)
+            raise self._unopened(offset + start, extent) from None
+        return found
+
+    def _unopened(self, offset: int, extent: Extent) -> DecryptionError:
+        what = "the data does not open: the key is another one, or the bytes were changed on purpose"
+        return DecryptionError(self.place(offset, extent), what)
+
+    def _expect_plain(self, buffers: list[StoredBuffer], extent: Extent) -> None:
+        for buffer in buffers:  # no generator: making one takes longer than looking at a few
+            if buffer.encrypted:
+                what = "the data is encrypted, and there is no key"
+                raise DecryptionError(self.place(extent.offset, extent), what)
+
+    def _plain_part(self, part: ExtentPart, extent: Extent, position: int) -> ExtentPart:
+        if self._key is None:
+            self._expect_plain(part.buffers, extent)
+            return part
+        memory, buffers = self.plain(part.memory, part.buffers, extent, position)
+        return ExtentPart(memory, buffers, part.bytes)
+
+    def _file_cipher(self, key: EncryptionKey) -> FileCipher:
+        """Of this file; threads that come together make it twice."""
+        if self._cipher is None:
+            self._cipher = key.of_file(self._file_id)
+        return self._cipher
 
     @contextmanager
     def damage(self, offset: int, extent: Extent | None = None) -> Iterator[None]:

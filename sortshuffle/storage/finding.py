@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from sortshuffle import calls
 from sortshuffle.errors import UsageError
 from sortshuffle.format.header import DATA_MAGIC, INDEX_MAGIC
 from sortshuffle.storage.opened_files import absolute, is_file, opened
@@ -34,7 +35,7 @@ def find_pairs(directory: str, on_error: Callable[[OSError], None] | None = None
     if is_url(directory):
         yield from _pairs_in_store(directory)
         return
-    for parent, directories, names in os.walk(directory, onerror=on_error):
+    for parent, directories, names in calls.walk(directory, onerror=on_error):
         directories.sort(key=_natural)
         yield from _one_of_each(os.path.join(parent, name) for name in sorted(names, key=_natural))
 
@@ -58,7 +59,7 @@ def _one_of_each(paths: Iterable[str]) -> Iterable[str]:
     found: dict[str, str] = {}
     for path in paths:
         file = PartitionedFile.of(path)
-        if file is not None and not os.path.islink(path) and os.path.isfile(path) and _is_ours(path):
+        if file is not None and not calls.islink(path) and calls.isfile(path) and _is_ours(path):
             found.setdefault(file.base, path)
     return found.values()
 

@@ -19,6 +19,7 @@ import os
 import time
 from dataclasses import dataclass
 
+from sortshuffle import calls
 from sortshuffle.errors import OutOfDiskError
 
 # seconds; Spark's next attempts follow within a few, and a disk that others have emptied is used again soon
@@ -65,7 +66,7 @@ def remember(home: str, error: OSError) -> None:
     """Pass over this home for a while."""
     _failures[home] = Failure(time.time(), copy.copy(error))
     try:
-        with open(os.path.join(home, MARKER_FILE), "w", encoding="utf-8") as opened:
+        with calls.open_file(os.path.join(home, MARKER_FILE), "w", encoding="utf-8") as opened:
             opened.write(f"{error}\n")
     except OSError:
         pass  # the others find out by themselves
@@ -75,7 +76,7 @@ def failed_at(home: str) -> float | None:
     """When this home failed last, if that was lately."""
     times = [_failures[home].at] if home in _failures else []
     try:
-        times.append(os.stat(os.path.join(home, MARKER_FILE)).st_mtime)
+        times.append(calls.stat(os.path.join(home, MARKER_FILE)).st_mtime)
     except OSError:
         pass  # there is none, or nothing can be said of this home
     now = time.time()

@@ -13,6 +13,8 @@ from __future__ import annotations
 import os
 import socket
 
+from sortshuffle import calls
+
 NAME_VARIABLE = "SPARK_LOCAL_HOSTNAME"
 ADDRESS_VARIABLE = "SPARK_LOCAL_IP"
 
@@ -37,8 +39,8 @@ def _is_own_address(text: str) -> bool:
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, text)
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.bind((text, 0))
+            with calls.new_socket(family, socket.SOCK_DGRAM) as probe:
+                calls.bind(probe, (text, 0))
         except (OSError, ValueError):
             continue
         return True

@@ -388,8 +388,6 @@ def misplaced(table: RegionTable, header: FileHeader, path: str) -> list[Fault]:
     position = HEADER_BYTES
     for region, kind in enumerate(table.kinds):
         row = table.entries[region]
-        if kind is RegionKind.BROADCAST and (row != row[0]).any():
-            faults.append(Fault(Place(path, region), "the entries of a broadcast region differ"))
         owned = _in_write_order(row, kind, header)
         for at in np.flatnonzero(_misplaced_entries(owned, position)).tolist():
             number = (at + header.first_subpartition) % header.subpartitions

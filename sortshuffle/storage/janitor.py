@@ -5,13 +5,18 @@ unfinished files; and an executor that dies by SIGKILL leaves everything behind.
 
     python -m sortshuffle.storage.janitor HOME [HOME ...]
 
-* One per home: it holds a lock on ``janitor.lock`` there, and one that finds all its homes taken ends within
-  a second. An executor has one janitor, or more if its tasks came to use further
+* One per home: it holds a lock on ``janitor.lock`` there while the executor lives, and one that finds all its
+  homes taken ends within a second. An executor has one janitor, or more if its tasks came to use further
   directories later, or if its frames have different settings.
 * Every second it removes unfinished files without a writer; every five, finished ones that Spark has
   forgotten (`storage.lifetime` says which).
 * When the executor ends it deletes the homes and ends itself, within two seconds. Where files are to be kept,
   or outlive the executor, it deletes only the unfinished ones. It ends as well when its homes are gone.
+* Where Spark's external shuffle service serves what an ended executor has left, map outputs go with Spark's
+  own files, one by one. The first janitor whose executor has ended sees to that, for all ended executors
+  whose homes are in the same directory of the application: it holds the lock of that directory. Others leave
+  it to that one, and end. So executors may come and go, and there is one process for all that went. If it is
+  killed, the next task of the application that looks starts another.
 
 Started by the first producer task of an executor (`ensure`). Standard library only: about 10 MB.
 """
@@ -23,29 +28,74 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from sortshuffle import calls
+from sortshuffle.storage.descriptors import close_after_reading
 from sortshuffle.storage.environment import environment
-from sortshuffle.storage.lifetime import Owner, remove_home, sweep, sweep_partials
+from sortshuffle.storage.home_listings import HomeListings
+from sortshuffle.storage.lifetime import (
+    OWNER_FILE,
+    Owner,
+    is_gone,
+    remove_home,
+    sweep,
+    sweep_ended,
+    sweep_partials,
+)
 from sortshuffle.storage.partitioned_file import PARTIAL_SUFFIX
 
 LOCK_FILE = "janitor.lock"
 TICK = 1.0  # seconds between looks at the executor and its unfinished files
 TICKS_PER_SWEEP = 5
 TRIES = 10
+LOOKS_AFTER = 60.0  # seconds between looks of a worker whether homes of ended executors have a janitor
 
+_looked: dict[str, float] = {}  # applications' directories, and when this process last looked
 _started: list[subprocess.Popen[bytes]] = []  # keeps them from being reported as forgotten
 
 
 def ensure(homes: Sequence[str]) -> None:
-    """Start a janitor for those of these homes that have none. The caller has made the homes."""
+    """Start a janitor for those of these homes that have none, and one for homes of ended executors beside
+    them that should have one. The caller has made the homes."""
     unattended = [home for home in homes if not is_running(home)]
-    if not unattended:
-        return
+    if unattended:
+        _start(unattended)
+    for place in dict.fromkeys(map(os.path.dirname, homes)):
+        if (left := _unattended_ended(place)) is not None:
+            _start([left])
+
+
+def _unattended_ended(place: str) -> str | None:
+    """A home of an ended executor in an application's directory, if these have no janitor. Looked at now and
+    then: that a janitor was killed is seen soon enough, and there may be many homes."""
+    now = time.monotonic()
+    if now < _looked.get(place, float("-inf")) + LOOKS_AFTER:
+        return None
+    _looked[place] = now
+    lock = _lock_place(place)
+    if lock is None:
+        return None
+    close_after_reading(
+        lock
+    )  # before the homes are looked at: a janitor that found it taken leaves them to us
+    try:
+        homes = [os.path.join(place, name) for name in calls.listdir(place)]
+    except OSError:
+        return None
+    owners = ((home, Owner.read(home)) for home in homes)
+    return next((home for home, owner in owners if owner and _is_left_to_spark(owner)), None)
+
+
+def _is_left_to_spark(owner: Owner) -> bool:
+    return owner.leaves_outputs_to_spark and owner.has_ended()
+
+
+def _start(homes: Sequence[str]) -> None:
     _started[:] = [process for process in _started if process.poll() is None]
     _started.append(
-        subprocess.Popen(
-            [sys.executable, "-m", __name__, *unattended],
+        calls.Popen(
+            [sys.executable, "-m", __name__, *homes],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -57,24 +107,81 @@ def ensure(homes: Sequence[str]) -> None:
 
 
 def main(homes: Sequence[str]) -> None:
-    """Run until the executor ends."""
-    owners = {home: owner for home in _take_over(homes) if (owner := Owner.read(home)) is not None}
+    """Run until the executor has ended and left nothing to look after."""
+    locks = _take_over(homes)
+    owners = {home: owner for home in locks if (owner := _owner_of(home)) is not None}
+    listings = HomeListings()
     tick = 0
-    while any(os.path.isdir(home) and owner.is_live() for home, owner in owners.items()):
+    while any(not is_gone(home) and owner.is_live() for home, owner in owners.items()):
         for home, owner in owners.items():
-            _tidy(home, owner, whole=tick % TICKS_PER_SWEEP == 0)
+            _tidy(home, owner, listings, whole=tick % TICKS_PER_SWEEP == 0)
         tick += 1
         time.sleep(TICK)
     for home, owner in owners.items():
-        _clear(home, owner)
+        if not owner.leaves_outputs_to_spark:
+            _clear(home, owner)
+    for lock in locks.values():  # a home that nobody holds can be removed: `sortshuffle clean --older-than`
+        close_after_reading(lock)
+    left = [home for home, owner in owners.items() if owner.leaves_outputs_to_spark]
+    _look_after_ended(dict.fromkeys(map(os.path.dirname, left)))
 
 
-def _tidy(home: str, owner: Owner, whole: bool) -> None:
+def _look_after_ended(places: Iterable[str]) -> None:
+    """Sweep the homes of ended executors in these directories until none is left, or others do so.
+
+    An executor has ended before its janitor comes here. So whoever finds a lock taken can rely on the holder,
+    which looks once more when it has let go of the lock.
+    """
+    held = {place: lock for place in places if (lock := _lock_place(place)) is not None}
+    listings = HomeListings()
+    while held:
+        for place in list(held):
+            if _is_any_left(place, listings):
+                continue
+            close_after_reading(held.pop(place))
+            if _is_any_left(place, listings) and (lock := _lock_place(place)) is not None:
+                held[place] = lock
+        if held:
+            time.sleep(TICK * TICKS_PER_SWEEP)
+
+
+def _is_any_left(place: str, listings: HomeListings) -> bool:
+    try:
+        return sweep_ended(place, listings)
+    except OSError:
+        return True  # it cannot be told: the next look tries again
+
+
+def _lock_place(place: str) -> int | None:
+    """A descriptor that holds the lock of an application's directory, None if another process has it, or the
+    directory is gone."""
+    for _ in range(TRIES):
+        try:
+            descriptor = calls.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            time.sleep(TICK / TRIES)
+            continue
+        try:
+            calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            close_after_reading(descriptor)
+            return None
+        except OSError:
+            close_after_reading(descriptor)
+            time.sleep(TICK / TRIES)
+            continue
+        return descriptor
+    return None
+
+
+def _tidy(home: str, owner: Owner, listings: HomeListings, whole: bool) -> None:
     try:
         if whole:
-            sweep(home, owner)
+            sweep(home, owner, listings)
         else:
-            sweep_partials(home, time.time())
+            sweep_partials(home, time.time(), listings)
     except OSError:
         pass  # the next look tries again; a janitor that ended here would leave everything behind
 
@@ -84,47 +191,61 @@ def _clear(home: str, owner: Owner) -> None:
         try:
             if owner.keep or owner.outlived:
                 sweep_partials(home, float("inf"))
-                if not any(name.endswith(PARTIAL_SUFFIX) for name in os.listdir(home)):
+                if not any(name.endswith(PARTIAL_SUFFIX) for name in calls.listdir(home)):
                     return
             else:
                 remove_home(home)
-                if not os.path.lexists(home):
+                if is_gone(home):
                     return
         except OSError:
             pass
         time.sleep(TICK / TRIES)
 
 
-def _take_over(homes: Sequence[str]) -> list[str]:
-    """The homes whose locks this process gets, and holds for its life. Tries for a while: a task that looks
-    whether there is a janitor holds a lock for a moment."""
-    taken: list[str] = []
+def _take_over(homes: Sequence[str]) -> dict[str, int]:
+    """The homes whose locks this process gets, and the descriptors that hold these. Tries for a while: a task
+    that looks whether there is a janitor holds a lock for a moment."""
+    taken: dict[str, int] = {}
     for _ in range(TRIES):
-        taken += [home for home in homes if home not in taken and _lock(home, fcntl.LOCK_EX) is not None]
+        for home in homes:
+            if home not in taken and (lock := _lock(home, fcntl.LOCK_EX)) is not None:
+                taken[home] = lock
         if len(taken) == len(homes):
             break
         time.sleep(TICK / TRIES)
     return taken
 
 
+def _owner_of(home: str) -> Owner | None:
+    """None where there is none. What cannot be read for the moment is there: a janitor that passed a home
+    over would leave everything in it behind."""
+    path = os.path.join(home, OWNER_FILE)
+    for _ in range(TRIES):
+        owner = Owner.read(home)
+        if owner is not None or is_gone(path):
+            return owner
+        time.sleep(TICK / TRIES)
+    return None
+
+
 def is_running(home: str) -> bool:
     lock = _lock(home, fcntl.LOCK_SH)
     if lock is None:
         return True
-    os.close(lock)
+    close_after_reading(lock)
     return False
 
 
 def _lock(home: str, kind: int) -> int | None:
     """A descriptor that holds the lock, None if another process has it."""
     try:
-        descriptor = os.open(os.path.join(home, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = calls.open(os.path.join(home, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         return None
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
+        calls.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError:  # another process has it, or the system has none for the moment
+        close_after_reading(descriptor)
         return None
     return descriptor
 

@@ -10,8 +10,10 @@ A map output lives exactly as long as Spark's own shuffle files of the same task
 * a ``.partial`` pair whose data file nobody holds a lock on (its task failed or was killed);
 * a finished pair older than the grace time for which none of the executor's local directories has
   ``shuffle_<any>_<attempt>_0.index`` any more (Spark removes that when no frame can use it);
-* a whole home whose executor has ended: its process is gone, or Spark removed its local directories. Where
-  an external shuffle service serves its files they outlive it, and the service sweeps them.
+* a whole home whose executor has ended: its process is gone, or Spark removed its local directories. But
+  where Spark's own shuffle files outlive the executor (`Owner.served_by_spark`) each map output of an ended
+  executor goes with its own, without a grace time: no task of its is still to end. And where an external
+  service of this package serves map outputs they outlive it, and the service sweeps them.
 
 Only the standard library is imported here: the janitor process (`storage.janitor`) must stay small.
 Nothing outside directories named as above is ever deleted, and symbolic links are never followed.
@@ -23,29 +25,26 @@ import fcntl
 import glob
 import json
 import os
-import re
-import shutil
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
+from sortshuffle import calls
 from sortshuffle.errors import UsageError
+from sortshuffle.storage.descriptors import close_after_reading
+from sortshuffle.storage.home_listings import HomeListings
 from sortshuffle.storage.host import host_name, is_this_host
-from sortshuffle.storage.partitioned_file import (
-    DATA_SUFFIX,
-    INDEX_SUFFIX,
-    PARTIAL_SUFFIX,
-    PartitionedFile,
-)
+from sortshuffle.storage.partitioned_file import PartitionedFile, unlink_all
 
 HOME_ROOT = "sortshuffle"
 OWNER_FILE = "owner.json"
+SILENT_FILE = "silent.json"  # which services did not answer an executor's workers (`spark.silence`)
+BLOCKS = "blockmgr-*"  # an executor's local directories, in those that Spark makes for the application
 NAME_DIGEST_BYTES = 6  # of a few executors and settings of one host and pid
 # seconds; a file is created before it is locked, and renamed before it is unlocked: both take
 # microseconds, so a partial that nobody has touched for this long is in neither of those moments
 PARTIAL_SETTLES = 5.0
 
-_CONTROL_FILE = re.compile(r"shuffle_\d+_(\d+)_0\.")
 _ENDED = ("Z", "X", "x")  # states of a process that has ended, but that its parent has not yet asked about
 
 
@@ -57,7 +56,8 @@ class Owner:
     a recycled pid is not taken for it. ``namespace``: of process numbers, in which the JVM has its own; empty
     if unknown. ``local_directories``: Spark's, empty if unknown. ``keep``: the user wants finished files
     left where they are. ``outlived``: finished files outlive the executor, because the host's shuffle
-    service serves them until it sweeps (`sortshuffle serve`).
+    service serves them until it sweeps (`sortshuffle serve`). ``served_by_spark``: Spark's own shuffle files
+    outlive the executor, because Spark's external shuffle service serves them.
     """
 
     application: str
@@ -70,6 +70,7 @@ class Owner:
     keep: bool
     outlived: bool = False
     namespace: str = ""
+    served_by_spark: bool = False
 
     @staticmethod
     def of_process(
@@ -79,6 +80,7 @@ class Owner:
         grace: float,
         keep: bool,
         outlived: bool = False,
+        served_by_spark: bool = False,
     ) -> Owner:
         """A process that this one can see. One that has ended is an owner that is not live."""
         return Owner(
@@ -92,6 +94,7 @@ class Owner:
             keep,
             outlived,
             process_namespace(),
+            served_by_spark,
         )
 
     @property
@@ -106,9 +109,9 @@ class Owner:
         path = os.path.join(home, OWNER_FILE)
         partial = f"{path}.{os.getpid()}"
         try:
-            with open(partial, "w", encoding="utf-8") as opened:
+            with calls.open_file(partial, "w", encoding="utf-8") as opened:
                 json.dump(asdict(self), opened)
-            os.replace(partial, path)
+            calls.replace(partial, path)
         except BaseException:
             _remove(partial)
             raise
@@ -117,17 +120,33 @@ class Owner:
     def read(home: str) -> Owner | None:
         """The owner of a home; None where the file is missing or not readable as one."""
         try:
-            with open(os.path.join(home, OWNER_FILE), encoding="utf-8") as opened:
+            return Owner.found(home)
+        except OSError:
+            return None
+
+    @staticmethod
+    def found(home: str) -> Owner | None:
+        """The same. Raises OSError where the system does not tell."""
+        try:
+            with calls.open_file(os.path.join(home, OWNER_FILE), encoding="utf-8") as opened:
                 found = json.load(opened)
             found["local_directories"] = tuple(found["local_directories"])
             return Owner(**found)
-        except (OSError, ValueError, TypeError, KeyError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except (ValueError, TypeError, KeyError):
             return None
 
     @property
     def is_seen(self) -> bool:
         """Whether its process can be seen from here: in another container it cannot. Only for this host."""
         return self.namespace in ("", process_namespace())
+
+    @property
+    def is_told_apart(self) -> bool:
+        """Whether the system has told this process what tells it from those of other machines and containers,
+        as far as it has told the owner."""
+        return bool(boot_id() or not self.boot) and bool(process_namespace() or not self.namespace)
 
     def on_this_host(self) -> bool:
         return self.boot == boot_id() and is_this_host(self.host)
@@ -141,6 +160,15 @@ class Owner:
             return False
         return not self.local_directories or not all(map(is_gone, self.local_directories))
 
+    @property
+    def leaves_outputs_to_spark(self) -> bool:
+        """Whether what it had finished when it ended stays as long as Spark serves its own shuffle files."""
+        return self.served_by_spark and bool(self.local_directories) and not (self.outlived or self.keep)
+
+    def has_ended(self) -> bool:
+        """Whether it is known to have ended, which is so only on its own host."""
+        return self.on_this_host() and not self.is_live()
+
     def sees_the_end(self) -> bool:
         """Whether its application is known to have ended: Spark (standalone, YARN) removes the directories
         above an executor's local ones with the application, not with the executor. Only for this host."""
@@ -148,21 +176,36 @@ class Owner:
         return bool(above) and all(map(is_gone, above))
 
 
+@dataclass(slots=True)
+class _Told:
+    """What the system has told this process of itself, which stays so. Empty until it has."""
+
+    boot: str = ""
+    namespace: str = ""
+
+
+_told = _Told()
+
+
 def boot_id() -> str:
     """Identifies this run of the operating system; empty where it cannot be told."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as opened:
-            return opened.read().strip()
-    except OSError:
-        return ""
+    if not _told.boot:
+        try:
+            with calls.open_file("/proc/sys/kernel/random/boot_id", encoding="ascii") as opened:
+                _told.boot = opened.read().strip()
+        except OSError:
+            pass
+    return _told.boot
 
 
 def process_namespace() -> str:
     """Which processes this one can see, by their numbers; empty where it cannot be told."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
+    if not _told.namespace:
+        try:
+            _told.namespace = calls.readlink("/proc/self/ns/pid")
+        except OSError:
+            pass
+    return _told.namespace
 
 
 def process_start(pid: int) -> int | None:
@@ -184,7 +227,7 @@ def is_running(pid: int, started: int) -> bool:
 def is_gone(path: str) -> bool:
     """Whether nothing has that name. What the system does not tell counts as there."""
     try:
-        os.lstat(path)
+        calls.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
@@ -206,9 +249,9 @@ def executor_pid() -> int:
     return os.getppid()
 
 
-def dead_partials(home: str, now: float) -> Iterator[PartitionedFile]:
-    """Unfinished pairs that no process is writing any more."""
-    for file in _files(home, PARTIAL_SUFFIX):
+def dead_partials(home: str, now: float, listings: HomeListings | None = None) -> Iterator[PartitionedFile]:
+    """Unfinished pairs that no process is writing any more. ``listings``: what is known of earlier ones."""
+    for file in (listings or HomeListings()).partial(home):
         # in this order: a pair that is finished meanwhile was unlocked after its index was written
         if not _is_being_written(file) and _last_touched(file, now) > PARTIAL_SETTLES:
             yield file
@@ -217,47 +260,82 @@ def dead_partials(home: str, now: float) -> Iterator[PartitionedFile]:
 def delete_unfinished(file: PartitionedFile) -> None:
     """Remove what a writer that did not finish has left. A finished pair of that name stays."""
     paths = [file.partial_index_path, file.partial_data_path]
-    if not os.path.lexists(file.index_path):
+    if is_gone(file.index_path):  # an index that is only not seen belongs to a finished pair
         paths.append(file.data_path)  # the writer ended between the two renames of its `finish()`
-    for path in paths:
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            continue
+    unlink_all(paths)
 
 
-def dead_outputs(home: str, owner: Owner, now: float) -> Iterator[PartitionedFile]:
-    """Finished pairs that Spark has forgotten for longer than the grace time."""
+def dead_outputs(
+    home: str, owner: Owner, now: float, listings: HomeListings | None = None
+) -> Iterator[PartitionedFile]:
+    """Finished pairs that Spark has forgotten for longer than the grace time; of an executor that has ended,
+    and has left them to Spark, those that Spark does not have. Raises OSError where Spark's directories
+    cannot be read: then nothing is known to be dead. ``listings``: what is known of earlier ones."""
     if owner.keep or not owner.local_directories:
         return
-    old = [
-        file
-        for file in _files(home, DATA_SUFFIX, INDEX_SUFFIX)
-        if file.attempt is not None and _last_touched(file, now) > owner.grace
-    ]
-    if old:
-        known = _attempts_known_to_spark(owner.local_directories)
-        yield from (file for file in old if file.attempt not in known)
+    # asked before the files are listed: then no task of an executor that has ended adds one
+    grace = float("-inf") if owner.leaves_outputs_to_spark and owner.has_ended() else owner.grace
+    forgotten = (listings or HomeListings()).forgotten(home, owner.local_directories)
+    dead = [file for file in forgotten if _last_touched(file, now) > grace]
+    if dead and listings is not None:  # rare: what is kept does not decide alone
+        afresh = set(HomeListings().forgotten(home, owner.local_directories))
+        dead = [file for file in dead if file in afresh]
+    yield from dead
 
 
-def control_files(local_directories: Iterable[str], attempt: int) -> Iterator[str]:
-    """Spark's own shuffle files written by a task attempt: those of our control rows."""
-    for directory in local_directories:
-        yield from glob.iglob(os.path.join(glob.escape(directory), "??", f"shuffle_*_{attempt}_0.*"))
+def finished_outputs(home: str) -> list[PartitionedFile]:
+    """The finished pairs of a home, and what is left of such. Raises OSError."""
+    return HomeListings().finished(home)
 
 
-def sweep(home: str, owner: Owner) -> list[str]:
-    """Delete what is dead in a live executor's home; returns the base paths deleted."""
-    deleted = sweep_partials(home, time.time())
-    for file in dead_outputs(home, owner, time.time()):
+def control_files(directories: Iterable[str], attempt: int) -> Iterator[str]:
+    """Spark's own shuffle files written by a task attempt: those of our control rows. ``directories``: local
+    ones of executors, or those above them, which Spark makes for the application."""
+    name = f"shuffle_*_{attempt}_0.*"
+    for directory in map(glob.escape, directories):
+        yield from calls.iglob(os.path.join(directory, "??", name))
+        yield from calls.iglob(os.path.join(directory, BLOCKS, "??", name))
+
+
+def sweep(home: str, owner: Owner, listings: HomeListings | None = None) -> list[str]:
+    """Delete what is dead in a home whose executor lives, or has left its map outputs to Spark; returns the
+    base paths deleted. Raises OSError. ``listings``: what is known of earlier ones."""
+    deleted = sweep_partials(home, time.time(), listings)
+    for file in dead_outputs(home, owner, time.time(), listings):
         file.delete()
         deleted.append(file.base)
     return deleted
 
 
-def sweep_partials(home: str, now: float) -> list[str]:
+def sweep_ended(place: str, listings: HomeListings | None = None) -> bool:
+    """The same for all homes in an application's directory whose executors have ended and have left their map
+    outputs to Spark. Homes without a map output are removed; returns whether any is left. One of which the
+    system does not tell whose it is counts as left."""
+    is_left = False
+    listings = listings or HomeListings()
+    for name in _names(place):
+        home = os.path.join(place, name)
+        try:
+            owner = Owner.found(home)
+            if owner is None or not owner.leaves_outputs_to_spark:
+                continue
+            if not owner.has_ended():
+                is_left = is_left or not owner.is_told_apart
+                continue
+            sweep(home, owner, listings)
+            # listed afresh, too, before it goes
+            if not listings.has_finished(home) and not HomeListings().has_finished(home):
+                remove_home(home)
+        except OSError:
+            pass  # the next look tries again
+        is_left = is_left or not is_gone(home)
+    listings.forget_unvisited()
+    return is_left
+
+
+def sweep_partials(home: str, now: float, listings: HomeListings | None = None) -> list[str]:
     """Delete the unfinished pairs without a writer; returns their base paths."""
-    dead = list(dead_partials(home, now))
+    dead = list(dead_partials(home, now, listings))
     for file in dead:
         delete_unfinished(file)
     return [file.base for file in dead]
@@ -275,10 +353,10 @@ def remove_home(home: str) -> None:
         if name != OWNER_FILE:
             _remove(os.path.join(home, name))
     if _names(home) in ([], [OWNER_FILE]):
-        shutil.rmtree(home, ignore_errors=True)
+        calls.rmtree(home, ignore_errors=True)
     for above in (os.path.dirname(home), os.path.dirname(os.path.dirname(home))):
         try:
-            os.rmdir(above)
+            calls.rmdir(above)
         except OSError:
             return
 
@@ -287,29 +365,23 @@ def _is_home(path: str) -> bool:
     path = os.path.abspath(path)
     application = os.path.dirname(path)
     named_so = os.path.basename(os.path.dirname(application)) == HOME_ROOT
-    return named_so and not os.path.islink(path) and not os.path.islink(application)
+    return named_so and not calls.islink(path) and not calls.islink(application)
 
 
 def _names(directory: str) -> list[str]:
     try:
-        return os.listdir(directory)
-    except FileNotFoundError:
+        return calls.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
 def _remove(path: str) -> None:
     try:
-        os.unlink(path)
+        calls.unlink(path)
     except IsADirectoryError:
-        shutil.rmtree(path, ignore_errors=True)
+        calls.rmtree(path, ignore_errors=True)
     except OSError:
         pass  # seen by the caller: the name is still there
-
-
-def _files(home: str, *suffixes: str) -> list[PartitionedFile]:
-    names = [name for name in _names(home) if name.endswith(suffixes)]
-    found = {PartitionedFile.of(os.path.join(home, name)) for name in names}
-    return sorted((file for file in found if file is not None), key=lambda file: file.base)
 
 
 def _last_touched(file: PartitionedFile, now: float) -> float:
@@ -317,20 +389,10 @@ def _last_touched(file: PartitionedFile, now: float) -> float:
     newest = 0.0
     for path in (file.data_path, file.index_path, file.partial_data_path, file.partial_index_path):
         try:
-            newest = max(newest, os.lstat(path).st_mtime)
+            newest = max(newest, calls.lstat(path).st_mtime)
         except FileNotFoundError:
             continue
     return now - newest if newest else 0.0
-
-
-def _attempts_known_to_spark(local_directories: Iterable[str]) -> set[int]:
-    """Task attempts that have control files: all of them in one walk, for there may be many outputs."""
-    return {
-        int(match[1])
-        for directory in local_directories
-        for path in glob.iglob(os.path.join(glob.escape(directory), "??", "shuffle_*_0.*"))
-        if (match := _CONTROL_FILE.match(os.path.basename(path)))
-    }
 
 
 def _is_being_written(file: PartitionedFile) -> bool:
@@ -341,17 +403,17 @@ def _is_being_written(file: PartitionedFile) -> bool:
 
 def is_locked(path: str) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = calls.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     except OSError:
         return True  # cannot be told: leave it alone
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        calls.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
-        os.close(descriptor)
+        close_after_reading(descriptor)
     return False
 
 
@@ -359,7 +421,7 @@ def _stat_fields(pid: int) -> list[str] | None:
     """Fields of /proc/<pid>/stat behind the command name, which may contain anything; None if there is no
     such process. Raises OSError if the system does not tell."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as opened:
+        with calls.open_file(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as opened:
             return opened.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
@@ -367,7 +429,7 @@ def _stat_fields(pid: int) -> list[str] | None:
 
 def _command(pid: int) -> str:
     try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as opened:
+        with calls.open_file(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as opened:
             return opened.read().strip()
     except OSError:
         return ""

@@ -17,11 +17,15 @@ import errno
 import fcntl
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn
 
-from sortshuffle.errors import OutOfDiskError
+from sortshuffle import calls
+from sortshuffle.errors import FileAccessError, OutOfDiskError
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.storage.lifetime import delete_unfinished
 from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.private import make_private
 
 IOV_MAX = os.sysconf("SC_IOV_MAX")  # pieces that one gathered write takes; 1024 on Linux
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -36,7 +40,7 @@ class LocalPair:
         self._file = file
         self._mounted = mounted
         if makes_directory:
-            os.makedirs(os.path.dirname(file.base), mode=0o700, exist_ok=True)
+            _make(os.path.dirname(file.base))
         self._data, self._index = _create_pair(file, locked=not mounted)
 
     def append_data(self, pieces: Sequence[BytesLike]) -> None:
@@ -50,15 +54,16 @@ class LocalPair:
         """Give both files their names, the index last: an index means a complete pair."""
         if self._mounted:
             self._close()
-        os.rename(self._file.partial_data_path, self._file.data_path)
-        os.rename(self._file.partial_index_path, self._file.index_path)
+        _rename(self._file.partial_data_path, self._file.data_path)
+        _rename(self._file.partial_index_path, self._file.index_path)
         self._close()
 
     def discard(self) -> None:
-        """Delete both files."""
-        try:
+        """Delete both files, and tell nothing: the task has failed already, and its own error must be the one
+        that is seen. What cannot be deleted is nobody's ``.partial`` from now on, which others delete."""
+        with suppress(OSError):
             delete_unfinished(self._file)
-        finally:
+        with suppress(OSError):
             self._close()
 
     def _close(self) -> None:
@@ -72,36 +77,68 @@ class LocalPair:
 
 def _create_pair(file: PartitionedFile, locked: bool) -> tuple[int, int]:
     """Descriptors of the two new files; no file and no descriptor on an error."""
-    for path in (file.data_path, file.index_path):
-        if os.path.lexists(path):
-            raise FileExistsError(errno.EEXIST, "this attempt's map output is there already", path)
+    _expect_nothing_at(file.data_path)
+    _expect_nothing_at(file.index_path)
     data = _create(file.partial_data_path)
     try:
         if locked:
-            fcntl.flock(data, fcntl.LOCK_EX)
+            _lock(data, file.partial_data_path)
         return data, _create(file.partial_index_path)
     except BaseException:
-        try:
-            os.unlink(file.partial_data_path)
-        finally:
-            os.close(data)
+        with suppress(OSError):
+            calls.unlink(file.partial_data_path)
+        with suppress(OSError):
+            calls.close(data)
         raise
+
+
+def _expect_nothing_at(path: str) -> None:
+    """So that a finished file is not replaced. ``lexists`` would say no where the system does not tell."""
+    try:
+        calls.lstat(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        _fail(error, path, 0)
+    raise FileExistsError(errno.EEXIST, "this attempt's map output is there already", path)
 
 
 def _create(path: str) -> int:
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        return calls.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise _translated(error, path, 0) from error
+        _fail(error, path, 0)
+
+
+def _make(directory: str) -> None:
+    try:
+        make_private(directory)
+    except OSError as error:
+        _fail(error, directory, 0)
+
+
+def _lock(descriptor: int, path: str) -> None:
+    try:
+        calls.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        _fail(error, path, 0)
+
+
+def _rename(path: str, new: str) -> None:
+    """A full disk may have no room for a directory's new entry."""
+    try:
+        calls.rename(path, new)
+    except OSError as error:
+        _fail(error, path, 0)
 
 
 def _close(descriptor: int, path: str) -> None:
     if descriptor == _CLOSED:
         return
     try:
-        os.close(descriptor)
+        calls.close(descriptor)
     except OSError as error:
-        raise _translated(error, path, 0) from error
+        _fail(error, path, 0)
 
 
 def _write_all(descriptor: int, pieces: Sequence[BytesLike], path: str) -> None:
@@ -111,9 +148,9 @@ def _write_all(descriptor: int, pieces: Sequence[BytesLike], path: str) -> None:
     while start < len(views):
         some = views[start : start + IOV_MAX]
         try:
-            written = os.writev(descriptor, some)
+            written = calls.writev(descriptor, some)
         except OSError as error:
-            raise _translated(error, path, sum(map(len, views[start:]))) from error
+            _fail(error, path, sum(map(len, views[start:])))
         if written == sum(map(len, some)):
             start += len(some)
             continue
@@ -123,10 +160,20 @@ def _write_all(descriptor: int, pieces: Sequence[BytesLike], path: str) -> None:
         views[start] = memoryview(views[start])[written:]
 
 
-def _translated(error: OSError, path: str, wanted: int) -> OSError:
+def _fail(error: OSError, path: str, wanted: int) -> NoReturn:
+    """Raises it as the package's own, with place and remedy, where it is none that callers look for."""
+    if isinstance(error, FileNotFoundError | FileExistsError) or error.errno is None:
+        raise error
     if error.errno not in _NO_SPACE:
-        error.filename = path  # a write's own error names none
-        return error
+        raise FileAccessError(error.errno, path) from error
     directory = os.path.dirname(path)
-    space = os.statvfs(directory)
-    return OutOfDiskError(directory, wanted, space.f_bavail * space.f_frsize)
+    raise OutOfDiskError(directory, wanted, _free_below(directory)) from error
+
+
+def _free_below(directory: str) -> int:
+    """Bytes; 0 where the system does not tell, which must not hide that the disk is full."""
+    try:
+        space = calls.statvfs(directory)
+    except OSError:
+        return 0
+    return space.f_bavail * space.f_frsize

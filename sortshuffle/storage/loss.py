@@ -12,6 +12,7 @@ import glob
 import os
 from collections.abc import Iterable
 
+from sortshuffle import calls
 from sortshuffle.storage.lifetime import Owner, control_files
 from sortshuffle.storage.partitioned_file import DATA_SUFFIX, PartitionedFile
 
@@ -19,9 +20,9 @@ from sortshuffle.storage.partitioned_file import DATA_SUFFIX, PartitionedFile
 def make_producer_run_again(file: PartitionedFile, own_directories: tuple[str, ...] = ()) -> None:
     """Remove Spark's own control files of this map output, as far as this process can reach them.
 
-    ``own_directories``: Spark's local ones of the executor that this process works for, if it does. They are
-    looked through where no home says who wrote the map output: on storage that every host sees, or because
-    the home is gone. Attempts have numbers of their own in all of an application.
+    ``own_directories``: Spark's local ones of the executor that this process works for, if it does, or those
+    above them. They are looked through where no home says who wrote the map output: on storage that every
+    host sees, or because the home is gone. Attempts have numbers of their own in all of an application.
     """
     if file.attempt is None:
         return
@@ -32,10 +33,11 @@ def make_producer_run_again(file: PartitionedFile, own_directories: tuple[str, .
 
 
 def remove_control_files(directories: Iterable[str], attempt: int) -> None:
-    """Remove Spark's own files of a task attempt from these local directories of its application."""
+    """Remove Spark's own files of a task attempt from these local directories of its application, or those
+    below."""
     for path in control_files(directories, attempt):
         try:
-            os.unlink(path)
+            calls.unlink(path)
         except OSError:
             continue  # whoever removed it meant the same
 
@@ -46,14 +48,14 @@ def _keep_from_adoption(file: PartitionedFile) -> None:
     homes = os.path.dirname(os.path.dirname(file.base))
     map_output = os.path.basename(file.base).rpartition("-attempt-")[0]
     pattern = os.path.join(glob.escape(homes), "*", f"{glob.escape(map_output)}-attempt-*{DATA_SUFFIX}")
-    same = [path for path in glob.glob(pattern) if _is_same(path, file.data_path)]
+    same = [path for path in calls.glob(pattern) if _is_same(path, file.data_path)]
     for other in filter(None, map(PartitionedFile.of, [*same, file.data_path])):
         _delete(other)
 
 
 def _is_same(one: str, other: str) -> bool:
     try:
-        return os.path.samefile(one, other)
+        return calls.samefile(one, other)
     except OSError:
         return False
 

@@ -17,7 +17,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from sortshuffle import calls
 from sortshuffle.options import MIB
+from sortshuffle.storage.descriptors import close_after_reading
 from sortshuffle.storage.extents import aligned_memory
 from sortshuffle.storage.lifetime import is_locked
 from sortshuffle.storage.stored_files import is_url, open_store, store_errors
@@ -42,17 +44,17 @@ def opened(path: str) -> Iterator[OpenedFile]:
     if is_url(path):
         yield _StoredFile(path)
         return
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = calls.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield _LocalFile(descriptor)
     finally:
-        os.close(descriptor)
+        close_after_reading(descriptor)
 
 
 def is_file(path: str) -> bool:
     """Whether there is such a file now. Raises OSError where a store cannot be asked."""
     if not is_url(path):
-        return os.path.isfile(path)
+        return calls.isfile(path)
     with store_errors("looking for a file", path):
         filesystem, inside = open_store(path)
         found: bool = filesystem.isfile(inside)
@@ -62,7 +64,7 @@ def is_file(path: str) -> bool:
 def is_directory(path: str) -> bool:
     """Whether there is such a directory, or anything below such a URL."""
     if not is_url(path):
-        return os.path.isdir(path)
+        return calls.isdir(path)
     with store_errors("looking for a directory", path):
         filesystem, inside = open_store(path)
         found: bool = filesystem.isdir(inside)
@@ -72,7 +74,7 @@ def is_directory(path: str) -> bool:
 def size_of(path: str) -> int:
     """Bytes of a file, 0 if there is none."""
     if not is_url(path):
-        return os.path.getsize(path) if os.path.isfile(path) else 0
+        return calls.getsize(path) if calls.isfile(path) else 0
     if not is_file(path):
         return 0
     with opened(path) as file:
@@ -91,14 +93,14 @@ def is_being_written(path: str) -> bool:
 class _LocalFile:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self.bytes = os.fstat(descriptor).st_size
+        self.bytes = calls.fstat(descriptor).st_size
 
     def read(self, offset: int, size: int) -> pa.Buffer:
         memory, view = aligned_memory(size)
         done = 0
         while done < size:
             at = offset + done
-            got = os.preadv(self._descriptor, [view[done:]], at) if at < _LARGEST_OFFSET else 0
+            got = calls.preadv(self._descriptor, [view[done:]], at) if at < _LARGEST_OFFSET else 0
             if got == 0:
                 break
             done += got

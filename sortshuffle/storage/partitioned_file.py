@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from sortshuffle import calls
 
 DATA_SUFFIX = ".data"
 INDEX_SUFFIX = ".index"
@@ -60,15 +63,33 @@ class PartitionedFile:
         return self.index_path + PARTIAL_SUFFIX
 
     @property
+    def exchange(self) -> int | None:
+        """The exchange in the file's name, None for a name that is not of this form."""
+        match = _NAME.search(self.base)
+        return int(match[1]) if match else None
+
+    @property
     def attempt(self) -> int | None:
         """The task attempt in the file's name, None for a name that is not of this form."""
         match = _NAME.search(self.base)
         return int(match[3]) if match else None
 
     def delete(self) -> None:
-        """Remove whatever there is of the pair; the index first, so that half a pair is never complete."""
-        for path in (self.index_path, self.data_path, self.partial_index_path, self.partial_data_path):
-            try:
-                os.unlink(path)
-            except FileNotFoundError:
-                continue
+        """Remove whatever there is of the pair; the index first, so that half a pair is never complete.
+        Raises OSError, when all were tried."""
+        unlink_all([self.index_path, self.data_path, self.partial_index_path, self.partial_data_path])
+
+
+def unlink_all(paths: Iterable[str]) -> None:
+    """Remove these files, as far as they are there. One that cannot be removed does not save the others.
+    Raises the first OSError, when all were tried."""
+    failed: OSError | None = None
+    for path in paths:
+        try:
+            calls.unlink(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed

@@ -1,8 +1,8 @@
 """Ranges of subpartitions: where their bytes lie in the data file, and how much there is of them.
 
-Pure arithmetic on an `Index`; no file is touched. The door that uses it is the shuffle service: a consumer
-asks it for one subpartition or, where an adaptive plan has joined small ones, for a range of them. The door
-for the sizes is a shuffle manager, which tells Spark's planner how large each subpartition is.
+Pure arithmetic on an `Index`; no file is touched. Used by the shuffle service and the shuffle manager's
+engine, whose consumers ask for one subpartition or, where an adaptive plan has joined small ones, for a range
+of them.
 
 Rules
 * The subpartitions ``a..b`` of a region are one contiguous extent of the file, or two where the range goes

@@ -20,10 +20,19 @@ from typing import NoReturn
 
 import pyarrow as pa
 
-from sortshuffle.errors import CorruptDataError, MissingDataError, Place
+from sortshuffle import calls
+from sortshuffle.errors import (
+    CorruptDataError,
+    DecryptionError,
+    FileAccessError,
+    MissingDataError,
+    Place,
+)
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, FileHeader
 from sortshuffle.format.index import Index, unpack_index
 from sortshuffle.format.malformed import Malformed
+from sortshuffle.storage.descriptors import close_after_reading, read_at
 from sortshuffle.storage.extents import Extent, ExtentReader, aligned_memory
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.stored_files import MOUNTED_SCHEMES, store_error
@@ -39,7 +48,8 @@ class PartitionedFileReader(ExtentReader):
     """Reads the extents of one data file.
 
     ``file_id``: the id the file must have, None to take it as it is. ``writer``: who wrote it, for errors.
-    ``mounted``: it is in a directory that all hosts have mounted.
+    ``mounted``: it is in a directory that all hosts have mounted. ``key``: the application's, where its files
+    are encrypted and payloads are to be read. A key that is not this file's is known at once.
     Raises `MissingDataError` if the file is gone or another, `CorruptDataError` if its header is damaged.
     """
 
@@ -49,12 +59,13 @@ class PartitionedFileReader(ExtentReader):
         file_id: bytes | None = None,
         writer: str | None = None,
         mounted: bool = False,
+        key: EncryptionKey | None = None,
     ) -> None:
-        super().__init__(file.data_path, writer)
+        super().__init__(file.data_path, writer, key)
         self.file = file
         self._mounted = mounted
         try:
-            self._descriptor = os.open(file.data_path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = calls.open(file.data_path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             _raise_unless_lost(error, file.data_path, mounted)
             raise self._missing(f"the data file cannot be opened: {error.strerror}") from error
@@ -63,9 +74,16 @@ class PartitionedFileReader(ExtentReader):
                 self.header = FileHeader.unpack(self._read_header(), DATA_MAGIC)
             if file_id is not None and self.header.file_id != file_id:
                 raise self._missing("the data file is another one", file_id.hex(), self.header.file_id.hex())
+            self._file_id = self.header.file_id
+            if key is not None and self.header.is_encrypted:
+                self._check_key(key)
         except BaseException:
-            os.close(self._descriptor)
+            close_after_reading(self._descriptor)
             raise
+
+    def _check_key(self, key: EncryptionKey) -> None:
+        if self._file_cipher(key).check != self.header.key_check:
+            raise DecryptionError(self.place(), "the file is encrypted with another key")
 
     def fetch(self, size: int, extent: Extent, position: int = 0) -> pa.Buffer:
         memory, view = aligned_memory(size)
@@ -73,7 +91,7 @@ class PartitionedFileReader(ExtentReader):
         while done < size:
             at = extent.offset + position + done
             try:
-                got = os.preadv(self._descriptor, [view[done:]], at)
+                got = calls.preadv(self._descriptor, [view[done:]], at)
             except OSError as error:
                 self._fail(error, extent)
             if got == 0:
@@ -87,7 +105,7 @@ class PartitionedFileReader(ExtentReader):
         mounted files: their server may tell an old size.
         Raises `CorruptDataError`."""
         try:
-            found = os.fstat(self._descriptor).st_size
+            found = calls.fstat(self._descriptor).st_size
         except OSError as error:
             self._fail(error)
         if found != wanted:
@@ -102,11 +120,11 @@ class PartitionedFileReader(ExtentReader):
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            os.close(descriptor)
+            close_after_reading(descriptor)
 
     def _read_header(self) -> bytes:
         try:
-            return os.pread(self._descriptor, HEADER_BYTES, 0)
+            return read_at(self._descriptor, HEADER_BYTES, 0)
         except OSError as error:
             self._fail(error)
 
@@ -133,7 +151,7 @@ def read_index(file: PartitionedFile, file_id: bytes | None = None, mounted: boo
 def _raise_unless_lost(error: OSError, path: str, mounted: bool) -> None:
     """Raises what does not say that the file is lost."""
     if error.errno in NOT_OF_THE_FILE:
-        raise error
+        raise FileAccessError(error.errno, path) from error
     if mounted and not isinstance(error, FileNotFoundError):
         raise store_error("reading a map output", MOUNTED_SCHEMES[0] + path, error) from error
 
@@ -141,17 +159,17 @@ def _raise_unless_lost(error: OSError, path: str, mounted: bool) -> None:
 def _contents(path: str) -> bytes:
     """By four system calls, where ``open`` takes nine. Each gives Python's lock away, for which many threads
     of the shuffle manager's engine wait."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = calls.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        size = os.fstat(descriptor).st_size
-        data = os.pread(descriptor, size + 1, 0)
+        size = calls.fstat(descriptor).st_size
+        data = calls.pread(descriptor, size + 1, 0)
         if len(data) == size:
             return data
-        while more := os.pread(descriptor, INDEX_READ_BYTES, len(data)):  # a mount may give less at a time
+        while more := calls.pread(descriptor, INDEX_READ_BYTES, len(data)):  # a mount may give less at a time
             data += more
         return data
     finally:
-        os.close(descriptor)
+        close_after_reading(descriptor)
 
 
 def verified_index(data: bytes, path: str, file_id: bytes | None = None) -> Index:

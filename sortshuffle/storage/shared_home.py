@@ -14,6 +14,8 @@ Rules
 * The home at a URL of a directory that all hosts have mounted is made by the driver, and by nobody else. So a
   host on which it is not there has not mounted the directory, or another one: its engine writes nothing, and
   tells of no loss (`expect_stored_home`).
+* The directory that Spark makes for an application, and removes with it, is never made here: it would tell
+  for ever that the application lives. A home whose root is such a directory, and is gone, stays gone.
 * Its owner is the process that keeps the service running. `sortshuffle clean` removes a home whose owner has
   ended; the janitors do not look at it. The home at a URL has no owner.
 
@@ -27,6 +29,7 @@ import os
 import subprocess
 import sys
 
+from sortshuffle import calls
 from sortshuffle.storage.environment import environment
 from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import (
@@ -35,12 +38,14 @@ from sortshuffle.storage.lifetime import (
     is_gone,
     remove_home,
 )
+from sortshuffle.storage.private import make_private
 from sortshuffle.storage.stored_files import (
     application_url,
     mounted_path,
     root_and_application,
     store_error,
     store_errors,
+    stored_name,
 )
 
 PREFIX = "shared-"
@@ -56,7 +61,7 @@ def shared_home(root: str, application: str, boot: str, token: str) -> str:
 def stored_home(url: str, application: str, token: str) -> str:
     """The home of an application below a URL. It is directly below, so that `sortshuffle clean` finds it as
     an application's directory."""
-    return application_url(url, f"{application}-{token}")
+    return application_url(url, stored_name(application, token))
 
 
 def make_stored_home(home: str) -> None:
@@ -65,7 +70,7 @@ def make_stored_home(home: str) -> None:
     path = mounted_path(home)
     if path is not None:
         with store_errors("making the application's directory", home):
-            os.makedirs(path, mode=0o700, exist_ok=True)
+            make_private(path)
 
 
 def expect_stored_home(home: str) -> None:
@@ -74,7 +79,7 @@ def expect_stored_home(home: str) -> None:
     if path is None:
         return
     try:
-        os.stat(path)
+        calls.stat(path)
     except FileNotFoundError:
         what = (
             f"the driver has made this directory, and host {host_name()} does not see it. Mount the same"
@@ -91,14 +96,27 @@ def is_shared(home: str) -> bool:
     return os.path.basename(home).startswith(PREFIX)
 
 
-def make_shared_home(home: str, keeper: int, keep: bool) -> None:
+def make_shared_home(home: str, keeper: int, keep: bool, *, makes_root: bool = True) -> None:
     """Make it, for this user only. ``keeper``: the process that keeps the service running. ``keep``: finished
-    files stay when the application ends. Raises OSError."""
-    os.makedirs(home, mode=0o700, exist_ok=True)
+    files stay when the application ends. ``makes_root``: its root is made if need be. Raises OSError."""
+    if makes_root:
+        make_private(home)
+    else:
+        _make_below_root(home)
     application = os.path.basename(os.path.dirname(home))
     owner = Owner.of_process(keeper, application, local_directories=(), grace=0.0, keep=keep)
     if Owner.read(home) != owner:
         owner.write(home)
+
+
+def _make_below_root(home: str) -> None:
+    """One directory after the other, so that the first one fails where the root is gone."""
+    of_application = os.path.dirname(home)
+    for directory in (os.path.dirname(of_application), of_application, home):
+        try:
+            calls.mkdir(directory, 0o700)
+        except FileExistsError:
+            pass  # an engine before this one has made it
 
 
 def remove_shared_home(home: str) -> bool:
@@ -111,7 +129,7 @@ def remove_shared_home(home: str) -> bool:
 def begin_to_remove_stored_home(home: str, left: str) -> subprocess.Popen[bytes]:
     """Remove the home at a URL, in a process of its own. Nobody has to wait for it: a store may take minutes,
     and the libraries that talk to it are large. ``left``: a file, which says why if something is left."""
-    return subprocess.Popen(
+    return calls.Popen(
         [sys.executable, "-m", "sortshuffle.storage.stored_cleaning", *root_and_application(home), left],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

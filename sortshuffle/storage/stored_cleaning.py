@@ -5,10 +5,13 @@ that ends (`spark.shared_storage`), and `sortshuffle clean` what a driver left t
 manager's, in a directory of their own (`storage.shared_home`), are deleted when Spark unregisters a shuffle,
 and when the application ends. All of these find
 
-* map outputs, ``<URL>/<application>/exchange-E-map-M-attempt-A.{data,index}``, and their ``.partial``;
+* map outputs, ``<URL>/<application>-<token>/exchange-E-map-M-attempt-A.{data,index}`` and ``.partial``;
 * on S3, uploads of such that were begun and never completed: they are billed, but no listing shows them.
 
 Nothing else is touched, whatever its name, and nothing in directories below an application's.
+
+Below, an application is the name of its directory, but where ``remains_below`` is asked for one: there its id
+means all directories of that id.
 
 Run as a program, ``python -m sortshuffle.storage.stored_cleaning URL APPLICATION`` removes what the
 application left: for a driver that is at its own end (`spark.shared_storage`). With the path of a file as a
@@ -26,9 +29,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sortshuffle import calls
 from sortshuffle.errors import SortShuffleError
 from sortshuffle.storage.partitioned_file import PARTIAL_SUFFIX, PartitionedFile
+from sortshuffle.storage.private import make_private
 from sortshuffle.storage.stored_files import (
+    application_of,
     application_url,
     mounted_path,
     open_store,
@@ -79,7 +85,8 @@ class _Found:
 
 
 def remains_below(root: str, application: str | None = None) -> list[Remains]:
-    """What applications, or only one, have left below a URL. Raises OSError where it cannot be listed."""
+    """What applications have left below a URL, or only those of one id, or that of one directory's name.
+    Raises OSError where it cannot be listed."""
     by_application: dict[str, list[_Found]] = {}
     for found in _found_below(root, application):
         by_application.setdefault(found.application, []).append(found)
@@ -150,26 +157,29 @@ def _remains(root: str, application: str, found: list[_Found]) -> Remains:
 
 
 def _found_below(root: str, application: str | None) -> Iterator[_Found]:
-    yield from _found_files(root, application)
-    with store_errors("listing map outputs", _top(root, application)):
-        yield from _uploads_of(root, application)
+    with store_errors("listing map outputs", root):
+        for name in directories_in(root):
+            if _is_of(name, application):
+                yield from _found_files(root, name, is_named=application is not None)
+        for upload in _uploads_of(root, None):  # also of directories that have nothing else
+            if _is_of(upload.application, application):
+                yield upload
 
 
-def _found_files(root: str, application: str | None) -> Iterator[_Found]:
-    """The files of one application below a URL, or of all."""
-    with store_errors("listing map outputs", _top(root, application)):
-        for name in directories_in(root) if application is None else [application]:
-            for file in _files_of(root, name, is_named=application is not None):
-                yield _Found(file.path, name, file.bytes, file.changed)
+def _is_of(name: str, application: str | None) -> bool:
+    return application is None or application in (name, application_of(name))
 
 
-def _top(root: str, application: str | None) -> str:
-    return root if application is None else application_url(root, application)
+def _found_files(root: str, name: str, is_named: bool = True) -> Iterator[_Found]:
+    """The files in the directory of this name."""
+    with store_errors("listing map outputs", application_url(root, name)):
+        for file in _files_of(root, name, is_named):
+            yield _Found(file.path, name, file.bytes, file.changed)
 
 
 def _uploads_of(root: str, application: str | None) -> Iterator[_Found]:
     """The unfinished uploads of one application below a URL, or of all."""
-    filesystem, path = open_store(_top(root, application))
+    filesystem, path = open_store(root if application is None else application_url(root, application))
     _, root_path = open_store(root)
     for found in _uploads_below(filesystem, path):
         owner = _application(root_path, found.path)
@@ -262,8 +272,9 @@ def main(url: str, application: str, left: str = "") -> None:
     try:
         patiently(lambda: remove_remains(url, application), attempts=ATTEMPTS_ALONE)
     except (OSError, SortShuffleError) as error:
-        os.makedirs(os.path.dirname(left), mode=0o700, exist_ok=True)  # whoever began this may have tidied up
-        with open(left, "w", encoding="utf-8") as opened:
+        # whoever began this may have tidied up
+        make_private(os.path.dirname(left))
+        with calls.open_file(left, "w", encoding="utf-8") as opened:
             opened.write(f"{error}\nRemove what is left with: {clean_command(url, application)}\n")
 
 

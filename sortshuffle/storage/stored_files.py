@@ -4,7 +4,8 @@
     s3://bucket/prefix     and any other that fsspec knows: read by ranges, written in one stream each
 
 Used by `PartitionedFileWriter` (`storage.stored_pair`), by `StoredFileReader`, and by whoever cleans up. A
-map output lies at ``<URL>/<application>/exchange-E-map-M-attempt-A``. There is no level of hashes above it:
+map output lies at ``<URL>/<application>-<token>/exchange-E-map-M-attempt-A``: an application's id is its
+master's, and two masters may give one twice; the token is random. There is no level of hashes above it:
 S3 divides a range of keys by itself where the requests are, and what is asked for at one time, the outputs of
 one exchange, differs in the number of the map.
 
@@ -16,6 +17,7 @@ in ``~/.config/fsspec``), on the driver and on every host.
 from __future__ import annotations
 
 import errno
+import re
 import socket
 import sys
 import time
@@ -29,6 +31,7 @@ from sortshuffle.storage.partitioned_file import PartitionedFile
 Result = TypeVar("Result")
 
 MOUNTED_SCHEMES = ("file://", "local://")
+_WITH_TOKEN = re.compile(r"(.+)-[0-9a-f]{32}")
 _READ_ONLY = ("data", "git", "github", "http", "https", "tar", "zip")  # of what fsspec knows
 # What the library of a store has tried some times by itself (s3fs: five times, for 5 s where nothing listens)
 # is tried again, for a store that is busy for longer: a task that fails reads everything again.
@@ -99,9 +102,20 @@ def why_not_shared(url: str) -> str:
     return why_unknown(url)
 
 
-def application_url(root: str, application: str) -> str:
-    """Where the map outputs of an application are."""
-    return f"{root.rstrip('/')}/{application}"
+def stored_name(application: str, token: str) -> str:
+    """The name of an application's directory. ``token``: 16 random bytes, hexadecimal."""
+    return f"{application}-{token}"
+
+
+def application_of(name: str) -> str:
+    """The application whose directory has this name, with a token or, as older versions wrote, without."""
+    found = _WITH_TOKEN.fullmatch(name)
+    return found[1] if found else name
+
+
+def application_url(root: str, name: str) -> str:
+    """The application's directory of this name."""
+    return f"{root.rstrip('/')}/{name}"
 
 
 def root_and_application(url: str) -> tuple[str, str]:

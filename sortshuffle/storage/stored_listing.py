@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from sortshuffle import calls
 from sortshuffle.storage.stored_files import mounted_path, open_store
 
 # under which the file systems of fsspec tell when a file was written
@@ -78,7 +79,7 @@ def _mounted_files(directory: str, prefix: str) -> Iterator[StoredFile]:
 
 def _scanned(directory: str) -> list[os.DirEntry[str]]:
     try:
-        with os.scandir(directory) as entries:
+        with calls.scandir(directory) as entries:
             return list(entries)
     except FileNotFoundError:
         return []

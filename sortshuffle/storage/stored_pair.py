@@ -20,7 +20,7 @@ by fsspec while a part is on its way.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from typing import Any, Protocol
 
 from sortshuffle.format.checksum import BytesLike
@@ -42,7 +42,7 @@ class StoredPair:
         try:
             self._index = _new_object(file.index_path)
         except BaseException:
-            self._data.discard()
+            _discard(self._data)
             raise
 
     def append_data(self, pieces: Sequence[BytesLike]) -> None:
@@ -56,10 +56,11 @@ class StoredPair:
         self._index.commit()
 
     def discard(self) -> None:
-        """Leave nothing of either, also where `commit` failed after the first."""
-        with ExitStack() as stack:  # the other one, too, where the first cannot be
-            stack.callback(self._data.discard)
-            stack.callback(self._index.discard)
+        """Leave nothing of either, also where `commit` failed after the first, and tell nothing: the task has
+        failed already, and its own error must be the one that is seen. What cannot be removed now goes with
+        what killed processes leave."""
+        _discard(self._index)
+        _discard(self._data)
 
 
 class _Object(Protocol):
@@ -70,6 +71,11 @@ class _Object(Protocol):
     def commit(self) -> None: ...
 
     def discard(self) -> None: ...
+
+
+def _discard(one: _Object) -> None:
+    with suppress(OSError):
+        one.discard()
 
 
 def _new_object(url: str) -> _Object:

@@ -6,7 +6,8 @@ Rules
 * The first extent that is asked for whole brings all those that the reader was opened for: in as few requests
   as `planned_requests` finds, and as many of them at a time as `CONCURRENT_REQUESTS`. Whoever opens a reader
   for several extents takes them one behind the other, and has counted the memory of all
-  (`read.channel.Fetch`). A part of an extent is a request of its own.
+  (`read.channel.Fetch`). A part of an extent is a request of its own, less what the part before it has
+  brought already: whoever reads in parts still holds that one when it asks for the next.
 * What the store gives is copied once, into aligned memory, and let go of: for a moment the extents of a fetch
   are held twice. That is within what a fetch counts, which has their decoded bytes beside the stored ones.
 * The data object's own header is not read, it would cost a request: that the bytes are the promised ones the
@@ -30,6 +31,7 @@ from typing import Any
 import pyarrow as pa
 
 from sortshuffle.errors import MissingDataError, Place
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import Index
 from sortshuffle.options import KIB, MIB
 from sortshuffle.storage.extents import Extent, ExtentReader, aligned_memory
@@ -66,17 +68,24 @@ class Request:
 
 class StoredFileReader(ExtentReader):
     """``extents``: those that will be asked for, in this order. ``writer``: who wrote them, for errors.
+    ``key`` and ``file_id``: by which they are decrypted.
 
     Raises `WorkerSetupError` where the store's library is missing. No request is made before the first fetch.
     """
 
     def __init__(
-        self, file: PartitionedFile, extents: Sequence[Extent] = (), writer: str | None = None
+        self,
+        file: PartitionedFile,
+        extents: Sequence[Extent] = (),
+        writer: str | None = None,
+        key: EncryptionKey | None = None,
+        file_id: bytes = b"",
     ) -> None:
-        super().__init__(file.data_path, writer)
+        super().__init__(file.data_path, writer, key, file_id)
         self._filesystem, self._object = open_store(file.data_path)
         self._waiting = list(extents)
         self._fetched: dict[Extent, pa.Buffer] = {}
+        self._last_part: tuple[int, pa.Buffer] | None = None  # and where in the data object it begins
         self._given_up = threading.Event()
 
     def fetch(self, size: int, extent: Extent, position: int = 0) -> pa.Buffer:
@@ -91,6 +100,7 @@ class StoredFileReader(ExtentReader):
     def close(self) -> None:
         self._waiting = []
         self._fetched = {}
+        self._last_part = None
 
     def give_up(self) -> None:
         """A request that is under way is waited for; it is not made again."""
@@ -99,11 +109,25 @@ class StoredFileReader(ExtentReader):
     def _part(self, size: int, extent: Extent, position: int) -> pa.Buffer:
         memory, view = aligned_memory(size)
         start = extent.offset + position
-        for request, data in self._read(_cut(start, start + size, (extent,))):
+        known = self._copy_known(start, view)
+        for request, data in self._read(_cut(start + known, start + size, (extent,))):
             self._check_length(request, data)
             at = request.start - start
             view[at : at + len(data)] = data
+        self._last_part = (start, memory) if position + size < extent.bytes else None
         return memory
+
+    def _copy_known(self, start: int, view: memoryview) -> int:
+        """Fill the view, which is for the bytes from ``start`` on, with what the last part has of them; how
+        many that are."""
+        if self._last_part is None:
+            return 0
+        last_start, last = self._last_part
+        if not last_start <= start < last_start + last.size:
+            return 0
+        known = memoryview(last).cast("B")[start - last_start :][: len(view)]
+        view[: len(known)] = known
+        return len(known)
 
     def _fetch_all(self, extents: Sequence[Extent]) -> None:
         memories = {extent: aligned_memory(extent.bytes) for extent in extents}

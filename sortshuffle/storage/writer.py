@@ -12,6 +12,8 @@ Rules
   an empty one gets the offset where it would have been.
 * Where the bytes go is the affair of a `NewPair`: files of this host (`storage.local_pair`) or, if the base
   path is a URL, objects of a store (`storage.stored_pair`). Until `finish()` neither has its name.
+* With a key, payloads are encrypted when they are appended: only then their place is known, to which each is
+  bound (`format.encryption`). What is encrypted at a time is `ENCRYPTED_AT_ONCE` and a buffer, or one run.
 * A region is one gathered append (several, past `PIECES_AT_ONCE`). The last region's entries and the index's
   end are one write.
 * No fsync: like Spark's own shuffle files these do not outlive the machine's crash, and a damaged one is
@@ -24,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import TracebackType
 from typing import Protocol
@@ -35,9 +37,11 @@ import xxhash
 from sortshuffle.errors import StateError
 from sortshuffle.format.buffer import SealedBuffer
 from sortshuffle.format.checksum import BytesLike, checksum_of_checksums
+from sortshuffle.format.encryption import BufferPlace, EncryptionKey, FileCipher, encrypted, encrypted_run
 from sortshuffle.format.extent_run import ExtentRun
 from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, INDEX_MAGIC, FileHeader
 from sortshuffle.format.index import ENTRY, Entries, RegionKind, Writer, pack_tail
+from sortshuffle.options import MIB
 from sortshuffle.storage.local_pair import IOV_MAX, LocalPair
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.stored_files import is_url, mounted
@@ -45,6 +49,9 @@ from sortshuffle.storage.stored_pair import StoredPair
 
 PIECES_AT_ONCE = IOV_MAX  # that are gathered for one append; no more go into one write to a local file
 _PIECES_PER_BUFFER = 3
+# Of ciphertext, which stands in memory beside the plain buffers until it is appended. An append of that size
+# takes far longer than the call
+ENCRYPTED_AT_ONCE = 8 * MIB
 
 
 class NewPair(Protocol):
@@ -98,10 +105,22 @@ class PartitionedFileWriter:
     OSError with the URL when a store fails.
 
     ``makes_directory``: a directory that all hosts have mounted is made if need be. Otherwise, and on a disk
-    of this host, FileNotFoundError is raised where it is not there."""
+    of this host, FileNotFoundError is raised where it is not there. ``key``: the application's, where its
+    files are encrypted."""
 
-    def __init__(self, file: PartitionedFile, header: FileHeader, makes_directory: bool = True) -> None:
+    def __init__(
+        self,
+        file: PartitionedFile,
+        header: FileHeader,
+        makes_directory: bool = True,
+        key: EncryptionKey | None = None,
+    ) -> None:
         self.file = file
+        self.key = key
+        self._cipher: FileCipher | None = None
+        if key is not None:
+            self._cipher = key.of_file(header.file_id)
+            header = replace(header, key_check=self._cipher.check)
         self.header = header
         self.regions = 0
         self.data_bytes = HEADER_BYTES
@@ -144,14 +163,21 @@ class PartitionedFileWriter:
         self._expect(_State.IN_REGION)
         with self._or_failed():
             pieces: list[BytesLike] = []
+            encrypted_bytes = 0
             for subpartition, buffers in extents:
                 if not buffers:
                     continue
                 extent = self._extended(subpartition)
                 for buffer in buffers:
+                    if self._cipher is not None:
+                        buffer = encrypted(buffer, self._cipher, self._next_place(subpartition))
+                        encrypted_bytes += buffer.bytes
                     extent.add(buffer)
                     self.data_bytes += buffer.bytes
                     pieces += (buffer.header, buffer.payload, buffer.tail)
+                    if encrypted_bytes >= ENCRYPTED_AT_ONCE:
+                        self._pair.append_data(pieces)
+                        pieces, encrypted_bytes = [], 0
                 if len(pieces) + _PIECES_PER_BUFFER > PIECES_AT_ONCE:
                     self._pair.append_data(pieces)
                     pieces = []
@@ -165,6 +191,8 @@ class PartitionedFileWriter:
         with self._or_failed():
             written = self._last_position(run)
             self._end_extent()
+            if self._cipher is not None:
+                run = encrypted_run(run, self._cipher, len(self._kinds) - 1, self.data_bytes)
             for name in ("bytes", "raw_bytes", "records"):
                 self._entries[name][run.subpartitions] = getattr(run, name)
             self._entries["checksum"][run.subpartitions] = run.checksums
@@ -221,6 +249,12 @@ class PartitionedFileWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abandon()
+
+    def _next_place(self, subpartition: int) -> BufferPlace:
+        """Of the buffer that is appended next. No other of this file is ever encrypted for its offset: an
+        append that fails leaves nothing but `abandon`."""
+        is_broadcast = self._kinds[-1] is RegionKind.BROADCAST
+        return BufferPlace(self.data_bytes, len(self._kinds) - 1, None if is_broadcast else subpartition)
 
     def _last_position(self, run: ExtentRun) -> int:
         """Where a run's last subpartition stands in the write order. Raises `StateError` unless they come in

@@ -1,9 +1,10 @@
 """The producing side: rows or records in, one result partition out.
 
     batches -> ChannelSelector (one id per row) -> RowEncoder (cluster or sort, encode, compress, checksum)
-    records -> RecordWriter (one id per key, objects pickled together) -> FrameEncoder (into segments)
+    objects -> collector of pairs (one id per key, pickled together) -> FrameEncoder (into segments)
+    records of the JVM, placed by it -> PlacedRecordEncoder (one sort of ids, one gather)
             -> region (gathered appends when no more is to be held) -> finish
 
-Used by the map stages of `ShuffleFrame` and `ShuffleRDD`, and by the shuffle manager's door. Knows nothing of
-Spark or of any network.
+Used by the map stages of `ShuffleFrame` and `ShuffleRDD`, and by the shuffle manager's engine. Knows nothing
+of Spark or of any network.
 """

@@ -1,6 +1,6 @@
 """When a record writer pushes out what it still collects: never, after every record, or every so often.
 
-Used by record writers whose target is a service, where somebody may wait for the data already. For a
+For record writers (`RecordWriter`) whose target has somebody who waits for the data already. For a
 sort-merge partition every policy is as good as `NEVER`: it is read when it is finished
 (`SortMergeResultPartition.flush`).
 

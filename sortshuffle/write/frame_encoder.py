@@ -1,6 +1,6 @@
 """`FrameEncoder`: the third encoder, for records that are bytes already and know their subpartition.
 
-Used by `ShuffleRDD` (pickled chunks) and the shuffle manager's door (opaque frames).
+Used by `ShuffleRDD`, whose frames are pickled chunks.
 
     frame --copied once--> open buffer of its subpartition --full, or drained--> sealed --> region
 

@@ -1,8 +1,8 @@
 """`PickledSizes`: how many objects to hold, and to put in a chunk, reckoned from how large they are pickled.
 
-Used by whatever collects objects until they are pickled together: `ObjectCollector`, and the RDDs' collector
-of pairs. How large objects are is known of the chunks that were sent, and of one object in `PROBE_EVERY` that
-is pickled alone for the purpose.
+Used by whatever collects objects until they are pickled together: the RDDs' collector of pairs, and
+`ObjectCollector`. How large objects are is known of the chunks that were sent, and of one object in
+`PROBE_EVERY` that is pickled alone for the purpose.
 """
 
 from __future__ import annotations

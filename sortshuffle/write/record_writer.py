@@ -1,7 +1,7 @@
 """`RecordWriter`: what a task's function writes its records to, one record or one batch at a time.
 
-Used by `ShuffleRDD`, whose records are Python objects, and by producers of opaque frames. What it writes to,
-a `FrameTarget`, is a `SortMergeResultPartition` or a connection to the shuffle service.
+No job makes one: RDDs have a collector of their own for pairs (`spark.rdds.collecting`), which takes from
+here what it writes to, a `FrameTarget` (a `SortMergeResultPartition`), and what places keys, a `KeySelector`.
 
     record --selector: one id for each key of a batch--> collector of frames --> target
 

@@ -255,13 +255,13 @@ class SortMergeResultPartition:
         writer = self._writer
         writer.start_region(intake.kind)
         for batch in _batched(intake.drain(), write_batch(self._budget.least)):
-            before = writer.data_bytes
+            charged = _charged(batch)  # not what is written: encryption makes buffers longer
             with self.metrics.step("write"):
                 if isinstance(batch, ExtentRun):
                     writer.write_run(batch)
                 else:
                     writer.write_extents(batch)
-            self._budget.release(writer.data_bytes - before)
+            self._budget.release(charged)
             del batch  # before the next ones are made
         self._count(intake.kind, writer.finish_region(is_last))
         intake.written()
@@ -291,6 +291,13 @@ def _intakes(
     if isinstance(layout, RecordBytesLayout):
         return placed_record_intakes(layout, writer.header.first_subpartition, budget, metrics)
     return row_intakes(layout, writer.write_order, budget, metrics)
+
+
+def _charged(batch: list[Extent] | ExtentRun) -> int:
+    """Bytes that were charged for what a drain gave."""
+    if isinstance(batch, ExtentRun):
+        return int(batch.bytes.sum())
+    return sum(bytes_of(buffers) for _, buffers in batch)
 
 
 def _batched(extents: Iterator[Drained], most: int) -> Iterator[list[Extent] | ExtentRun]:

@@ -396,6 +396,55 @@ def test_nan_is_the_greatest_and_infinite_values_make_averages_as_in_ieee754() -
     )
 
 
+ZEROS = st.sampled_from([0.0, -0.0, 0.0, -0.0, None, math.nan, 1.5, -1.5])
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 3), ZEROS), max_size=30),
+    kind=st.sampled_from([pa.float64(), pa.float32(), pa.struct([("d", pa.float64())])]),
+    borders=st.lists(st.integers(0, 30), max_size=4),
+    memory=st.sampled_from([1, 1 << 20]),
+    rows_at_a_time=st.sampled_from([1, 1 << 16]),
+)
+def test_the_first_of_values_that_are_equal_is_the_least_and_the_greatest(
+    rows: list[tuple[int, float | None]],
+    kind: pa.DataType,
+    borders: list[int],
+    memory: int,
+    rows_at_a_time: int,
+) -> None:
+    """Zeros of either sign are equal, and which one it is shows when it is cast to text or divided by."""
+    values: Values = [value for _, value in rows]
+    if pa.types.is_struct(kind):
+        values = [None if value is None else {"d": value} for value in values]
+    table = pa.record_batch(
+        [pa.array([key for key, _ in rows], pa.int64()), pa.array(values, kind)], ["k", "v"]
+    )
+
+    def ordered_as_in_spark(value: Any) -> tuple[bool, float]:
+        number = value["d"] if isinstance(value, dict) else value
+        return (True, 0.0) if math.isnan(number) else (False, number)
+
+    cases = [
+        Case(
+            Extreme(kind, greatest),
+            "v",
+            kind,
+            or_null(lambda some, pick=max if greatest else min: pick(some, key=ordered_as_in_spark)),
+        )
+        for greatest in (False, True)
+    ]
+    found = aggregated(table, ["k"], cases, borders, memory, rows_at_a_time)
+    assert repr(found) == repr(expected(table, ["k"], cases))
+
+
+def test_a_sum_of_zeros_has_no_sign_as_in_spark() -> None:
+    rows = numbers_table(k=[1, 2, 2, 3, 3], v=[-0.0, -0.0, -0.0, -0.0, 0.0])
+    cases = [Case(SumDouble(), "v", pa.float64(), sum), Case(AverageDouble(), "v", pa.float64(), sum)]
+    assert repr(aggregated(rows, ["k"], cases)) == repr([(k, 0.0, 0.0) for k in (1, 2, 3)])
+
+
 def test_a_sum_that_does_not_fit_is_an_error_that_names_it_or_wraps_around() -> None:
     rows = numbers_table(k=[1, 1, 2], v=[2**63 - 1, 1, 5])
     checked = Case(SumLong("sum(v)", True), "v", pa.int64(), sum)

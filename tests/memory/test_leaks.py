@@ -125,7 +125,10 @@ def test_a_test_that_leaks_fails_and_names_the_place(tmp_path: os.PathLike[str])
             tmp_path,
             path,
         ],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "guards"))),
+        },
         stdout=subprocess.PIPE,
         text=True,
         check=False,

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from sortshuffle.errors import UsageError
-from sortshuffle.partitioner import SortKey, determine_bounds
+from sortshuffle.partitioner import RangeSelector, SortKey, determine_bounds, shortened
+from sortshuffle.partitioner.range_bounds import LONGEST_TEXT
+from sortshuffle.payload.ordering import RowOrder
 
 UP = (SortKey(0),)
 
@@ -88,3 +90,59 @@ def test_one_range_has_no_bounds_and_neither_has_an_empty_sample() -> None:
 def test_every_sample_needs_its_weight() -> None:
     with pytest.raises(UsageError, match="3 samples and 1 weights"):
         bounds_of([1, 2, 3], [1.0], 2)
+
+
+# --- long keys ----------------------------------------------------------------------------------------------
+
+LONG = LONGEST_TEXT
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary(), pa.large_string(), pa.large_binary()], ids=str)
+def test_keys_are_shortened_to_their_first_bytes(kind: pa.DataType) -> None:
+    values = [b"x" * (LONG + 1), b"", None, b"y" * LONG, b"z" * (LONG - 1) + "é".encode() * 9, b"a"]
+    keys = pa.record_batch([pa.array(values, pa.large_binary()).cast(kind)], ["k"]).slice(1)
+    found = shortened(keys)
+    assert found.schema == keys.schema
+    expected = [None if value is None else value[:LONG] for value in values[1:]]
+    assert found["k"].view(pa.large_binary() if "large" in str(kind) else pa.binary()).to_pylist() == expected
+
+
+def test_keys_in_structs_are_shortened_and_others_stay() -> None:
+    kind = pa.struct([("n", pa.int32()), ("s", pa.struct([("t", pa.string())]))])
+    rows = [{"n": 1, "s": {"t": "a" * (LONG + 5)}}, None, {"n": None, "s": None}, {"n": 2, "s": {"t": "b"}}]
+    keys = pa.record_batch([pa.array(rows, kind), pa.array([1.5, None, 2.5, 3.5])], ["x", "d"])
+    found = shortened(keys)
+    rows[0] = {"n": 1, "s": {"t": "a" * LONG}}
+    assert found.schema == keys.schema
+    assert found.to_pydict() == {"x": rows, "d": [1.5, None, 2.5, 3.5]}
+
+
+@settings(max_examples=30)
+@given(
+    heads=st.lists(st.sampled_from(["", "a", "b", "é"]), min_size=1, max_size=12),
+    others=st.lists(st.integers(0, 2), min_size=12, max_size=12),
+    keys=st.sampled_from(
+        [(SortKey(0), SortKey(1)), (SortKey(0, descending=True), SortKey(1, nulls_last=True))]
+    ),
+    subpartitions=st.integers(2, 6),
+)
+def test_ranges_of_long_keys_ascend_and_keep_equal_keys_together(
+    heads: list[str], others: list[int], keys: tuple[SortKey, ...], subpartitions: int
+) -> None:
+    """Keys that differ before, at, and behind the place where bounds end."""
+    tails = ["", "x" * (LONG - 1), "x" * LONG, "x" * LONG + "y", "x" * 3 * LONG]
+    texts = [head + tails[other] for head in heads for other in (*others[:2], 4)]
+    numbers = [others[at % 12] for at in range(len(texts))]
+    rows = pa.record_batch([pa.array(texts), pa.array(numbers)], ["k", "n"])
+    order = RowOrder(keys).ranks(rows).sort_indices()
+    bounds = determine_bounds(shortened(rows), np.ones(rows.num_rows), keys, subpartitions)
+    selector = RangeSelector(keys, bounds, subpartitions)
+    ids = selector.assign(rows)
+    assert (np.diff(ids[order].astype(int)) >= 0).all()
+    together: dict[Any, set[int]] = {}
+    for text, number, at in zip(texts, numbers, ids.tolist(), strict=True):
+        together.setdefault((text, number), set()).add(at)
+    assert all(len(places) == 1 for places in together.values())
+    assert sum(map(len, bounds["k"].view(pa.binary()).to_pylist())) <= LONG * bounds.num_rows
+    words = [part for part in selector._parts if part.word is not None]  # and the length
+    assert len(words) <= LONG // 8 + 1

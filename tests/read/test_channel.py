@@ -16,7 +16,8 @@ from engine import changed, open_files
 from map_outputs import ALL_CODECS, MapOutput, rows_of, write_map, write_sealed
 
 from sortshuffle.errors import CorruptDataError, DataLossError, MissingDataError
-from sortshuffle.format.buffer import StoredBuffer, seal
+from sortshuffle.format.buffer import TAG_BYTES, StoredBuffer, seal, sealed_size
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
@@ -26,6 +27,7 @@ from sortshuffle.storage.extents import Extent
 
 SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string())])
 ENOUGH = 1 << 30
+KEY = EncryptionKey(bytes(range(32)))
 
 
 def batch(start: int, rows: int) -> pa.RecordBatch:
@@ -288,6 +290,21 @@ def test_buffers_and_checksum_are_held_against_the_entry(
     with pytest.raises(CorruptDataError) as caught:
         read(fetch, output)
     assert caught.value.place.region == 0
+
+
+@BOTH_WAYS
+def test_a_bad_message_behind_encrypted_ones_is_placed_where_it_stands_in_the_file(
+    tmp_path: Path, read: Callable[[Fetch, MapOutput], object]
+) -> None:
+    payload = ArrowPayload(SCHEMA, Codec.NONE)
+    sound = [payload.encode(each, Counter()) for each in MESSAGES]
+    garbage = seal(b"\xff" * 100, 100, records=5)
+    stored = sum(sealed_size(each.raw_bytes + TAG_BYTES) for each in sound)
+    assert stored != sum(each.bytes for each in sound)
+    output = write_sealed(tmp_path, payload, [{0: [*sound, garbage]}], map_index=7, key=KEY)
+    with pytest.raises(CorruptDataError, match="cannot be decoded") as caught:
+        read(fetch_of(output), output)
+    assert caught.value.place.offset == 56 + stored
 
 
 @BOTH_WAYS

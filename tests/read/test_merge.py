@@ -264,6 +264,20 @@ def test_the_budget_knows_what_is_held_and_it_is_bounded(runs: int, distinct: in
     assert budget.peak <= runs * (held + step)
 
 
+def test_what_is_left_of_a_large_batch_does_not_keep_all_of_it() -> None:
+    """While half a window of it waits for the next one."""
+    batch_rows = 20 * WINDOW_ROWS
+    keys = np.arange(3 * batch_rows)
+    sources = [RunSource(cut(keyed(keys, run), batch_rows)) for run in range(2)]
+    budget = MemoryBudget(ENOUGH)
+    assert sum(batch.num_rows for batch in merge_runs(sources, BY_KEY, budget, TaskMetrics())) == 2 * len(
+        keys
+    )
+    held = (batch_rows + WINDOW_ROWS // 2) * (ROW_BYTES + KEY_BYTES)
+    step = WINDOW_ROWS * 3 // 2 * (ROW_BYTES + SORT_BYTES_PER_ROW)
+    assert budget.peak <= 2 * (held + step) < 2 * 2 * batch_rows * (ROW_BYTES + KEY_BYTES)
+
+
 def test_a_batch_is_charged_until_its_last_row_is_taken() -> None:
     batch, other = keyed(list(range(4 * WINDOW_ROWS))), keyed([0, 4 * WINDOW_ROWS], 1)
     sources = [RunSource([batch]), RunSource([other])]

@@ -10,7 +10,7 @@ import random
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from engine import (
 from failing import faults
 from map_outputs import reading_threads
 
+from sortshuffle import calls
 from sortshuffle.errors import CorruptDataError, MissingDataError, OutOfDiskError, Place
 from sortshuffle.format.buffer import SealedBuffer, scan_buffer, seal
 from sortshuffle.format.checksum import checksum, checksum_of_checksums
@@ -220,6 +221,22 @@ def test_a_large_frame_is_put_together_in_a_file_that_has_no_name(
     assert (open_files(spill), open_files(tmp_path)) == ([], [])
 
 
+def test_where_disks_must_not_have_it_a_large_frame_is_put_together_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_file(*_: object, **__: object) -> None:
+        raise AssertionError("a temporary file is made")
+
+    monkeypatch.setattr(calls, "nameless_file", no_file)
+    records = [b"small", random.Random(3).randbytes(SPILL_BYTES + 12_345), b"last"]
+    output = write_map(tmp_path, 0, records, FRAMES, segments=4096)
+    channels = [frame_channel(output.file, 1)]
+    gate = RecordGate(
+        channels, FramesPayload(Codec.NONE), MemoryBudget(MIB), 1, TaskMetrics(), str(tmp_path), off_disk=True
+    )
+    assert as_bytes(list(gate.records())) == records
+
+
 def test_a_consumer_that_gives_up_within_a_large_frame_leaves_no_file(tmp_path: Path) -> None:
     spill = tmp_path / "spill"
     spill.mkdir()
@@ -307,8 +324,17 @@ def test_a_failure_of_any_call_leaves_nothing_open_or_charged(
         if fault.where not in ("__enter__", "__exit__", "close"):  # of which nobody can close what they hold
             assert len(open_files(tmp_path)) == before, fault.where
         assert names(spill) == [], fault.where
-    for often in ("_new_record", "write", "view", "_continue", "_raw_bytes", "check_event", "payload"):
+    close_descriptors(tmp_path)
+    for often in ("_new_record", "write", "view", "_continue", "scan_buffer", "check_event", "payload"):
         assert failed[often] > 0, often
+
+
+def close_descriptors(directory: Path) -> None:
+    """Of the files below it."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # the listing's own
+            if os.readlink(f"/proc/self/fd/{number}").startswith(str(directory)):
+                os.close(number)
 
 
 # Streams that are not whole

@@ -29,6 +29,7 @@ from engine import ID, OTHER_ID, WRITER, FrameOutput, Pair, Region, open_files, 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sortshuffle import calls
 from sortshuffle.errors import (
     BufferTimeoutError,
     CorruptDataError,
@@ -356,6 +357,48 @@ def test_beyond_its_fair_part_a_partition_reads_only_for_readers_that_hold_nothi
     here.assert_let_go()
 
 
+def test_a_partition_may_have_all_of_its_fair_part(tmp_path: Path) -> None:
+    pool = read_pool(24, SEGMENT, batch=4)
+    for requester in range(2):  # partitions elsewhere: a fair part is 8 segments
+        pool.register(requester)
+    here = Stage(tmp_path, random_pair(2, 1, 100 * SEGMENT), pool)
+    first, second = here.open(0), None
+    here.threads.run()
+    assert first[0].held == 4
+    take_one(here, first[0])
+    second = here.open(1)
+    here.threads.run()
+    assert (first[0].held, second[0].held) == (3, 2)
+    take_one(here, second[0])
+    assert (first[0].held, second[0].held) == (3, 2)  # a batch more is just what was left
+    for reader, _ in (first, second):
+        reader.release()
+    here.threads.run()
+    here.assert_let_go()
+
+
+def take_one(here: Stage, reader: SubpartitionReader) -> None:
+    """Consume a segment, and let the partition read on."""
+    delivery = reader.poll(1)
+    assert delivery is not None
+    delivery.recycle()
+    here.threads.run()
+
+
+def test_what_a_run_gave_back_at_once_does_not_count_as_out(stage: MakeStage) -> None:
+    pair = Pair(2, 0, [Region({0: [b"x"], 1: [os.urandom(100 * SEGMENT)]})])
+    here = stage(pair, read_pool(23, SEGMENT, batch=4))
+    here.drain(here.open(0))
+    elsewhere = here.pool.request()  # what that run had
+    large, _ = here.open(1)
+    here.threads.run()
+    assert large.held == 6  # as if it were the first
+    large.release()
+    for segment in elsewhere:
+        here.pool.recycle(segment)
+    here.threads.run()
+
+
 def test_what_a_run_does_not_fill_goes_back_at_its_end(stage: MakeStage) -> None:
     here = stage(random_pair(1, 1, 100), read_pool(16, SEGMENT))
     reader, consumer = here.open(0)
@@ -400,7 +443,7 @@ def test_a_read_that_the_system_refuses_fails_its_reader_with_the_place(
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "preadv", broken)
+        patched.setattr(calls, "preadv", broken)
         here.threads.run()
     consumer.drain(reader)
     assert isinstance(consumer.cause, CorruptDataError)
@@ -460,7 +503,7 @@ def test_a_read_that_finds_no_memory_says_nothing_of_the_file(
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "preadv", broken)
+        patched.setattr(calls, "preadv", broken)
         here.threads.run()
     consumer.drain(reader)
     assert isinstance(consumer.cause, OSError)

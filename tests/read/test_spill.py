@@ -17,12 +17,14 @@ from map_outputs import ALL_CODECS, MIB, files_in
 from random_tables import batches
 
 from sortshuffle.errors import CorruptDataError, OutOfDiskError
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.read.spill import HELD_REGIONS, SpilledRun, SpillSize, SpillWriter
 from sortshuffle.storage.lifetime import dead_partials, is_locked
+from sortshuffle.storage.partitioned_file import PartitionedFile
 
 SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string())])
 SIZE = SpillSize(buffer=4096, region=16_384)
@@ -42,12 +44,13 @@ class Spill:
         schema: pa.Schema = SCHEMA,
         codec: Codec = Codec.LZ4,
         size: SpillSize = SIZE,
+        key: EncryptionKey | None = None,
     ) -> None:
         self.payload = ArrowPayload(schema, codec)
         self.budget = MemoryBudget(MIB)
         self.metrics = TaskMetrics()
         header = FileHeader(os.urandom(16), 1, 0, codec, PayloadKind.ARROW)
-        self.file = files_in(directory)(header)
+        self.file = files_in(directory, key)(header)
         self.writer = SpillWriter(self.file, self.payload, size, self.budget, self.metrics)
 
     def write(self, runs: Sequence[Sequence[pa.RecordBatch]]) -> list[SpilledRun]:
@@ -71,6 +74,22 @@ def test_runs_come_back_as_they_were_written(tmp_path: Path, codec: Codec) -> No
     assert spill.metrics.counts["bytes_spilled"] == spill.file.data_bytes
     assert set(spill.metrics.seconds) == {"merge"}
     assert spill.metrics.counts["rows_read"] == 0  # they were counted when the map outputs were read
+
+
+def test_with_a_key_the_file_shows_nothing_of_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PartitionedFile, "delete", lambda self: None)
+    contents = []
+    for key in (None, EncryptionKey(bytes(32))):
+        directory = tmp_path / str(key)
+        directory.mkdir()
+        spill = Spill(directory, codec=Codec.NONE, key=key)
+        runs = [[batch(0, 3), batch(3, 5000)], [batch(9, 1)]]
+        for run, rows in zip(spill.write(runs), runs, strict=True):
+            assert pa.Table.from_batches(spill.read(run)) == pa.Table.from_batches(rows).combine_chunks()
+        contents.append(b"".join(path.read_bytes() for path in directory.iterdir()))
+    assert [b"row 9" in content for content in contents] == [True, False]
 
 
 @given(data=st.data())

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -15,7 +16,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from map_outputs import MIB, MapOutput, files_in, rows_of, write_map
 from stores import Store, s3_fixture, store_fixture  # noqa: F401
 
-from sortshuffle.errors import CorruptDataError, MissingDataError
+from sortshuffle.errors import CorruptDataError, DecryptionError, MissingDataError
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
@@ -40,12 +42,16 @@ NUMBERS = [*range(1007), *range(2000, 2500)]
 
 def channel_of(output: MapOutput, subpartition: int = 0) -> StoredInputChannel:
     extents = tuple(extents_of(read_stored_index(output.file, output.file_id), subpartition))
-    return StoredInputChannel(output.file, output.file_id, output.map_index, output.writer, extents)
+    return StoredInputChannel(
+        output.file, output.file_id, output.map_index, output.writer, extents, output.key
+    )
 
 
-def written(store: Store, map_index: int = 0, codec: Codec = Codec.LZ4) -> MapOutput:
+def written(
+    store: Store, map_index: int = 0, codec: Codec = Codec.LZ4, key: EncryptionKey | None = None
+) -> MapOutput:
     return write_map(
-        f"{store.root}/app-1", SCHEMA, REGIONS, map_index=map_index, codec=codec, subpartitions=2
+        f"{store.root}/app-1", SCHEMA, REGIONS, map_index=map_index, codec=codec, subpartitions=2, key=key
     )
 
 
@@ -71,6 +77,29 @@ def test_a_stream_gives_them_in_parts(store: Store, part_bytes: int) -> None:
     stream = Fetch(channel, channel.extents).stream(output.payload, part_bytes, budget, TaskMetrics())
     assert numbers(list(stream)) == NUMBERS
     assert budget.used == 0
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
+@pytest.mark.parametrize("part_bytes", [None, 64, MIB])
+def test_what_is_encrypted_is_decrypted_by_the_reader(
+    store: Store, codec: Codec, part_bytes: int | None
+) -> None:
+    output = written(store, codec=codec, key=EncryptionKey(bytes(32)))
+    assert b"row 7" not in store.get(output.file.data_path)
+    for key, why in ((output.key, ""), (None, "there is no key"), (EncryptionKey(bytes(16)), "another")):
+        channel = channel_of(replace(output, key=key))
+        fetch = Fetch(channel, channel.extents)
+        try:
+            if part_bytes is None:
+                found = fetch.run(output.payload).batches
+            else:
+                found = list(fetch.stream(output.payload, part_bytes, MemoryBudget(MIB), TaskMetrics()))
+        except DecryptionError as error:
+            assert why, "the right key opens it"
+            assert why in str(error)
+        else:
+            assert not why
+            assert numbers(found) == NUMBERS
 
 
 def test_it_is_an_input_channel_that_travels(store: Store) -> None:
@@ -102,6 +131,39 @@ def test_a_gate_merges_sorted_runs(store: Store, tmp_path: Path, memory: int) ->
     gate = gate_of([channel_of(output) for output in outputs], outputs[0], memory, str(tmp_path))
     expected = sorted([*range(20_000), *range(7, 20_007), *range(100, 20_100)] * 2)
     assert numbers(list(gate.sorted_batches(RowOrder((0,))))) == expected
+
+
+class CountedFileSystem(MemoryFileSystem):
+    """fsspec's memory, which notes the ranges that are asked for."""
+
+    protocol = "counted"
+    ranges: list[tuple[int, int]] = []  # noqa: RUF012  (of the class: fsspec makes the objects)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("counted://", "memory://"))
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **how: object) -> bytes:
+        if end is not None:  # an index has none
+            self.ranges.append((start or 0, end))
+        data: bytes = super().cat_file(path, start, end)
+        return data
+
+
+fsspec.register_implementation("counted", CountedFileSystem, clobber=True)
+
+
+def test_a_merge_asks_for_each_byte_once_and_for_a_buffer_at_least(tmp_path: Path) -> None:
+    """A request costs as much as some hundred KiB: none is made to learn how large a buffer is."""
+    regions = [{0: [batch(start + at, 2000) for at in range(0, 40_000, 2000)]} for start in range(6)]
+    output = write_map(f"counted://{tmp_path}/app-1", SCHEMA, regions, codec=Codec.NONE)
+    channel = channel_of(output)
+    CountedFileSystem.ranges.clear()
+    gate = gate_of([channel], output, 2 * MIB, str(tmp_path))
+    assert len(numbers(list(gate.sorted_batches(RowOrder((0,)))))) == 240_000
+    sizes = [end - start for start, end in CountedFileSystem.ranges]
+    assert sum(sizes) == sum(extent.bytes for extent in channel.extents) > 4 * MIB
+    assert len(sizes) <= sum(extent.buffers for extent in channel.extents)
 
 
 def test_what_is_gone_or_damaged_says_where(store: Store) -> None:

@@ -81,6 +81,19 @@ def test_with_external_services_homes_say_that_they_outlive_the_executor(local: 
     assert not Homes.of(Options(directories=roots), "app-1").owner.outlived
 
 
+def test_where_sparks_service_serves_its_files_homes_are_the_applications(
+    local: list[Path], tmp_path: Path
+) -> None:
+    """Spark deletes what is not its own from directories of executors that have ended."""
+    homes = Homes.of(Options(), "app-1", served_by_spark=True)
+    above = list(dict.fromkeys(each.parent for each in local))
+    assert homes.paths == homes_in(homes, *above)
+    assert homes.owner.served_by_spark
+    assert homes.owner.local_directories == tuple(map(str, local))
+    named = Homes.of(Options(directories=(str(tmp_path / "own"),)), "app-1", served_by_spark=True)
+    assert named.paths == homes_in(named, tmp_path / "own")
+
+
 def test_frames_with_other_settings_have_other_homes(local: list[Path]) -> None:
     """What becomes of a file is what the frame wants that has written it, not the frame that wrote last."""
     directories = (str(local[0]),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,7 +18,8 @@ import pytest
 from engine import WRITER, Pair, eventually, names, open_files, printed, running, write_pair
 
 from sortshuffle.storage import janitor
-from sortshuffle.storage.lifetime import Owner, boot_id, process_start
+from sortshuffle.storage.home_listings import HomeListings
+from sortshuffle.storage.lifetime import Owner, boot_id, is_locked, process_start
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
 
@@ -104,6 +106,7 @@ def pairs(home: str) -> list[str]:
 def test_it_deletes_every_home_and_ends_when_the_executor_ends(executor: Executor, tmp_path: Path) -> None:
     for home in executor.homes:
         write_pair(home, Pair(2))
+        Path(home, "owner.json.77").touch()  # of a process that was killed while it wrote
     with janitor_of(*executor.homes) as process:
         for home in executor.homes:
             eventually(lambda home=home: is_attended(home), "the janitor takes its locks")
@@ -247,6 +250,109 @@ def test_an_unfinished_file_whose_writer_ends_after_the_executor_goes_too(
     assert not os.path.exists(left)
 
 
+def served_by_spark(executor: Executor, place: Path) -> tuple[str, Path]:
+    """A home in ``place`` of an executor whose shuffle files Spark's service serves, with a map output, and
+    the control file of that."""
+    owner = replace(executor.owner, served_by_spark=True)
+    home = place / "sortshuffle" / "app-1" / f"host-{owner.pid}"
+    home.mkdir(parents=True)
+    owner.write(str(home))
+    write_pair(home, Pair(2), attempt=owner.pid)
+    control = executor.local[0] / "0c" / f"shuffle_5_{owner.pid}_0.index"
+    control.parent.mkdir(parents=True, exist_ok=True)
+    control.touch()
+    return str(home), control
+
+
+def test_where_spark_serves_what_executors_left_one_janitor_is_left_for_all_of_them(
+    executor: Executor, tmp_path: Path
+) -> None:
+    """And goes with the last map output."""
+    place = tmp_path / "application"
+    with running("sleep", "600") as process:
+        started = process_start(process.pid)
+        assert started is not None
+        other = Executor(process, replace(executor.owner, pid=process.pid, started=started), executor.local)
+        (home, control), (home_2, control_2) = (served_by_spark(each, place) for each in (executor, other))
+        with janitor_of(home) as first, janitor_of(home_2) as second:
+            eventually(lambda: is_attended(home) and is_attended(home_2), "the janitors take their locks")
+            executor.end()
+            eventually(lambda: is_locked(os.path.dirname(home)), "the first looks after what is left")
+            other.end()
+            assert second.wait(SOON) == 0
+            assert len(pairs(home)) == len(pairs(home_2)) == 2
+            control_2.unlink()
+            eventually(lambda: not os.path.exists(home_2), "what Spark has forgotten goes")
+            assert len(pairs(home)) == 2
+            assert first.poll() is None
+            control.unlink()
+            assert first.wait(SOON) == 0
+    assert names(place) == []
+
+
+def test_a_janitor_that_comes_when_another_looks_after_ended_executors_is_not_missed(
+    executor: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder looks once more when it has let go of the lock."""
+    place = tmp_path / "application"
+    home, control = served_by_spark(executor, place)
+    executor.end()
+    looks = iter([False, True, True, False, False])
+    control.unlink()
+    held = []
+
+    def look(where: str, listings: HomeListings) -> bool:
+        held.append(is_locked(where))
+        return next(looks)
+
+    monkeypatch.setattr(janitor, "sweep_ended", look)
+    monkeypatch.setattr(janitor.time, "sleep", lambda seconds: None)
+    janitor._look_after_ended([os.path.dirname(home)])
+    assert held == [True, False, True, True, False]
+    assert next(looks, None) is None
+
+
+def test_a_killed_janitor_of_ended_executors_is_replaced_by_a_task_of_another(
+    executor: Executor,
+    tmp_path: Path,
+    started: list[subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = tmp_path / "application"
+    home, control = served_by_spark(executor, place)
+    executor.end()
+    other = place / "sortshuffle" / "app-1" / "of a live one"
+    other.mkdir()
+    replace(executor.owner, pid=os.getpid(), started=process_start(os.getpid()) or 0).write(str(other))
+    janitor.ensure([str(other)])
+    eventually(lambda: is_attended(str(other)) and is_locked(os.path.dirname(home)), "a janitor for each")
+    assert len(started) == 2
+    started[1].kill()
+    started[1].wait()
+    janitor.ensure([str(other)])
+    assert len(started) == 2, "it was looked at a moment ago"
+    monkeypatch.setattr(janitor, "LOOKS_AFTER", 0.0)
+    janitor.ensure([str(other)])
+    eventually(lambda: is_locked(os.path.dirname(home)), "the next one takes its place")
+    janitor.ensure([str(other)])
+    assert len(started) == 2
+    control.unlink()
+    eventually(lambda: not os.path.exists(home), "what Spark has forgotten goes")
+    assert started[1].wait(SOON) == 0
+
+
+def test_what_ended_executors_left_to_spark_is_held_by_nobody(executor: Executor, tmp_path: Path) -> None:
+    """So a person can have it removed where Spark never removes its own files."""
+    home, _ = served_by_spark(executor, tmp_path / "application")
+    with janitor_of(home) as process:
+        eventually(lambda: is_attended(home), "the janitor takes its lock")
+        executor.end()
+        eventually(lambda: is_locked(os.path.dirname(home)), "it looks after what is left")
+        assert not is_attended(home)
+        shutil.rmtree(home)
+        assert process.wait(SOON) == 0
+
+
 def test_what_it_cannot_delete_does_not_end_it(executor: Executor) -> None:
     home = executor.homes[0]
     obstacle = PartitionedFile.named(home, 3, 17, 1)
@@ -269,6 +375,7 @@ def test_what_it_cannot_delete_does_not_end_it(executor: Executor) -> None:
 def started() -> Iterator[list[subprocess.Popen[bytes]]]:
     """The janitors that this process has started; they end with the test at the latest."""
     janitor._started.clear()
+    janitor._looked.clear()
     yield janitor._started
     for process in janitor._started:
         process.kill()

@@ -16,9 +16,13 @@ from typing import Any
 
 import pytest
 from engine import WRITER, Pair, names, printed, read_pair, running, small_disk, write_pair
+from failing import not_told
+from faults import Fault, Faults
 from serving import no_descriptor_left
 
+from sortshuffle import calls
 from sortshuffle.errors import UsageError
+from sortshuffle.storage.home_listings import HomeListings
 from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import (
     PARTIAL_SETTLES,
@@ -35,6 +39,7 @@ from sortshuffle.storage.lifetime import (
     process_start,
     remove_home,
     sweep,
+    sweep_ended,
     sweep_partials,
 )
 from sortshuffle.storage.partitioned_file import PartitionedFile
@@ -379,6 +384,17 @@ def test_deleting_what_is_unfinished_leaves_a_finished_pair_of_that_name(home: P
     assert read_pair(file) == [[], []]
 
 
+def test_a_finished_pair_stays_where_the_system_does_not_tell_whether_it_is_there(home: Path) -> None:
+    file = write_pair(home, Pair(1))
+    with Faults() as seen:
+        delete_unfinished(file)
+    (asked,) = (site for site in seen.sites if site.name in ("lstat", "lexists"))
+    with Faults(Fault(asked, "EIO")) as made:
+        delete_unfinished(file)
+    assert made.happened
+    assert read_pair(file) == [[]]
+
+
 def test_sweeping_while_pairs_are_finished_never_loses_one(home: Path) -> None:
     stop = threading.Event()
 
@@ -447,9 +463,7 @@ def test_the_newest_file_of_a_pair_tells_its_age(home: Path, owner: Owner, newes
 
 
 @pytest.mark.parametrize("directory", ["0a", "3f"])
-@pytest.mark.parametrize(
-    "name", ["shuffle_0_204_0.index", "shuffle_99_204_0.data", "shuffle_1_204_0.checksum.XX"]
-)
+@pytest.mark.parametrize("name", ["shuffle_0_204_0.index", "shuffle_99_204_0.index"])
 def test_a_finished_pair_lives_as_long_as_sparks_own_shuffle_file(
     home: Path, owner: Owner, local: Path, directory: str, name: str
 ) -> None:
@@ -471,12 +485,116 @@ def test_a_finished_pair_lives_as_long_as_sparks_own_shuffle_file(
         "0a/rdd_1_204_0.index",
         "shuffle_1_204_0.index",
         "0a/shuffle_1_204_0",
+        "0a/shuffle_1_204_0.data",
+        "0a/shuffle_1_204_0.checksum.ADLER32",
+        "0a/shuffle_1_204_0.index.tmp",
     ],
 )
 def test_other_files_of_spark_do_not_keep_a_pair(home: Path, owner: Owner, local: Path, name: str) -> None:
     aged(write_pair(home, Pair(2)), 10_000)
     (local / name).touch()
     assert dead_attempts(home, owner) == [204]
+
+
+def test_a_directory_of_spark_that_cannot_be_read_makes_no_pair_dead(home: Path, owner: Owner) -> None:
+    """An error of the system is no sign that Spark has forgotten anything."""
+    pair = aged(write_pair(home, Pair(2)), 601)
+    unreadable = replace(owner, local_directories=(*owner.local_directories, "/" + "x" * 300))
+    with pytest.raises(OSError, match="too long"):
+        sweep(str(home), unreadable)
+    assert os.path.exists(pair.data_path)
+
+
+def served_by_spark(owner: Owner) -> Owner:
+    """An executor of this host that has ended, whose shuffle files Spark's service serves."""
+    return replace(owner, host=socket.gethostname(), boot=boot_id(), served_by_spark=True)
+
+
+def test_what_an_ended_executor_left_lives_as_long_as_sparks_own_shuffle_file(
+    home: Path, owner: Owner, local: Path
+) -> None:
+    """And then goes without a grace time: nobody is still to tell Spark of it."""
+    owner = served_by_spark(owner)
+    owner.write(str(home))
+    control = local / "3f" / "shuffle_5_204_0.index"
+    control.touch()
+    write_pair(home, Pair(2), attempt=204)
+    write_pair(home, Pair(2), attempt=205)  # whose task had not ended
+    (home / f"{NAME}.data.partial").touch()
+    place = str(home.parent)
+    assert sweep_ended(place)
+    assert {name for name in names(home) if "partial" not in name} == {
+        f"{NAME}.data",
+        f"{NAME}.index",
+        "owner.json",
+    }
+    control.unlink()
+    assert not sweep_ended(place)
+    assert names(local) == ["0a", "3f"]
+
+
+def test_a_home_is_not_removed_by_what_was_known_of_it(home: Path, owner: Owner, local: Path) -> None:
+    """A file system that notes a change late, or never: the home is listed once more before."""
+    owner = served_by_spark(owner)
+    owner.write(str(home))
+    long_ago = time.time() - 10_000
+    os.utime(home, (long_ago, long_ago))
+    listings = HomeListings()
+    assert listings.finished(str(home)) == []
+    (local / "3f" / "shuffle_5_204_0.index").touch()
+    pair = write_pair(home, Pair(2), attempt=204)
+    os.utime(home, (long_ago, long_ago))
+    assert sweep_ended(str(home.parent), listings)
+    assert os.path.exists(pair.data_path)
+
+
+@pytest.mark.parametrize("what", ["owner.json", "boot_id", "ns/pid"])
+def test_what_the_system_does_not_tell_for_once_ends_no_sweeping(
+    home: Path, owner: Owner, local: Path, what: str
+) -> None:
+    owner = replace(served_by_spark(owner), namespace=process_namespace())
+    owner.write(str(home))
+    (local / "3f" / "shuffle_5_204_0.index").touch()
+    pair = write_pair(home, Pair(2), attempt=204)
+    with not_told(what):
+        assert sweep_ended(str(home.parent))
+    assert os.path.exists(pair.data_path)
+    (local / "3f" / "shuffle_5_204_0.index").unlink()
+    assert not sweep_ended(str(home.parent))
+    assert not home.exists()
+
+
+def test_what_the_system_has_told_once_need_not_be_asked_again() -> None:
+    with not_told():
+        told = boot_id(), process_namespace()
+        assert all(told)
+        with no_descriptor_left():
+            assert (boot_id(), process_namespace()) == told
+
+
+def test_a_home_whose_owner_is_none_is_not_waited_for(home: Path) -> None:
+    (home / "owner.json").write_text("{")
+    assert not sweep_ended(str(home.parent))
+    assert home.exists()
+
+
+def test_homes_of_others_are_not_swept_with_those_of_ended_executors(
+    home: Path, owner: Owner, local: Path
+) -> None:
+    live = living(local, os.getpid())
+    for name, other in {
+        "live": replace(live, served_by_spark=True),
+        "elsewhere": replace(served_by_spark(owner), host="elsewhere"),
+        "unseen": replace(served_by_spark(owner), namespace="pid:[1]"),
+        "kept": replace(served_by_spark(owner), keep=True),
+        "outlived": replace(served_by_spark(owner), outlived=True),
+        "not served": replace(served_by_spark(owner), served_by_spark=False),
+    }.items():
+        (home.parent / name).mkdir()
+        other.write(str(home.parent / name))
+        write_pair(home.parent / name, Pair(2))
+    assert not sweep_ended(str(home.parent))
+    assert [len(names(each)) for each in sorted(home.parent.iterdir()) if each != home] == [3] * 6
 
 
 def test_every_local_directory_is_looked_at(home: Path, owner: Owner, tmp_path: Path) -> None:
@@ -547,6 +665,26 @@ def test_removing_a_home_removes_what_it_leaves_empty_above(home: Path, owner: O
     (home / "directory" / "file").touch()
     remove_home(str(home))
     assert names(local) == ["0a", "3f"]
+
+
+def test_what_a_process_left_that_was_killed_while_it_wrote_an_owner_goes_with_the_home(
+    home: Path, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then it is nobody's."""
+    owner.write(str(home))
+    monkeypatch.setattr(calls, "replace", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    child = os.fork()
+    if child == 0:
+        replace(owner, application="app-2").write(str(home))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    left = f"owner.json.{child}"
+    assert names(home) == ["owner.json", left]
+    assert Owner.read(str(home)) == owner
+    assert sweep(str(home), owner) == []
+    assert names(home) == ["owner.json", left]
+    remove_home(str(home))
+    assert not home.exists()
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,15 @@ def test_where_no_home_says_whose_it_is_it_is_looked_for_in_the_executors_own_di
     assert control_files(blocks) == LEFT
 
 
+def test_an_executor_that_has_ended_is_found_below_the_directory_of_the_application(
+    tmp_path: Path, blocks: Path
+) -> None:
+    """Where Spark's service serves what ended executors left, they are beside the own one's."""
+    blocks = blocks.rename(tmp_path / "blockmgr-1")
+    make_producer_run_again(PartitionedFile.named("/gone/sortshuffle/app/h", 3, 17, 204), (str(tmp_path),))
+    assert control_files(blocks) == LEFT
+
+
 def test_a_home_knows_better(tmp_path: Path, blocks: Path) -> None:
     (tmp_path / "none").mkdir()
     lost = PartitionedFile.named(str(home(tmp_path, tmp_path / "none")), 3, 17, 204)

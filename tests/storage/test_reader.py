@@ -181,7 +181,7 @@ def test_a_damaged_header_of_the_data_file_is_reported_at_its_offset(small: Part
     with changed(small.data_path, 8, 2), pytest.raises(CorruptDataError) as caught:
         PartitionedFileReader(small)
     assert (caught.value.place.file, caught.value.place.offset) == (small.data_path, 8)
-    assert (caught.value.expected, caught.value.found) == (1, 3)
+    assert (caught.value.expected, caught.value.found) == ("1 or 2", 3)
 
 
 # Lost, doubled, moved and foreign buffers: each of them whole and with a right checksum of its own

@@ -119,6 +119,19 @@ def test_it_is_made_private_and_says_who_keeps_the_service(home: str) -> None:
     assert not owner.is_live()
 
 
+def test_a_root_that_is_not_to_be_made_stays_gone(home: str, tmp_path: Path) -> None:
+    """Spark's own directory, which tells that the application lives."""
+    root = tmp_path / "root"
+    with pytest.raises(FileNotFoundError):
+        make_shared_home(home, os.getpid(), keep=False, makes_root=False)
+    assert not root.exists()
+    root.mkdir()
+    for _ in range(2):
+        make_shared_home(home, os.getpid(), keep=False, makes_root=False)
+        assert os.listdir(home) == ["owner.json"]
+    assert [stat.S_IMODE(os.stat(each).st_mode) for each in (home, os.path.dirname(home))] == [0o700] * 2
+
+
 def test_making_it_again_changes_what_is_new_only(home: str) -> None:
     make_shared_home(home, os.getpid(), keep=False)
     file = write_pair(home, Pair(2))

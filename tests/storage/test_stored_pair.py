@@ -25,12 +25,13 @@ from engine import (
 from s3_server import S3Server
 from stores import Store, object_store_fixture, s3_fixture, store_fixture  # noqa: F401
 
+from sortshuffle import calls
 from sortshuffle.errors import OutOfDiskError, StateError, WorkerSetupError
 from sortshuffle.format.buffer import seal
 from sortshuffle.options import KIB
 from sortshuffle.storage import stored_pair
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.stored_pair import PART_BYTES
+from sortshuffle.storage.stored_pair import PART_BYTES, StoredPair
 from sortshuffle.storage.writer import PartitionedFileWriter
 
 BASE = "app-1/exchange-3-map-17-attempt-204"
@@ -185,6 +186,32 @@ def test_an_upload_that_fails_half_way_leaves_nothing(s3: S3Server, monkeypatch:
     assert s3.uploads() == []
 
 
+class Stuck:
+    """A new object that cannot be removed."""
+
+    def discard(self) -> None:
+        raise OSError(errno.EIO, "nor removed")
+
+
+def pair_of(monkeypatch: pytest.MonkeyPatch, *objects: Stuck) -> StoredPair:
+    """Where no more than these can be opened."""
+    begun = iter(objects)
+
+    def new(url: str) -> Stuck:
+        for each in begun:
+            return each
+        raise OSError(errno.EIO, "cannot be opened")
+
+    monkeypatch.setattr(stored_pair, "_new_object", new)
+    return StoredPair(PartitionedFile.named("s3://nowhere/app-1", 3, 17, 204))
+
+
+def test_what_cannot_be_removed_either_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OSError, match="cannot be opened"):
+        pair_of(monkeypatch, Stuck())
+    pair_of(monkeypatch, Stuck(), Stuck()).discard()
+
+
 def test_a_pair_whose_index_fails_has_no_data_object(
     object_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +263,7 @@ def test_mounted_files_are_closed_before_they_get_their_names(
         opened.append(open_files(tmp_path))
         rename(old, new)
 
-    monkeypatch.setattr(os, "rename", look_and_rename)
+    monkeypatch.setattr(calls, "rename", look_and_rename)
     write_pair(f"file://{tmp_path}/mount", SMALL)
     assert opened == [[], []]
 

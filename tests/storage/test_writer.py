@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,15 +26,17 @@ from engine import (
     write_pair,
     write_region,
 )
+from faults import Fault, Faults
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sortshuffle.errors import OutOfDiskError, StateError
-from sortshuffle.format.buffer import SealedBuffer, seal
+from sortshuffle import calls
+from sortshuffle.errors import FileAccessError, OutOfDiskError, StateError
+from sortshuffle.format.buffer import BytesLike, SealedBuffer, seal
 from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.format.index import ENTRY_BYTES, RegionKind, Writer
 from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, seal_event
-from sortshuffle.storage.local_pair import IOV_MAX, _write_all
+from sortshuffle.storage.local_pair import IOV_MAX, LocalPair, _write_all
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
@@ -209,6 +211,26 @@ def test_more_pieces_than_one_gathered_write_takes_are_written_in_order(tmp_path
     assert contents(file) == pair_by_hand(pair)
 
 
+def test_no_append_gathers_more_pieces_than_one_write_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered: list[int] = []
+    append = LocalPair.append_data
+
+    def counted(pair: LocalPair, pieces: Sequence[BytesLike]) -> None:
+        gathered.append(len(pieces))
+        append(pair, pieces)
+
+    monkeypatch.setattr(LocalPair, "append_data", counted)
+    pair = Pair(IOV_MAX, 0, [Region({s: [b"x"] for s in range(IOV_MAX)})])
+    file = write_pair(tmp_path, pair)
+    pieces = [each for each in gathered if each > 1]
+    assert sum(pieces) == 3 * IOV_MAX
+    assert max(pieces) <= IOV_MAX
+    assert len(pieces) == 4  # 3 * 341 pieces each, and the rest
+    assert read_pair(file) == pair.everything()
+
+
 def test_extents_of_a_region_may_be_handed_over_in_several_calls(tmp_path: Path) -> None:
     with new_writer(tmp_path, first=1) as writer:
         writer.start_region()
@@ -332,6 +354,24 @@ def test_files_of_the_same_attempt_are_neither_overwritten_nor_deleted(tmp_path:
     assert names(tmp_path) == [there.name]
     assert there.read_bytes() == b"of another writer"
     assert open_files(tmp_path) == []
+
+
+@pytest.mark.parametrize(("number", "suffix"), [(0, ".data"), (1, ".index")], ids=["data", "index"])
+def test_a_file_of_which_the_system_does_not_tell_is_not_overwritten(
+    tmp_path: Path, number: int, suffix: str
+) -> None:
+    (tmp_path / "other").mkdir()
+    with Faults() as seen, new_writer(tmp_path / "other"):
+        pass
+    asked = [site for site in seen.sites if site.name == "lstat"]
+    there = tmp_path / f"exchange-3-map-17-attempt-204{suffix}"
+    there.write_bytes(b"of another writer")
+    with Faults(Fault(asked[number], "EIO")) as made, pytest.raises(FileAccessError) as caught:
+        new_writer(tmp_path).abandon()
+    assert made.happened
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(there))
+    assert there.read_bytes() == b"of another writer"
+    assert names(tmp_path) == [there.name, "other"]
 
 
 def test_a_directory_that_is_not_there_is_an_error_and_nothing_is_left_open(tmp_path: Path) -> None:
@@ -518,11 +558,11 @@ def test_any_other_error_of_a_write_names_the_file() -> None:
     source, out = os.pipe()
     os.close(source)
     try:
-        with pytest.raises(BrokenPipeError) as caught:
+        with pytest.raises(FileAccessError) as caught:
             _write_all(out, [b"x"], "/some/file")
     finally:
         os.close(out)
-    assert caught.value.filename == "/some/file"
+    assert (caught.value.filename, caught.value.errno) == ("/some/file", errno.EPIPE)
 
 
 def test_short_and_interrupted_writes_are_finished() -> None:
@@ -573,3 +613,15 @@ def _through_a_pipe(write: Callable[[int], object], signals: int) -> tuple[bytes
 def test_every_pair_has_the_id_of_its_header_in_both_files(tmp_path: Path) -> None:
     data, index = contents(write_pair(tmp_path, Pair(2)))
     assert data[16:32] == index[16:32] == ID
+
+
+def test_an_error_that_is_told_as_it_is_has_no_other_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def there(path: str, flags: int, mode: int = 0) -> int:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+
+    monkeypatch.setattr(calls, "open", there)
+    with pytest.raises(FileExistsError) as caught:
+        LocalPair(PartitionedFile.named(str(tmp_path), 3, 17, 204))
+    assert caught.value.__cause__ is None

@@ -22,6 +22,7 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import GIB, KIB, MIB
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.write import encoders
 from sortshuffle.write.clustering import MOST_SINGLE
 from sortshuffle.write.data_buffer import bytes_of, write_batch
 from sortshuffle.write.encoders import PartitionLayout, RowEncoder
@@ -154,6 +155,22 @@ def test_there_is_no_room_for_what_would_go_over_the_budget(order: RowOrder | No
     assert not encoder.room_for(rows([1], ["y"]))
     budget.release(MIB)
     assert budget.used == before
+
+
+def test_rows_to_be_sorted_never_are_more_than_one_batch_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much memory there is: the offsets of strings have 32 bits."""
+    monkeypatch.setattr(encoders, "MOST_GATHERED", MIB)
+    batch = rows([0] * 100, ["x" * 1000] * 100)
+    taken = {}
+    for order in (None, BY_KEY):
+        encoder, budget = new_encoder(order)
+        taken[order] = 0
+        while taken[order] < 3 * MIB and encoder.room_for(batch):
+            encoder.add(batch)
+            taken[order] += batch.nbytes
+        release(encoder, budget)
+    assert MIB - 2 * batch.nbytes < taken[BY_KEY] <= MIB
+    assert taken[None] >= 3 * MIB
 
 
 class Refusing:

@@ -1,0 +1,42 @@
+"""What tasks leave word of is what the host's service finds, and nothing is taken back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from engine import names
+
+from sortshuffle.storage.forgotten import tell, told
+
+
+def test_what_was_told_is_found_by_driver(tmp_path: Path) -> None:
+    assert told(str(tmp_path)) == set()
+    tell(str(tmp_path), "0a0b", [3, 5])
+    tell(str(tmp_path), "0c0d", [3])
+    assert told(str(tmp_path)) == {("0a0b", 3), ("0a0b", 5), ("0c0d", 3)}
+
+
+def test_what_is_told_later_comes_to_what_is_there(tmp_path: Path) -> None:
+    """Tasks run in another order than their stages were planned in."""
+    tell(str(tmp_path), "0a0b", [3, 5])
+    tell(str(tmp_path), "0a0b", [3])
+    tell(str(tmp_path), "0a0b", [9])
+    assert told(str(tmp_path)) == {("0a0b", 3), ("0a0b", 5), ("0a0b", 9)}
+    assert names(tmp_path) == ["forgotten-0a0b.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "7", '["a"]', "[[1]]"])
+def test_what_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "forgotten-0a0b.json").write_text(text)
+    (tmp_path / "owner.json").write_text("[3]")
+    assert told(str(tmp_path)) == set()
+    tell(str(tmp_path), "0a0b", [3])
+    assert told(str(tmp_path)) == {("0a0b", 3)}
+
+
+def test_a_home_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        tell(str(tmp_path / "gone"), "0a0b", [3])
+    with pytest.raises(FileNotFoundError):
+        told(str(tmp_path / "gone"))
