@@ -21,6 +21,7 @@ import pytest
 import xxhash
 
 from sortshuffle.format.buffer import seal
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import Index, RegionKind, Writer
 from sortshuffle.memory.budget import MemoryBudget
@@ -98,10 +99,12 @@ class Pair:
         return [self.payloads(subpartition) for subpartition in range(self.subpartitions)]
 
 
-def write_pair(directory: Path | str, pair: Pair, attempt: int = 204) -> PartitionedFile:
+def write_pair(
+    directory: Path | str, pair: Pair, attempt: int = 204, key: EncryptionKey | None = None
+) -> PartitionedFile:
     """The pair as the package writes it."""
     file = PartitionedFile.named(str(directory), 3, 17, attempt)
-    with PartitionedFileWriter(file, pair.header) as writer:
+    with PartitionedFileWriter(file, pair.header, key=key) as writer:
         for region in pair.regions:
             write_region(writer, region, pair.order)
         return writer.finish(WRITER, pair.schema)
@@ -114,10 +117,12 @@ def write_region(writer: PartitionedFileWriter, region: Region, order: Sequence[
     writer.finish_region()
 
 
-def read_pair(file: PartitionedFile, part_bytes: int | None = None) -> list[list[bytes]]:
+def read_pair(
+    file: PartitionedFile, part_bytes: int | None = None, key: EncryptionKey | None = None
+) -> list[list[bytes]]:
     """The payloads of every subpartition as a consumer gets them, whole extents or parts at a time."""
     index = read_index(file)
-    with PartitionedFileReader(file, index.header.file_id, str(index.writer)) as reader:
+    with PartitionedFileReader(file, index.header.file_id, str(index.writer), key=key) as reader:
         return [
             read_subpartition(reader, index, subpartition, part_bytes)
             for subpartition in range(index.header.subpartitions)
@@ -361,11 +366,13 @@ def open_files(directory: Path | str, process: int | str = "self") -> list[str]:
 
 
 def eventually(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
-    """Wait for another process to do something that it tells nobody."""
-    deadline = time.monotonic() + seconds
+    """Wait for another process to do something that it tells nobody. The longer it takes, the longer are the
+    pauses: some conditions look through all processes, or collect a JVM's garbage."""
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.005)
+        waited = time.monotonic() - began
+        assert waited < seconds, f"not within {seconds} s: {what}"
+        time.sleep(min(max(0.005, waited / 10), 0.2))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from sortshuffle.service.jvm.server import JvmServer
 from sortshuffle.storage.lifetime import boot_id
 from sortshuffle.storage.shared_home import make_stored_home, shared_home, stored_home
 
-GREETING = b"\x89SSJ\r\n\x1a\n\x02\0\0\0\0\0\0\0"
+GREETING = b"\x89SSJ\r\n\x1a\n\x03\0\0\0\0\0\0\0"
 WRITE, FRAME, FINISH, READ, REMOVE, SHARE, SHARED_FRAME = range(1, 8)
 DONE, BAD_REQUEST, NO_SPACE, FAILED, LOST, UNREACHABLE = range(6)
 ERROR = 0xFFFFFFFF
@@ -87,12 +87,13 @@ class Answer:
 
 
 class JvmClient:
-    """A connection of a JVM, greeted. The caller closes it. ``port``: of the engine's service."""
+    """A connection of a JVM, greeted. The caller closes it. ``key``: by which files are to be encrypted.
+    ``port``: of the engine's service."""
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, key: bytes = b"") -> None:
         self.socket = connected
         self.socket.settimeout(PATIENCE)
-        self.send(GREETING)
+        self.send(GREETING[:12] + struct.pack("<I", len(key)) + key)
         answer = self.receive(len(GREETING))
         assert answer[:-4] == GREETING[:-4]
         self.port = int.from_bytes(answer[-4:], "little")
@@ -231,12 +232,12 @@ class JvmClient:
         self.close()
 
 
-def connected(path: str) -> JvmClient:
+def connected(path: str, key: bytes = b"") -> JvmClient:
     """To the engine whose socket is there."""
     client = socket.socket(socket.AF_UNIX)
     client.settimeout(PATIENCE)
     client.connect(path)
-    return JvmClient(client)
+    return JvmClient(client, key)
 
 
 def frame_of(records: Sequence[Record]) -> bytes:
@@ -292,9 +293,9 @@ class Serving:
     path: str
     _clients: list[JvmClient] = field(default_factory=list)
 
-    def connect(self) -> JvmClient:
+    def connect(self, key: bytes = b"") -> JvmClient:
         """A connection, which is closed with the engine."""
-        self._clients.append(connected(self.path))
+        self._clients.append(connected(self.path, key))
         return self._clients[-1]
 
     def files(self) -> list[str]:

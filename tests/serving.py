@@ -22,13 +22,13 @@ from sortshuffle.service.handshake import greet
 from sortshuffle.service.limits import Limits
 from sortshuffle.service.protocol import (
     HEADER_BYTES,
-    MOST_RESPONSE_BYTES,
     Data,
     ErrorResponse,
     Header,
     Kind,
     MapOutputAddress,
     PartitionRequest,
+    Sender,
     pack_add_credit,
     pack_cancel,
 )
@@ -206,7 +206,7 @@ class Client:
         self.socket.sendall(data)
 
     def receive(self) -> tuple[Header, bytes]:
-        header = Header.unpack(self._exactly(HEADER_BYTES), MOST_RESPONSE_BYTES)
+        header = Header.unpack(self._exactly(HEADER_BYTES), Sender.SERVER)
         body = self._exactly(header.length)
         stream = self.streams.get(header.channel)
         if header.kind is Kind.BUFFER_RESPONSE:

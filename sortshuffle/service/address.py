@@ -9,9 +9,10 @@ Only the standard library is imported here: the supervisor must stay small.
 from __future__ import annotations
 
 import errno
-import os
+import ipaddress
 import socket
 
+from sortshuffle import calls
 from sortshuffle.errors import UsageError
 from sortshuffle.storage.host import named_by_spark
 
@@ -46,25 +47,24 @@ def address_of_host(driver_host: str) -> str:
     return named_by_spark() or _on_the_way_to(driver_host) or _of_own_name()
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this host can reach what listens there."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    return all(address[4][0] == "::1" or str(address[4][0]).startswith("127.") for address in found)
+def is_loopback(address: str) -> bool:
+    """Whether only this host can reach what listens there. ``address``: in numbers; one of IPv6 may name an
+    interface, or stand for one of IPv4."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
 
 
 def listen_on(host: str, port: int) -> socket.socket:
     """A socket that listens there; on any port if that is 0. The caller closes it. Raises OSError."""
-    family, _, _, _, address = socket.getaddrinfo(
+    family, _, _, _, address = calls.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening = calls.new_socket(family, socket.SOCK_STREAM)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(BACKLOG)
+        calls.setsockopt(listening, socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        calls.bind(listening, address)
+        calls.listen(listening, BACKLOG)
     except BaseException:
         listening.close()
         raise
@@ -79,15 +79,15 @@ def listen_on_path(path: str) -> socket.socket:
             f"{path} is too long for a Unix socket, which takes {LONGEST_PATH} bytes: set TMPDIR to a shorter"
             " directory in the executors' environment (spark.executorEnv.TMPDIR), and in the driver's"
         )
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening = calls.new_socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:
-            os.unlink(path)
+            calls.unlink(path)
         except FileNotFoundError:
             pass
-        listening.bind(path)
-        os.chmod(path, 0o600)
-        listening.listen(BACKLOG)
+        calls.bind(listening, path)
+        calls.chmod(path, 0o600)
+        calls.listen(listening, BACKLOG)
     except BaseException:
         listening.close()
         raise
@@ -128,9 +128,9 @@ def _on_the_way_to(driver_host: str) -> str:
 def _own_end(host: str) -> str:
     """This host's address on the way there; empty if there is none."""
     try:
-        found = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)
-        with socket.socket(found[0][0], socket.SOCK_DGRAM) as probe:
-            probe.connect(found[0][4])  # sends nothing: the system only chooses the way
+        found = calls.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)
+        with calls.new_socket(found[0][0], socket.SOCK_DGRAM) as probe:
+            calls.connect(probe, found[0][4])  # sends nothing: the system only chooses the way
             return str(probe.getsockname()[0])
     except OSError:
         return ""
@@ -143,6 +143,6 @@ def _says_loopback(host: str) -> bool:
 def _of_own_name() -> str:
     name = socket.gethostname()
     try:
-        return socket.gethostbyname(name)
+        return calls.gethostbyname(name)
     except OSError:
         return name

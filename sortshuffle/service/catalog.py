@@ -10,32 +10,44 @@ Rules
 * A request names an application, numbers and an id, never a path. What is found must carry the id, and lie
   below a root with all symbolic links followed (`ResultPartitionManager.register`).
 * What this process cannot open for want of descriptors or memory is not lost: that is an OSError, and the
-  client asks again.
-* Only what an executor that has *ended* left may be adopted: a live one may still be about to lose its task.
+  client asks again. So it is where a directory cannot be listed, unless that lasts (`_Unlisted`): the disk of
+  what is there is broken then, and its producers must run again.
+* Only what an executor that has *ended* left may be adopted (`EndedHomes`), and nothing that turned out to be
+  lost, though it could not be deleted.
 
-Every method touches disks; they are called by threads that may block, several at a time. No locks here.
+Every method touches disks; they are called by threads that may block, several at a time. The lock is that of
+``_lost``.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-import re
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable
 from contextlib import closing
 
+from sortshuffle import calls
 from sortshuffle.errors import DataLossError, MissingDataError, Place, UsageError
 from sortshuffle.format.index import Index
 from sortshuffle.read.scheduler import ReadScheduler
 from sortshuffle.read.subpartition_reader import SubpartitionReader
+from sortshuffle.service.ended_homes import EndedHomes
 from sortshuffle.service.index_view import IndexView
 from sortshuffle.service.protocol import FoundOutput, MapOutputAddress, PartitionRequest
 from sortshuffle.service.result_partition_manager import ResultPartitionManager, Roots, check_inside
 from sortshuffle.service.status import ApplicationStatus
-from sortshuffle.storage.lifetime import HOME_ROOT, Owner
+from sortshuffle.storage.lifetime import HOME_ROOT, is_gone
 from sortshuffle.storage.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.ranges import RangePart
 from sortshuffle.storage.reader import NOT_OF_THE_FILE, PartitionedFileReader, read_index
-from sortshuffle.storage.shared_home import is_shared
+
+# seconds for which a directory cannot be listed before what was there counts as lost: longer than a disk or a
+# mount takes to come back, shorter than clients try by themselves (60)
+LISTED_WITHIN = 20.0
+MAY_PASS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # of a disk, or of what is mounted
+MOST_LOST = 4096  # map outputs that are remembered as lost; mostly they are deleted, too
 
 OnAvailable = Callable[[SubpartitionReader], None]
 
@@ -48,6 +60,10 @@ class Catalog:
         self._roots = roots
         self._manager = manager
         self._segment_bytes = segment_bytes
+        self._ended = EndedHomes()
+        self._unlisted = _Unlisted()
+        self._lock = threading.Lock()
+        self._lost: dict[bytes, None] = {}  # ids, the longest known first
 
     def roots(self) -> tuple[str, ...]:
         """The directories that are served now."""
@@ -64,19 +80,31 @@ class Catalog:
     def find(self, output: MapOutputAddress) -> PartitionedFile:
         """The finished pair that carries the id.
 
-        Raises `MissingDataError` if there is none, `CorruptDataError` if what has the name is damaged.
+        Raises `MissingDataError` if there is none, `CorruptDataError` if what has the name is damaged, and
+        another OSError if it may be where this process cannot look now.
         """
-        for home in self.homes(output.application):
-            file = output.file_in(home)
-            if os.path.exists(file.index_path) and self._is_served(file):
+        failed: OSError | None = None
+        for root in self._roots():
+            place = os.path.join(root, HOME_ROOT, output.application)
+            try:
+                homes = self._unlisted.names(place)
+            except OSError as error:
+                failed = error  # what another root has is found all the same
+                continue
+            for home in homes:
+                file = output.file_in(os.path.join(place, home))
+                if is_gone(file.index_path) or not self._is_served(file):
+                    continue
                 try:
                     PartitionedFileReader(file, output.file_id).close()
                 except MissingDataError:
                     continue
                 return file
-        place = Place(output.file_in(os.path.join(HOME_ROOT, output.application, "*")).data_path)
+        if failed is not None:
+            raise failed
+        anywhere = Place(output.file_in(os.path.join(HOME_ROOT, output.application, "*")).data_path)
         what = f"no directory that this service serves has the map output ({', '.join(self._roots())})"
-        raise MissingDataError(place, what, expected=f"id {output.file_id.hex()}")
+        raise MissingDataError(anywhere, what, expected=f"id {output.file_id.hex()}")
 
     def places(self, output: MapOutputAddress) -> list[PartitionedFile]:
         """Where the pair may be, or may have been: one for each home of its application that is served."""
@@ -114,17 +142,19 @@ class Catalog:
     def adoptable(self, wanted: MapOutputAddress) -> FoundOutput | None:
         """A finished map output that an executor of this host left when it ended; of several attempts the
         first. ``wanted``: as in a `find`."""
-        found = [
-            (file, owner)
-            for home in self.homes(wanted.application)
-            if not is_shared(home) and (owner := Owner.read(home)) is not None and _has_ended(owner)
-            for file in _attempts(home, wanted.exchange, wanted.map_index)
-        ]
-        for file, owner in sorted(found, key=lambda each: each[0].attempt or 0):
+        left = self._ended.outputs(self._roots(), wanted.application, wanted.exchange, wanted.map_index)
+        for file, owner in left:
             file_id = self._finished_id(file, wanted.file_id)
-            if file_id is not None:
+            if file_id is not None and file_id not in self._lost:
                 return FoundOutput(file_id, file.attempt or 0, file.base, owner.host)
         return None
+
+    def withdraw(self, file_id: bytes) -> None:
+        """It is lost: give it to nobody to adopt."""
+        with self._lock:
+            self._lost[file_id] = None
+            while len(self._lost) > MOST_LOST:
+                del self._lost[next(iter(self._lost))]
 
     def applications(self) -> list[ApplicationStatus]:
         """What is there, by application."""
@@ -160,6 +190,34 @@ class Catalog:
         return ApplicationStatus(application, len(homes), outputs, size)
 
 
+class _Unlisted:
+    """Applications' directories that could not be listed lately, and since when, in seconds of
+    `time.monotonic`. Without a lock: each change is one operation of a dict."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def names(self, directory: str) -> list[str]:
+        """What is in it. Raises OSError where the system does not tell, and may do so soon; of what it has
+        not told for `LISTED_WITHIN` nothing is there."""
+        try:
+            found = sorted(calls.listdir(directory))
+        except OSError as error:
+            if error.errno in NOT_OF_THE_FILE or self._may_pass(directory, error):
+                raise
+            return []
+        self._since.pop(directory, None)
+        return found
+
+    def _may_pass(self, directory: str, error: OSError) -> bool:
+        if error.errno not in MAY_PASS:
+            return False
+        if len(self._since) > MOST_LOST:
+            self._since.clear()
+        since = self._since.setdefault(directory, now := time.monotonic())
+        return now - since < LISTED_WITHIN
+
+
 def _verified_index(file: PartitionedFile, file_id: bytes | None = None) -> Index:
     """Of a pair that is whole as far as the index tells. Raises as `PartitionedFileReader` does."""
     index = read_index(file, file_id)
@@ -175,21 +233,9 @@ def _view(
     return scheduler.create_reader(request.subpartitions, on_available, part, request.credit)
 
 
-def _has_ended(owner: Owner) -> bool:
-    return owner.on_this_host() and not owner.is_live()
-
-
-def _attempts(home: str, exchange: int, map_index: int) -> Iterator[PartitionedFile]:
-    name = re.compile(rf"exchange-{exchange}-map-{map_index}-attempt-\d+{re.escape(INDEX_SUFFIX)}")
-    for each in _names(home):
-        file = PartitionedFile.of(os.path.join(home, each)) if name.fullmatch(each) else None
-        if file is not None:
-            yield file
-
-
 def _names(directory: str) -> list[str]:
     try:
-        return os.listdir(directory)
+        return calls.listdir(directory)
     except OSError as error:
         if error.errno in NOT_OF_THE_FILE:
             raise
@@ -197,13 +243,11 @@ def _names(directory: str) -> list[str]:
 
 
 def _directories(directory: str) -> list[str]:
-    return [
-        path for name in sorted(_names(directory)) if os.path.isdir(path := os.path.join(directory, name))
-    ]
+    return [path for name in sorted(_names(directory)) if calls.isdir(path := os.path.join(directory, name))]
 
 
 def _size(path: str) -> int:
     try:
-        return os.stat(path).st_size
+        return calls.stat(path).st_size
     except OSError:
         return 0

@@ -77,7 +77,6 @@ from sortshuffle.storage.ranges import SubpartitionRange
 
 FLOATING_BYTES = 8 * MIB  # of the 64 MiB that a task reads ahead by default
 SILENCES = 2  # a silent service is connected to anew once before its time is over
-MOST_TEXT_BYTES = 64 << 10  # of a body that is not data: errors and answers are far smaller
 SCRATCH_BYTES = 64 << 10  # what comes for channels that nobody wants any more is read into that
 JOIN_TIMEOUT = 10.0  # seconds; a thread that is told to end does so at once, but for a connection being made
 
@@ -179,10 +178,11 @@ class ServiceClient:
 
     # --- what may be asked ---------------------------------------------------------------------------------
 
-    def index(self, output: MapOutputAddress, host: str) -> bytes:
-        """The index file of a map output, not verified. Raises `DataLossError` if it is gone,
-        `ServiceUnavailableError`, `AuthenticationError`."""
-        channel = IndexChannel(_asked("the index", output, host), output)
+    def index(self, output: MapOutputAddress, host: str, regions: int | None = None) -> bytes:
+        """The index file of a map output, not verified. ``regions``: how many it has, None if that is not
+        known. Raises `DataLossError` if it is gone, `ServiceUnavailableError`, `AuthenticationError`,
+        `ProtocolError` for one that is larger than such an index can be."""
+        channel = IndexChannel(_asked("the index", output, host), output, regions)
         with self.opened(channel):
             self.wait(channel, lambda: channel.is_complete)
         return channel.data
@@ -207,8 +207,7 @@ class ServiceClient:
         question = find_question(Asked(what, Place(what), self.address), wanted)
         with self.opened(question):
             self.wait(question, lambda: question.is_complete)
-        found = question.result
-        return found if isinstance(found, FoundOutput) else None
+        return question.result if isinstance(question.result, FoundOutput) else None
 
     def report_damage(self, output: MapOutputAddress, host: str, subpartition: int, region: int) -> Verdict:
         """What the service finds where bytes failed their checksum here. Where they are damaged or gone it
@@ -242,7 +241,8 @@ class ServiceClient:
 
     def open(self, channel: ClientChannel) -> None:
         """Ask for what the channel wants, now or as soon as there is a connection. Never blocks. The caller
-        releases it. Raises `StateError` if the client is closed."""
+        releases it. Raises `StateError` if the client is closed, RuntimeError if the process gets no thread
+        for it: then there is nothing to release."""
         channel.attach(self._lock, Backoff(self._settings.timeout, self._clock))
         with self._lock:
             if self._closed:
@@ -252,7 +252,11 @@ class ServiceClient:
             if not self._is_running:
                 name = f"sortshuffle-client-{self.address}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
-                thread.start()  # may find no memory for it
+                try:
+                    thread.start()
+                except BaseException:
+                    del self._channels[channel]  # its opener does not come to release it
+                    raise
                 self._thread, self._is_running = thread, True
         self._flush()
 
@@ -407,7 +411,9 @@ class ServiceClient:
                 self._fail_all(lambda channel: failure)
 
     def _converse(self, connection: ClientConnection) -> tuple[OSError, float]:
-        """Connect and receive until that is over: why, and since when nothing came."""
+        """Connect and receive until that is over: why, and since when nothing came. That is no longer ago
+        than a connection may be silent: where the clock says more, this process stood still, and the service
+        has not had that time."""
         connecting: float | None = self._clock()
         try:
             connection.connect()
@@ -416,7 +422,8 @@ class ServiceClient:
             while True:
                 self._receive(connection, connection.receive_header())
         except OSError as error:  # which a ProtocolError and an AuthenticationError are too
-            return error, connection.heard if connecting is None else connecting
+            since = connection.heard if connecting is None else connecting
+            return error, max(since, self._clock() - self._dial.silence)
         finally:
             self._end(connection)
             connection.close()
@@ -490,8 +497,6 @@ class ServiceClient:
         if header.kind is Kind.BUFFER_RESPONSE:
             self._receive_buffer(connection, header)
             return
-        if header.length > MOST_TEXT_BYTES:
-            raise ProtocolError(f"a frame of kind {header.kind.name} with {header.length} bytes")
         body = bytearray(header.length)
         connection.fill(memoryview(body))
         with self._lock:
@@ -526,8 +531,7 @@ class ServiceClient:
         connection.flush()
 
     def _take_bytes(self, channel: ClientChannel, count: int) -> None:
-        channel.filled(count)
-        if count:
+        if channel.filled(count):
             self._got_on()
         self._announce(channel)
 
@@ -546,7 +550,7 @@ class ServiceClient:
             del self._abandoned[header.channel]
             return []
         left = self._abandoned[header.channel] - -(-header.length // connection.segment_bytes)
-        if left < 0 or not header.length:
+        if left < 0:
             raise ProtocolError(f"more data than there was credit for, for channel {header.channel}")
         self._abandoned[header.channel] = left
         whole, rest = divmod(header.length, SCRATCH_BYTES)
@@ -570,6 +574,8 @@ class ServiceClient:
             raise ProtocolError(f"an error for channel {response.channel}, which is none: {response.what}")
 
     def _got_on(self) -> None:
+        if self._connection is not None:
+            self._connection.got_on()
         self._backoff.progress()
         self._protocol_errors = 0
 

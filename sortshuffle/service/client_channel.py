@@ -32,7 +32,11 @@ from sortshuffle.errors import (
     ProtocolError,
     ServiceUnavailableError,
 )
+from sortshuffle.format.header import HEADER_BYTES, INDEX_MAGIC, FileHeader
+from sortshuffle.format.index import ENTRY_BYTES
+from sortshuffle.format.malformed import Malformed
 from sortshuffle.service.backoff import Backoff
+from sortshuffle.service.client_connection import LEAST_BYTES
 from sortshuffle.service.protocol import (
     NO_CHANNEL,
     DamageReport,
@@ -50,6 +54,10 @@ from sortshuffle.service.protocol import (
     unpack_find_response,
 )
 
+# Of an index, whatever its header says: that of one region and of as many subpartitions as the shuffle
+# manager's protocol allows takes 768 MiB
+MOST_INDEX_BYTES = 1 << 30
+MOST_TAIL_BYTES = 16 << 20  # of an index, behind the regions: the schema of 10,000 columns takes 1 MiB
 INDEX_CREDIT = 16  # segments; an index file seldom has more than one
 MOST_PROTOCOL_ERRORS = 3  # in a row: a peer that breaks the protocol so often will do it again
 
@@ -78,6 +86,7 @@ class ClientChannel(ABC):
         self.credit = 0
         self.backlog = 0
         self._sequence = 0
+        self._gained = 0  # bytes since the service last got on with it
         self._backoff: Backoff | None = None
         self._changed: threading.Condition | None = None
 
@@ -133,19 +142,21 @@ class ClientChannel(ABC):
         """Where the data behind this header go. Raises `ProtocolError`."""
         self._expect_sequence(header)
         cost = -(-header.length // self.segment_bytes)
-        if not cost:
-            raise ProtocolError("data of no bytes")
         if cost > self.credit:
             raise ProtocolError(f"data that cost {cost} credits, where {self.credit} are left")
         self.credit -= cost
         self.backlog = header.credit
         return self._place(header.length)
 
-    def filled(self, count: int) -> None:
-        """So many bytes are in place. If that is less than there was place for, the connection broke."""
-        if count:
-            self._got_on()
-        self._filled(count)
+    def filled(self, count: int) -> bool:
+        """So many bytes are in place. If that is less than there was place for, the connection broke. Whether
+        the service got on with that: the end of something came, or enough bytes since it last did."""
+        self._gained += count
+        is_end = self._filled(count)
+        if not is_end and self._gained < LEAST_BYTES:
+            return False
+        self._got_on()
+        return True
 
     def end(self, header: Header) -> None:
         """The service says that there is no more. Raises `ProtocolError` if there must be."""
@@ -191,13 +202,15 @@ class ClientChannel(ABC):
     def _place(self, size: int) -> list[memoryview]:
         raise ProtocolError("data where an answer was asked for")
 
-    def _filled(self, count: int) -> None:
+    def _filled(self, count: int) -> bool:
+        """Whether an extent ended."""
         raise NotImplementedError
 
     def _check_end(self) -> None:
         raise ProtocolError("an end of data where an answer was asked for")
 
     def _got_on(self) -> None:
+        self._gained = 0
         self.protocol_errors = 0
         assert self._backoff is not None
         self._backoff.progress()
@@ -264,7 +277,7 @@ def find_question(asked: Asked, output: MapOutputAddress) -> Question:
     """Answered by a `FoundOutput` or None."""
 
     def unpack(header: Header, body: bytearray) -> FoundOutput | None:
-        return unpack_find_response(bytes(body))
+        return unpack_find_response(header, body)
 
     return Question(asked, lambda number: pack_find_request(number, output), Kind.FIND_RESPONSE, unpack)
 
@@ -290,22 +303,25 @@ def damage_question(asked: Asked, output: MapOutputAddress, subpartition: int, r
         return DamageReport(number, output, subpartition, region).pack()
 
     def unpack(header: Header, body: bytearray) -> Verdict:
-        try:
-            return Verdict(header.data_type)
-        except ValueError:
-            raise ProtocolError(f"a verdict of kind {header.data_type}") from None
+        return Verdict(header.data_type)
 
     return Question(asked, pack, Kind.DAMAGE_VERDICT, unpack)
 
 
 class IndexChannel(ClientChannel):
-    """An index file, piece by piece as it comes."""
+    """An index file, piece by piece as it comes. ``regions``: how many the map output has, None if that is
+    not known.
 
-    def __init__(self, asked: Asked, output: MapOutputAddress) -> None:
+    No place is given out for more than an index of so many regions, and of as many subpartitions as its
+    header says, can have, nor for more than `MOST_INDEX_BYTES`.
+    """
+
+    def __init__(self, asked: Asked, output: MapOutputAddress, regions: int | None = None) -> None:
         super().__init__(asked)
         self._output = output
-        self._pieces: list[memoryview] = []
-        self._received = 0
+        self._regions = regions
+        self._received = bytearray()
+        self._piece = bytearray()
         self._ended = False
 
     @property
@@ -315,7 +331,7 @@ class IndexChannel(ClientChannel):
     @property
     def data(self) -> bytes:
         """The whole file, when it is complete."""
-        return b"".join(self._pieces)
+        return bytes(self._received)
 
     def credit_due(self) -> int:
         due = INDEX_CREDIT - self.credit
@@ -327,16 +343,41 @@ class IndexChannel(ClientChannel):
     def _request(self, number: int) -> bytes:
         self.credit = INDEX_CREDIT
         return PartitionRequest(
-            number, self.credit, self._output, skip=self._received, stream=Stream.INDEX
+            number, self.credit, self._output, skip=len(self._received), stream=Stream.INDEX
         ).pack()
 
     def _place(self, size: int) -> list[memoryview]:
-        self._pieces.append(memoryview(bytearray(size)))
-        return [self._pieces[-1]]
+        most = self._most_bytes()
+        if len(self._received) + size > most:
+            raise ProtocolError(f"an index of more than {most} bytes")
+        self._piece = bytearray(size)
+        return [memoryview(self._piece)]
 
-    def _filled(self, count: int) -> None:
-        self._received += count
-        self._pieces[-1] = self._pieces[-1][:count]
+    def _filled(self, count: int) -> bool:
+        self._received += memoryview(self._piece)[:count]
+        self._piece = bytearray()
+        if isinstance(self._header(), Malformed):
+            self._gained = 0  # what is no index is no progress
+        return False
+
+    def _header(self) -> FileHeader | Malformed | None:
+        """Of what came; None before it is here."""
+        if len(self._received) < HEADER_BYTES:
+            return None
+        try:
+            return FileHeader.unpack(bytes(self._received[:HEADER_BYTES]), INDEX_MAGIC)
+        except Malformed as problem:
+            return problem
+
+    def _most_bytes(self) -> int:
+        header = self._header()
+        if isinstance(header, Malformed):
+            self._received.clear()  # what is asked for again begins anew
+            raise ProtocolError(f"what came does not begin as an index does: {header.what}")
+        if header is None or self._regions is None:
+            return MOST_INDEX_BYTES
+        region_bytes = header.subpartitions * ENTRY_BYTES + 1
+        return min(HEADER_BYTES + self._regions * region_bytes + MOST_TAIL_BYTES, MOST_INDEX_BYTES)
 
     def _check_end(self) -> None:
         self._ended = True

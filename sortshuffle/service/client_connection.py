@@ -6,8 +6,14 @@ sends. Bodies are received straight into memory that the caller gives.
     new --connect--> open --(cut | abort)--> dead          abort: from any thread, in any state
 
 Rules
-* Nothing waits for ever: connecting and greeting have time-outs, receiving looks up every `tick` whether
-  anything is expected at all, and ends where nothing came for too long.
+* Nothing waits for ever: finding the address, connecting and greeting have time-outs. Receiving looks every
+  `tick` whether anything is expected at all, and ends where the service does not get on.
+* Silence is what somebody listened to: time in which this process stood still is not the service's.
+* Getting on: `LEAST_BYTES` came within the time, or the end of something that was asked for (an extent, an
+  index, an answer), however small: whoever receives says so (`got_on`). So a service whose disks are slow may
+  send little at a time, and one that sends a byte now and then keeps nobody.
+* Without a secret only a service on this host is spoken to: any other could be anybody, and what it sends is
+  unpickled. The server's side has the same rule (`service.shuffle_service`).
 * Frames go out in the order in which they were posted. Posting is cheap and may be done under a lock; whoever
   posts flushes when it holds none.
 * A failure to send is not told to the sender: the receiving thread finds the connection dead.
@@ -24,18 +30,27 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sortshuffle import calls
 from sortshuffle.errors import AuthenticationError, ServiceUnavailableError
-from sortshuffle.service.address import split_address
+from sortshuffle.service.address import is_loopback, split_address
 from sortshuffle.service.handshake import GREETING_TIMEOUT, greet
-from sortshuffle.service.protocol import HEADER_BYTES, MOST_RESPONSE_BYTES, Header
+from sortshuffle.service.protocol import HEADER_BYTES, Header, Sender
+from sortshuffle.service.resolution import resolve
 
 CONNECT_TIMEOUT = 5.0  # seconds; a host that is there answers within one, also over long lines
+# seconds; the system's resolver asks its second name server when the first has not answered for 5. An answer
+# that comes later is the next attempt's
+RESOLVE_TIMEOUT = 10.0
+# Bytes that count as getting on by themselves: 2 KB/s at the default time-out, of whole buffers and of parts
+# of them. A service reads and sends at least so much at a time, unless an extent ends before
+LEAST_BYTES = 64 << 10
 MOST_TICK = 1.0  # seconds between two looks at whether a silent connection should not be silent
 TICKS = 10  # at least so many looks before it is given up
+MOST_APART = 2  # ticks between two looks: a wait that ends just before a tick is over is followed by another
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +71,8 @@ class ClientTls:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """How a service is reached. ``silence``: seconds without a byte that is expected, after which a
-    connection is as good as cut."""
+    """How a service is reached. ``silence``: seconds in which a service that owes something does not get on,
+    after which a connection is as good as cut."""
 
     address: str
     secret: bytes | None = field(repr=False)
@@ -97,7 +112,10 @@ class ClientConnection:
         self._header = bytearray(HEADER_BYTES)
         self.segment_bytes = 0
         self.received = 0
-        self.heard = clock()
+        self.heard = clock()  # when it last got on, or owed nothing
+        self._gained = 0  # bytes since then
+        self._looked = self.heard  # whether anything is expected
+        self._tick = min(MOST_TICK, dial.silence / TICKS)
 
     @property
     def is_open(self) -> bool:
@@ -108,18 +126,18 @@ class ClientConnection:
         """Connect and greet. Raises OSError if that fails, of which `AuthenticationError` and
         `ProtocolError` are special cases. Whoever calls it calls `close` in any case."""
         host, port = split_address(self._dial.address)
-        self._keep(socket.create_connection((host, port), min(CONNECT_TIMEOUT, self._dial.silence)))
+        self._reach(host, port)
         connected = self._kept()
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        calls.setsockopt(connected, socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._dial.tls is not None:
+            connected.settimeout(min(GREETING_TIMEOUT, self._dial.silence))
             connected = self._encrypted(connected, self._dial.tls, host)
         self.segment_bytes = greet(connected, self._dial.secret, min(GREETING_TIMEOUT, self._dial.silence))
-        tick = min(MOST_TICK, self._dial.silence / TICKS)
         if isinstance(connected, ssl.SSLSocket):
-            self._wire = _TlsWire(connected, tick, self._dial.silence)
+            self._wire = _TlsWire(connected, self._tick, self._dial.silence)
         else:
-            self._wire = _PlainWire(connected, tick, self._dial.silence)
-        self.heard = self._clock()
+            self._wire = _PlainWire(connected, self._tick, self._dial.silence)
+        self.got_on()
 
     def post(self, frame: bytes) -> None:
         """Send it with the next `flush`, behind what was posted before."""
@@ -138,11 +156,11 @@ class ClientConnection:
     def receive_header(self) -> Header:
         """The next frame's. Raises as `fill` does, and `ProtocolError`."""
         self.fill(memoryview(self._header))
-        return Header.unpack(self._header, MOST_RESPONSE_BYTES)
+        return Header.unpack(self._header, Sender.SERVER)
 
     def fill(self, view: memoryview) -> None:
         """Receive exactly so many bytes; ``received`` counts them as they come. Raises
-        `ServiceUnavailableError` if the connection is cut, or silent where it must not be."""
+        `ServiceUnavailableError` if the connection is cut, or the service does not get on where it must."""
         wire = self._wire
         assert wire is not None, "not connected"
         size = len(view)
@@ -150,18 +168,22 @@ class ClientConnection:
             try:
                 got = wire.receive(view)
             except TimeoutError:
-                self._expect_no_silence()
+                self._expect_to_get_on(self._clock())
                 continue
             except (OSError, ValueError) as error:  # ValueError: closed meanwhile
                 raise ServiceUnavailableError(f"the connection broke: {error}") from error
             if not got:
                 raise ServiceUnavailableError("the connection was closed by the service")
-            self.heard = self._clock()
-            self.received += got
+            self._count(got)
             if got == size:
                 return
             view = view[got:]
             size -= got
+
+    def got_on(self) -> None:
+        """Something that was asked for is whole, or enough of it came. By the receiving thread."""
+        self.heard = self._looked = self._clock()
+        self._gained = 0
 
     def leave(self, frame: bytes) -> None:
         """Say goodbye, if that can be done without waiting, and abort."""
@@ -197,15 +219,49 @@ class ClientConnection:
         except (OSError, ValueError):  # ValueError: closed meanwhile
             self.abort()
 
+    def _reach(self, host: str, port: int) -> None:
+        """Connect to one of the addresses that the name leads to: the first that takes the connection."""
+        addresses = self._trusted(resolve(host, min(RESOLVE_TIMEOUT, self._dial.silence)))
+        until = self._clock() + min(CONNECT_TIMEOUT, self._dial.silence)
+        error: OSError = ServiceUnavailableError("its name leads to no address")
+        for number, address in enumerate(addresses):
+            left = until - self._clock()
+            if left <= 0 or self._aborted:
+                break
+            try:
+                # one that answers nothing leaves the others their share
+                self._keep(calls.create_connection((address, port), left / (len(addresses) - number)))
+                return
+            except OSError as failure:
+                error = failure
+        self._expect_wanted()
+        raise error
+
+    def _trusted(self, addresses: Sequence[str]) -> Sequence[str]:
+        """Those that may be spoken to."""
+        if self._dial.secret:
+            return addresses
+        here = [each for each in addresses if is_loopback(each)]
+        if here:
+            return here
+        raise AuthenticationError(
+            f"the shuffle service at {self._dial.address} is on another host, and without a secret that could"
+            " be anybody: give services and clients one with spark.sortshuffle.service.secret.file"
+        )
+
     def _keep(self, connected: socket.socket) -> None:
         """From now on the socket is closed with the connection."""
         with self._lock:
             self._socket = connected
         self._kept()
 
-    def _kept(self) -> socket.socket:
-        if self._aborted or self._socket is None:
+    def _expect_wanted(self) -> None:
+        if self._aborted:
             raise ServiceUnavailableError("the client was closed")
+
+    def _kept(self) -> socket.socket:
+        self._expect_wanted()
+        assert self._socket is not None
         return self._socket
 
     def _encrypted(self, connected: socket.socket, tls: ClientTls, host: str) -> socket.socket:
@@ -227,11 +283,28 @@ class ClientConnection:
             ) from error
         return encrypted
 
-    def _expect_no_silence(self) -> None:
+    def _count(self, size: int) -> None:
+        self.received += size
+        self._gained += size
+        if self._gained >= LEAST_BYTES:
+            self.got_on()
+        else:
+            self._expect_to_get_on(self._clock())
+
+    def _expect_to_get_on(self, now: float) -> None:
+        """Looks at most once in a tick, because it asks under a lock. Where looks are further apart than
+        `MOST_APART`, this process stood still (stopped, or its machine frozen): in that time nobody could
+        see that the service got on, and it is not counted."""
+        apart = now - self._looked
+        if apart < self._tick:
+            return
+        self.heard += max(0.0, apart - MOST_APART * self._tick)
+        self._looked = now
         if not self._is_expecting():
-            self.heard = self._clock()
-        elif self._clock() - self.heard >= self._dial.silence:
-            raise ServiceUnavailableError(f"it sent nothing for {self._clock() - self.heard:.1f} s")
+            self.got_on()
+        elif now - self.heard >= self._dial.silence:
+            what = f"only {self._gained} bytes" if self._gained else "nothing"
+            raise ServiceUnavailableError(f"it sent {what} for {now - self.heard:.1f} s")
 
 
 class _PlainWire:
@@ -239,21 +312,21 @@ class _PlainWire:
 
     def __init__(self, connected: socket.socket, tick: float, patience: float) -> None:
         connected.settimeout(None)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(tick))
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(patience))
+        calls.setsockopt(connected, socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(tick))
+        calls.setsockopt(connected, socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(patience))
         self._socket = connected
 
     def receive(self, view: memoryview) -> int:
         try:
-            return self._socket.recv_into(view, len(view), socket.MSG_WAITALL)
+            return calls.recv_into(self._socket, view, len(view), socket.MSG_WAITALL)
         except BlockingIOError:
             raise TimeoutError from None
 
     def send(self, data: bytes) -> None:
-        self._socket.sendall(data)
+        calls.sendall(self._socket, data)
 
     def send_now(self, data: bytes) -> None:
-        self._socket.send(data, socket.MSG_DONTWAIT)
+        calls.send(self._socket, data, socket.MSG_DONTWAIT)
 
 
 class _TlsWire:
@@ -272,7 +345,7 @@ class _TlsWire:
         while True:
             try:
                 with self._lock:
-                    return self._socket.recv_into(view, len(view))
+                    return calls.recv_into(self._socket, view, len(view))
             except ssl.SSLWantReadError:
                 ready = self._wait(select.POLLIN, self._tick)
             except ssl.SSLWantWriteError:
@@ -285,7 +358,7 @@ class _TlsWire:
         while left:
             try:
                 with self._lock:
-                    left = left[self._socket.send(left) :]
+                    left = left[calls.send(self._socket, left) :]
                 continue
             except ssl.SSLWantReadError:
                 ready = self._wait(select.POLLIN, self._patience)
@@ -296,12 +369,10 @@ class _TlsWire:
 
     def send_now(self, data: bytes) -> None:
         with self._lock:
-            self._socket.send(data)
+            calls.send(self._socket, data)
 
     def _wait(self, event: int, seconds: float) -> bool:
-        poll = select.poll()
-        poll.register(self._descriptor, event)
-        return bool(poll.poll(max(1, int(seconds * 1000))))
+        return calls.poll(self._descriptor, event, max(1, int(seconds * 1000)))
 
 
 def _timeval(seconds: float) -> bytes:
@@ -312,6 +383,6 @@ def _timeval(seconds: float) -> bytes:
 def _shut_down(connected: socket.socket) -> None:
     try:
         # of the TCP connection itself: an SSLSocket would only forget its encryption
-        socket.socket.shutdown(connected, socket.SHUT_RDWR)
+        calls.shutdown_tcp(connected, socket.SHUT_RDWR)
     except OSError:
         return  # not connected any more

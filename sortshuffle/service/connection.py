@@ -51,7 +51,6 @@ from sortshuffle.service.limits import Limits
 from sortshuffle.service.loop import EventLoop
 from sortshuffle.service.losses import Losses
 from sortshuffle.service.protocol import (
-    NO_CHANNEL,
     DamageReport,
     ErrorResponse,
     Fault,
@@ -65,6 +64,7 @@ from sortshuffle.service.protocol import (
     pack_find_response,
     pack_remove_response,
     unpack_find_request,
+    unpack_remove_request,
 )
 from sortshuffle.service.server_channel import ServerChannel, State, View
 from sortshuffle.service.status import ConnectionStatus
@@ -258,9 +258,7 @@ class Connection:
             case Kind.DAMAGE_REPORT:
                 self._on_damage(DamageReport.unpack(header, body))
             case Kind.REMOVE_REQUEST:
-                self._on_remove(header, unpack_find_request(body))
-            case _:
-                raise ProtocolError(f"a frame of kind {header.kind.name}, which only servers send")
+                self._on_remove(header, unpack_remove_request(body))
 
     def _on_request(self, request: PartitionRequest) -> None:
         self._shared.counts.requests += 1
@@ -275,8 +273,6 @@ class Connection:
             self._open(channel)
 
     def _on_credit(self, header: Header) -> None:
-        if not header.credit:
-            raise ProtocolError("a credit of 0")
         channel = self._channels.get(header.channel)
         if channel is None:
             return  # it ended while this was under way
@@ -304,7 +300,7 @@ class Connection:
         self._ask(header.channel, partial(remove, shuffle), pack_remove_response)
 
     def _expect_new(self, number: int) -> None:
-        if number == NO_CHANNEL or number in self._channels:
+        if number in self._channels:
             raise ProtocolError(f"channel {number:#x} cannot be opened")
 
     # What is done in the background

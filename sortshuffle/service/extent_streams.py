@@ -170,7 +170,7 @@ class WholeStream(ExtentStream):
             extent += 1
         return views
 
-    def _filled(self, count: int) -> None:
+    def _filled(self, count: int) -> bool:
         self.received += count
         before = self._complete
         while self._complete < len(self._extents) and self._starts[self._complete + 1] <= self.received:
@@ -178,6 +178,7 @@ class WholeStream(ExtentStream):
             self._complete += 1
         if self._complete > before:
             self.changed.notify_all()
+        return self._complete > before
 
 
 @dataclass(slots=True)
@@ -323,7 +324,8 @@ class PartStream(ExtentStream):
         self._ahead += size
         return view
 
-    def _filled(self, count: int) -> None:
+    def _filled(self, count: int) -> bool:
+        before = self.received
         self.received += count
         if self.received < self._placed:  # cut: what did not come is asked for again
             self._placed = self.received
@@ -332,6 +334,7 @@ class PartStream(ExtentStream):
         self._settle()
         if self.is_wanted_here:
             self.changed.notify_all()
+        return bisect_right(self._starts, self.received) > bisect_right(self._starts, before)
 
     def _trim_last_piece(self) -> None:
         piece = self._pieces[-1]

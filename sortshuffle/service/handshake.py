@@ -24,15 +24,16 @@ import secrets
 import socket
 import time
 
+from sortshuffle import calls
 from sortshuffle.errors import AuthenticationError, ProtocolError, ServiceUnavailableError
 from sortshuffle.service.protocol import (
     HELLO_BYTES,
     MAGIC,
-    MOST_RESPONSE_BYTES,
     NONCE_BYTES,
     PROOF_BYTES,
     VERSION,
     Hello,
+    Sender,
     proof,
 )
 
@@ -82,7 +83,7 @@ class ServerGreeting:
         return taken
 
     def _answer_hello(self, client_hello: bytes) -> bytes:
-        version = min(VERSION, Hello.unpack(client_hello).version)
+        version = min(VERSION, Hello.unpack(client_hello, Sender.CLIENT).version)
         hello = Hello(
             secrets.token_bytes(NONCE_BYTES), version, self._segment_bytes, proof_required=bool(self._secret)
         ).pack()
@@ -123,11 +124,10 @@ def _greet(server: socket.socket, secret: bytes | None, until: float) -> int:
     client_hello = Hello(secrets.token_bytes(NONCE_BYTES)).pack()
     _send(server, client_hello, until)
     server_hello = _receive(server, HELLO_BYTES, until)
-    hello = Hello.unpack(server_hello)
-    if hello.version > VERSION:
-        raise ProtocolError(f"{_peer(server)} answered with version {hello.version}, not one up to {VERSION}")
-    if not 0 < hello.segment_bytes <= MOST_RESPONSE_BYTES:
-        raise ProtocolError(f"{_peer(server)} has segments of {hello.segment_bytes} bytes")
+    try:
+        hello = Hello.unpack(server_hello, Sender.SERVER)
+    except ProtocolError as error:
+        raise ProtocolError(f"the greeting of {_peer(server)}: {error}") from None
     if hello.proof_required or secret:
         if not (hello.proof_required and secret):
             who = (
@@ -157,14 +157,14 @@ def _exchange_proofs(server: socket.socket, secret: bytes, hellos: tuple[bytes, 
 
 def _send(server: socket.socket, data: bytes, until: float) -> None:
     server.settimeout(_left(until))
-    server.sendall(data)
+    calls.sendall(server, data)
 
 
 def _receive(server: socket.socket, size: int, until: float) -> bytes:
     received = b""
     while len(received) < size:
         server.settimeout(_left(until))
-        part = server.recv(size - len(received))
+        part = calls.recv(server, size - len(received))
         if not part:
             raise ServiceUnavailableError(
                 f"the shuffle service at {_peer(server)} closed the connection during the greeting"
@@ -192,7 +192,7 @@ def _expect_magic(begin: bytes | bytearray) -> None:
 
 def _peer(server: socket.socket) -> str:
     try:
-        host, port = server.getpeername()[:2]
+        host, port = calls.getpeername(server)[:2]
     except OSError:
         return "an address that is gone"
     return f"{host}:{port}"

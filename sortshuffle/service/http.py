@@ -31,6 +31,7 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+from sortshuffle import calls
 from sortshuffle.errors import ProtocolError, ServiceUnavailableError, UsageError
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.metrics_page import metrics_page
@@ -189,7 +190,7 @@ def _head(connection: socket.socket) -> bytes:
         if len(head) > MOST_HEAD_BYTES:
             raise OSError("the request is too long")
         connection.settimeout(max(0.001, deadline - time.monotonic()))
-        if not (more := connection.recv(MOST_HEAD_BYTES)):
+        if not (more := calls.recv(connection, MOST_HEAD_BYTES)):
             break
         head += more
     return head

@@ -10,8 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NoReturn
 
+from sortshuffle import calls
 from sortshuffle.errors import CorruptDataError, DataLossError, MissingDataError, Place, UsageError
+from sortshuffle.storage.descriptors import close_after_reading, read_at
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import NOT_OF_THE_FILE
 
@@ -38,7 +41,8 @@ class IndexPortion:
 class IndexView:
     """The bytes of a finished index file from ``skip`` on.
 
-    Raises `MissingDataError` if it is gone, `UsageError` where ``skip`` is behind its end.
+    Raises `MissingDataError` if it is gone, `UsageError` where ``skip`` is behind its end, OSError where it
+    says something of this process only.
     """
 
     compressed = False
@@ -48,9 +52,9 @@ class IndexView:
         self._segment_bytes = segment_bytes
         self._position = skip
         try:
-            self._size = os.stat(self._path).st_size
+            self._size = calls.stat(self._path).st_size
         except OSError as error:
-            raise self._missing(error) from error
+            self._raise_missing(error)
         if skip > self._size:
             raise UsageError(f"{skip} bytes are to be skipped of an index of {self._size}")
         self._ended = False
@@ -98,12 +102,13 @@ class IndexView:
 
     def _read(self, size: int) -> bytes:
         try:
-            with open(self._path, "rb", buffering=0) as opened:
-                data = os.pread(opened.fileno(), size, self._position)
+            descriptor = calls.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = read_at(descriptor, size, self._position)
+            finally:
+                close_after_reading(descriptor)
         except OSError as error:
-            if error.errno in NOT_OF_THE_FILE:
-                raise
-            raise self._missing(error) from error
+            self._raise_missing(error)
         if len(data) < size:
             place = Place(self._path, offset=self._position)
             raise CorruptDataError(place, "the index is cut short", expected=size, found=len(data))
@@ -112,5 +117,8 @@ class IndexView:
     def _in_credits(self, size: int) -> int:
         return -(-size // self._segment_bytes)
 
-    def _missing(self, error: OSError) -> MissingDataError:
-        return MissingDataError(Place(self._path), f"the index file cannot be opened: {error.strerror}")
+    def _raise_missing(self, error: OSError) -> NoReturn:
+        if error.errno in NOT_OF_THE_FILE:
+            raise error
+        what = f"the index file cannot be opened: {error.strerror}"
+        raise MissingDataError(Place(self._path), what) from error

@@ -15,6 +15,10 @@ that would have removed it died first, time is all that can be gone by.
 Rules
 * Only homes whose owner says that they outlive their executor, of executors that ran on this host, are looked
   at; one of an application that are to be kept, none.
+* While the application goes on, what executors that have ended left of an exchange that Spark has forgotten
+  is deleted (`storage.forgotten`): no task reads it or adopts it any more. Homes that are left without a map
+  output go, too. Of other exchanges nothing is deleted, however old: a task that runs again may adopt it, and
+  consumers may read what another host has adopted where it lies.
 * An executor lives if its process does, or if its janitor holds the lock of one of its homes: the processes
   of other containers cannot be seen, but their locks can.
 * The directories of other containers cannot be seen either: only time tells that their application is over.
@@ -25,10 +29,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+from sortshuffle import calls
+from sortshuffle.errors import DataLossError
 from sortshuffle.storage import janitor
-from sortshuffle.storage.lifetime import HOME_ROOT, Owner, remove_home
+from sortshuffle.storage.forgotten import told
+from sortshuffle.storage.lifetime import HOME_ROOT, Owner, finished_outputs, is_gone, remove_home
+from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.reader import read_index
 
 # seconds; longer than a job whose executors on this host are all gone is likely to read what they left, and
 # short enough for a disk on which nothing else tells that the application has ended
@@ -59,6 +68,8 @@ class LingeringSweep:
         for application, owners in homes.items():
             if self._is_over(application, owners):
                 gone += [home for home in owners if _is_removed(home)]
+            else:
+                gone += _without_forgotten(owners)
         return gone
 
     def _is_over(self, application: str, owners: dict[str, Owner]) -> bool:
@@ -69,6 +80,41 @@ class LingeringSweep:
         return self._clock() - since >= self._linger or all(
             owner.is_seen and owner.sees_the_end() for owner in owners.values()
         )
+
+
+def _without_forgotten(owners: Mapping[str, Owner]) -> list[str]:
+    """Delete what ended executors of an application have of forgotten exchanges; the homes that are gone with
+    their last map output."""
+    forgotten = {each for home in owners for each in _told(home)}
+    gone = []
+    for home in (home for home, owner in owners.items() if not _is_live(home, owner)):
+        try:
+            for file in finished_outputs(home):
+                if _is_forgotten(file, forgotten):
+                    file.delete()
+            if not finished_outputs(home) and _is_removed(home):
+                gone.append(home)
+        except OSError:
+            continue  # the next sweep tries again
+    return gone
+
+
+def _told(home: str) -> set[tuple[str, int]]:
+    try:
+        return told(home)
+    except OSError:
+        return set()
+
+
+def _is_forgotten(file: PartitionedFile, forgotten: Collection[tuple[str, int]]) -> bool:
+    """Whether it is of one of these exchanges: its index says of whose."""
+    if file.exchange not in {exchange for _, exchange in forgotten}:
+        return False
+    try:
+        writer = read_index(file).writer
+    except DataLossError:
+        return False  # damaged: it goes with the application
+    return (writer.driver, writer.exchange) in forgotten
 
 
 def _is_live(home: str, owner: Owner) -> bool:
@@ -88,12 +134,12 @@ def _homes_by_application(roots: Sequence[str]) -> dict[str, dict[str, Owner]]:
 
 def _is_removed(home: str) -> bool:
     remove_home(home)
-    return not os.path.lexists(home)
+    return is_gone(home)
 
 
 def _directories(directory: str) -> Iterator[str]:
     try:
-        with os.scandir(directory) as scan:
+        with calls.scandir(directory) as scan:
             yield from sorted(entry.path for entry in scan if entry.is_dir(follow_symlinks=False))
     except OSError:
         return

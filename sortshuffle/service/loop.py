@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import logging
 import selectors
-import socket
 import threading
 import time
 from collections import deque
@@ -29,6 +28,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Protocol, TypeVar
 
+from sortshuffle import calls
 from sortshuffle.errors import StateError
 
 T = TypeVar("T")
@@ -57,14 +57,14 @@ class EventLoop:
     def __init__(self) -> None:
         self.on_turn: Callable[[], bool] = lambda: False
         self.on_tick: Callable[[], None] = lambda: None
-        self._selector = selectors.DefaultSelector()
+        self._selector = calls.new_selector()
         self._calls: deque[Callable[[], None]] = deque()
         self._awake = False
         self._stopped = False
         self._thread: int | None = None
         self._background = ThreadPoolExecutor(BACKGROUND_THREADS, thread_name_prefix="sortshuffle-open")
         self._long = ThreadPoolExecutor(LONG_THREADS, thread_name_prefix="sortshuffle-long")
-        self._wake, self._waker = socket.socketpair()
+        self._wake, self._waker = calls.socketpair()
         for end in (self._wake, self._waker):
             end.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ, None)
@@ -150,7 +150,7 @@ class EventLoop:
             raise TimeoutError(f"the shuffle service's loop did not answer within {timeout:g} s") from None
 
     def _wait(self, seconds: float) -> None:
-        ready = self._selector.select(seconds)
+        ready = calls.select(self._selector, seconds)
         self._awake = True
         for key, events in ready:
             if key.data is None:
@@ -160,14 +160,14 @@ class EventLoop:
 
     def _hear(self) -> None:
         try:
-            self._wake.recv(4096)
+            calls.recv(self._wake, 4096)
         except BlockingIOError:
             pass
 
     def _wake_up(self) -> None:
         self._awake = True
         try:
-            self._waker.send(b"\0")
+            calls.send(self._waker, b"\0")
         except OSError:
             pass  # full: it is awake. Closed: nobody is to be woken
 

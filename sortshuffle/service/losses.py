@@ -60,6 +60,7 @@ class Losses:
         with self._lock:
             if output in self._told:
                 return
+        self._catalog.withdraw(output.file_id)
         places = self._catalog.places(output)
         others = [file for file in places if self._catalog.is_another(file, output.file_id)]
         spared = {directory for file in others for directory in _directories_of(file)}
@@ -84,7 +85,7 @@ class Losses:
         entry = index.entries[report.region, report.subpartition]
         extent: Extent = extent_of(entry, report.region, report.subpartition)
         with PartitionedFileReader(file, report.output.file_id, str(index.writer)) as reader:
-            for _ in reader.read_parts(extent, VERIFIED_BYTES):
+            for _ in reader.checked_parts(extent, VERIFIED_BYTES):
                 continue
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import os
 import resource
-import socket
 import sys
 import threading
 import time
 from dataclasses import dataclass
 
+from sortshuffle import calls
 from sortshuffle.format.header import Codec
 from sortshuffle.service import rendezvous
 from sortshuffle.service.client import ClientSettings
@@ -47,12 +47,12 @@ def main(directory: str, listening: int, local: int) -> None:
     open_as_many_files_as_allowed()
     engine = engine_of(directory, config)
     service = ShuffleService(
-        socket.socket(fileno=listening),
+        calls.new_socket(fileno=listening),
         RegisteredRoots(directory),
         settings_of(config),
         engine.remove_for_peer,
     )
-    JvmServer(socket.socket(fileno=local), engine).start()
+    JvmServer(calls.new_socket(fileno=local), engine).start()
     threading.Thread(target=_end_with_supervisor, daemon=True).start()
     threading.Thread(target=_show_status, args=(service, directory), daemon=True).start()
     if engine.has_homes:  # a disk or a mount that hangs keeps nobody else from being served
@@ -88,7 +88,9 @@ class RegisteredRoots:
         homes = dict.fromkeys(home for each in found for home in each.shared_homes)
         stored = dict.fromkeys(each.stored_home for each in found if each.url)
         token = next((each.token for each in found if each.token), "")
-        shared = SharedHomes(tuple(stored or homes), token, any(each.keeps_what_is_shared for each in found))
+        keep = any(each.keeps_what_is_shared for each in found)
+        of_spark = frozenset(home for each in found for home in each.homes_of_spark)
+        shared = SharedHomes(tuple(stored or homes), token, keep, of_spark)
         return ReadRoots(changed, rendezvous.roots_of(self._directory), shared)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.options import KIB
 from sortshuffle.service.client import ServiceClients
 from sortshuffle.service.protocol import MapOutputAddress
@@ -22,6 +23,8 @@ class RemoteInputChannel:
     ``writer``: who wrote it, for errors. ``extents``: of one subpartition or of one region; none that lies
     between two others is left out.
 
+    ``key``: by which they are decrypted; the service has none.
+
     It belongs to the task that ``clients`` belongs to: only there it may be opened.
     """
 
@@ -32,6 +35,7 @@ class RemoteInputChannel:
     path: str
     writer: str
     extents: tuple[Extent, ...]
+    key: EncryptionKey | None = None
 
     @property
     def map_index(self) -> int:
@@ -43,4 +47,4 @@ class RemoteInputChannel:
 
     def open(self, extents: Sequence[Extent]) -> ExtentReader:
         file = RemoteFile(self.output, self.host, self.path, self.writer)
-        return RemoteReader(self.clients.client(self.service), file, extents)
+        return RemoteReader(self.clients.client(self.service), file, extents, self.key)

@@ -22,7 +22,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from sortshuffle.errors import CorruptDataError, MissingDataError, Place, StateError
-from sortshuffle.format.buffer import BUFFER_HEADER_BYTES, sealed_size
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.service.client import ServiceClient
 from sortshuffle.service.client_channel import Asked
 from sortshuffle.service.extent_streams import ExtentStream, PartStream, WholeStream
@@ -56,8 +56,14 @@ class RemoteReader(ExtentReader):
     """``extents``: consecutive ones of one subpartition or of one region, in the order in which they are
     read."""
 
-    def __init__(self, client: ServiceClient, file: RemoteFile, extents: Sequence[Extent]) -> None:
-        super().__init__(file.path, file.writer)
+    def __init__(
+        self,
+        client: ServiceClient,
+        file: RemoteFile,
+        extents: Sequence[Extent],
+        key: EncryptionKey | None = None,
+    ) -> None:
+        super().__init__(file.path, file.writer, key, file.output.file_id)
         self._client = client
         self._file = file
         self._extents = tuple(extents)
@@ -75,19 +81,19 @@ class RemoteReader(ExtentReader):
             self._client.wait(stream, lambda: stream.is_next_here)
         return stream.take()
 
-    def verified(self, memory: pa.Buffer, extent: Extent) -> ExtentPart:
+    def checked(self, memory: pa.Buffer, extent: Extent) -> ExtentPart:
         for _ in range(MOST_ATTEMPTS - 1):
             try:
-                return super().verified(memory, extent)
+                return super().checked(memory, extent)
             except _Suspect as suspect:
                 self._expect_sound(suspect.error, extent)
             memory = self._fetched_alone(extent)
         try:
-            return super().verified(memory, extent)
+            return super().checked(memory, extent)
         except _Suspect as suspect:
             raise self._changed_on_the_way(suspect.error) from None
 
-    def read_parts(self, extent: Extent, part_bytes: int) -> Iterator[ExtentPart]:
+    def checked_parts(self, extent: Extent, part_bytes: int) -> Iterator[ExtentPart]:
         delivered = attempt = 0
         while True:
             attempt += 1
@@ -173,8 +179,8 @@ class RemoteReader(ExtentReader):
     def _parts_of(self, extent: Extent, part_bytes: int) -> Iterator[ExtentPart]:
         """The parts, of each of which nothing is kept but what is asked for again."""
         position = 0
-        for part in super().read_parts(extent, part_bytes):
-            position += _end(part)
+        for part in super().checked_parts(extent, part_bytes):
+            position += part.bytes
             self._keep_from(extent, position)
             yield part
 
@@ -247,9 +253,3 @@ class RemoteReader(ExtentReader):
     def _explained(self, error: CorruptDataError, why: str) -> CorruptDataError:
         what = f"{error.what}, and {why}"
         return CorruptDataError(error.place, what, expected=error.expected, found=error.found)
-
-
-def _end(part: ExtentPart) -> int:
-    """Bytes of the part's memory that its buffers take."""
-    last = part.buffers[-1]
-    return last.start - BUFFER_HEADER_BYTES + sealed_size(last.size)

@@ -23,6 +23,9 @@ Rules
   lock goes with the directory; whoever gets the lock of a directory that is gone begins anew.
 * The shared homes of the application (`storage.shared_home`) go with the rendezvous. So an executor that
   registered one is remembered when it has ended, and keeps the rendezvous while its application may live.
+* An executor that has ended is remembered while Spark's external shuffle service serves its shuffle files and
+  its homes are there. So long it counts as live, until its application's directories are gone: other hosts
+  still read its map outputs.
 * The home at a URL goes with the driver's rendezvous. So the driver is remembered, and other executors are
   not: their service may end with them.
 * A supervisor that has died is replaced by the next task that looks, on the same port if it can be had. One
@@ -40,22 +43,32 @@ import fcntl
 import glob
 import json
 import os
-import shutil
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 
+from sortshuffle import calls
 from sortshuffle.errors import ServiceUnavailableError, UsageError
 from sortshuffle.options import Options
 from sortshuffle.service.address import LONGEST_PATH, join_address, listen_at_host, listen_on_path
+from sortshuffle.storage.descriptors import close_after_reading
 from sortshuffle.storage.environment import environment
 from sortshuffle.storage.host import is_this_host
-from sortshuffle.storage.lifetime import Owner, boot_id, is_running, process_namespace, process_start
+from sortshuffle.storage.lifetime import (
+    HOME_ROOT,
+    Owner,
+    boot_id,
+    is_gone,
+    is_running,
+    process_namespace,
+    process_start,
+)
+from sortshuffle.storage.private import make_private
 from sortshuffle.storage.shared_home import (
     begin_to_remove_stored_home,
     remove_shared_home,
@@ -145,9 +158,27 @@ class Registration:
         )
 
     @property
+    def homes_of_spark(self) -> tuple[str, ...]:
+        """Those whose roots are directories that Spark makes, and removes with the application."""
+        above = {os.path.dirname(directory) for directory in self.owner.local_directories}
+        if not self.owner.outlived:
+            return ()
+        pairs = zip(self.shared_roots, self.shared_homes, strict=True)
+        return tuple(home for root, home in pairs if root in above)
+
+    @property
     def stored_home(self) -> str:
         """The home that all hosts of the application share; empty if there is none."""
         return stored_home(self.url, self.owner.application, self.token) if self.url else ""
+
+    def is_read(self) -> bool:
+        """Whether it has ended, and Spark's shuffle service serves what it left: then other hosts may read
+        the map outputs of its homes until these are gone. Those that are to be kept are read as well. Only
+        executors of this host, since it was started, register in a rendezvous: that is not asked again."""
+        if not replace(self.owner, keep=False).leaves_outputs_to_spark or self.owner.is_live():
+            return False
+        below = (HOME_ROOT, self.owner.application, self.owner.home_name)
+        return not all(is_gone(os.path.join(root, *below)) for root in self.roots)
 
     @property
     def keeps_what_is_shared(self) -> bool:
@@ -162,7 +193,7 @@ class Registration:
 
 class Life(IntEnum):
     """What is known of an application on this host: it has no executor, and has ended; it has none, and may
-    come again; it has one. What is more counts."""
+    come again; it has one, or other hosts read what one has left to Spark. What is more counts."""
 
     OVER = 0
     WAITING = 1
@@ -228,7 +259,7 @@ def _own_directory() -> str:
 
 def status_pages() -> list[str]:
     """Of the services that this user's tasks have started on this host, and that run."""
-    found = glob.glob(os.path.join(glob.escape(_own_directory()), "*", STATUS_FILE))
+    found = calls.glob(os.path.join(glob.escape(_own_directory()), "*", STATUS_FILE))
     running = [path for path in sorted(found) if _running(os.path.dirname(path)) is not None]
     return [str(page) for page in map(_read, running) if page]
 
@@ -275,11 +306,11 @@ def registrations(directory: str) -> list[Registration]:
 
 def forget_ended(directory: str) -> Life:
     """Drop the registrations of executors that have ended, but for those whose shared homes are still to be
-    removed; what is known of the application then."""
+    removed, or whose own are still read; what is known of the application then."""
     life = Life.OVER
     for each in registrations(directory):
         life = max(life, _life_of(each))
-        if not each.has_to_be_removed and not each.owner.is_live():
+        if not (each.has_to_be_removed or each.owner.is_live() or each.is_read()):
             _remove(os.path.join(directory, ROOTS, each.owner.home_name))
     return life
 
@@ -288,15 +319,18 @@ def _life_of(registration: Registration) -> Life:
     owner = registration.owner
     if owner.is_live():
         return Life.LIVE
-    waits = bool(registration.shared_roots) and owner.outlived and owner.boot == boot_id()
-    waits = waits and not owner.sees_the_end()
+    if owner.sees_the_end():
+        return Life.OVER
+    if registration.is_read():
+        return Life.LIVE
+    waits = bool(registration.shared_roots) and owner.outlived
     return Life.WAITING if waits else Life.OVER
 
 
 def dissolve(directory: str, most: Life = Life.OVER) -> bool:
     """Remove the rendezvous and the shared homes, unless more than ``most`` is known of the application. From
     then on it belongs to nobody, and who comes makes a new one: it loses its name, whole, under the lock."""
-    if not os.path.isdir(directory):
+    if not calls.isdir(directory):
         return True
     with _locked(directory):
         if forget_ended(directory) > most:
@@ -305,8 +339,8 @@ def dissolve(directory: str, most: Life = Life.OVER) -> bool:
         _remove(socket_path(directory))
         _remove_if_empty(os.path.dirname(socket_path(directory)))
         dissolved = f"{directory}-{os.urandom(4).hex()}{DISSOLVED_SUFFIX}"
-        os.rename(directory, dissolved)
-    shutil.rmtree(dissolved, ignore_errors=True)
+        calls.rename(directory, dissolved)
+    calls.rmtree(dissolved, ignore_errors=True)
     _remove_if_empty(os.path.dirname(directory))
     return True
 
@@ -332,7 +366,7 @@ def is_recorded(directory: str, pid: int) -> bool:
 
 def is_recorded_by_its_starter(directory: str, pid: int) -> bool:
     """The same, once the starter of the process has told of it, or has ended before."""
-    if not os.path.isdir(directory):
+    if not calls.isdir(directory):
         return False
     with _locked(directory):
         return is_recorded(directory, pid)
@@ -344,7 +378,7 @@ def _remove_left_behind(directory: str) -> None:
     for other in (os.path.join(own, name) for name in _names(own) if not name.endswith(SOCKET_SUFFIX)):
         try:
             if other.endswith(DISSOLVED_SUFFIX):  # whoever did that was killed before it had removed all
-                shutil.rmtree(other, ignore_errors=True)
+                calls.rmtree(other, ignore_errors=True)
             elif other != directory and _running(other) is None and _is_of_this_host(other):
                 dissolve(other)
         except (OSError, UsageError):
@@ -378,7 +412,7 @@ def address_of(directory: str) -> str:
 
 def last_words(directory: str) -> str:
     """The end of what supervisor and service have to say, in one line. Raises OSError."""
-    with open(os.path.join(directory, LOG_FILE), "rb") as opened:
+    with calls.open_file(os.path.join(directory, LOG_FILE), "rb") as opened:
         size = opened.seek(0, os.SEEK_END)
         opened.seek(max(0, size - LAST_LINES_BYTES))
         lines = opened.read().decode(errors="replace").split("\n")
@@ -388,7 +422,7 @@ def last_words(directory: str) -> str:
 def changed_at(directory: str) -> int:
     """When executors last registered or were dropped, ns since 1970; 0 if none ever were."""
     try:
-        return os.stat(os.path.join(directory, ROOTS)).st_mtime_ns
+        return calls.stat(os.path.join(directory, ROOTS)).st_mtime_ns
     except FileNotFoundError:
         return 0
 
@@ -400,7 +434,7 @@ def _register(directory: str, registration: Registration) -> None:
     """An executor may come again with further roots. With other settings it is another owner, and has a
     registration beside the first."""
     roots = os.path.join(directory, ROOTS)
-    os.makedirs(roots, mode=0o700, exist_ok=True)
+    make_private(roots)
     path = os.path.join(roots, registration.owner.home_name)
     before = _as_registration(_read(path))
     _write(path, asdict(registration if before is None else _joined(before, registration)))
@@ -461,9 +495,9 @@ def _start(directory: str, host: str, config: ServiceConfig) -> Supervised:
 
 
 def _supervisor(directory: str, listening: tuple[int, int], config: ServiceConfig) -> subprocess.Popen[bytes]:
-    log = os.open(os.path.join(directory, LOG_FILE), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = calls.open(os.path.join(directory, LOG_FILE), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        process = subprocess.Popen(
+        process = calls.Popen(
             [sys.executable, "-m", "sortshuffle.service.supervisor", directory, *map(str, listening)],
             stdin=subprocess.PIPE,
             stdout=log,
@@ -474,7 +508,7 @@ def _supervisor(directory: str, listening: tuple[int, int], config: ServiceConfi
             cwd="/",
         )
     finally:
-        os.close(log)
+        close_after_reading(log)  # to which only the supervisor writes
     assert process.stdin is not None
     with process.stdin as told:
         told.write(config.pack())
@@ -495,7 +529,7 @@ def _locked(directory: str) -> Iterator[None]:
         try:
             _make_private(os.path.dirname(directory))
             _make_private(directory)
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            lock = calls.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             if time.monotonic() >= until:
                 raise  # not dissolved meanwhile, which happens once: the temporary directory is gone
@@ -507,13 +541,13 @@ def _locked(directory: str) -> Iterator[None]:
                 yield
                 return
         finally:
-            os.close(lock)
+            close_after_reading(lock)
 
 
 def _wait_for(lock: int, path: str, until: float) -> None:
     while True:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            calls.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             if time.monotonic() >= until:
@@ -523,17 +557,17 @@ def _wait_for(lock: int, path: str, until: float) -> None:
 
 def _is_still_there(lock: int, path: str) -> bool:
     try:
-        return os.path.samestat(os.fstat(lock), os.lstat(path))
+        return os.path.samestat(calls.fstat(lock), calls.lstat(path))
     except FileNotFoundError:
         return False
 
 
 def _make_private(directory: str) -> None:
     try:
-        os.mkdir(directory, 0o700)
+        calls.mkdir(directory, 0o700)
     except FileExistsError:
         pass
-    found = os.lstat(directory)
+    found = calls.lstat(directory)
     others = stat.S_IMODE(found.st_mode) & 0o077
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or others:
         raise UsageError(
@@ -545,16 +579,18 @@ def _make_private(directory: str) -> None:
 def _write(path: str, fields: object) -> None:
     """A file has one writer, or is written under the lock: so the partial name is free."""
     partial = path + PARTIAL_SUFFIX
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as opened:
+    descriptor = calls.open(
+        partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
+    with calls.open_file(descriptor, "w", encoding="utf-8") as opened:
         json.dump(fields, opened)
-    os.replace(partial, path)
+    calls.replace(partial, path)
 
 
 def _read(path: str) -> object:
     """None for a file that is not there, or not as it should be. Raises OSError where it cannot be read."""
     try:
-        with open(path, encoding="utf-8") as opened:
+        with calls.open_file(path, encoding="utf-8") as opened:
             return json.load(opened)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
@@ -562,20 +598,20 @@ def _read(path: str) -> object:
 
 def _names(directory: str) -> list[str]:
     try:
-        return os.listdir(directory)
+        return calls.listdir(directory)
     except FileNotFoundError:
         return []
 
 
 def _remove_if_empty(directory: str) -> None:
     try:
-        os.rmdir(directory)
+        calls.rmdir(directory)
     except OSError:
         pass  # other applications are there
 
 
 def _remove(path: str) -> None:
     try:
-        os.unlink(path)
+        calls.unlink(path)
     except FileNotFoundError:
         pass

@@ -18,8 +18,7 @@ Rules
 * What is forgotten is not closed: who got it a moment ago makes a view of it all the same. The files stay.
 * `release` fails at once every view that was not read to its end; the files are deleted when the last view
   has let go of them. (As the ancestor does. To let open views read on would let one stuck consumer keep a
-  disk full; one that still needed the data fails where its producer can run again. The door that will call
-  it is a shuffle manager, which tells the service that a shuffle is over.)
+  disk full; one that still needed the data fails where its producer can run again.)
 * After `shutdown` nothing is registered.
 
 Lock order: the manager's lock is held for look-ups only. Schedulers are called, futures completed and files
@@ -35,6 +34,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from sortshuffle import calls
 from sortshuffle.errors import MissingDataError, Place, StateError, UsageError
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.read.scheduler import BUFFER_TIMEOUT, ReadScheduler, sweep_threads
@@ -191,9 +191,9 @@ def _delete(file: PartitionedFile, deleted: Future[None]) -> None:
 
 def check_inside(file: PartitionedFile, roots: Sequence[str]) -> None:
     """Raises `UsageError` unless both files of the pair lie below one of the roots, links followed."""
-    real_roots = [os.path.realpath(root) for root in roots]
+    real_roots = [calls.realpath(root) for root in roots]
     for path in (file.data_path, file.index_path):
-        real = os.path.realpath(path)
+        real = calls.realpath(path)
         if not any(os.path.commonpath([root, real]) == root for root in real_roots):
             raise UsageError(f"{path} is not below {' or '.join(real_roots)}: it is not served")
 

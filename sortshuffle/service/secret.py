@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
+from sortshuffle import calls
 from sortshuffle.errors import UsageError
 
 LEAST_BYTES = 16  # fewer could be guessed
@@ -16,9 +17,9 @@ def read_secret(path: str) -> bytes:
     """What the file holds, white space at its ends apart. Raises `UsageError` for a file that cannot be read,
     that others can read, or that holds too little."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        with open(descriptor, "rb") as opened:
-            status = os.fstat(descriptor)
+        descriptor = calls.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with calls.open_file(descriptor, "rb") as opened:
+            status = calls.fstat(descriptor)
             secret = opened.read(MOST_BYTES).strip()
     except OSError as error:
         raise UsageError(

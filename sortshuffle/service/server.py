@@ -20,6 +20,7 @@ import ssl
 from collections.abc import Callable
 from typing import TypeVar
 
+from sortshuffle import calls
 from sortshuffle.service.connection import Connection, Surroundings
 from sortshuffle.service.transport import open_transport
 
@@ -73,7 +74,7 @@ class Server:
         """Clients wait to be taken."""
         for _ in range(ACCEPTED_AT_ONCE):
             try:
-                accepted, address = self._listening.accept()
+                accepted, address = calls.accept(self._listening)
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:

@@ -15,7 +15,6 @@ Rules
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 import threading
@@ -25,10 +24,12 @@ from dataclasses import dataclass
 from types import TracebackType
 
 import sortshuffle
+from sortshuffle import calls
 from sortshuffle.errors import StateError, UsageError
 from sortshuffle.memory.read_buffer_pool import BATCH_BYTES, ReadBufferPool
 from sortshuffle.options import MIB
 from sortshuffle.read.scheduler import BUFFER_TIMEOUT
+from sortshuffle.service.address import is_loopback
 from sortshuffle.service.catalog import Catalog
 from sortshuffle.service.connection import Remove, Surroundings
 from sortshuffle.service.limits import Limits
@@ -54,7 +55,8 @@ STOP_TIMEOUT = 30.0  # seconds; reads that are under way end first
 class ServerSettings:
     """``secret``: what clients must know; None only on loopback. ``tls``: None for plain TCP. ``memory``:
     bytes that all reads go through, and ``segment_bytes`` those of one credit. ``buffer_timeout``: seconds in
-    which nobody at all gives memory back, until reads fail."""
+    which nobody at all gives memory back, until reads fail. ``memory_option``, ``secret_option``: what errors
+    call them."""
 
     secret: bytes | None = None
     tls: ServerTls | None = None
@@ -62,6 +64,8 @@ class ServerSettings:
     segment_bytes: int = SEGMENT_BYTES
     limits: Limits = DEFAULT_LIMITS
     buffer_timeout: float = BUFFER_TIMEOUT
+    memory_option: str = "spark.sortshuffle.service.memory"
+    secret_option: str = "spark.sortshuffle.service.secret.file"
 
 
 class ShuffleService:
@@ -88,7 +92,7 @@ class ShuffleService:
         self._pool = ReadBufferPool(
             settings.memory,
             settings.segment_bytes,
-            option="spark.sortshuffle.service.memory",
+            option=settings.memory_option,
             batch_bytes=min(BATCH_BYTES, settings.memory // BATCHES),
         )
         self._manager = ResultPartitionManager(roots, self._pool, timeout=settings.buffer_timeout)
@@ -219,9 +223,9 @@ def listen(host: str, port: int) -> socket.socket:
     if not host:
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
-        return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((host, port), family=socket.AddressFamily(family), backlog=BACKLOG)
+        return calls.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
+    family = calls.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    return calls.create_server((host, port), family=socket.AddressFamily(family), backlog=BACKLOG)
 
 
 def _always(directories: tuple[str, ...]) -> Roots:
@@ -234,14 +238,14 @@ def _expect_secret(listening: socket.socket, settings: ServerSettings) -> None:
     if settings.secret is None and not _is_loopback(listening):
         raise UsageError(
             f"a shuffle service at {_named(listening)} would serve anybody who reaches it: give it a secret"
-            " (spark.sortshuffle.service.secret.file), or listen on 127.0.0.1"
+            f" ({settings.secret_option}), or listen on 127.0.0.1"
         )
 
 
 def _is_loopback(listening: socket.socket) -> bool:
     if listening.family not in (socket.AF_INET, socket.AF_INET6):
         return True
-    return ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
+    return is_loopback(listening.getsockname()[0])
 
 
 def _named(listening: socket.socket) -> str:

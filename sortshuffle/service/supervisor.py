@@ -13,7 +13,8 @@ when that dies. Clients connect meanwhile all the same, and wait.
 
 Rules
 * A service that dies is started again at once; one that dies again and again, after twice as long each time.
-* It ends with the application, however that ends: it looks at the executors' processes every second.
+* It ends with the application, however that ends: it looks at the executors' processes every second, also
+  while it waits before it starts a service again.
 * The service ends with it, even if it is killed: they share a pipe, which then ends. Nobody else has it.
 
 Standard library only: about 15 MB. The service takes more, and may be killed for its memory; this should not.
@@ -30,6 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
 
+from sortshuffle import calls
 from sortshuffle.service import rendezvous
 from sortshuffle.service.rendezvous import Life
 
@@ -64,23 +66,38 @@ class ServiceProcess:
         self._listening = listening
         self._config = config
         self._back_off = BackOff()
+        self._due: float | None = None  # when one that has ended is started again, by the monotonic clock
         self._start()
 
     def keep_up(self, seconds: float) -> None:
-        """Wait so long; start it again if it dies meanwhile."""
+        """Wait so long at most. A service that has died is started again when it is due."""
+        until = time.monotonic() + seconds
+        if self._due is None and not self._has_ended(seconds):
+            return
+        assert self._due is not None
+        time.sleep(max(0.0, min(until, self._due) - time.monotonic()))
+        if self._due <= time.monotonic():
+            self._start_again()
+
+    def _has_ended(self, seconds: float) -> bool:
         try:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return
+            return False
         lived = time.monotonic() - self._since
         delay = self._back_off.after(lived)
         log(f"the service ended after {lived:.1f} s ({_ended_by(status)}); starting it again in {delay:g} s")
         self._let_go()
-        time.sleep(delay)
+        self._due = time.monotonic() + delay
+        return True
+
+    def _start_again(self) -> None:
         try:
             self._start()
-        except OSError as error:  # the machine is short of memory or processes: tried again by the next look
+            self._due = None
+        except OSError as error:  # the machine is short of memory or processes
             log(f"the service cannot be started: {error}")
+            self._due = time.monotonic() + self._back_off.after(0.0)
 
     def stop(self) -> None:
         """End it in good order, or else by force."""
@@ -95,7 +112,7 @@ class ServiceProcess:
     def _start(self) -> None:
         self._since = time.monotonic()
         descriptors = map(str, self._listening)
-        self._process = subprocess.Popen(
+        self._process = calls.Popen(
             [sys.executable, "-m", "sortshuffle.service.process", self._directory, *descriptors],
             stdin=subprocess.PIPE,
             pass_fds=tuple(self._listening),

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from sortshuffle import calls
+
 RECEIVE_BYTES = 64 << 10  # clients send frames of some 100 bytes; many consumers may come in one read
 # What TLS is given at a time, four records: how much it took is not known before it has taken all of it, and
 # a peer that takes something must be seen to
@@ -93,13 +95,13 @@ class PlainTransport:
 
     def receive(self) -> bytes | None:
         try:
-            return self._peer.recv(RECEIVE_BYTES)
+            return calls.recv(self._peer, RECEIVE_BYTES)
         except (BlockingIOError, InterruptedError):
             return None
 
     def send(self, views: Sequence[memoryview]) -> int:
         try:
-            return self._peer.sendmsg(views[:IOV_MAX])
+            return calls.sendmsg(self._peer, views[:IOV_MAX])
         except (BlockingIOError, InterruptedError):
             return 0
 
@@ -129,7 +131,7 @@ class TlsTransport:
         self.needs_write = False
         try:
             self._greet()
-            return self._peer.recv(RECEIVE_BYTES)
+            return calls.recv(self._peer, RECEIVE_BYTES)
         except ssl.SSLWantReadError:
             return None
         except ssl.SSLWantWriteError:
@@ -145,7 +147,7 @@ class TlsTransport:
         try:
             for view in views:
                 for part in _parts(view):
-                    sent = self._peer.send(part)
+                    sent = calls.send(self._peer, part)
                     taken += sent
                     if sent < len(part):
                         return taken
@@ -171,12 +173,12 @@ def _set_up(accepted: socket.socket) -> None:
     if accepted.family not in (socket.AF_INET, socket.AF_INET6):
         return
     tcp = socket.IPPROTO_TCP
-    accepted.setsockopt(tcp, socket.TCP_NODELAY, 1)
-    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    calls.setsockopt(accepted, tcp, socket.TCP_NODELAY, 1)
+    calls.setsockopt(accepted, socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", KEEPALIVE_IDLE),
         ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL),
         ("TCP_KEEPCNT", KEEPALIVE_PROBES),
     ):
         if hasattr(socket, name):  # Linux has all of them, other systems some
-            accepted.setsockopt(tcp, getattr(socket, name), value)
+            calls.setsockopt(accepted, tcp, getattr(socket, name), value)

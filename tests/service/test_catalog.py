@@ -8,10 +8,12 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from consumers import one, stored
 from engine import DRIVER, OTHER_ID, changed
+from faults import Fault, Faults
 from serving import (
     APPLICATION,
     OUTPUT,
@@ -27,6 +29,7 @@ from serving import (
 )
 
 from sortshuffle.errors import CorruptDataError, MissingDataError
+from sortshuffle.service import catalog
 from sortshuffle.service.protocol import FoundOutput, PartitionRequest, Stream
 from sortshuffle.storage.lifetime import HOME_ROOT, OWNER_FILE
 from sortshuffle.storage.partitioned_file import PartitionedFile
@@ -110,6 +113,48 @@ def test_a_service_that_can_open_nothing_does_not_take_outputs_for_lost(disk: Di
     with no_descriptor_left(), pytest.raises(OSError) as failed:
         shelf.catalog.find(output)
     assert failed.value.errno == errno.EMFILE
+    assert shelf.catalog.find(output) == file
+
+
+def test_a_directory_that_cannot_be_listed_for_a_moment_loses_nothing(
+    tmp_path: Path, disk: Disk, shelf: Shelf
+) -> None:
+    here, first = disk.write_random(attempt=1)
+    there, second = Disk(tmp_path / "two", make_home(tmp_path / "two", "host-2")).write_random(attempt=2)
+    with Faults() as seen:
+        shelf.catalog.find(first)
+    listed = next(site for site in seen.sites if site.name == "listdir")
+    with Faults(Fault(listed, "EIO")) as made, pytest.raises(OSError) as failed:
+        shelf.catalog.find(first)
+    assert (made.happened, failed.value.errno) == (True, errno.EIO)
+    assert not isinstance(failed.value, MissingDataError)
+    assert shelf.catalog.find(first) == here
+    with Faults(Fault(listed, "EIO")) as made:
+        assert shelf.catalog.find(second) == there
+    assert made.happened
+
+
+def test_a_directory_that_can_never_be_listed_is_lost(
+    disk: Disk, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the producers run again."""
+    file, output = disk.write_random()
+
+    def broken(directory: str) -> list[str]:
+        raise OSError(errno.EIO, "Input/output error", directory)
+
+    now = 100.0
+    monkeypatch.setattr(catalog, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(catalog.calls, "listdir", broken)
+    for passed in (0.0, catalog.LISTED_WITHIN - 1):
+        now = 100.0 + passed
+        with pytest.raises(OSError) as failed:
+            shelf.catalog.find(output)
+        assert failed.value.errno == errno.EIO
+    now = 100.0 + catalog.LISTED_WITHIN
+    with pytest.raises(MissingDataError, match="no directory that this service serves"):
+        shelf.catalog.find(output)
+    monkeypatch.undo()
     assert shelf.catalog.find(output) == file
 
 

@@ -6,19 +6,28 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from consumers import together
 from engine import DRIVER, ID, Pair, Region, eventually, write_pair
-from scripted_server import HonestService, Peer, ScriptedServer, after, cut, refused_address
+from scripted_server import HonestService, Peer, Script, ScriptedServer, after, cut, refused_address
 
-from sortshuffle.errors import MissingDataError, Place, ProtocolError, StateError, UsageError
-from sortshuffle.service import backoff
+from sortshuffle.errors import (
+    MissingDataError,
+    Place,
+    ProtocolError,
+    ServiceUnavailableError,
+    StateError,
+    UsageError,
+)
+from sortshuffle.format.header import INDEX_MAGIC, Codec, FileHeader, PayloadKind
+from sortshuffle.service import backoff, client_channel
 from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceClients
 from sortshuffle.service.client_channel import Asked, find_question
+from sortshuffle.service.credits import FloatingCredits
 from sortshuffle.service.protocol import (
     Fault,
     FoundOutput,
@@ -28,6 +37,9 @@ from sortshuffle.service.protocol import (
     pack_damage_verdict,
     pack_find_response,
 )
+from sortshuffle.storage.extents import extents_of
+from sortshuffle.storage.ranges import SubpartitionRange
+from sortshuffle.storage.reader import read_index
 
 OUTPUT = MapOutputAddress("app", 3, 17, 204, ID)
 WANTED = MapOutputAddress("app", 1, 2, file_id=DRIVER)
@@ -91,6 +103,99 @@ def test_an_index_goes_on_where_the_connection_broke(
     for most_sent in range(0, 5000, 119):
         with ScriptedServer(after(most_sent, honest), honest) as server, client_of(server) as client:
             assert client.index(OUTPUT, "far") == expected, most_sent
+
+
+def test_a_connection_that_went_while_this_process_stood_still_is_made_anew(
+    honest: HonestService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backoff, "FIRST_DELAY", 0.001)
+    now = [100.0]
+
+    def stood_still(peer: Peer) -> None:
+        peer.request()
+        now[0] += 61.0
+        cut(peer)
+
+    with ScriptedServer(stood_still, honest) as server:
+        client = ServiceClient(
+            server.address, ClientSettings(timeout=20.0), FloatingCredits(MIB), lambda: now[0]
+        )
+        with closing(client):
+            assert client.index(OUTPUT, "far") == Path(honest.files[0].index_path).read_bytes()
+    client.join()
+
+
+MIB = 1 << 20
+
+
+def endless(begin: bytes) -> Script:
+    """An index that begins so and does not end, as long as there is credit for it."""
+
+    def run(peer: Peer) -> None:
+        request = peer.request()
+        credit, sequence = request.credit, 0
+        begun = begin[request.skip :]
+        while True:
+            while not credit:
+                header, _ = peer.next()
+                credit += header.credit
+            peer.send_data(request.channel, sequence, begun + bytes(MIB - len(begun)), backlog=99)
+            credit, sequence, begun = credit - 1, sequence + 1, b""
+
+    return run
+
+
+HEADER = FileHeader(ID, 1000, 0, Codec.NONE, PayloadKind.PICKLE).pack(INDEX_MAGIC)
+
+
+def test_an_index_without_an_end_is_taken_as_far_as_its_regions_go() -> None:
+    entries = 56 + 300 * (1000 * 48 + 1)
+    with ScriptedServer(endless(HEADER), segment_bytes=MIB) as server, client_of(server) as client:
+        with pytest.raises(ProtocolError, match=f"an index of more than {entries + 16 * MIB} bytes"):
+            client.index(OUTPUT, "far", regions=300)
+        assert sum(peer.sent for peer in server.peers) < entries + 40 * MIB
+
+
+@pytest.mark.parametrize("regions", [None, 1 << 31], ids=["not known", "absurd"])
+def test_no_index_is_larger_than_the_largest(regions: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_channel, "MOST_INDEX_BYTES", 4 * MIB)
+    with (
+        ScriptedServer(endless(HEADER), segment_bytes=MIB) as server,
+        client_of(server) as client,
+        pytest.raises(ProtocolError, match=f"an index of more than {4 * MIB} bytes"),
+    ):
+        client.index(OUTPUT, "far", regions)
+
+
+def test_what_does_not_begin_as_an_index_is_none() -> None:
+    with ScriptedServer(endless(b"no index"), segment_bytes=MIB) as server, client_of(server) as client:
+        with pytest.raises(ProtocolError, match="does not begin as an index does: the magic is wrong"):
+            client.index(OUTPUT, "far", regions=1)
+        assert server.connections == 3
+
+
+def test_what_did_not_begin_as_an_index_is_no_part_of_the_next(honest: HonestService) -> None:
+    expected = Path(honest.files[0].index_path).read_bytes()
+    with (
+        ScriptedServer(endless(b"no index"), honest, segment_bytes=MIB) as server,
+        client_of(server) as client,
+    ):
+        assert client.index(OUTPUT, "far", regions=3) == expected
+        assert server.connections == 2
+
+
+def test_a_byte_now_and_then_is_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection gives one byte and is cut: that does not go on for ever."""
+    monkeypatch.setattr(backoff, "FIRST_DELAY", 0.001)
+    honest = HonestService([write_pair(tmp_path, Pair(1, 0, [Region({0: [b"x" * 500]})]))], piece=1)
+    [extent] = extents_of(read_index(honest.files[0]), 0)
+    with (
+        ScriptedServer(after(25, honest)) as server,
+        closing(ServiceClients(ClientSettings(timeout=0.5))) as clients,
+    ):
+        with pytest.raises(ServiceUnavailableError):
+            clients.client(server.address).extents(OUTPUT, "far", SubpartitionRange(0, 0), extent)
+        assert 1 < server.connections < extent.bytes
 
 
 def test_an_index_that_is_gone_is_missing(honest: HonestService) -> None:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +17,10 @@ import trustme
 from consumers import PATIENCE, together
 from engine import eventually
 
+from sortshuffle import calls
 from sortshuffle.errors import AuthenticationError, ProtocolError, ServiceUnavailableError
-from sortshuffle.service.client_connection import ClientConnection, ClientTls, Dial
+from sortshuffle.service import client_connection
+from sortshuffle.service.client_connection import LEAST_BYTES, ClientConnection, ClientTls, Dial
 from sortshuffle.service.handshake import ServerGreeting
 from sortshuffle.service.protocol import Kind, pack_add_credit, pack_end_of_partition
 
@@ -64,11 +67,12 @@ def connected(
     *,
     silence: float = PATIENCE,
     expects: Callable[[], bool] = lambda: True,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[ClientConnection]:
     """A connection that has greeted, with this at the other end."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        connection = ClientConnection(Dial(address, None, endpoint.tls, silence), expects)
+        connection = ClientConnection(Dial(address, None, endpoint.tls, silence), expects, clock)
 
         def run() -> None:
             accepted, _ = listening.accept()
@@ -165,6 +169,186 @@ def test_a_connection_is_as_good_as_cut_when_it_is_silent_though_it_must_not_be(
         pytest.raises(ServiceUnavailableError, match=r"it sent nothing for 0\.\d s"),
     ):
         connection.receive_header()
+
+
+@dataclass
+class Clock:
+    """Stands still but for the test."""
+
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+END = pack_end_of_partition(1, 0)
+
+
+def test_a_service_that_sends_a_little_now_and_then_does_not_get_on(endpoint: Endpoint) -> None:
+    def serve(accepted: socket.socket) -> None:
+        accepted.sendall(END * 40)
+        until_gone(accepted)
+
+    clock, frames = Clock(), 0
+    with connected(endpoint, serve, silence=30.0, clock=clock) as connection:
+        with pytest.raises(ServiceUnavailableError, match=r"it sent only 720 bytes for 30\.0 s"):
+            while frames < 40:
+                clock.now += 1.0
+                connection.receive_header()
+                frames += 1
+        assert frames == 29
+
+
+def test_a_service_whose_small_frames_end_something_gets_on(endpoint: Endpoint) -> None:
+    def serve(accepted: socket.socket) -> None:
+        accepted.sendall(END * 40)
+        until_gone(accepted)
+
+    clock = Clock()
+    with connected(endpoint, serve, silence=30.0, clock=clock) as connection:
+        for _ in range(40):
+            clock.now += 29.0
+            connection.receive_header()
+            connection.got_on()
+
+
+def test_a_service_that_sends_enough_in_the_time_gets_on(endpoint: Endpoint) -> None:
+    def serve(accepted: socket.socket) -> None:
+        accepted.sendall(bytes(20 * LEAST_BYTES))
+        until_gone(accepted)
+
+    clock = Clock()
+    half = bytearray(LEAST_BYTES // 2)
+    with connected(endpoint, serve, silence=30.0, clock=clock) as connection:
+        for _ in range(40):
+            clock.now += 14.0
+            connection.fill(memoryview(half))
+
+
+def test_a_service_that_owes_nothing_at_times_gets_on(endpoint: Endpoint) -> None:
+    def serve(accepted: socket.socket) -> None:
+        accepted.sendall(END * 90)
+        until_gone(accepted)
+
+    clock, looks = Clock(), iter(range(1000))
+    expects = lambda: next(looks) % 20 > 0  # noqa: E731 - a line
+    with connected(endpoint, serve, silence=30.0, expects=expects, clock=clock) as connection:
+        for _ in range(90):
+            clock.now += 1.0
+            connection.receive_header()
+
+
+def test_time_in_which_this_process_stood_still_is_not_the_services(endpoint: Endpoint) -> None:
+    def serve(accepted: socket.socket) -> None:
+        accepted.sendall(END)
+        until_gone(accepted)
+
+    clock = Clock()
+    with connected(endpoint, serve, silence=30.0, clock=clock) as connection:
+        clock.now += 61.0
+        assert connection.receive_header().channel == 1
+
+
+def test_nor_is_it_where_nothing_waits_to_be_received(endpoint: Endpoint) -> None:
+    looked = threading.Event()
+
+    def expects() -> bool:
+        looked.set()
+        return True
+
+    def serve(accepted: socket.socket) -> None:
+        assert looked.wait(PATIENCE)
+        accepted.sendall(END)
+        until_gone(accepted)
+
+    clock = Clock()
+    with connected(endpoint, serve, silence=1.0, expects=expects, clock=clock) as connection:
+        clock.now += 61.0
+        assert connection.receive_header().channel == 1
+
+
+@contextmanager
+def deaf(address: str, port: int) -> Iterator[None]:
+    """Who connects there hears nothing: the queue of those who wait to be accepted is full."""
+    with socket.create_server((address, port), backlog=0), ExitStack() as stack:
+        for _ in range(2):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex((address, port))
+        yield
+
+
+def named(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """Every name leads there."""
+    monkeypatch.setattr(client_connection, "resolve", lambda host, timeout: addresses)
+
+
+@contextmanager
+def greeting_server() -> Iterator[int]:
+    """Its port, on the first address of this host."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def run() -> None:
+            with listening.accept()[0] as accepted:
+                accepted.settimeout(PATIENCE)
+                greet(accepted)
+                until_gone(accepted)
+
+        with together(run):
+            yield listening.getsockname()[1]
+
+
+def test_an_address_that_answers_nothing_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    named(monkeypatch, "127.0.0.2", "127.0.0.1")
+    with greeting_server() as port, deaf("127.0.0.2", port):
+        connection = ClientConnection(Dial(f"some.example:{port}", None, None, 1.0), lambda: True)
+        with closing(connection):
+            connection.connect()
+            assert connection.segment_bytes == SEGMENT
+
+
+def test_a_name_that_was_found_late_leaves_all_its_time_to_connecting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+
+    def found_late(host: str, timeout: float) -> Sequence[str]:
+        clock.now += client_connection.RESOLVE_TIMEOUT
+        return ("127.0.0.1",)
+
+    monkeypatch.setattr(client_connection, "resolve", found_late)
+    with greeting_server() as port:
+        connection = ClientConnection(Dial(f"some.example:{port}", None, None, 30.0), lambda: True, clock)
+        with closing(connection):
+            connection.connect()
+            assert connection.segment_bytes == SEGMENT
+
+
+def test_without_a_secret_a_name_of_this_host_is_spoken_to_here_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other address is set apart for documentation: who tried it would wait."""
+    named(monkeypatch, "192.0.2.1", "::ffff:127.0.0.1")
+    asked: list[str] = []
+    real = calls.create_connection
+
+    def noted(address: tuple[str, int], timeout: float) -> socket.socket:
+        asked.append(address[0])
+        return real(address, timeout)
+
+    monkeypatch.setattr(calls, "create_connection", noted)
+    with greeting_server() as port:
+        connection = ClientConnection(Dial(f"this.example:{port}", None, None, PATIENCE), lambda: True)
+        with closing(connection):
+            connection.connect()
+    assert asked == ["::ffff:127.0.0.1"]
+
+
+def test_without_a_secret_only_this_host_is_spoken_to() -> None:
+    for address in ("192.0.2.1:7448", "[2001:db8::1]:7448"):  # set apart for documentation: nobody is there
+        connection = ClientConnection(Dial(address, None, None, PATIENCE), lambda: True)
+        with pytest.raises(AuthenticationError, match=r"spark\.sortshuffle\.service\.secret\.file"):
+            connection.connect()
+        assert connection._socket is None
+        connection.close()
 
 
 def test_a_connection_may_be_silent_while_nothing_is_expected(endpoint: Endpoint) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trustme
 from consumers import PATIENCE, Reads, one, reads, stored
 from engine import DRIVER, Pair, Region, changed, open_files
 from hypothesis import HealthCheck, given, settings
@@ -30,6 +33,8 @@ from serving import (
 )
 
 from sortshuffle.format.index import RegionKind
+from sortshuffle.service import transport
+from sortshuffle.service.catalog import Catalog
 from sortshuffle.service.handshake import greet
 from sortshuffle.service.limits import Limits
 from sortshuffle.service.protocol import (
@@ -49,6 +54,7 @@ from sortshuffle.service.protocol import (
 )
 from sortshuffle.service.server_channel import State
 from sortshuffle.service.shuffle_service import ShuffleService
+from sortshuffle.service.transport import ServerTls
 from sortshuffle.storage.ranges import RegionRange, SubpartitionRange
 from sortshuffle.storage.reader import read_index
 
@@ -406,6 +412,59 @@ def test_idle_connections_are_closed(disk: Disk) -> None:
         assert client.streams[1].ended
 
 
+def held_up(monkeypatch: pytest.MonkeyPatch, method: str) -> threading.Event:
+    """The catalog's method does its work when the event is set."""
+    go, work = threading.Event(), getattr(Catalog, method)
+
+    def when_set(catalog: Catalog, *arguments: object) -> object:
+        assert go.wait(PATIENCE)
+        return work(catalog, *arguments)
+
+    monkeypatch.setattr(Catalog, method, when_set)
+    return go
+
+
+def test_a_connection_is_not_idle_while_something_is_done_for_it(
+    disk: Disk, service: ShuffleService, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = replace(disk.write_random()[1], attempt=0)
+    go = held_up(monkeypatch, "adoptable")
+
+    def much_later() -> int:
+        """The errands of the connection, when the time has been looked at."""
+        [connection] = service._shared.connections
+        connection.tick(service._shared.clock() + 10 * Limits().idle)
+        return connection._errands
+
+    client.send(pack_find_request(3, output))
+    until(lambda: bool(service._server.ask(lambda: service._shared.counts.requests)))
+    assert service._server.ask(much_later) == 1
+    go.set()
+    header, _ = client.receive()
+    assert (header.kind, header.channel) == (Kind.FIND_RESPONSE, 3)
+    service._server.ask(much_later)
+    assert client.is_cut_off()
+
+
+def test_all_requests_of_one_tls_record_are_heard(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What TLS has decrypted no selector sees."""
+    monkeypatch.setattr(transport, "RECEIVE_BYTES", 100)
+    authority = trustme.CA()
+    certificate = str(tmp_path / "certificate.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(certificate)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    output = replace(disk.write_random()[1], attempt=0)
+    settings = replace(SMALL, tls=ServerTls(certificate, certificate))
+    with serving(disk.root, settings) as service, Client(service.address, tls=trusting) as client:
+        client.send(b"".join(pack_find_request(number, output) for number in range(20)))
+        answers = [client.receive()[0] for _ in range(20)]
+    assert sorted(header.channel for header in answers) == list(range(20))
+    assert {header.kind for header in answers} == {Kind.FIND_RESPONSE}
+
+
 # Errors
 
 
@@ -531,18 +590,18 @@ def test_finished_outputs_of_ended_executors_are_found(tmp_path: Path) -> None:
     with serving(disk.root) as service, Client(service.address) as client:
         wanted = replace(output, attempt=0, file_id=DRIVER)
         header, body = ask(client, pack_find_request(3, wanted))
-        found = unpack_find_response(body)
+        found = unpack_find_response(header, body)
         assert (header.kind, header.channel, header.data_type) == (Kind.FIND_RESPONSE, 3, 1)
         assert found is not None
         assert (found.base, found.attempt, found.file_id) == (file.base, 77, output.file_id)
         header, body = ask(client, pack_find_request(4, replace(wanted, map_index=1)))
-        assert (header.data_type, unpack_find_response(body)) == (0, None)
+        assert (header.data_type, unpack_find_response(header, body)) == (0, None)
 
 
 def test_questions_are_bounded(disk: Disk) -> None:
     _, output = disk.write_random()
     with serving(disk.root, limits=Limits(questions=0)) as service, Client(service.address) as client:
-        header, body = ask(client, pack_find_request(3, output))
+        header, body = ask(client, pack_find_request(3, replace(output, attempt=0)))
         assert ErrorResponse.unpack(header, body).fault is Fault.TOO_MUCH
 
 
@@ -642,6 +701,24 @@ def test_too_many_channels(disk: Disk) -> None:
         client.request(4, output, credit=30)
         client.read(4)
         assert client.streams[4].ended
+
+
+def test_requests_that_are_cancelled_before_they_are_answered_are_bounded(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their channels are gone, and the work for them is not done yet."""
+    _, output = disk.write_random()
+    with serving(disk.root, limits=Limits(channels=3)) as service, Client(service.address) as client:
+        go = held_up(monkeypatch, "create_view")
+        for channel in range(6):
+            client.request(channel, output)
+            client.cancel(channel)
+        over = client.request(6, output)
+        client.read(6)
+        assert over.error is not None and over.error.fault is Fault.TOO_MUCH
+        go.set()
+        until(lambda: service._server.ask(lambda: next(iter(service._shared.connections))._errands) == 0)
+        assert client.fetch(output).ended
 
 
 def test_a_client_that_reads_no_answers_is_cut_off(disk: Disk) -> None:

@@ -54,6 +54,16 @@ def test_what_is_given_back_is_lent_in_turn_a_segment_at_a_time() -> None:
     assert credits.free == 10
 
 
+def test_who_comes_later_is_lent_nothing_before_those_who_wait() -> None:
+    credits = FloatingCredits(40)
+    holder, large, late = Channel(), Channel(30), Channel()
+    assert credits.borrow(holder, 2) == 20
+    assert credits.borrow(large, 1) == 0
+    assert credits.borrow(late, 1) == 0  # although 20 are free
+    credits.leave(holder)
+    assert (large.had, late.had) == ([30], [10])
+
+
 def test_floating_room_comes_to_be_shared_evenly_among_those_that_want_all() -> None:
     credits = FloatingCredits(1600)
     channels = [Channel() for _ in range(8)]

@@ -23,6 +23,7 @@ from sortshuffle.service.protocol import (
     Kind,
     MapOutputAddress,
     PartitionRequest,
+    Sender,
     pack_buffer_header,
     pack_end_of_partition,
 )
@@ -64,7 +65,7 @@ class Service:
         frame = self.stream.request(self.number, segment_bytes)
         if frame is None:
             return False
-        request = PartitionRequest.unpack(Header.unpack(frame[:24], 4096), frame[24:])
+        request = PartitionRequest.unpack(Header.unpack(frame[:24], Sender.CLIENT), frame[24:])
         subpartitions, regions = request.subpartitions, request.regions
         subpartition_count, region_count = (len(self.sizes), 1) if self.of_region else (1, len(self.sizes))
         assert (subpartitions.first, len(subpartitions)) == (5, subpartition_count)
@@ -108,7 +109,7 @@ class Service:
 
 
 def header_of(frame: bytes) -> Header:
-    header = Header.unpack(frame[:24], 8 << 20)
+    header = Header.unpack(frame[:24], Sender.SERVER)
     assert header.kind is Kind.BUFFER_RESPONSE
     return header
 

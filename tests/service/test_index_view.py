@@ -11,6 +11,7 @@ from consumers import random_pair
 from engine import open_files, write_pair
 from serving import no_descriptor_left
 
+from sortshuffle import calls
 from sortshuffle.errors import CorruptDataError, MissingDataError, UsageError
 from sortshuffle.service.index_view import IndexView
 from sortshuffle.storage.partitioned_file import PartitionedFile
@@ -82,6 +83,27 @@ def test_an_index_that_is_cut_short_is_damaged(file: PartitionedFile) -> None:
     assert view.poll(1, ALL) is None
     assert isinstance(view.cause, CorruptDataError)
     assert view.cause.place.file == file.index_path
+
+
+def test_whose_size_the_system_cannot_tell_for_now_is_not_missing(
+    file: PartitionedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(path: str) -> os.stat_result:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), path)
+
+    monkeypatch.setattr(calls, "stat", no_memory)
+    with pytest.raises(OSError) as caught:
+        IndexView(file, SEGMENT)
+    assert caught.value.errno == errno.ENOMEM
+    assert not isinstance(caught.value, MissingDataError)
+
+
+def test_an_index_of_which_the_system_gives_a_little_at_a_time_is_whole(
+    file: PartitionedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = IndexView(file, SEGMENT)
+    monkeypatch.setattr(calls, "pread", lambda descriptor, size, at: os.pread(descriptor, min(size, 100), at))
+    assert taken(view, 100)[0] == Path(file.index_path).read_bytes()
 
 
 def test_what_is_released_gives_nothing(file: PartitionedFile) -> None:

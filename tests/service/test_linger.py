@@ -11,11 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from engine import Pair, names, running, write_pair
+from engine import DRIVER, Pair, names, running, write_pair
 
+from sortshuffle.service.ended_homes import EndedHomes
 from sortshuffle.service.linger import LingeringSweep
 from sortshuffle.storage import janitor
+from sortshuffle.storage.forgotten import tell
 from sortshuffle.storage.lifetime import Owner, boot_id, process_start
+from sortshuffle.storage.partitioned_file import PartitionedFile
 
 LINGER = 100.0
 NOBODY = 2**22 + 1  # above every pid
@@ -67,6 +70,10 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
+def outputs(home: str) -> list[str]:
+    return [name for name in names(home) if name.startswith("exchange-")]
+
+
 @contextmanager
 def executor() -> Iterator[int]:
     with running("sleep", "600") as process:
@@ -100,6 +107,49 @@ def test_an_executor_that_comes_meanwhile_keeps_it(host: Host) -> None:
     assert host.after(LINGER - 1) == []
     assert host.after(LINGER - 1) == []
     assert len(host.after(1)) == 2
+
+
+def test_what_ended_executors_left_of_forgotten_exchanges_goes_while_the_application_lives(
+    host: Host,
+) -> None:
+    with executor() as pid:
+        home = host.home(pid)
+        ended, other = host.home(NOBODY), host.home(NOBODY + 1)
+        Path(PartitionedFile.named(other, 3, 17, 205).index_path).touch()  # damaged: it says of no driver
+        tell(home, DRIVER.hex(), [2, 4])
+        tell(ended, "another driver's", [3])
+        assert host.after(10 * LINGER) == []
+        assert [len(outputs(each)) for each in (home, ended, other)] == [2, 2, 3]
+        tell(home, DRIVER.hex(), [3])
+        assert host.after(0) == [ended]
+        assert outputs(other) == ["exchange-3-map-17-attempt-205.index"]
+        assert len(outputs(home)) == 2, "its janitor sees to what a live executor has"
+
+
+def test_what_went_is_not_given_to_adopt_any_more(host: Host) -> None:
+    homes = EndedHomes()
+
+    def left() -> list[str]:
+        return [file.base for file, _ in homes.outputs([str(host.root)], "app-1", 3, 17)]
+
+    with executor() as pid:
+        home, ended = host.home(pid), host.home(NOBODY)
+        for directory in (ended, os.path.dirname(ended)):
+            os.utime(directory, (1, 1))  # so that the listing is kept
+        assert left() == [PartitionedFile.named(ended, 3, 17, 204).base]
+        tell(home, DRIVER.hex(), [3])
+        assert host.after(0) == [ended]
+        assert left() == []
+
+
+def test_an_ended_executors_home_without_a_map_output_goes(host: Host) -> None:
+    with executor() as pid:
+        host.home(pid)
+        ended = host.home(NOBODY)
+        for name in names(ended):
+            if name.startswith("exchange-"):
+                os.unlink(os.path.join(ended, name))
+        assert host.after(0) == [ended]
 
 
 def test_it_goes_at_once_when_spark_has_removed_what_goes_with_the_application(host: Host) -> None:

@@ -22,9 +22,11 @@ from serving import APPLICATION, SEGMENT, SMALL, make_home, serving
 from sortshuffle.errors import (
     AuthenticationError,
     CorruptDataError,
+    DecryptionError,
     MissingDataError,
     ServiceUnavailableError,
 )
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
@@ -65,7 +67,14 @@ class Far:
         local = output.channel(subpartition)
         address = MapOutputAddress(APPLICATION, 1, output.map_index, output.map_index, output.file_id)
         return RemoteInputChannel(
-            self.clients, self.service.address, address, "far", local.path, local.writer, local.extents
+            self.clients,
+            self.service.address,
+            address,
+            "far",
+            local.path,
+            local.writer,
+            local.extents,
+            output.key,
         )
 
     def channels(self, outputs: Sequence[MapOutput], subpartition: int = 0) -> list[InputChannel]:
@@ -112,6 +121,7 @@ def maps(
     codec: Codec = Codec.LZ4,
     keys: np.random.Generator | None = None,
     first: int = 0,
+    key: EncryptionKey | None = None,
 ) -> list[MapOutput]:
     """Map outputs whose rows are numbered in the order of the maps. With ``keys`` each extent is sorted."""
     outputs, start = [], 0
@@ -121,7 +131,7 @@ def maps(
             whole = batch(start, rows * messages, wide, keys)
             written.append({0: [whole.slice(n * rows, rows) for n in range(messages)]})
             start += rows * messages
-        outputs.append(write_map(home, SCHEMA, written, map_index=map_index, codec=codec))
+        outputs.append(write_map(home, SCHEMA, written, map_index=map_index, codec=codec, key=key))
     return outputs
 
 
@@ -160,6 +170,23 @@ def test_rows_come_in_the_order_of_the_maps_whatever_is_remote(
         consumer = consumer_of(list(reversed(channels)), outputs, memory, tmp_path)
         assert numbers_of(consumer.gate.batches()) == list(range(6 * 3 * 120))
         assert consumer.budget.used == 0
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
+@pytest.mark.parametrize("memory", [64 * KIB, 64 * MIB], ids=["in parts", "whole"])
+def test_the_service_forwards_what_is_encrypted_and_the_consumer_decrypts(
+    root: Path, home: Path, tmp_path: Path, codec: Codec, memory: int
+) -> None:
+    outputs = maps(home, 4, codec=codec, key=EncryptionKey(bytes(16)))
+    with far(root) as host:
+        consumer = consumer_of(host.channels(outputs), outputs, memory, tmp_path)
+        assert numbers_of(consumer.gate.batches()) == list(range(4 * 3 * 120))
+        without = [replace(each, key=None) for each in outputs]
+        with pytest.raises(DecryptionError, match="there is no key"):
+            numbers_of(consumer_of(host.channels(without), without, memory, tmp_path).gate.batches())
+        wrong = [replace(each, key=EncryptionKey(bytes(32))) for each in outputs]
+        with pytest.raises(DecryptionError, match="the key is another one"):
+            numbers_of(consumer_of(host.channels(wrong), wrong, memory, tmp_path).gate.batches())
 
 
 @pytest.mark.parametrize("memory", [64 * KIB, 256 * KIB, MIB, 64 * MIB])

@@ -4,6 +4,7 @@ homes go with it, and not before the application."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -20,8 +21,10 @@ from typing import Any
 
 import pytest
 from engine import ENVIRONMENT, Pair, eventually, running, write_pair
+from failing import not_told
 from serving import no_descriptor_left
 
+from sortshuffle import calls
 from sortshuffle.errors import ServiceUnavailableError, UsageError
 from sortshuffle.options import MIB, Options
 from sortshuffle.service import rendezvous
@@ -108,6 +111,21 @@ def test_whoever_comes_later_finds_it_and_adds_directories(place: str) -> None:
         assert rendezvous.ensure(place, HOST, CONFIG, executor(os.getpid(), "/a")) == address
         assert sorted(rendezvous.roots_of(place)) == ["/a", "/b", "/c"]
     assert supervised(place) == started
+
+
+def test_a_lock_that_the_system_closes_with_an_error_is_given_back(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def close(descriptor: int) -> None:
+        os.close(descriptor)
+        raise OSError(errno.EIO, "closing fails")
+
+    monkeypatch.setattr(calls, "close", close)
+    for _ in range(2):
+        with rendezvous._locked(place):
+            assert os.path.isdir(place)
+    with pytest.raises(ValueError, match="its own"), rendezvous._locked(place):
+        raise ValueError("its own")
 
 
 def test_of_many_that_come_at_once_one_starts_it(place: str, tmp_path: Path) -> None:
@@ -438,6 +456,35 @@ def test_one_whose_shared_homes_outlive_its_executors_waits_until_spark_removes_
     assert [each.shared_homes for each in rendezvous.registrations(place)] == [waiting.shared_homes]
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_one_whose_homes_spark_serves_counts_as_live_until_they_are_gone(
+    place: str, ended: int, tmp_path: Path, keep: bool
+) -> None:
+    blocks = tmp_path / "above" / "blockmgr-1"
+    blocks.mkdir(parents=True)
+    served = executor(ended, str(blocks.parent))
+    local = (str(blocks),)
+    whose = replace(served.owner, local_directories=local, served_by_spark=True, keep=keep)
+    served = replace(served, owner=whose)
+    home = blocks.parent / "sortshuffle" / "app-1" / served.owner.home_name
+    home.mkdir(parents=True)
+    register(place, served)
+    assert rendezvous.forget_ended(place) is Life.LIVE
+    assert rendezvous.registrations(place) == [served], "other hosts read what it left"
+    with not_told("boot_id", "ns/pid"):
+        assert rendezvous.forget_ended(place) is Life.LIVE
+    assert rendezvous.registrations(place) == [served]
+    away = str(blocks.parent) + " away"
+    os.rename(blocks.parent, away)
+    assert rendezvous.forget_ended(place) is Life.OVER, "its application has ended"
+    os.rename(away, blocks.parent)
+    register(place, served)
+    assert not rendezvous.dissolve(place, Life.WAITING), "however long that takes"
+    home.rmdir()
+    assert rendezvous.forget_ended(place) is Life.OVER
+    assert rendezvous.registrations(place) == []
+
+
 @pytest.mark.parametrize(
     "what", ["without a shared home", "with an engine that ends with its executor"], ids=lambda what: what
 )
@@ -496,7 +543,7 @@ def test_a_producer_that_comes_while_it_is_dissolved_makes_a_new_one(
         remove(path, **how)
 
     register(place, executor(ended, "/a"))
-    monkeypatch.setattr(rendezvous.shutil, "rmtree", remove_and_meet)
+    monkeypatch.setattr(calls, "rmtree", remove_and_meet)
     assert rendezvous.dissolve(place)
     assert rendezvous.roots_of(place) == ("/b",)
     assert os.listdir(os.path.dirname(place)) == [os.path.basename(place)]

@@ -13,6 +13,7 @@ from consumers import PATIENCE, Consumer, Reads, one, random_pair, read_pool, re
 from engine import ID, OTHER_ID, names, open_files, write_pair
 from serving import until
 
+from sortshuffle import calls
 from sortshuffle.errors import MissingDataError, StateError, UsageError
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.read.subpartition_reader import SubpartitionReader
@@ -288,7 +289,7 @@ def test_files_that_cannot_be_deleted_are_reported(service: Service, monkeypatch
         raise PermissionError(13, "Permission denied", path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "unlink", refuse)
+        patched.setattr(calls, "unlink", refuse)
         deleted = service.manager.release(ID)
     with pytest.raises(PermissionError):
         deleted.result(0)

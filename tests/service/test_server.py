@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import SEGMENT, SMALL, Client, Disk, id_of, make_disk, serving, until
 
+from sortshuffle import calls
 from sortshuffle.errors import AuthenticationError, ServiceUnavailableError
 from sortshuffle.service.limits import Limits
 from sortshuffle.service.protocol import PROOF_BYTES, Hello
@@ -117,16 +118,16 @@ def test_when_no_file_is_left_for_a_connection_the_others_go_on(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, output = disk.write_random()
-    real, failed = socket.socket.accept, threading.Event()
+    real, failed = calls.accept, threading.Event()
 
-    def accept(self: socket.socket) -> tuple[socket.socket, object]:
+    def accept(listening: socket.socket) -> tuple[socket.socket, object]:
         if not failed.is_set():
             failed.set()
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return real(self)
+        return real(listening)
 
     with serving(disk.root) as service, Client(service.address) as first:
-        monkeypatch.setattr(socket.socket, "accept", accept)
+        monkeypatch.setattr(calls, "accept", accept)
         with Client(service.address) as second:  # taken a little later
             assert failed.is_set()
             assert first.fetch(output).ended

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from sortshuffle.service.protocol import (
     HEADER_BYTES,
-    MOST_RESPONSE_BYTES,
     Data,
     Header,
     MapOutputAddress,
     PartitionRequest,
+    Sender,
 )
 from sortshuffle.service.server_channel import ServerChannel, State
 
@@ -75,7 +75,7 @@ def frames(channel: ServerChannel) -> list[tuple[Header, bytes]]:
     assert taken is not None
     data, found = b"".join(taken[0]), []
     while data:
-        header = Header.unpack(data[:HEADER_BYTES], MOST_RESPONSE_BYTES)
+        header = Header.unpack(data[:HEADER_BYTES], Sender.SERVER)
         end = HEADER_BYTES + header.length
         found.append((header, data[HEADER_BYTES:end]))
         data = data[end:]

@@ -161,6 +161,16 @@ def test_shared_homes_are_those_of_all_who_have_a_token(place: str) -> None:
     assert roots.shared_homes() == SharedHomes(shared.shared_homes, TOKEN, keep=True)
 
 
+@pytest.mark.parametrize("outlives", [True, False])
+def test_homes_in_directories_that_spark_removes_are_known(place: str, outlives: bool) -> None:
+    shared = registration("/b", "/c", token=TOKEN)
+    owner = replace(shared.owner, local_directories=("/b/blockmgr-1",), outlived=outlives)
+    rendezvous.ensure(place, HOST, CONFIG, replace(shared, owner=owner))
+    of_spark = frozenset(shared.shared_homes[:1]) if outlives else frozenset()
+    expected = SharedHomes(shared.shared_homes, TOKEN, of_spark=of_spark)
+    assert RegisteredRoots(place).shared_homes() == expected
+
+
 def test_the_home_at_a_url_is_the_only_one(place: str) -> None:
     stored = replace(registration(), token=TOKEN, url="s3://bucket/x")
     rendezvous.ensure(place, HOST, CONFIG, stored)

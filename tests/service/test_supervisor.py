@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 from engine import ENVIRONMENT, end, eventually, kill, printed, running
 
-from sortshuffle.service import rendezvous
+from sortshuffle.service import rendezvous, supervisor
 from sortshuffle.service.http import fetch_status
 from sortshuffle.service.rendezvous import Registration, ServiceConfig, Supervised
 from sortshuffle.service.supervisor import FIRST_DELAY, LAST_DELAY, QUIET, STEADY, BackOff, ServiceProcess
@@ -238,6 +239,27 @@ def test_one_that_cannot_be_started_for_now_is_tried_again(
                 service.keep_up(BOUND)
             first = service._process
             service.keep_up(BOUND)
+            assert service._process is not first
+        finally:
+            service.stop()
+
+
+def test_the_application_is_looked_at_while_a_service_is_not_started_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits an hour here, which would be past the time limit of a test."""
+    monkeypatch.setattr(supervisor, "FIRST_DELAY", 3600.0)
+    monkeypatch.setattr(supervisor, "LAST_DELAY", 3600.0)
+    with socket.create_server((HOST, 0)) as listening, socket.socket(socket.AF_UNIX) as local:
+        service = ServiceProcess(str(tmp_path), (listening.fileno(), local.fileno()), b"\n")
+        try:
+            first = service._process
+            first.wait(BOUND)  # no configuration: it ends
+            service.keep_up(0.01)  # sees that
+            service.keep_up(0.01)
+            assert service._process is first
+            monkeypatch.setattr(service, "_due", time.monotonic())
+            service.keep_up(0.01)
             assert service._process is not first
         finally:
             service.stop()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
+from sortshuffle import calls
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.options import KIB
 
@@ -64,19 +65,19 @@ class ByteStream:
         if self._unsent:
             pieces, self._unsent = [*self._unsent, *pieces], []
         try:
-            sent = self._socket.sendmsg(pieces)
+            sent = calls.sendmsg(self._socket, pieces)
             if sent == sum(map(len, pieces)):
                 return
             for piece in pieces:
                 if sent < len(piece):
-                    self._socket.sendall(memoryview(piece)[sent:])
+                    calls.sendall(self._socket, memoryview(piece)[sent:])
                 sent = max(0, sent - len(piece))
         except OSError as error:
             raise StreamEndedError from error
 
     def _receive(self, view: memoryview, flags: int = 0) -> int:
         try:
-            count = self._socket.recv_into(view, len(view), flags)
+            count = calls.recv_into(self._socket, view, len(view), flags)
         except OSError as error:
             raise StreamEndedError from error
         if not count:

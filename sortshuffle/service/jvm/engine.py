@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hmac
 import logging
-import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +20,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from sortshuffle.errors import BufferTimeoutError, ServiceUnavailableError, SortShuffleError, StateError
+from sortshuffle import calls
+from sortshuffle.errors import (
+    BufferTimeoutError,
+    ProtocolError,
+    ServiceUnavailableError,
+    SortShuffleError,
+    StateError,
+    WorkerSetupError,
+)
+from sortshuffle.format.encryption import EncryptionKey, why_no_encryption
 from sortshuffle.format.header import Codec
 from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.memory.shared_budget import SharedMemory
@@ -45,6 +54,10 @@ from sortshuffle.storage.stored_files import is_url, root_and_application
 # Map outputs that are written at the same time; further ones wait. Each has a segment, which costs nothing
 # but address space until a frame comes
 MOST_WRITERS = 256
+# Share of a limited address space that their segments take at most. A service that a Python worker starts has
+# the worker's limit (spark.executor.pyspark.memory), which is mostly less than 256 segments are; it has an
+# engine even if no JVM of the application ever asks for one
+SEGMENTS_SHARE = 1 / 4
 # Bytes of records that each writer may hold whatever the others do: two frames, and what writing them
 # takes. With less every frame would be a region
 FLOOR_BYTES = 16 * MIB
@@ -75,11 +88,13 @@ class EngineSettings:
 @dataclass(frozen=True, slots=True)
 class SharedHomes:
     """``paths``: the application's shared homes on this host, or its one home at a URL. ``token``: the
-    application's, hex digits; empty while no JVM has registered. ``keep``: the homes stay when it ends."""
+    application's, hex digits; empty while no JVM has registered. ``keep``: the homes stay when it ends.
+    ``of_spark``: those in directories that Spark makes; one that is gone with its root is not made again."""
 
     paths: tuple[str, ...]
     token: str = ""
     keep: bool = False
+    of_spark: frozenset[str] = frozenset()
 
 
 class Engine:
@@ -93,8 +108,11 @@ class Engine:
         self._making = threading.Lock()  # guards the dict
         self._ready: set[str] = set()  # homes that were made
         known = KnownOutputs()
-        self.outputs = MapOutputs(lambda: self._registered().paths, known, self._homes)
-        segments = NetworkBufferPool(MOST_WRITERS, SEGMENT_BYTES, option=MEMORY_OPTION)
+        self._key: EncryptionKey | None = None
+        self._keying = threading.Lock()
+        self.outputs = MapOutputs(lambda: self._registered().paths, known, self._homes, lambda: self._key)
+        self._most_writers = most_writers()
+        segments = NetworkBufferPool(self._most_writers, SEGMENT_BYTES, option=MEMORY_OPTION)
         self.memory = SharedMemory(settings.write_memory, FLOOR_BYTES)
         self._writing = WritingResources(
             settings.application,
@@ -105,7 +123,7 @@ class Engine:
             settings.codec,
             settings.codec_level,
         )
-        self._writers = threading.BoundedSemaphore(MOST_WRITERS)
+        self._writers = threading.BoundedSemaphore(self._most_writers)
         self._telling = ThreadPoolExecutor(TELLERS, thread_name_prefix="sortshuffle-remove")
         self._unheard = UnheardServices()
         self._remote = RemoteSettings.of(settings.application, settings.clients)
@@ -136,14 +154,29 @@ class Engine:
         except (OSError, SortShuffleError) as error:  # who writes hears of it
             _log.warning("the shared homes are not ready: %s", error)
 
+    def use_key(self, secret: bytes) -> None:
+        """The key of the application's files, which each of its JVMs gives. It is kept in memory alone.
+        Raises `ProtocolError` for another one than before, or for what is no key; `WorkerSetupError` where
+        this Python cannot encrypt."""
+        with self._keying:
+            try:
+                key = EncryptionKey(bytes(secret))
+            except ValueError as error:
+                raise ProtocolError(f"a JVM has given a key that is none: {error}") from None
+            if self._key is not None and not hmac.compare_digest(self._key.secret, key.secret):
+                raise ProtocolError("a JVM has given another key than the one before it")
+            if self._key is None and (missing := why_no_encryption()):
+                raise WorkerSetupError(f"files are to be encrypted, and {missing}")
+            self._key = key
+
     @contextmanager
     def writing(self, request: WriteRequest) -> Iterator[MapOutputWriting]:
         """A new map output, which is abandoned unless it is finished. Waits while too many are written.
         Raises `BufferTimeoutError`, and as `MapOutputs.new` does."""
         if not self._writers.acquire(timeout=WRITER_TIMEOUT):
             raise BufferTimeoutError(
-                f"{MOST_WRITERS} map outputs are written on this host at the same time, and none was finished"
-                f" for {WRITER_TIMEOUT:g} s: let fewer tasks run at a time, by spark.executor.cores"
+                f"{self._most_writers} map outputs are written on this host at the same time, and none was"
+                f" finished for {WRITER_TIMEOUT:g} s: let fewer tasks run at a time, by spark.executor.cores"
             )
         try:
             writing = MapOutputWriting(request, self._writing)
@@ -158,8 +191,10 @@ class Engine:
         """What reads these blocks. The caller closes it."""
         stored = next(filter(is_url, self._registered().paths), "")
         if stored:  # whatever services the request names
-            return BlockReader(request, self.outputs, "", replace(self._stored, home=stored))
-        return BlockReader(request, self.outputs, self.settings.address, self._remote)
+            elsewhere = replace(self._stored, home=stored, key=self._key)
+            return BlockReader(request, self.outputs, "", elsewhere)
+        remote = self._remote if self._key is None else replace(self._remote, key=self._key)
+        return BlockReader(request, self.outputs, self.settings.address, remote)
 
     def remove(self, request: RemoveRequest) -> None:
         """Delete a shuffle's map outputs here; the services that are named are told in the background. What
@@ -238,8 +273,8 @@ class Engine:
             with self._making:
                 lock = self._home_locks.setdefault(home, threading.Lock())
             with lock:  # of this home alone: a disk that hangs stops nobody who writes elsewhere
-                if home not in self._ready or not os.path.isdir(home):
-                    self._make(home, found.keep)
+                if home not in self._ready or not calls.isdir(home):
+                    self._make(home, found)
         return found.paths
 
     def _sweep_later(self, home: str) -> None:
@@ -248,9 +283,10 @@ class Engine:
         timer.daemon = True
         timer.start()
 
-    def _make(self, home: str, keep: bool) -> None:
+    def _make(self, home: str, found: SharedHomes) -> None:
         try:
-            make_shared_home(home, self.settings.keeper, keep)
+            makes_root = home not in found.of_spark
+            make_shared_home(home, self.settings.keeper, found.keep, makes_root=makes_root)
         except OSError as error:
             if home_failures.is_homes_fault(error):
                 home_failures.remember(home, error)
@@ -273,3 +309,11 @@ def _swept(home: str) -> None:
         sweep_partials(home, time.time())
     except OSError as error:
         _log.warning("unfinished files in %s stay until the application ends: %s", home, error)
+
+
+def most_writers() -> int:
+    """How many map outputs may be written at the same time in the address space of this process."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft == resource.RLIM_INFINITY:
+        return MOST_WRITERS
+    return max(1, min(MOST_WRITERS, int(soft * SEGMENTS_SHARE) // SEGMENT_BYTES))

@@ -1,6 +1,9 @@
 """The greeting: the 16 bytes that a JVM and the engine send each other first (docs/manager.md).
 
 The engine's greeting has the port of its service: a service that was started again may have another port.
+Port 0 refuses the JVM's key, and the reply that follows says why.
+A JVM's says how many bytes of a key follow it, by which the application's files are encrypted. The launcher
+gives none.
 
 Standard library only: the launcher sends it, too, and each JVM's first shuffle waits for the launcher.
 """
@@ -12,8 +15,10 @@ import struct
 from sortshuffle.errors import ProtocolError
 
 MAGIC = b"\x89SSJ\r\n\x1a\n"
-VERSION = 2
+VERSION = 3
+MOST_KEY_BYTES = 32
 GREETING = struct.Struct("<8sII")
+_MOST_PORT = (1 << 16) - 1
 
 
 def pack_greeting(port: int = 0) -> bytes:
@@ -21,9 +26,10 @@ def pack_greeting(port: int = 0) -> bytes:
     return GREETING.pack(MAGIC, VERSION, port)
 
 
-def check_greeting(data: bytes | bytearray) -> None:
-    """Raise `ProtocolError` unless the peer speaks this version."""
-    magic, version, _ = GREETING.unpack(data)
+def check_greeting(data: bytes | bytearray, is_of_engine: bool = False) -> int:
+    """Raise `ProtocolError` unless the peer, a JVM or the engine, speaks this version. What its greeting ends
+    with: the port, or the length of a JVM's key."""
+    magic, version, last = GREETING.unpack(data)
     if magic != MAGIC:
         raise ProtocolError(f"the peer is no shuffle manager: it begins with {magic!r}")
     if version != VERSION:
@@ -31,3 +37,7 @@ def check_greeting(data: bytes | bytearray) -> None:
             f"the peer speaks version {version} of the manager's protocol, and this engine {VERSION}:"
             " use one release of sortshuffle in the driver and on all hosts"
         )
+    if last > (_MOST_PORT if is_of_engine else MOST_KEY_BYTES):
+        what = "a port" if is_of_engine else "the length of a key"
+        raise ProtocolError(f"a greeting with {last} in the place of {what}")
+    return int(last)

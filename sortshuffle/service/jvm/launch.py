@@ -21,6 +21,7 @@ import sys
 import time
 from dataclasses import dataclass
 
+from sortshuffle import calls
 from sortshuffle.errors import (
     OptionError,
     ProtocolError,
@@ -155,15 +156,15 @@ def _wait_until_up(path: str, directory: str) -> None:
 
 
 def _greet(path: str, timeout: float) -> None:
-    with socket.socket(socket.AF_UNIX) as client:
+    with calls.new_socket(socket.AF_UNIX) as client:
         client.settimeout(timeout)
-        client.connect(path)
-        client.sendall(pack_greeting())
+        calls.connect(client, path)
+        calls.sendall(client, pack_greeting())
         with client.makefile("rb") as answers:
             answer = answers.read(GREETING.size)
     if len(answer) < GREETING.size:
         raise ConnectionError("it has closed the connection")
-    check_greeting(answer)
+    check_greeting(answer, is_of_engine=True)
 
 
 def _last_words(directory: str) -> str:

@@ -33,7 +33,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from sortshuffle import calls
 from sortshuffle.errors import MissingDataError, Place
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import FileHeader
 from sortshuffle.format.index import Index
 from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small, read_small
@@ -124,10 +126,10 @@ class IndexedMapOutput:
 MapOutput: TypeAlias = SmallMapOutput | IndexedMapOutput
 
 
-def _opened(file: PartitionedFile, file_id: bytes, reads_small: bool) -> MapOutput:
+def _opened(file: PartitionedFile, file_id: bytes, reads_small: bool, key: EncryptionKey | None) -> MapOutput:
     """``reads_small``: read it whole if it is small. Raises as `MapOutputs.open` does."""
     index = read_index(file, file_id)
-    reader = PartitionedFileReader(file, file_id, str(index.writer))
+    reader = PartitionedFileReader(file, file_id, str(index.writer), key=key)
     try:
         reader.expect_size(index.data_bytes)
         if not (reads_small and is_small(index)):
@@ -235,11 +237,17 @@ class KnownOutputs:
 
 
 class MapOutputs:
-    """``homes``: where finished ones are found. ``writable``: where new ones go; None for the same."""
+    """``homes``: where finished ones are found. ``writable``: where new ones go; None for the same. ``key``:
+    gives the application's, or None where its files are not encrypted."""
 
     def __init__(
-        self, homes: Homes, known: KnownOutputs | None = None, writable: Homes | None = None
+        self,
+        homes: Homes,
+        known: KnownOutputs | None = None,
+        writable: Homes | None = None,
+        key: Callable[[], EncryptionKey | None] = lambda: None,
     ) -> None:
+        self._key = key
         self._homes = homes
         self._writable = writable or homes
         self._removals = 0  # that have begun or ended; what is found meanwhile is not kept
@@ -255,7 +263,7 @@ class MapOutputs:
         def create(home: str) -> PartitionedFileWriter:
             file = PartitionedFile.named(home, shuffle, map_index, map_id)
             # The driver makes the home at a URL: where it is not there, the mount or the application is gone.
-            return PartitionedFileWriter(file, header, makes_directory=False)
+            return PartitionedFileWriter(file, header, makes_directory=False, key=self._key())
 
         homes = tuple(self._writable())
         if is_url(homes[0]):
@@ -336,7 +344,7 @@ class MapOutputs:
         for home in homes:
             file = PartitionedFile.named(home, shuffle, map_index, map_id)
             try:
-                return _opened(file, file_id, reads_small=self._known.has_room_for_small())
+                return _opened(file, file_id, self._known.has_room_for_small(), self._key())
             except MissingDataError:
                 continue  # it is not there, or another one of that name
         file = PartitionedFile.named(homes[0] if homes else "", shuffle, map_index, map_id)
@@ -345,7 +353,7 @@ class MapOutputs:
 
 
 def _stamp(path: str) -> tuple[int, int, int]:
-    found = os.stat(path)
+    found = calls.stat(path)
     return found.st_ino, found.st_size, found.st_ctime_ns
 
 
@@ -361,7 +369,7 @@ def _name(file: PartitionedFile) -> str:
 def _files(home: str, prefix: str) -> Iterator[PartitionedFile]:
     """Finished ones: the index gets its name last."""
     try:
-        names = os.listdir(home)
+        names = calls.listdir(home)
     except FileNotFoundError:
         return
     for name in names:

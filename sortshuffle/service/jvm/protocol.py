@@ -2,8 +2,9 @@
 
 Used by the engine; the other end is Java's. Nothing here does I/O. What both send first is in `greeting`.
 
-Rule: both ends are processes of one user, and of one application. What does not fit is a `ProtocolError` all
-the same, and costs the peer its connection: the two may be of different releases.
+Rule: both ends are processes of one user, and of one application. What is not as documented is a
+`ProtocolError` all the same, bytes that must be 0 among it, and costs the peer its connection: the two may be
+of different releases.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import numpy.typing as npt
 
 from sortshuffle.errors import ProtocolError
 
-REQUEST = struct.Struct("<BxxxI")
-"""Operation, bytes of the body."""
+REQUEST = struct.Struct("<B3sI")
+"""Operation, three bytes that are 0, bytes of the body."""
 REPLY = struct.Struct("<BxxxI")
 """Status, bytes of the body."""
 FRAME = struct.Struct("<ii")
@@ -32,6 +33,7 @@ STREAM_ERROR = b"\xff\xff\xff\xff"
 MOST_SUBPARTITIONS = 1 << 24
 """Spark's own shuffle takes as many at most in its serialized form; an index has 48 bytes for each."""
 
+_NOTHING = bytes(3)
 _WRITE = struct.Struct("<iiqii")
 _SHARE = struct.Struct("<q")
 _SHARED_FRAME = struct.Struct("<iiiii")
@@ -64,14 +66,18 @@ class Operation(IntEnum):
     SHARED_FRAME = 7
 
 
-MOST_BODY_BYTES = {
-    Operation.WRITE: 24,
-    Operation.FRAME: (1 << 31) + (1 << 10),  # one record of Java's largest array
-    Operation.FINISH: 0,
-    Operation.READ: 256 << 20,  # some six million blocks
-    Operation.REMOVE: 16 << 20,
-    Operation.SHARE: 8,
-    Operation.SHARED_FRAME: 20,
+ID_AND_END_BYTES = 8  # that a record of a frame has beside its own bytes
+MOST_FRAME_BYTES = (1 << 31) + (1 << 10)  # one record of Java's largest array
+MOST_READ_BYTES = 256 << 20  # some six million blocks
+MOST_REMOVE_BYTES = 16 << 20
+_BODY_BYTES = {
+    Operation.WRITE: range(_WRITE.size, _WRITE.size + 1),
+    Operation.FRAME: range(FRAME.size, MOST_FRAME_BYTES + 1),
+    Operation.FINISH: range(1),
+    Operation.READ: range(_READ.size, MOST_READ_BYTES + 1),
+    Operation.REMOVE: range(_REMOVE.size, MOST_REMOVE_BYTES + 1),
+    Operation.SHARE: range(_SHARE.size, _SHARE.size + 1),
+    Operation.SHARED_FRAME: range(_SHARED_FRAME.size, _SHARED_FRAME.size + 1),
 }
 """Of a request's body."""
 
@@ -85,6 +91,34 @@ class Status(IntEnum):
     FAILED = 3
     LOST = 4
     UNREACHABLE = 5
+
+
+def pack_request(operation: Operation, size: int) -> bytes:
+    """What comes before a body of so many bytes."""
+    return REQUEST.pack(operation, _NOTHING, size)
+
+
+def unpack_request(data: bytes | bytearray) -> tuple[Operation, int]:
+    """What is asked for, and the bytes of its body. Raises `ProtocolError`."""
+    operation, nothing, size = REQUEST.unpack(data)
+    if operation not in Operation._value2member_map_:
+        raise ProtocolError(f"operation {operation}, which this release does not know")
+    known = Operation(operation)
+    if nothing != _NOTHING:
+        raise ProtocolError(f"{known.name} with {nothing.hex()} where zeros are expected")
+    allowed = _BODY_BYTES[known]
+    if size not in allowed:
+        raise ProtocolError(f"{known.name} of {size} bytes, where {allowed[0]} to {allowed[-1]} are allowed")
+    return known, size
+
+
+def unpack_frame(data: bytes | bytearray, size: int) -> int:
+    """How many records a frame has. ``data``: the `FRAME` that it begins with; ``size``: bytes behind that.
+    Raises `ProtocolError`."""
+    records, record_bytes = FRAME.unpack(data)
+    if records < 1 or record_bytes < 0 or size != ID_AND_END_BYTES * records + record_bytes:
+        raise ProtocolError(f"a frame of {records} records and {record_bytes} bytes in {size} bytes")
+    return int(records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +199,10 @@ class ReadRequest:
         """Raises `ProtocolError`."""
         if len(body) < _READ.size:
             raise ProtocolError(f"a request to read of {len(body)} bytes")
-        shuffle, service_count, block_count, _ = _READ.unpack_from(body)
+        shuffle, service_count, block_count, nothing = _READ.unpack_from(body)
         _expect_shuffle(shuffle)
+        if nothing:
+            raise ProtocolError(f"a request to read with {nothing} where 0 is expected")
         services, position = _texts(body, _READ.size, service_count)
         if block_count < 0 or len(body) - position != block_count * _BLOCK.itemsize:
             raise ProtocolError(f"{block_count} blocks in {len(body) - position} bytes")

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from sortshuffle.errors import CorruptDataError, DataLossError, ProtocolError, ServiceUnavailableError
 from sortshuffle.format.checksum import BytesLike
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import Index
 from sortshuffle.options import MIB
 from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceClients
@@ -57,12 +58,13 @@ Answer: TypeAlias = Known | DataLossError | ServiceUnavailableError
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
     """How the engine talks to other hosts. ``known``: what it knows of their map outputs. ``under_way``: map
-    outputs that are being read, by service and file id."""
+    outputs that are being read, by service and file id. ``key``: by which they are decrypted."""
 
     application: str
     clients: ClientSettings
     known: KnownElsewhere
     under_way: SingleFlight[Known]
+    key: EncryptionKey | None = None
 
     @staticmethod
     def of(application: str, clients: ClientSettings) -> RemoteSettings:
@@ -186,7 +188,8 @@ class RemoteBlocks(BlocksElsewhere):
 
         def read_whole() -> SmallOutput | None:
             try:
-                return read_small(_WholeReader(client, output, service, path, index), index)
+                reader = _WholeReader(client, output, service, path, index, self._settings.key)
+                return read_small(reader, index)
             except CorruptDataError:
                 return None  # maybe only on the way: extent by extent the service is asked what it finds
 
@@ -208,6 +211,7 @@ class RemoteBlocks(BlocksElsewhere):
                     found.path,
                     str(index.writer),
                     extents,
+                    self._settings.key,
                 )
 
     def _address(self, block: Block) -> MapOutputAddress:
@@ -231,9 +235,15 @@ class _WholeReader(ExtentReader):
     """All extents of a small map output, by one request. ``client``: of the service that has it."""
 
     def __init__(
-        self, client: ServiceClient, output: MapOutputAddress, service: str, path: str, index: Index
+        self,
+        client: ServiceClient,
+        output: MapOutputAddress,
+        service: str,
+        path: str,
+        index: Index,
+        key: EncryptionKey | None,
     ) -> None:
-        super().__init__(path, str(index.writer))
+        super().__init__(path, str(index.writer), key, output.file_id)
         self._client = client
         self._output = output
         self._service = service

@@ -21,7 +21,8 @@ import threading
 import time
 from contextlib import closing
 
-from sortshuffle.errors import OutOfDiskError, ProtocolError, UsageError
+from sortshuffle import calls
+from sortshuffle.errors import OutOfDiskError, ProtocolError, SortShuffleError, UsageError
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.options import KIB
 from sortshuffle.service.jvm import shared_frames
@@ -31,7 +32,6 @@ from sortshuffle.service.jvm.greeting import GREETING, check_greeting, pack_gree
 from sortshuffle.service.jvm.lost import LostBlocksError
 from sortshuffle.service.jvm.protocol import (
     FRAME,
-    MOST_BODY_BYTES,
     REQUEST,
     Operation,
     ReadRequest,
@@ -41,12 +41,15 @@ from sortshuffle.service.jvm.protocol import (
     WriteRequest,
     pack_chunk,
     pack_reply,
+    pack_request,
     pack_stream_error,
+    unpack_frame,
+    unpack_request,
     unpack_share,
 )
 from sortshuffle.service.jvm.reading import BlockReader
 from sortshuffle.service.jvm.shared_frames import SharedFrames
-from sortshuffle.service.jvm.writing import ID_AND_END_BYTES, MapOutputWriting, records_of
+from sortshuffle.service.jvm.writing import MapOutputWriting, records_of
 
 SEND_BYTES = 512 * KIB  # of records that are gathered for one chunk: a call's cost vanishes
 # Pieces that are smaller on average are joined: a call takes 0.3 us for each, copying 0.1 ns for each byte.
@@ -56,7 +59,7 @@ ACCEPT_PAUSE = 0.1  # seconds, where the system has no descriptor or thread for 
 DRAIN_BYTES = 256 * KIB
 
 _ACKNOWLEDGEMENT = pack_reply(Status.DONE)
-_FINISH = REQUEST.pack(Operation.FINISH, 0)
+_FINISH = pack_request(Operation.FINISH, 0)
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +81,7 @@ class JvmServer:
         """Take no further connections. Those that are open end with their JVMs."""
         self._stopped = True
         try:
-            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            calls.shutdown(self._listening, socket.SHUT_RDWR)  # wakes the thread
         except OSError:
             pass
         self._thread.join()
@@ -87,7 +90,7 @@ class JvmServer:
     def _run(self) -> None:
         while True:
             try:
-                accepted, _ = self._listening.accept()
+                accepted, _ = calls.accept(self._listening)
             except OSError as error:
                 if self._stopped or self._listening.fileno() < 0:
                     return
@@ -127,7 +130,7 @@ class JvmConnection:
     def _serve_all(self) -> None:
         try:
             self._greet()
-        except ProtocolError as error:
+        except SortShuffleError as error:
             _log.warning("a connection is closed: %s", error)
             return
         try:
@@ -138,18 +141,25 @@ class JvmConnection:
 
     def _greet(self) -> None:
         data = self._stream.received(GREETING.size)
+        try:
+            key_bytes = check_greeting(data)
+        except ProtocolError:
+            self._stream.send([pack_greeting(self._engine.port)])  # by which it knows the release
+            raise
+        if key_bytes:
+            self._use_key(bytes(self._stream.received(key_bytes)))
         self._stream.send([pack_greeting(self._engine.port)])
-        check_greeting(data)
+
+    def _use_key(self, key: bytes) -> None:
+        """What is refused is told in place of a port, before the JVM counts as greeted."""
+        try:
+            self._engine.use_key(key)
+        except SortShuffleError as error:
+            self._stream.send([pack_greeting(), pack_reply(_status_of(error), str(error).encode())])
+            raise
 
     def _request(self) -> tuple[Operation, int]:
-        operation, size = REQUEST.unpack(self._stream.received(REQUEST.size))
-        try:
-            known = Operation(operation)
-        except ValueError:
-            raise ProtocolError(f"operation {operation}, which this release does not know") from None
-        if size > MOST_BODY_BYTES[known]:
-            raise ProtocolError(f"{known.name} of {size} bytes, where {MOST_BODY_BYTES[known]} are allowed")
-        return known, size
+        return unpack_request(self._stream.received(REQUEST.size))
 
     def _serve(self, operation: Operation, size: int) -> None:
         match operation:
@@ -193,12 +203,10 @@ class JvmConnection:
             if operation is Operation.SHARED_FRAME:
                 self._add_shared(writing, SharedFrame.unpack(self._stream.received(size)))
                 continue
-            if operation is not Operation.FRAME or size < FRAME.size:
-                raise ProtocolError(f"{operation.name} of {size} bytes within a map output")
-            records, record_bytes = FRAME.unpack(self._stream.received(FRAME.size))
+            if operation is not Operation.FRAME:
+                raise ProtocolError(f"{operation.name} within a map output")
             size -= FRAME.size
-            if records < 1 or record_bytes < 0 or size != ID_AND_END_BYTES * records + record_bytes:
-                raise ProtocolError(f"a frame of {records} records and {record_bytes} bytes in {size} bytes")
+            records = unpack_frame(self._stream.received(FRAME.size), size)
             memory = writing.frame_memory(size)
             try:
                 self._stream.fill(memory.view)
@@ -223,8 +231,8 @@ class JvmConnection:
         # the JVM's next write fails now. What it had sent is read first: were any of it left, closing would
         # throw the reply away, too
         try:
-            self._socket.shutdown(socket.SHUT_RD)
-            while self._socket.recv(DRAIN_BYTES):
+            calls.shutdown(self._socket, socket.SHUT_RD)
+            while calls.recv(self._socket, DRAIN_BYTES):
                 continue
         except OSError:
             pass  # the JVM has closed it

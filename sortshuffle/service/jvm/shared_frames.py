@@ -27,9 +27,11 @@ from contextlib import suppress
 
 import numpy as np
 
+from sortshuffle import calls
 from sortshuffle.errors import ProtocolError
 from sortshuffle.options import MIB
 from sortshuffle.service.jvm.protocol import SharedFrame
+from sortshuffle.storage.descriptors import close_after_reading
 from sortshuffle.write.placed_records import PlacedRecords
 
 MOST_BYTES = 64 * MIB  # of one connection; a JVM of this release asks for 5 MiB
@@ -43,14 +45,14 @@ class SharedFrames:
     """Of ``size`` bytes. The caller closes it. Raises OSError where the system gives no such memory."""
 
     def __init__(self, size: int) -> None:
-        self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fd = calls.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(self._fd, 0, size)
-            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _seals())
-            self._map = mmap.mmap(self._fd, size, prot=mmap.PROT_READ)
+            calls.posix_fallocate(self._fd, 0, size)
+            calls.fcntl(self._fd, fcntl.F_ADD_SEALS, _seals())
+            self._map = calls.mmap(self._fd, size, prot=mmap.PROT_READ)
             self._view = memoryview(self._map)
         except BaseException:
-            os.close(self._fd)
+            calls.close(self._fd)
             raise
 
     @property
@@ -67,7 +69,7 @@ class SharedFrames:
 
     def close(self) -> None:
         """Unmap it. The JVM may still have it mapped."""
-        os.close(self._fd)
+        close_after_reading(self._fd)
         with suppress(BufferError):  # an error that is being handled holds records of it, and frees them
             self._view.release()
             self._map.close()

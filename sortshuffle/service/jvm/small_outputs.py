@@ -16,11 +16,18 @@ Rules
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from sortshuffle.format.buffer import BUFFER_HEADER_BYTES, scan_extent
+from sortshuffle.format.buffer import (
+    BUFFER_HEADER_BYTES,
+    ENCRYPTED_DATA,
+    TAG_BYTES,
+    scan_extent,
+)
 from sortshuffle.format.checksum import CHECKSUM_BYTES, BytesLike
 from sortshuffle.format.extent_run import checksums_of, checksums_of_single
 from sortshuffle.format.index import Index, RegionKind
@@ -88,17 +95,19 @@ def read_small(reader: ExtentReader, index: Index) -> SmallOutput:
         starts = (found["offset"] - found["offset"][0]).astype(np.int64)
         sizes = np.full(len(filled), -1)
         if len(filled) >= LEAST_AT_ONCE:
-            sizes = _plain_sizes(np.frombuffer(memory, np.uint8), starts, found)
-        view = memoryview(memory)
-        for subpartition, start, size in zip(filled.tolist(), starts.tolist(), sizes.tolist(), strict=True):
+            sizes = _single_sizes(np.frombuffer(memory, np.uint8), starts, found, reader.decrypts)
+        places = list(zip(starts.tolist(), sizes.tolist(), filled.tolist(), strict=True))
+        singles = _payloads(reader, memory, [each for each in places if each[1] >= 0], whole.offset)
+        for start, size, subpartition in places:
             if size >= 0:
-                pieces.append(view[start + BUFFER_HEADER_BYTES : start + BUFFER_HEADER_BYTES + size])
+                pieces.append(next(singles))
                 continue
             # one of few, compressed, or of several buffers; or damaged, which the scan of the extent finds
             extent = extent_of(entries[subpartition], 0, subpartition)
             part = memory.slice(start, extent.bytes)
             with reader.damage(extent.offset, extent):
-                buffers = list(scan_extent(memoryview(part), extent.checksum, extent.buffers))
+                found_buffers = scan_extent(memoryview(part), extent.checksum, extent.buffers)
+                part, buffers = reader.plain(part, list(found_buffers), extent)
                 pieces.append(b"".join(decoder.decode(part, each) for each in buffers))
                 if len(pieces[-1]) != extent.raw_bytes:
                     raise Malformed("the extent has other raw bytes", 0, extent.raw_bytes, len(pieces[-1]))
@@ -107,17 +116,32 @@ def read_small(reader: ExtentReader, index: Index) -> SmallOutput:
     return SmallOutput(b"".join(pieces), np.cumsum(lengths), entries["bytes"].astype(np.int64))
 
 
-def _plain_sizes(data: npt.NDArray[np.uint8], starts: Int64s, entries: npt.NDArray[np.void]) -> Int64s:
-    """The payload's bytes of each extent that is one sound, uncompressed data buffer; -1 for the others,
-    which are looked at one by one."""
+def _payloads(
+    reader: ExtentReader, memory: pa.Buffer, singles: list[tuple[int, int, int]], offset: int
+) -> Iterator[memoryview]:
+    """The plain payloads of extents of one sound, uncompressed buffer each, as `_single_sizes` has found
+    them. ``singles``: of each its start in ``memory``, the bytes of its payload, and its subpartition."""
+    if reader.decrypts:
+        return iter(reader.plain_singles(memory, singles, offset, 0))
+    view = memoryview(memory)
+    begins = ((start + BUFFER_HEADER_BYTES, size) for start, size, _ in singles)
+    return (view[begin : begin + size] for begin, size in begins)
+
+
+def _single_sizes(
+    data: npt.NDArray[np.uint8], starts: Int64s, entries: npt.NDArray[np.void], is_encrypted: bool
+) -> Int64s:
+    """The payload's bytes, with its tag if it is encrypted, of each extent that is one sound, uncompressed
+    data buffer; -1 for the others, which are looked at one by one."""
+    flags, tag = (ENCRYPTED_DATA, TAG_BYTES) if is_encrypted else (0, 0)
     words = np.frombuffer(data, "<u8", len(data) // _WORD)
     ends = starts + entries["bytes"].astype(np.int64)
     headers = words[starts // _WORD]
     sizes = (headers >> np.uint64(32)).astype(np.int64)
     digests = checksums_of(data, starts, ends - CHECKSUM_BYTES)
-    is_plain = (headers & _FIRST_HALF == 0) & (entries["buffers"] == 1)
-    is_plain &= sizes + BUFFER_HEADER_BYTES + CHECKSUM_BYTES <= ends - starts
-    is_plain &= sizes == entries["raw_bytes"].astype(np.int64)
-    is_plain &= digests == words[ends // _WORD - 1]
-    is_plain &= checksums_of_single(digests) == entries["checksum"]
-    return np.where(is_plain, sizes, -1)
+    is_single = (headers & _FIRST_HALF == flags) & (entries["buffers"] == 1)
+    is_single &= sizes + BUFFER_HEADER_BYTES + CHECKSUM_BYTES <= ends - starts
+    is_single &= sizes - tag == entries["raw_bytes"].astype(np.int64)
+    is_single &= digests == words[ends // _WORD - 1]
+    is_single &= checksums_of_single(digests) == entries["checksum"]
+    return np.where(is_single, sizes, -1)

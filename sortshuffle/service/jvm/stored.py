@@ -29,6 +29,7 @@ import numpy as np
 
 from sortshuffle.errors import DataLossError, MissingDataError
 from sortshuffle.format.checksum import BytesLike
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import Index
 from sortshuffle.read.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
 from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Found, Known, KnownElsewhere, base_name
@@ -50,11 +51,12 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class StoredSettings:
     """``home``: the URL at which the application's map outputs lie. ``known``: what the engine knows of them.
-    ``under_way``: those that are being read, by file id."""
+    ``under_way``: those that are being read, by file id. ``key``: by which they are decrypted."""
 
     home: str
     known: KnownElsewhere
     under_way: SingleFlight[Known | DataLossError]
+    key: EncryptionKey | None = None
 
     @staticmethod
     def at(home: str, small: KnownOutputs) -> StoredSettings:
@@ -120,9 +122,9 @@ class StoredBlocks(BlocksElsewhere):
         except DataLossError as error:
             return error
 
-    @staticmethod
-    def _read_whole(file: PartitionedFile, index: Index) -> SmallOutput:
-        channel = StoredInputChannel(file, index.header.file_id, 0, str(index.writer), ())
+    def _read_whole(self, file: PartitionedFile, index: Index) -> SmallOutput:
+        key = self._settings.key
+        channel = StoredInputChannel(file, index.header.file_id, 0, str(index.writer), (), key)
         with channel.open(()) as reader:
             return read_small(reader, index)
 
@@ -164,7 +166,9 @@ class StoredBlocks(BlocksElsewhere):
         extents = tuple(_extents(index, block.first, block.end))
         if extents:
             writer = str(index.writer)
-            yield StoredInputChannel(self._file(block), block.file_id, block.map_index, writer, extents)
+            yield StoredInputChannel(
+                self._file(block), block.file_id, block.map_index, writer, extents, self._settings.key
+            )
 
     def _file(self, block: Block) -> PartitionedFile:
         return PartitionedFile.named(self._settings.home, self._shuffle, block.map_index, block.map_id)

@@ -33,14 +33,13 @@ from sortshuffle.memory.shared_budget import SharedMemory
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.service.jvm.outputs import MapOutputs
-from sortshuffle.service.jvm.protocol import WriteRequest, pack_finished
+from sortshuffle.service.jvm.protocol import ID_AND_END_BYTES, WriteRequest, pack_finished
 from sortshuffle.service.jvm.small_outputs import MOST_BYTES, SmallOutput, kept_bytes
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.stored_files import is_url
 from sortshuffle.write.placed_records import PlacedRecords, RecordBytesLayout
 from sortshuffle.write.result_partition import SortMergeResultPartition
 
-ID_AND_END_BYTES = 8  # of each record in a frame
 # of a frame that is not one huge record: 4 MiB of records, and 8 bytes for each of 262,144
 SEGMENT_BYTES = (4 << 20) + ID_AND_END_BYTES * (1 << 18)
 SEGMENTS_EACH = 1  # a writer receives one frame at a time

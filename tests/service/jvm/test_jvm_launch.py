@@ -484,7 +484,7 @@ def test_an_engine_that_ends_while_it_is_greeted_is_greeted_again(short_path: Pa
 
 
 def test_an_engine_of_another_release_is_an_error_at_once(short_path: Path) -> None:
-    thread = answering(short_path / "socket", GREETING.replace(b"\2", b"\1"))
+    thread = answering(short_path / "socket", GREETING.replace(b"\3", b"\1"))
     with pytest.raises(ProtocolError, match="version 1"):
         launch._wait_until_up(str(short_path / "socket"), str(short_path))
     thread.join(PATIENCE)

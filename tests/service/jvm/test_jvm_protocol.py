@@ -27,7 +27,7 @@ from sortshuffle.service.jvm.protocol import (
     pack_stream_error,
 )
 
-GREETING = bytes.fromhex("89 53 53 4a 0d 0a 1a 0a  02 00 00 00  00 00 00 00")
+GREETING = bytes.fromhex("89 53 53 4a 0d 0a 1a 0a  03 00 00 00  00 00 00 00")
 WRITE = bytes.fromhex(
     "03 00 00 00"  # shuffle
     "11 00 00 00"  # map index
@@ -59,7 +59,7 @@ def test_the_greeting_is_that_of_the_document() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "message"), [(0, "is no shuffle manager: it begins with"), (8, "speaks version 3 .* engine 2")]
+    ("at", "message"), [(0, "is no shuffle manager: it begins with"), (8, "speaks version 2 .* engine 3")]
 )
 def test_another_peer_and_another_version_are_refused_in_words(at: int, message: str) -> None:
     data = bytearray(GREETING)
@@ -69,7 +69,9 @@ def test_another_peer_and_another_version_are_refused_in_words(at: int, message:
 
 
 def test_requests_and_replies_begin_with_what_they_are_and_their_size() -> None:
-    assert protocol.REQUEST.unpack(bytes.fromhex("04 00 00 00  10 20 00 00")) == (4, 0x2010)
+    head = bytes.fromhex("04 00 00 00  10 20 00 00")
+    assert protocol.unpack_request(head) == (Operation.READ, 0x2010)
+    assert protocol.pack_request(Operation.READ, 0x2010) == head
     assert protocol.FRAME.unpack(bytes.fromhex("02 00 00 00  ff 00 00 00")) == (2, 255)
     assert pack_reply(Status.NO_SPACE, b"full") == bytes.fromhex("02 00 00 00  04 00 00 00") + b"full"
     assert pack_reply(Status.DONE) == bytes(8)
@@ -151,6 +153,50 @@ def test_a_request_to_remove_is_understood_as_documented() -> None:
 
 # What does not fit
 
+BODY_BYTES = {
+    "WRITE": (24, 24),
+    "FRAME": (8, 2**31 + 2**10),
+    "FINISH": (0, 0),
+    "READ": (16, 2**28),
+    "REMOVE": (8, 2**24),
+    "SHARE": (8, 8),
+    "SHARED_FRAME": (20, 20),
+}
+
+
+def accepts(head: bytes) -> bool:
+    try:
+        return protocol.pack_request(*protocol.unpack_request(head)) == head
+    except ProtocolError:
+        return False
+
+
+@pytest.mark.parametrize("operation", list(Operation), ids=lambda operation: operation.name)
+def test_a_request_has_the_size_that_the_document_says_and_zeros(operation: Operation) -> None:
+    least, most = BODY_BYTES[operation.name]
+    assert all(accepts(struct.pack("<BxxxI", operation, size)) for size in (least, most))
+    refused = {most + 1, 2**32 - 1, *([least - 1] if least else [])}
+    assert not any(accepts(struct.pack("<BxxxI", operation, size)) for size in refused)
+    for at in (1, 2, 3):
+        head = bytearray(struct.pack("<BxxxI", operation, least))
+        head[at] = 1
+        assert not accepts(bytes(head))
+
+
+def test_other_operations_are_not_known() -> None:
+    known = {int(each) for each in Operation}
+    assert not any(accepts(struct.pack("<BxxxI", each, 8)) for each in range(256) if each not in known)
+
+
+def test_a_jvm_greets_with_the_length_of_its_key_and_an_engine_with_a_port() -> None:
+    assert check_greeting(pack_greeting(65535), is_of_engine=True) == 65535
+    assert check_greeting(pack_greeting(32)) == 32
+    with pytest.raises(ProtocolError, match="with 33 in the place of the length of a key"):
+        check_greeting(pack_greeting(33))
+    with pytest.raises(ProtocolError, match="with 65536 in the place of a port"):
+        check_greeting(pack_greeting(65536), is_of_engine=True)
+
+
 UNPACK = {"write": WriteRequest.unpack, "read": ReadRequest.unpack, "remove": RemoveRequest.unpack}
 SOUND = {"write": WRITE, "read": READ, "remove": REMOVE}
 EACH = pytest.mark.parametrize("what", SOUND)
@@ -182,6 +228,7 @@ WRONG = {
     "write: a negative stage": ("write", 20, -1),
     "read: a negative shuffle": ("read", 0, -1),
     "read: a negative number of services": ("read", 4, -2),
+    "read: no zero where one is expected": ("read", 12, 1),
     "read: fewer services": ("read", 4, 1),
     "read: more services": ("read", 4, 3),
     "read: a negative number of blocks": ("read", 8, -2),

@@ -86,14 +86,16 @@ class Output:
 
 
 @contextmanager
-def host(root: Path, ip: str, codec: Codec = Codec.LZ4, **changed: object) -> Iterator[Host]:
+def host(
+    root: Path, ip: str, codec: Codec = Codec.LZ4, key: bytes = b"", **changed: object
+) -> Iterator[Host]:
     root.mkdir()
     clients = ClientSettings(SECRET, timeout=PATIENCE)
     settings = ServerSettings(secret=SECRET, memory=8 * MIB)
     with serving(root, clients=clients, codec=codec, **changed) as engine:
         remove = engine.engine.remove_for_peer
         with ShuffleService(listen(ip, 0), lambda: [str(root)], settings, remove) as service:
-            yield Host(engine, service, service.address, engine.connect())
+            yield Host(engine, service, service.address, engine.connect(key))
 
 
 @pytest.fixture
@@ -140,6 +142,21 @@ def test_blocks_of_another_host_come_through_its_service(
             assert answer.data == b"".join(each.expected(1, 4) for each in outputs)
             assert answer.totals == (0, 0, sum(sum(each.done.sizes[1:]) for each in outputs), 5)
         assert client.read([outputs[2].block(0, 1)], [there.address]).data == outputs[2].expected(0, 1)
+
+
+@SIZES
+def test_encrypted_blocks_of_another_host_are_decrypted_here(
+    tmp_path: Path, here: Serving, size: int
+) -> None:
+    key = bytes(range(16))
+    with host(tmp_path / "there", "127.0.0.2", Codec.NONE, key) as there:
+        output = there.write(1, some(1, size))
+        assert output.expected(0, 1)[:60] not in Path(there.file(output).data_path).read_bytes()
+        answer = here.connect().read([output.block(1, 4)], [there.address])
+        assert (answer.status, answer.data) == (FAILED, b"")
+        assert "the data is encrypted, and there is no key" in answer.text
+        answer = here.connect(key).read([output.block(1, 4)], [there.address])
+        assert answer.data == output.expected(1, 4)
 
 
 def test_blocks_of_many_regions_and_large_extents_come_whole(here: Serving, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from jvm_client import (
     shared_frame_of,
 )
 
+from sortshuffle import calls
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.jvm import server as servers
 from sortshuffle.service.jvm.shared_frames import MOST_BYTES
@@ -272,7 +273,7 @@ def test_where_there_is_too_little_memory_frames_come_through_the_socket(
     def none_left(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "posix_fallocate", none_left)
+    monkeypatch.setattr(calls, "posix_fallocate", none_left)
     assert client.share(SLOT) is None
     assert memories() == before
     done = client.write([[(0, b"record")]])
@@ -280,7 +281,7 @@ def test_where_there_is_too_little_memory_frames_come_through_the_socket(
 
 
 def test_a_system_without_such_memory(client: JvmClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.delattr(calls, "memfd_create")
     assert client.share(SLOT) is None
     done = client.write([[(0, b"record")]])
     assert client.read([Block(7, 0, 0, 1, done.file_id)]).data == b"record"

@@ -79,10 +79,10 @@ def write(client: JvmClient, map_id: int, size: int = 100) -> Output:
 
 
 @contextmanager
-def connected(store: Store, **changed: object) -> Iterator[JvmClient]:
+def connected(store: Store, key: bytes = b"", **changed: object) -> Iterator[JvmClient]:
     """To an engine of the application, which knows nothing yet of what others have written."""
     with serving(store.root, **changed) as served:
-        yield served.connect()
+        yield served.connect(key)
         assert not any(map(is_url, served.files())), "nothing is written to a directory of that name"
 
 
@@ -109,6 +109,22 @@ def test_another_engine_reads_what_an_engine_has_written(store: Store, outputs: 
             local_bytes, local_blocks, remote_bytes, remote_blocks = answer.totals
             assert (local_bytes, local_blocks, remote_blocks) == (0, 0, len(wanted))
             assert remote_bytes == sum(sum(each.done.sizes[first:end]) for each, first, end in wanted)
+
+
+def test_encrypted_map_outputs_are_read_with_the_key(store: Store) -> None:
+    key = bytes(range(32))
+    with connected(store, key, codec=Codec.NONE) as client:
+        outputs = [write(client, map_id, size) for map_id, size in enumerate((100, 300 * KIB))]
+    for output in outputs:
+        assert output.expected(0, 1)[:60] not in store.get(output.file(store).data_path)
+    with connected(store, key) as client:
+        for output in outputs:
+            assert client.read([output.block(1, 4)], [NOWHERE]).data == output.expected(1, 4)
+    with connected(store) as client:
+        for output in outputs:
+            answer = client.read([output.block(1, 4)], [NOWHERE])
+            assert (answer.status, answer.data) == (FAILED, b"")
+            assert "the data is encrypted, and there is no key" in answer.text
 
 
 def test_a_map_output_of_many_regions_and_parts_is_read_in_order(store: Store) -> None:

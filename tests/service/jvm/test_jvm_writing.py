@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine import open_files
+from engine import open_files, printed
 from failing import faults
 from jvm_client import APPLICATION, SETTINGS, TOKEN, WRITERS, Serving, frame_of, serving
 
 from sortshuffle.errors import BufferTimeoutError, StateError, UsageError
-from sortshuffle.options import KIB, MIB
+from sortshuffle.memory.limit import INTERPRETER_RESERVE
+from sortshuffle.options import GIB, KIB, MIB
 from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm.engine import Engine, SharedHomes
 from sortshuffle.service.jvm.protocol import WriteRequest
@@ -25,6 +26,7 @@ from sortshuffle.storage import home_failures
 from sortshuffle.storage.lifetime import boot_id
 from sortshuffle.storage.shared_home import shared_home
 
+TESTS = Path(__file__).parents[2]
 REQUEST = WriteRequest(shuffle=3, map_index=0, map_id=7, subpartitions=4, stage=5)
 RECORDS = [(0, b"a" * 100), (3, b"b" * 2000), (1, b""), (0, b"c")]
 
@@ -150,6 +152,45 @@ def test_a_home_that_many_need_at_once_is_made_and_not_taken_for_broken(tmp_path
             each.join()
         assert os.listdir(home) == ["owner.json"]
         assert home_failures.last_error(home) is None
+
+
+def test_a_directory_that_spark_has_removed_is_not_made_again(tmp_path: Path) -> None:
+    """A service that is started again after that, or a host whose disk was wiped: it would tell for ever that
+    the application lives, and the service would not end with it."""
+    root = tmp_path / "executor-1"
+    home = shared_home(str(root), APPLICATION, boot_id(), TOKEN)
+    engine = Engine(SETTINGS, lambda: SharedHomes((home,), TOKEN, of_spark=frozenset({home})))
+    engine.prepare()
+    assert not root.exists()
+    assert isinstance(home_failures.last_error(home), FileNotFoundError)
+    root.mkdir()
+    engine.prepare()
+    assert os.listdir(home) == ["owner.json"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "writers"), [(64 * GIB, 256), (INTERPRETER_RESERVE + 64 * MIB, 50), (1, 1)]
+)
+def test_segments_take_a_quarter_of_a_limited_address_space(limit: int, writers: int) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limits[1]))
+    try:
+        found = engines.most_writers()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert found == writers
+
+
+def test_a_service_with_the_limit_of_a_python_worker_has_an_engine() -> None:
+    """The least that a worker can do with; 256 segments do not fit."""
+    program = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_AS, ({INTERPRETER_RESERVE + 16 * MIB}, resource.RLIM_INFINITY))
+from jvm_client import SETTINGS
+from sortshuffle.service.jvm.engine import Engine
+print(Engine(SETTINGS, None)._writing.segments.total)
+"""
+    assert printed(f"import sys; sys.path.insert(0, {str(TESTS)!r})" + program) == ["48"]
 
 
 def test_an_engine_that_has_no_address_space_names_the_option() -> None:

@@ -1,0 +1,69 @@
+"""`ask_each`: the same question to the services of many hosts, some of which are gone.
+
+A few are asked at once, and the next as soon as one has answered. So a service that does not answer holds up
+one place of these, and not the others.
+
+Rules
+* What is asked is over when the time is: who has not answered then is not waited for.
+* A host that cannot be asked is one that does not answer. A worker may run at the limit of its address space
+  or of its threads: then fewer are asked at once, at the least one after another by the caller's own thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import replace
+from typing import TypeVar
+
+from sortshuffle.errors import SortShuffleError
+from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceClients
+
+# services; each takes two threads for a moment, and the address space of their stacks, 8 MiB each: these fit
+# into a worker whose address space is limited to 1 GiB (spark.executor.pyspark.memory)
+AT_ONCE = 16
+
+Answer = TypeVar("Answer")
+
+
+def ask_each(
+    addresses: Iterable[str],
+    ask: Callable[[ServiceClient], Answer],
+    settings: ClientSettings,
+    within: float,
+) -> dict[str, Answer | None]:
+    """What ``ask`` gives of the service at each address, None where it fails. ``settings``: say how long one
+    service may take; ``within``: all together, in seconds. Those whose turn does not come in that time are
+    not in the result. Does not raise what services, threads or memory are at fault for."""
+    until = time.monotonic() + within
+    left = deque(dict.fromkeys(addresses))
+    answers: dict[str, Answer | None] = {}
+
+    def work() -> None:
+        while (seconds := until - time.monotonic()) > 0:
+            try:
+                address = left.popleft()  # which threads may do at once
+            except IndexError:
+                return
+            try:
+                timed = replace(settings, timeout=min(settings.timeout, seconds))
+                with closing(ServiceClients(timed)) as clients:
+                    answers[address] = ask(clients.client(address))
+            except (SortShuffleError, OSError, RuntimeError, MemoryError):
+                answers[address] = None
+
+    helpers: list[threading.Thread] = []
+    try:
+        for _ in range(min(AT_ONCE, len(left)) - 1):
+            helper = threading.Thread(target=work, name="sortshuffle-asking", daemon=True)
+            helper.start()
+            helpers.append(helper)
+    except (RuntimeError, MemoryError):
+        pass  # no thread to be had: those that run ask all
+    work()
+    for helper in helpers:
+        helper.join()
+    return answers

@@ -1,0 +1,75 @@
+"""Many services asked the same: those that answer, those that do not, and a process that gets no threads."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from engine import DRIVER
+from failing import no_threads
+from scripted_server import Peer, ScriptedServer
+
+from sortshuffle.service.asking import AT_ONCE, ask_each
+from sortshuffle.service.client import ClientSettings, ServiceClient
+from sortshuffle.service.protocol import FoundOutput, Kind, MapOutputAddress, pack_find_response
+
+WANTED = MapOutputAddress("app", 1, 2, file_id=DRIVER)
+NOBODY = "127.0.0.1:1"  # where nobody listens
+
+
+def find(client: ServiceClient) -> FoundOutput | None:
+    return client.find(WANTED)
+
+
+def answered(address: str) -> FoundOutput:
+    return FoundOutput(b"i" * 16, 5, "/home/exchange-1-map-2-attempt-5", address)
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def services(opened: ExitStack, count: int) -> list[str]:
+    """Addresses of services that answer with the port that they were asked at."""
+
+    def answer(peer: Peer) -> None:
+        while (header := peer.next()[0]).kind is Kind.FIND_REQUEST:
+            host, port = peer.socket.getsockname()
+            peer.send(pack_find_response(header.channel, answered(f"{host}:{port}")))
+
+    return [opened.enter_context(ScriptedServer(answer)).address for _ in range(count)]
+
+
+def silent_ones(opened: ExitStack, count: int) -> list[str]:
+    """Addresses at which connections are taken, and nothing is ever said."""
+    listening = [opened.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+    return [f"127.0.0.1:{each.getsockname()[1]}" for each in listening]
+
+
+def test_silent_services_hold_up_no_others(opened: ExitStack) -> None:
+    silent, speaking = silent_ones(opened, AT_ONCE - 1), services(opened, 2 * AT_ONCE)
+    answers = ask_each([*silent, NOBODY, *speaking], find, ClientSettings(timeout=2.0), within=60.0)
+    assert answers == {
+        **dict.fromkeys(silent),
+        NOBODY: None,
+        **{address: answered(address) for address in speaking},
+    }
+
+
+def test_where_the_time_is_over_nobody_else_is_asked(opened: ExitStack) -> None:
+    silent = silent_ones(opened, 2 * AT_ONCE)
+    answers = ask_each(silent, find, ClientSettings(timeout=600.0), within=0.5)
+    assert answers == dict.fromkeys(silent[:AT_ONCE])
+
+
+def test_a_process_that_gets_no_thread_gets_no_answer(opened: ExitStack) -> None:
+    speaking = services(opened, 3)
+    with no_threads():
+        assert ask_each(speaking, find, ClientSettings(), within=60.0) == dict.fromkeys(speaking)
+    assert ask_each(speaking, find, ClientSettings(), within=60.0) == {
+        address: answered(address) for address in speaking
+    }
