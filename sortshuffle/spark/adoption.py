@@ -7,45 +7,47 @@ exchange of the stage has one, their control rows are all that the task gives.
 
 * An output of this host is linked into this executor's own home, as an output of this attempt. So it lives,
   and is run again if it turns out to be lost, like any other, whatever becomes of its first home.
-* One of another host, or that cannot be linked, stays where it is, and its service serves it.
+* One of another host, or that cannot be linked, stays where it is, and its service serves it. Its control
+  rows say who adopted it. If it is lost, its consumer tells the service of the adopter's host, which finds
+  Spark's files of the adopter by the adopter's home (`reach`). So an adopter has a home though it writes
+  nothing.
 
 Rules
 * Only outputs of executors that have ended are taken (the services see to that), and only by application,
   driver, exchange and map index. Exchange numbers are a Python process's own: two that drive one
   SparkContext, or one that replaces another, count alike, and their random names tell them apart.
 * Not over Connect, where executors are not known.
+* Not in a stage that Spark calls indeterminate: it runs all tasks again where one is lost, and outputs of two
+  runs would come together (`ServiceSettings.planned`).
 * A stage whose task had no rows for one of its exchanges has no output there, and runs again.
-* A service that does not answer at once is passed over, and not asked again for a while.
+* A task does not know whether it runs for the first time: Spark tells Python the number of the stage, and not
+  of its attempt. So all ask. A service that does not answer at once is passed over, and not asked again for a
+  while by any worker of the executor (`spark.silence`).
 """
 
 from __future__ import annotations
 
 import os
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sortshuffle import calls
 from sortshuffle.errors import SortShuffleError
 from sortshuffle.format.index import Index
 from sortshuffle.metrics import TaskMetrics
-from sortshuffle.spark.control import MapOutput
+from sortshuffle.spark.control import Adopter, MapOutput
+from sortshuffle.spark.silence import Silence
 from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import HOME_ROOT
 from sortshuffle.storage.partitioned_file import PartitionedFile
 
 if TYPE_CHECKING:
-    from sortshuffle.service.client import ServiceClients
-    from sortshuffle.service.protocol import FoundOutput, MapOutputAddress
+    from sortshuffle.service.protocol import FoundOutput
     from sortshuffle.spark.task import Task
 
 ANSWERS_WITHIN = 1.0  # seconds; a service that runs answers within some ms
-SILENT_FOR = 30.0  # seconds that one which did not is left alone by the tasks of this process
-ASKED_AT_ONCE = 16  # services
-
-_silent: dict[str, float] = {}  # addresses, and until when
+ASKED_WITHIN = 3.0  # seconds; all services. Enough where some tens of them do not answer
 
 
 class Adopts(ABC):
@@ -65,12 +67,8 @@ def adopted_by(last: object, task: Task) -> Iterator[Any] | None:
 
 def adopt(task: Task, exchanges: Sequence[int]) -> list[MapOutput] | None:
     """This task's finished output of each of these exchanges, None if one is missing."""
-    from sortshuffle.service.client import ServiceClients
-
-    assert task.service is not None
-    settings = task.service.client_settings(0, ANSWERS_WITHIN)
-    with closing(ServiceClients(settings)) as clients:
-        found = [_found(task, exchange, clients) for exchange in exchanges]
+    answers = _answers(task, exchanges)
+    found = [_found(task, exchange, each) for exchange, each in zip(exchanges, answers, strict=True)]
     there = [each for each in found if each is not None]
     if len(there) < len(exchanges):
         for output, _ in there:
@@ -81,9 +79,37 @@ def adopt(task: Task, exchanges: Sequence[int]) -> list[MapOutput] | None:
     return [output for output, _ in there]
 
 
-def _found(task: Task, exchange: int, clients: ServiceClients) -> tuple[MapOutput, Index] | None:
+def _answers(task: Task, exchanges: Sequence[int]) -> list[list[tuple[str, FoundOutput]]]:
+    """For each exchange what services have of it, and their addresses, that of this host first."""
+    from sortshuffle.service.asking import ask_each
+    from sortshuffle.service.protocol import MapOutputAddress
+
+    service = task.service
+    assert service is not None
+    application, driver = service.application, service.settings.driver
+    wanted = [MapOutputAddress(application, each, task.partition, 0, driver) for each in exchanges]
+    silence = Silence(task.files.homes()[0])
+    addresses = silence.others(dict.fromkeys((service.address(), *service.other_addresses())))
+    answers = ask_each(
+        addresses,
+        lambda client: [client.find(each) for each in wanted],
+        service.client_settings(0, ANSWERS_WITHIN),
+        ASKED_WITHIN,
+    )
+    silent = [address for address, found in answers.items() if found is None]
+    if silent:
+        silence.note(silent)
+    return [
+        [(address, each) for address, found in answers.items() if found and (each := found[at]) is not None]
+        for at in range(len(exchanges))
+    ]
+
+
+def _found(
+    task: Task, exchange: int, answers: Sequence[tuple[str, FoundOutput]]
+) -> tuple[MapOutput, Index] | None:
     """One that is there, and its index."""
-    for candidate in _candidates(task, exchange, clients):
+    for candidate in _candidates(task, exchange, answers):
         try:
             return candidate, task.reach.index(candidate)
         except (SortShuffleError, OSError):
@@ -110,51 +136,22 @@ def _drop(task: Task, output: MapOutput) -> None:
         output.file.delete()
 
 
-def _candidates(task: Task, exchange: int, clients: ServiceClients) -> Iterator[MapOutput]:
-    from sortshuffle.service.protocol import MapOutputAddress
-
-    service = task.service
-    assert service is not None
-    own = service.address()
-    wanted = MapOutputAddress(service.application, exchange, task.partition, 0, service.settings.driver)
-
-    def ask(address: str) -> tuple[str, FoundOutput | None]:
-        return address, _ask(clients, address, wanted)
-
-    _, here = ask(own)
-    if here is not None:
-        linked = _linked(task, exchange, here) if here.host == host_name() else None
+def _candidates(task: Task, exchange: int, answers: Sequence[tuple[str, FoundOutput]]) -> Iterator[MapOutput]:
+    for address, found in answers:
+        linked = _linked(task, exchange, found) if found.host == host_name() else None
         if linked is not None:
-            yield task.map_output(exchange, linked, here.file_id)
-        yield _in_place(task, exchange, here, own)
-    others = [address for address in service.other_addresses() if address != own]
-    for address, there in _asked(ask, others):
-        if there is not None:
-            yield _in_place(task, exchange, there, address)
+            yield task.map_output(exchange, linked, found.file_id)
+        yield _in_place(task, exchange, found, address)
 
 
 def _in_place(task: Task, exchange: int, found: FoundOutput, address: str) -> MapOutput:
-    """The output where it is, which the service at ``address`` serves."""
-    file = PartitionedFile(found.base)
-    return MapOutput(file, found.file_id, task.partition, found.attempt, found.host, address, exchange)
-
-
-def _asked(
-    ask: Callable[[str], tuple[str, FoundOutput | None]], addresses: Iterable[str]
-) -> Iterator[tuple[str, FoundOutput | None]]:
-    """The answers, in the order of the addresses."""
-    with ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="sortshuffle-find") as threads:
-        yield from threads.map(ask, addresses)
-
-
-def _ask(clients: ServiceClients, address: str, wanted: MapOutputAddress) -> FoundOutput | None:
-    if _silent.get(address, 0.0) > time.monotonic():
-        return None
-    try:
-        return clients.client(address).find(wanted)
-    except (SortShuffleError, OSError):
-        _silent[address] = time.monotonic() + SILENT_FOR
-        return None
+    """The output where it is, which the service at ``address`` serves. By the home of this executor, which
+    `_answers` has made, its own service will know whose control files are those of this attempt."""
+    assert task.service is not None
+    file, adopter = PartitionedFile(found.base), Adopter(task.attempt, task.service.address())
+    return MapOutput(
+        file, found.file_id, task.partition, found.attempt, found.host, address, exchange, adopter=adopter
+    )
 
 
 def _linked(task: Task, exchange: int, found: FoundOutput) -> PartitionedFile | None:
@@ -167,8 +164,9 @@ def _linked(task: Task, exchange: int, found: FoundOutput) -> PartitionedFile | 
         mine = PartitionedFile.named(home, exchange, task.partition, task.attempt)
         try:
             for there, here in ((file.data_path, mine.data_path), (file.index_path, mine.index_path)):
-                os.utime(there, follow_symlinks=False)  # janitors remove what is old and Spark does not know
-                os.link(there, here, follow_symlinks=False)
+                # janitors remove what is old and Spark does not know
+                calls.utime(there, follow_symlinks=False)
+                calls.link(there, here, follow_symlinks=False)
         except OSError:
             mine.delete()
             continue

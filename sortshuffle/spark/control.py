@@ -10,10 +10,11 @@ The first column is called `MARK`, and so is the RDD that is shuffled to move th
 that name the shuffle manager knows these shuffles. It leaves them to Spark, because the lifetime of map
 outputs follows Spark's own shuffle files (`storage.lifetime`). Nothing else may have that name.
 
-``output`` is little endian: file id (16 bytes), task attempt (8), number of regions (4), length of host (2),
-of base path (2) and of service (2), host, base path, service; then one index entry (48 bytes) for each
-region, or nothing where there are more than `INLINE_REGIONS`: then the consumer reads the index file.
-``service``: host:port of the shuffle service that serves the files, empty if there is none.
+``output`` is little endian: file id (16 bytes), task attempt (8), attempt that adopted it (8; -1: none),
+number of regions (4), length of host (2), of base path (2), of service (2) and of the adopter's service (2),
+host, base path, service, adopter's service; then one index entry (48 bytes) for each region, or nothing where
+there are more than `INLINE_REGIONS`: then the consumer reads the index file. ``service``: host:port of the
+shuffle service that serves the files, empty if there is none.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import ENTRY, Index
 from sortshuffle.read.channel import InputChannel, LocalInputChannel
 from sortshuffle.storage.extents import Extent, extent_of, extents_of
@@ -50,13 +52,25 @@ SCHEMA = pa.schema(
 INLINE_REGIONS = 64
 ROWS_PER_BATCH = 4096
 
-_HEAD = struct.Struct("<16sqIHHH")
+_HEAD = struct.Struct("<16sqqIHHHH")
+_NOBODY = -1  # in the place of an adopter's attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Adopter:
+    """The task attempt whose control rows name a map output that another attempt wrote (`spark.adoption`).
+    ``service``: of the adopter's host."""
+
+    attempt: int
+    service: str
 
 
 @dataclass(frozen=True, slots=True)
 class MapOutput:
     """A finished map output, as its writer describes it. ``host``: where it was written. ``service``: host
-    and port of the service that serves it, empty if there is none. ``exchange``: the number of its own."""
+    and port of the service that serves it, empty if there is none. ``exchange``: the number of its own.
+    ``regions``: how many it has, None where that is not known. ``adopter``: the attempt that
+    adopted it, if the file was not linked."""
 
     file: PartitionedFile
     file_id: bytes
@@ -65,6 +79,8 @@ class MapOutput:
     host: str
     service: str = ""
     exchange: int = 0
+    regions: int | None = None
+    adopter: Adopter | None = None
 
     def __str__(self) -> str:
         return f"attempt {self.attempt} of map {self.map_index} on {self.host}"
@@ -82,17 +98,30 @@ class Reach(Protocol):
     def close(self) -> None:
         """Let go of what connects it to services. No channel is used any more."""
 
+    def tell_adopters(self, error: BaseException) -> None:
+        """The task has failed with this error. Where that means that adopted map outputs are lost, have their
+        adopters run again. Raises nothing."""
+
 
 class LocalReach:
-    """For map outputs whose files this process can open."""
+    """For map outputs whose files this process can open. ``key``: of the application, where they are
+    encrypted."""
+
+    def __init__(self, key: EncryptionKey | None = None) -> None:
+        self._key = key
 
     def index(self, output: MapOutput) -> Index:
         return read_index(output.file, output.file_id)
 
     def channel(self, output: MapOutput, extents: tuple[Extent, ...]) -> InputChannel:
-        return LocalInputChannel(output.file, output.file_id, output.map_index, str(output), extents)
+        return LocalInputChannel(
+            output.file, output.file_id, output.map_index, str(output), extents, self._key
+        )
 
     def close(self) -> None:
+        pass
+
+    def tell_adopters(self, error: BaseException) -> None:
         pass
 
 
@@ -133,16 +162,19 @@ def channels(batches: Iterator[pa.RecordBatch], reach: Reach) -> list[InputChann
 
 
 def _pack_head(output: MapOutput, regions: int) -> bytes:
-    texts = [text.encode() for text in (output.host, output.file.base, output.service)]
-    head = _HEAD.pack(output.file_id, output.attempt, regions, *map(len, texts))
+    adopter = output.adopter or Adopter(_NOBODY, "")
+    texts = [text.encode() for text in (output.host, output.file.base, output.service, adopter.service)]
+    head = _HEAD.pack(output.file_id, output.attempt, adopter.attempt, regions, *map(len, texts))
     return head + b"".join(texts)
 
 
 def _channel(subpartition: int, map_index: int, packed: bytes, exchange: int, reach: Reach) -> InputChannel:
-    file_id, attempt, regions, *lengths = _HEAD.unpack_from(packed)
+    file_id, attempt, adopted_by, regions, *lengths = _HEAD.unpack_from(packed)
     ends = list(accumulate(lengths, initial=_HEAD.size))
-    host, base, service = (packed[start:end].decode() for start, end in pairwise(ends))
-    output = MapOutput(PartitionedFile(base), file_id, map_index, attempt, host, service, exchange)
+    host, base, service, its_service = (packed[start:end].decode() for start, end in pairwise(ends))
+    adopter = None if adopted_by == _NOBODY else Adopter(adopted_by, its_service)
+    file = PartitionedFile(base)
+    output = MapOutput(file, file_id, map_index, attempt, host, service, exchange, regions, adopter)
     if regions <= INLINE_REGIONS:
         entries = np.frombuffer(packed, ENTRY, offset=ends[-1])
         extents = [extent_of(e, region, subpartition) for region, e in enumerate(entries) if e["bytes"]]

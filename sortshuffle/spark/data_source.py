@@ -33,6 +33,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from sortshuffle import calls
 from sortshuffle.errors import CorruptDataError, Place, UnsupportedError, UsageError
 from sortshuffle.format.header import PayloadKind
 from sortshuffle.format.index import Index
@@ -151,6 +152,7 @@ class Outputs:
                 " options application and exchange"
             )
         _refuse_twins(chosen)
+        _refuse_encrypted(chosen)
         schemas = [_rows_schema(each.file, each.index) for each in chosen]
         for each, schema in zip(chosen, schemas, strict=True):
             if schema != schemas[0]:
@@ -190,9 +192,9 @@ class MapOutputPart(InputPartition):  # type: ignore[misc]
 
 
 def _files_at(path: str) -> list[PartitionedFile]:
-    if os.path.isdir(path):
+    if calls.isdir(path):
         return [_finished(each) for each in find_pairs(path, on_error=_raise)]
-    if not os.path.isfile(path):
+    if not calls.isfile(path):
         raise UsageError(f"there is nothing at {path}: load() takes a directory, or a data or index file")
     return [_finished(path)]
 
@@ -233,6 +235,15 @@ def _refuse_twins(chosen: Sequence[_Candidate]) -> None:
             raise UsageError(
                 f"map {each.index.writer.map_index} was written twice, {twin.file.data_path} and"
                 f" {each.file.data_path}, and its rows would be there twice: load the files apart, by name"
+            )
+
+
+def _refuse_encrypted(chosen: Sequence[_Candidate]) -> None:
+    for each in chosen:
+        if each.index.header.is_encrypted:
+            raise UnsupportedError(
+                f"{each.file.data_path} is encrypted, and this source has no key: `sortshuffle dump"
+                f" --key-file FILE --records N {each.file.data_path}` shows rows"
             )
 
 

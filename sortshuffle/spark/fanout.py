@@ -21,8 +21,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, WeakValueDictionary
 
 from sortshuffle.spark.control import COLUMNS
@@ -165,7 +166,17 @@ def _control_rows(exchanges: Sequence[Exchange], stage: MapStage) -> list[Contro
         stage.number, WriteExchanges(writes), COLUMNS, steps=stage.steps, purpose=f"writes exchange {numbers}"
     )
     label = "sortshuffle " + "; ".join(branch.text for branch in stage.branches)
-    return exchanges[0].upstream.context.planner.control(rows, sizes, label)
+    context = exchanges[0].upstream.context
+    control = context.planner.control(rows, sizes, label)
+    for exchange, its in zip(exchanges, control, strict=True):
+        context.services.remember(context.spark_context(), exchange.number, partial(_rdd_of, its))
+    return control
+
+
+def _rdd_of(control: ControlRows) -> Any:
+    from sortshuffle.spark.planner import planned  # of sessions with a JVM
+
+    return planned(control.rows)
 
 
 def _common(chains: Sequence[tuple[Step, ...]]) -> tuple[Step, ...]:

@@ -334,7 +334,8 @@ class ShuffleFrame:
         """The number of rows. They are counted in Python and never become JVM rows."""
         if self._persisted:
             return int(self.toDF().count())
-        chain = _pruned_scan(self._chain, (), StructType([])) or self._chain
+        none = self._reading_only(())
+        chain = self._chain if none is None else none._chain
         counts = chain.frame(self._new_run(), Count(), "rows long")
         return sum(row.rows for row in counts.collect())
 
@@ -436,6 +437,17 @@ class ShuffleFrame:
         step = Select(tuple(distinct.index(at) for at in positions), tuple(names))
         return ShuffleFrame(pruned.then(step, schema))
 
+    def _reading_only(self, positions: tuple[int, ...]) -> ShuffleFrame | None:
+        """A frame of the columns at these positions only, whose source is asked for no others; None unless
+        the rows come straight from a source.
+
+        The new frame has a source of its own. Exchanges are written together only if they have one source, so
+        do not use this where the rows may be written together with another exchange.
+        """
+        read = StructType([self.schema.fields[at] for at in positions])
+        chain = _pruned_scan(self._chain, positions, read) or _pruned_source(self._chain, positions, read)
+        return None if chain is None else ShuffleFrame(chain, self._layout.selected(positions))
+
     def _count_and_columns(
         self, method: str, numPartitions: int | ColumnLike, cols: tuple[Any, ...]
     ) -> tuple[int, list[ColumnLike]]:
@@ -505,3 +517,13 @@ def _pruned_scan(chain: Chain, positions: tuple[int, ...], schema: StructType) -
     read = StructType([chain.schema.fields[at] for at in needed])
     step = Select(tuple(range(len(positions))), tuple(schema.names))
     return replace(chain, origin=pruned, schema=read, wire=pruned.wire).then(step, schema)
+
+
+def _pruned_source(chain: Chain, positions: tuple[int, ...], schema: StructType) -> Chain | None:
+    """Only these columns of a DataFrame, of which Spark then reads no others; None if the chain is not a bare
+    one, or its columns have no names to ask by."""
+    origin = chain.origin
+    if not isinstance(origin, DataFrameOrigin) or chain.steps:
+        return None
+    pruned = origin.pruned(positions)
+    return None if pruned is None else replace(chain, origin=pruned, schema=schema, wire=pruned.wire)

@@ -83,6 +83,14 @@ class DataFrameOrigin:
     def opening(self) -> Opening:
         return SparkRows(self.wire)
 
+    def pruned(self, positions: tuple[int, ...]) -> DataFrameOrigin | None:
+        """Only the columns at these positions; None where names do not tell columns apart."""
+        names = self.source.columns
+        if not _are_plain(names):
+            return None
+        source = self.source.select(*(f"`{names[at]}`" for at in positions))
+        return DataFrameOrigin(source, pa.schema([self.wire.field(at) for at in positions]))
+
     def partitions(self) -> int:
         found = planner_of(self.source.sparkSession).partitions(self.source)
         if found is None:

@@ -61,6 +61,9 @@ class PlainPlanner:
     def is_reproducible(self, frame: DataFrame) -> bool:
         return False
 
+    def is_indeterminate(self, frame: DataFrame) -> bool:
+        return True
+
     def parallelism(self) -> int:
         """As Spark plans a range of numbers: the only place where its default shows."""
         found = _SPLITS.search(self._spark.range(1)._explain_string())

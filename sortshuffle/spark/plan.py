@@ -33,10 +33,12 @@ from sortshuffle.spark.service import NO_SERVICE, HostService, ServiceSettings
 from sortshuffle.spark.session import (
     application_of,
     check_workers,
+    context_settings,
     is_classic,
     require_session,
     settings_of,
 )
+from sortshuffle.spark.sparks_shuffle import check_sparks_shuffle
 from sortshuffle.spark.stages import Closing, Stage, Step
 
 if TYPE_CHECKING:
@@ -72,7 +74,9 @@ class FrameContext:
         planner = planner_of(session)
         settings = settings_of(session)
         options = Options.of(settings)
-        shared_storage.use(session.sparkContext if is_classic(session) else None, options)
+        check_sparks_shuffle(settings, options)
+        context, application = session.sparkContext if is_classic(session) else None, application_of(session)
+        options = shared_storage.use(context, options, application)
         return FrameContext(
             session,
             options,
@@ -81,7 +85,7 @@ class FrameContext:
             SourceReports.of(session),
             planner,
             FanOuts(shared=planner.keeps),
-            ServiceSettings.of(options, application_of(session), settings),
+            ServiceSettings.of(options, application, context_settings(session)),
         )
 
     def spark_context(self) -> Any:
@@ -175,8 +179,9 @@ class Chain:
         Raises `WorkerSetupError` if the workers cannot run it.
         """
         context = self.context
-        check_workers(context.spark)
+        check_workers(context.spark, context.services.key is not None)
         origin = skew.laid_out(self)
+        rows = origin.rows()
         stage = Stage(
             number,
             context.options,
@@ -186,14 +191,14 @@ class Chain:
             closing,
             context.reports.reporter,
             wants_log(),
-            context.services.planned(context.spark_context()),
+            context.services.planned(context.spark_context(), lambda: context.planner.is_indeterminate(rows)),
         )
 
         def run(batches: Any) -> Any:
             return stage(batches)
 
         run.__name__ = stage_name(number, origin, purpose)
-        return origin.rows().mapInArrow(run, schema)
+        return rows.mapInArrow(run, schema)
 
 
 def stage_name(number: int, origin: Origin, purpose: str = "") -> str:

@@ -81,6 +81,9 @@ class ClassicPlanner:
     def is_reproducible(self, frame: DataFrame) -> bool:
         return is_reproducible(frame)
 
+    def is_indeterminate(self, frame: DataFrame) -> bool:
+        return _level(frame) == "INDETERMINATE"
+
     def parallelism(self) -> int:
         return int(self._spark.sparkContext.defaultParallelism)
 
@@ -145,7 +148,11 @@ def partitions(frame: DataFrame) -> int:
 
 def is_reproducible(frame: DataFrame) -> bool:
     """Whether Spark knows that running a task of this plan again gives the same rows in the same order."""
-    return str(planned(frame).outputDeterministicLevel().toString()) == "DETERMINATE"
+    return _level(frame) == "DETERMINATE"
+
+
+def _level(frame: DataFrame) -> str:
+    return str(planned(frame).outputDeterministicLevel().toString())
 
 
 def _parts(jvm: Any, rdd: Any, sizes: Sequence[int]) -> list[Any]:

@@ -64,6 +64,9 @@ class Planner(Protocol):
     def is_reproducible(self, frame: DataFrame) -> bool:
         """Whether a task of this plan that runs again is known to give the same rows in the same order."""
 
+    def is_indeterminate(self, frame: DataFrame) -> bool:
+        """Whether such a task may give other rows, as far as is known: Spark then runs all tasks again."""
+
     def parallelism(self) -> int:
         """How many tasks Spark makes of what does not say how many."""
 

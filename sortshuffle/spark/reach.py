@@ -7,6 +7,9 @@
 "Of this host" means that it has this host's name, and that the directory is here: containers may share a name
 and no disk. What opens there must then carry the right id (`LocalInputChannel`).
 
+An adopted map output that lies on another host, or could not be linked, is lost like any other: but Spark
+knows it by the control rows of its adopter, whose own service must therefore hear of it (`tell_adopters`).
+
 A task has one `ClusterReach`, and its connections live as long as it does. The room for what comes ahead of
 its consumer is a fixed share of what the task may read ahead (`credit_within`).
 
@@ -15,10 +18,18 @@ What talks to services is imported when there are any: it takes a worker some 50
 
 from __future__ import annotations
 
+import logging
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sortshuffle.errors import MissingDataError, Place
+from sortshuffle import calls
+from sortshuffle.errors import (
+    DataLossError,
+    MissingDataError,
+    Place,
+    ServiceUnavailableError,
+)
 from sortshuffle.format.index import Index
 from sortshuffle.read.channel import InputChannel
 from sortshuffle.read.stored_channel import StoredInputChannel
@@ -26,19 +37,23 @@ from sortshuffle.spark.control import LocalReach, MapOutput
 from sortshuffle.spark.service import HostService
 from sortshuffle.storage.extents import Extent
 from sortshuffle.storage.host import host_name
+from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import verified_index
 from sortshuffle.storage.stored_files import is_url
 from sortshuffle.storage.stored_reader import read_stored_index
 
 if TYPE_CHECKING:
-    from sortshuffle.service.client import ServiceClients
+    from sortshuffle.service.client import ServiceClient, ServiceClients
     from sortshuffle.service.protocol import MapOutputAddress
 
 CREDIT_SHARE = 8  # of what a task may read ahead: 8 MiB of the default 64, and never more
+TOLD_WITHIN = 10.0  # seconds, all adopters together; a service that is started again is there sooner
 _REMEDY = (
     "spark.sortshuffle.service=auto starts a shuffle service on every host, external uses an administrator's;"
     " or let spark.sortshuffle.dir name storage that every host sees"
 )
+
+_log = logging.getLogger(__name__)
 
 
 def credit_within(service: HostService, reading: int) -> int:
@@ -57,22 +72,28 @@ class ClusterReach:
     def __init__(self, service: HostService, credit: int = 0) -> None:
         self._service = service
         self._credit = credit
-        self._files = LocalReach()
+        self._key = service.settings.key
+        self._files = LocalReach(self._key)
         self._clients: ServiceClients | None = None
         self._is_here: dict[str, bool] = {}  # directories of map outputs; a task reads from few
+        self._adopted: dict[MapOutput, None] = {}  # what it was asked for that lies where it was written
 
     def index(self, output: MapOutput) -> Index:
+        self._note(output)
         if is_url(output.file.base):
             return read_stored_index(output.file, output.file_id)
         if self._has_files_of(output):
             return self._files.index(output)
         client = self._clients_for(output).client(output.service)
-        data = client.index(self._address_of(output), output.host)
+        data = client.index(self._address_of(output), output.host, output.regions)
         return verified_index(data, output.file.index_path, output.file_id)
 
     def channel(self, output: MapOutput, extents: tuple[Extent, ...]) -> InputChannel:
+        self._note(output)
         if is_url(output.file.base):
-            return StoredInputChannel(output.file, output.file_id, output.map_index, str(output), extents)
+            return StoredInputChannel(
+                output.file, output.file_id, output.map_index, str(output), extents, self._key
+            )
         if self._has_files_of(output):
             return self._files.channel(output, extents)
         return self._remote_channel(output, extents)
@@ -80,6 +101,37 @@ class ClusterReach:
     def close(self) -> None:
         if self._clients is not None:
             self._clients.close()
+
+    def tell_adopters(self, error: BaseException) -> None:
+        """All that this task reads of the same home, or through the same service, is told at once: Spark
+        allows a stage few attempts, and what is sound will be adopted again."""
+        try:
+            lost = [output for output in self._adopted if _is_lost(output, error)]
+            if lost:
+                self._tell(lost)
+        except Exception:  # the task's own error is what its job has to see
+            _log.warning("the adopters of lost map outputs cannot be told", exc_info=True)
+
+    def _tell(self, lost: list[MapOutput]) -> None:
+        """Have the services of the adopters look for map outputs of these. They have none of these names, so
+        they let Spark run those attempts again. If one is gone with its host, Spark knows that itself."""
+        from sortshuffle.service.asking import ask_each
+
+        by_service: dict[str, list[tuple[MapOutputAddress, str]]] = {}
+        for output in lost:
+            if output.adopter is not None:
+                adopted = replace(self._address_of(output), attempt=output.adopter.attempt)
+                by_service.setdefault(output.adopter.service, []).append((adopted, output.host))
+
+        def tell(client: ServiceClient) -> None:
+            for adopted, host in by_service[client.address]:
+                client.report_damage(adopted, host, 0, 0)
+
+        ask_each(by_service, tell, self._service.client_settings(0, TOLD_WITHIN), TOLD_WITHIN)
+
+    def _note(self, output: MapOutput) -> None:
+        if output.adopter is not None:
+            self._adopted[output] = None
 
     def _remote_channel(self, output: MapOutput, extents: tuple[Extent, ...]) -> InputChannel:
         from sortshuffle.service.remote_input_channel import RemoteInputChannel
@@ -92,6 +144,7 @@ class ClusterReach:
             output.file.data_path,
             str(output),
             extents,
+            self._key,
         )
 
     def _has_files_of(self, output: MapOutput) -> bool:
@@ -104,7 +157,7 @@ class ClusterReach:
         directory = os.path.dirname(output.file.base)
         found = self._is_here.get(directory)
         if found is None:
-            found = self._is_here[directory] = os.path.isdir(directory)
+            found = self._is_here[directory] = calls.isdir(directory)
         return found
 
     def _clients_for(self, output: MapOutput) -> ServiceClients:
@@ -124,3 +177,17 @@ class ClusterReach:
         return MapOutputAddress(
             self._service.application, output.exchange, output.map_index, output.attempt, output.file_id
         )
+
+
+def _is_lost(output: MapOutput, error: BaseException) -> bool:
+    """Whether a task's error says that this cannot be had from where it lies, or another of its home."""
+    if isinstance(error, ServiceUnavailableError):
+        return error.address == output.service
+    if not isinstance(error, DataLossError):
+        return False
+    lost = PartitionedFile.of(error.place.file)
+    if lost is None:
+        return False
+    there = output.file.base
+    is_its_home = os.path.dirname(there) == os.path.dirname(lost.base)
+    return is_its_home or os.path.basename(there) == os.path.basename(lost.base)

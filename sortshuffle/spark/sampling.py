@@ -2,7 +2,8 @@
 
 It runs when the exchange is built, so at ``toDF()`` or the first action, once for an exchange. Its tasks run
 the stage that will write the exchange, and return a few keys instead of writing: what is chained before a
-range exchange therefore runs twice, as it does in Spark. An exchange further up is not run again.
+range exchange therefore runs twice, as it does in Spark. An exchange further up is not run again. Of a long
+text only its beginning is sampled (`partitioner.range_bounds`).
 
 How many keys (Spark's numbers): ``spark.sql.execution.rangeExchange.sampleSizePerPartition`` for each
 subpartition, at most a million in all; three times as many, to be sure, the same number from each producer.
@@ -22,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from sortshuffle.partitioner import Reservoir, SortKey, determine_bounds
+from sortshuffle.partitioner import Reservoir, SortKey, determine_bounds, shortened
 
 if TYPE_CHECKING:
     from sortshuffle.spark.exchange import Exchange
@@ -55,7 +56,7 @@ class SampleKeys:
         held = 0
         for batch in batches if size else ():
             with task.metrics.step("sample"):
-                keys = batch.select(list(self.columns))
+                keys = shortened(batch.select(list(self.columns)))
                 if reservoir is None:
                     reservoir = Reservoir(keys.schema, size, (SEED, task.partition))
                 reservoir.add(keys)

@@ -6,6 +6,7 @@ Everything here runs on the driver and fails there, at the call that needed it.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,17 +14,21 @@ from weakref import WeakKeyDictionary
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from sortshuffle.errors import UsageError, WorkerSetupError
+from sortshuffle import calls
+from sortshuffle.errors import StateError, UsageError, WorkerSetupError
 from sortshuffle.options import Options
 from sortshuffle.spark.manager.choice import begins_connect_server, turn_on
 from sortshuffle.spark.versions import at_least
 from sortshuffle.storage.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
+from sortshuffle.storage.host import ADDRESS_VARIABLE
 
 NEEDED_MODULES = ("pyarrow", "numpy", "xxhash", "sortshuffle")
 UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 NO_ROLLBACK = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
 """Whether Spark 4.1+ takes other bytes of a map task that ran again for other rows, and gives up. Control
 rows are other bytes each time."""
+
+LOOPBACK = "127.0.0.1"
 
 _checked: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
@@ -61,13 +66,55 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     return builder.config(UNIX_SOCKETS, "true").config(environment, ALLOCATOR_DELAY)
 
 
+def address_this_host(master: str) -> None:
+    """To be called before a session of our own is started. Spark asks for the address of the host's name, and
+    does not start where there is none. For a local master the loopback address does, unless
+    `ADDRESS_VARIABLE` says another.
+
+    Raises `UsageError` for another master, whose executors must reach this host.
+    """
+    name = socket.gethostname()
+    if os.environ.get(ADDRESS_VARIABLE) or _has_address(name):
+        return
+    if not is_local(master):
+        raise UsageError(
+            f"the name of this host, {name}, has no address, and Spark does not start without one. Put it"
+            f" into /etc/hosts, or set {ADDRESS_VARIABLE} to an address at which {master} reaches this host"
+        )
+    os.environ[ADDRESS_VARIABLE] = LOOPBACK
+
+
+def _has_address(name: str) -> bool:
+    try:
+        return bool(calls.getaddrinfo(name, None))
+    except (OSError, UnicodeError):
+        return False
+
+
+def is_local(master: str) -> bool:
+    """Whether all tasks run in the driver's host. What cannot be told is a cluster."""
+    return master == "local" or master.startswith("local[")
+
+
 def require_session(spark: Any) -> SparkSession:
     """``spark``, if it is a session, classic or Spark Connect's. Raises `UsageError`."""
     # what has a JVM is no class of Connect's, whose sessions are no subclass of PySpark's
     if not is_classic(spark) and not (hasattr(spark, "conf") and hasattr(spark, "createDataFrame")):
         raise UsageError(f"a SparkSession is needed, not {type(spark).__name__}")
+    require_running(spark)
     session: SparkSession = spark
     return session
+
+
+def require_running(spark: SparkSession | SparkContext) -> None:
+    """Raise `StateError` if what this belongs to was stopped, which Spark itself says in no words of its own.
+    Of a session of Spark Connect the server says it."""
+    context: Any = spark.sparkContext if is_classic(spark) else spark
+    if isinstance(context, SparkContext) and context._jsc is None:
+        raise StateError(
+            "the SparkContext has been stopped, and with it what its frames and RDDs are made of: make a new"
+            " session, and make them anew"
+        )
 
 
 def is_classic(spark: Any) -> bool:
@@ -105,26 +152,39 @@ def settings_of(spark: SparkSession) -> dict[str, str]:
     return dict(settings)
 
 
+def context_settings(spark: SparkSession | SparkContext) -> dict[str, str]:
+    """The settings of the SparkContext, by which the application runs. ``builder.getOrCreate()`` beside one
+    that runs tells its session others of the same names, which have no effect. Over Spark Connect nobody can
+    ask for the SparkContext's: the session's, which begin as those.
+    """
+    if not isinstance(spark, SparkContext) and not is_classic(spark):
+        return settings_of(spark)
+    context = spark if isinstance(spark, SparkContext) else spark.sparkContext
+    return dict(context.getConf().getAll())
+
+
 def options_of(spark: SparkSession) -> Options:
     """The ``spark.sortshuffle.*`` settings of the session now. Raises `OptionError`."""
     return Options.of(settings_of(spark))
 
 
-def check_workers(spark: SparkSession | SparkContext) -> None:
+def check_workers(spark: SparkSession | SparkContext, encrypts: bool = False) -> None:
     """Raise `WorkerSetupError` unless the workers' Python has what the stages import.
 
-    Asks one worker, by a job of one task, once for each SparkContext or, over Spark Connect, session.
+    Asks one worker, by a job of one task, once for each SparkContext or, over Spark Connect, session. Raises
+    `StateError` if that was stopped. ``encrypts``: they write files that are encrypted.
     """
+    require_running(spark)
     # of the same context, sessions have the same workers
     asked: Any = spark.sparkContext if is_classic(spark) else spark
     if asked in _checked:
         return
     if isinstance(asked, SparkContext):
-        executable, version, missing = asked.parallelize([0], 1).mapPartitions(_probe()).collect()
+        executable, version, missing = asked.parallelize([0], 1).mapPartitions(_probe(encrypts)).collect()
     else:
         columns = "executable string, version string, missing array<string>"
         one = asked.range(0, 1, 1, 1)  # in one partition: of several, Spark 4.1 shuffles the first row
-        executable, version, missing = one.mapInArrow(_arrow_probe(_probe()), columns).first()
+        executable, version, missing = one.mapInArrow(_arrow_probe(_probe(encrypts)), columns).first()
     if missing:
         raise WorkerSetupError(
             f"the Python that Spark's workers run, {executable} ({version}), lacks {', '.join(missing)}."
@@ -134,17 +194,22 @@ def check_workers(spark: SparkSession | SparkContext) -> None:
     _checked[asked] = True
 
 
-def _probe() -> Any:
+def _probe(encrypts: bool) -> Any:
     """A function that is pickled whole: the workers may not have this module, which is the question."""
+    modules = NEEDED_MODULES
 
     def probe(_: Any) -> Any:
         import importlib.util
         import sys
 
         missing = [name for name in modules if importlib.util.find_spec(name) is None]
+        if encrypts and not missing:
+            from sortshuffle.format.encryption import PACKAGE, REMEDY, why_no_encryption
+
+            if why_no_encryption():
+                missing = [f"{PACKAGE}, by which files are encrypted ({REMEDY})"]
         return [sys.executable, sys.version.split()[0], missing]
 
-    modules = NEEDED_MODULES
     probe.__module__ = "__main__"
     return probe
 

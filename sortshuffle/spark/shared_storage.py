@@ -1,4 +1,7 @@
-"""The driver's part in storage that every host sees: it removes what the application wrote, at the end.
+"""The driver's part in storage that every host sees: it names the application's directory there, and removes
+what was written to it at the end.
+
+The directory has the application's id and the driver's random name: two masters may give one id twice.
 
     no frame has used it --use--> to be removed at the end --the context stops, or Python exits--> removed
 
@@ -15,19 +18,22 @@ reached: so another Python is started to remove what there is, and waited for.
 from __future__ import annotations
 
 import atexit
+import os
 import subprocess
 import sys
 import threading
 import warnings
+from dataclasses import replace
 from typing import Any
 
 from pyspark import SparkContext
 
 from sortshuffle.errors import OptionError, SortShuffleError
 from sortshuffle.options import PREFIX, Options
+from sortshuffle.spark.service import driver_name
 from sortshuffle.storage.environment import environment
 from sortshuffle.storage.stored_cleaning import clean_command, remove_remains
-from sortshuffle.storage.stored_files import mounted_path, why_unknown
+from sortshuffle.storage.stored_files import application_url, mounted_path, stored_name, why_unknown
 
 EXIT_SECONDS = 300  # for removing at the exit: a store deletes some thousand objects a second
 
@@ -36,30 +42,32 @@ _ends: dict[str, _End] = {}
 _lock = threading.Lock()  # of _ends
 
 
-def use(context: SparkContext | None, options: Options) -> None:
-    """Note that a frame writes to the storage that its options name, if any. ``context``: None over Connect.
+def use(context: SparkContext | None, options: Options, application: str) -> Options:
+    """Note that a frame writes to the storage that its options name, if any; the options for its tasks, which
+    name the directory of this application there. ``context``: None over Connect.
 
     Raises `OptionError` for a URL of a kind that fsspec does not know.
     """
     if not options.storage_url:
-        return
+        return options
     unknown = why_unknown(options.storage_url)
     if unknown:
         raise OptionError(f"{PREFIX}dir = {options.storage_url!r} is not allowed: {unknown}")
-    if context is None or getattr(context, "_jsc", None) is None:
-        return
-    application = str(context.applicationId)
-    with _lock:
-        if application not in _ends:
-            _ends[application] = _End(context, application)
-        _ends[application].note(options.storage_url, options.keep)
+    directory = stored_name(application, driver_name(os.getpid()).hex())
+    if context is not None and getattr(context, "_jsc", None) is not None:
+        with _lock:
+            if application not in _ends:
+                _ends[application] = _End(context, application, directory)
+            _ends[application].note(options.storage_url, options.keep)
+    return replace(options, directories=(application_url(options.storage_url, directory),))
 
 
 class _End:
     """Waits for the end of one application. Takes the place of its context's ``stop``."""
 
-    def __init__(self, context: SparkContext, application: str) -> None:
+    def __init__(self, context: SparkContext, application: str, directory: str) -> None:
         self._application = application
+        self._directory = directory  # its name, below each URL
         self._kept: dict[str, bool] = {}  # by URL
         self._stop_context = context.stop
         self._exiting = False
@@ -90,9 +98,9 @@ class _End:
         """A warning says what cannot be removed: the job itself is done."""
         try:
             if not self._exiting or mounted_path(url) is not None:
-                remove_remains(url, self._application)
+                remove_remains(url, self._directory)
                 return
-            program = [sys.executable, "-m", "sortshuffle.storage.stored_cleaning", url, self._application]
+            program = [sys.executable, "-m", "sortshuffle.storage.stored_cleaning", url, self._directory]
             subprocess.run(
                 program,
                 check=True,
@@ -105,7 +113,7 @@ class _End:
             told = getattr(error, "stderr", None) or str(error)
             warnings.warn(
                 f"map outputs of {self._application} are left below {url}: {told.strip().splitlines()[-1]}."
-                f" Remove them with: {clean_command(url, self._application)}",
+                f" Remove them with: {clean_command(url, self._directory)}",
                 RuntimeWarning,
                 stacklevel=2,
             )

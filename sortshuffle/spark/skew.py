@@ -116,7 +116,7 @@ def _summed(batches: Iterator[pa.RecordBatch], service: HostService) -> Iterator
                     size = sum(extent.raw_bytes for extent in channel.extents)
                     sizes.setdefault(number, {})[channel.map_index] = size
     except DataLossError as error:  # an index file that is not inline in its control row
-        make_spark_rerun(error)
+        make_spark_rerun(error, service.settings.served_by_spark)
         raise
     threshold = service.options.skew_threshold
     found: list[tuple[int, int | None, int]] = []

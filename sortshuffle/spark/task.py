@@ -8,6 +8,7 @@ and the log however the task ends.
 from __future__ import annotations
 
 import gc
+import os
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from pyspark import TaskContext
 
 import sortshuffle
 from sortshuffle.errors import DataLossError
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import FileHeader
 from sortshuffle.format.index import Writer
 from sortshuffle.memory.budget import MemoryBudget
@@ -32,7 +34,7 @@ from sortshuffle.spark.reach import ClusterReach, credit_within
 from sortshuffle.spark.reports import Reporter, TaskReport, log_task
 from sortshuffle.spark.service import HostService
 from sortshuffle.spark.task_files import TaskFiles
-from sortshuffle.storage.directories import spark_directories
+from sortshuffle.storage.directories import application_directories, spark_directories
 from sortshuffle.storage.home_failures import note_failure
 from sortshuffle.storage.host import host_name
 from sortshuffle.storage.loss import make_producer_run_again
@@ -97,9 +99,27 @@ class Task:
         return self.memory.share(self.memory.limit // HOLDING_SHARE // max(1, self.holders), label)
 
     @property
+    def served_by_spark(self) -> bool:
+        """Whether Spark's external shuffle service has Spark's shuffle files outlive their executor."""
+        return self.service is not None and self.service.settings.served_by_spark
+
+    @property
     def files(self) -> TaskFiles:
         """Where it writes."""
-        return TaskFiles(self.options, self.application, self.stage, self.partition, self.attempt)
+        return TaskFiles(
+            self.options,
+            self.application,
+            self.stage,
+            self.partition,
+            self.attempt,
+            self.served_by_spark,
+            self.key,
+        )
+
+    @property
+    def key(self) -> EncryptionKey | None:
+        """By which its files are encrypted; None where they are not."""
+        return None if self.service is None else self.service.settings.key
 
     def home(self) -> str:
         """A directory that this task may write to; made on first use."""
@@ -110,7 +130,10 @@ class Task:
         is started if need be, and comes up while the task writes."""
         if self.service is not None:
             self.service.address()
-        return self.files.new_map_output(exchange, header)
+        writer = self.files.new_map_output(exchange, header)
+        if self.service is not None:
+            self.service.tell_forgotten(os.path.dirname(writer.file.base))
+        return writer
 
     def map_output(self, exchange: int, file: PartitionedFile, file_id: bytes) -> MapOutput:
         """A finished map output of this task, as its consumers are told of it."""
@@ -157,9 +180,10 @@ def running(
     except BaseException as error:
         outcome = type(error).__name__
         if isinstance(error, DataLossError):
-            make_spark_rerun(error)
+            make_spark_rerun(error, task.served_by_spark)
         elif isinstance(error, OSError):
             note_failure(error)
+        task.reach.tell_adopters(error)
         raise
     finally:
         report = _report(task, time.perf_counter() - started, user_seconds)
@@ -193,9 +217,11 @@ def settle_worker() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def make_spark_rerun(error: DataLossError) -> None:
+def make_spark_rerun(error: DataLossError, served_by_spark: bool = False) -> None:
     """Remove Spark's own control files of the lost map output, where this host can reach them: the next
-    attempt of this task then fails to fetch them, and Spark runs the producer again."""
+    attempt of this task then fails to fetch them, and Spark runs the producer again. ``served_by_spark``:
+    executors of this host that have ended may have left them, too."""
     file = PartitionedFile.of(error.place.file)
     if file is not None:
-        make_producer_run_again(file, spark_directories())
+        above = application_directories() if served_by_spark else ()
+        make_producer_run_again(file, (*spark_directories(), *above))

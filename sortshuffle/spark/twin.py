@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from sortshuffle.spark.session import require_running
+
 if TYPE_CHECKING:
     from sortshuffle.spark.plan import FrameContext
 
 
 def twin(context: FrameContext, schema: StructType) -> DataFrame:
-    """An empty DataFrame of ``schema`` in the frame's session."""
+    """An empty DataFrame of ``schema`` in the frame's session. Raises `StateError` if it was stopped."""
+    require_running(context.spark)
     return context.spark.createDataFrame([], schema)

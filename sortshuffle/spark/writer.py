@@ -13,7 +13,6 @@ The paths are local to every worker (one machine, or a shared mount).
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.types import ArrayType, DataType, DayTimeIntervalType, MapType, NullType, StructType
 
+from sortshuffle import calls
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.options import MIB
 from sortshuffle.spark.plan import Chain
@@ -74,12 +74,12 @@ class FrameWriter:
         writer = writer if compression is None else writer.option("compression", compression)
         target = _local(path)
         _check_fields("the frame", "", self.chain.schema)
-        if os.path.exists(target):
+        if calls.exists(target):
             if writer.how == "ignore":
                 return
             if writer.how not in ("append", "overwrite"):
                 raise UsageError(f'{target} exists: choose mode("overwrite"), "append" or "ignore"')
-            if writer.how == "append" and not os.path.isdir(target):
+            if writer.how == "append" and not calls.isdir(target):
                 raise UsageError(f"{target} is not a directory, and only to one can files be appended")
         writer._write(target)
 
@@ -87,13 +87,13 @@ class FrameWriter:
         job = uuid.uuid4().hex[:12]
         staging = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.writing-{job}")
         attempts, whole = os.path.join(staging, "attempts"), os.path.join(staging, "whole")
-        os.makedirs(staging)
+        calls.makedirs(staging)
         try:
-            os.mkdir(attempts)
-            os.mkdir(whole)
+            calls.mkdir(attempts)
+            calls.mkdir(whole)
             names = self._run(self._closing(attempts, job))
             for name in names:
-                os.rename(os.path.join(attempts, name), os.path.join(whole, name))
+                calls.rename(os.path.join(attempts, name), os.path.join(whole, name))
             _commit(whole, target, names, replaced=f"{staging}.replaced", append=self.how == "append")
         finally:
             _discard(staging)
@@ -125,8 +125,8 @@ class WriteParquet:
         try:
             has_rows = self._write(path, batches, task)
         except BaseException:
-            if os.path.exists(path):
-                os.unlink(path)
+            if calls.exists(path):
+                calls.unlink(path)
             raise
         if has_rows:
             yield pa.record_batch([pa.array([name])], names=["name"])
@@ -186,43 +186,43 @@ class _RowGroup:
 
 def _commit(whole: str, target: str, names: Sequence[str], *, replaced: str, append: bool) -> None:
     """Make the directory ``whole`` the target. ``replaced``: where an old target is until it is deleted."""
-    with open(os.path.join(whole, "_SUCCESS"), "w", encoding="ascii"):
+    with calls.open_file(os.path.join(whole, "_SUCCESS"), "w", encoding="ascii"):
         pass
-    if not os.path.exists(target):
-        os.rename(whole, target)
+    if not calls.exists(target):
+        calls.rename(whole, target)
         return
     if append:
         _move_into(whole, target, [*names, "_SUCCESS"])
         return
-    os.rename(target, replaced)
+    calls.rename(target, replaced)
     try:
-        os.rename(whole, target)
+        calls.rename(whole, target)
     except BaseException:
-        os.rename(replaced, target)
+        calls.rename(replaced, target)
         raise
-    if os.path.isdir(replaced):
-        shutil.rmtree(replaced)
+    if calls.isdir(replaced):
+        calls.rmtree(replaced)
     else:
-        os.unlink(replaced)
+        calls.unlink(replaced)
 
 
 def _discard(staging: str) -> None:
     # renamed first: a task that is still being cancelled could otherwise open a file in it meanwhile, and
     # so keep the directory from being removed
     gone = f"{staging}.gone"
-    os.rename(staging, gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    calls.rename(staging, gone)
+    calls.rmtree(gone, ignore_errors=True)
 
 
 def _move_into(whole: str, target: str, names: Sequence[str]) -> None:
     moved: list[str] = []
     try:
         for name in names:
-            os.rename(os.path.join(whole, name), os.path.join(target, name))
+            calls.rename(os.path.join(whole, name), os.path.join(target, name))
             moved.append(name)
     except BaseException:
         for name in moved:
-            os.unlink(os.path.join(target, name))
+            calls.unlink(os.path.join(target, name))
         raise
 
 
@@ -230,7 +230,7 @@ def _local(path: str) -> str:
     plain = path.removeprefix("file://")
     if "://" in plain:
         raise UnsupportedError(f"{path} is not a local path: use frame.toDF().write.parquet(...) for it")
-    return os.path.realpath(plain)  # a link stays one: what it points to is written
+    return calls.realpath(plain)  # a link stays one: what it points to is written
 
 
 def _codec(name: str) -> str:

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from java_options import submit_arguments
+
 PATIENCE = 240.0  # seconds; a job takes about 20
 
 
 def run_job(
-    job: Path, *arguments: str, patience: float = PATIENCE, environment: Mapping[str, str] | None = None
+    job: Path,
+    *arguments: str,
+    patience: float = PATIENCE,
+    environment: Mapping[str, str] | None = None,
+    has_manager: bool = False,
 ) -> dict[str, Any]:
-    """What a job found, within ``patience`` seconds. ``environment``: None for this process's."""
+    """What a job found, within ``patience`` seconds. ``environment``: None for this process's.
+    ``has_manager``: its JVM starts with the shuffle manager's jar."""
+    environment = dict(os.environ if environment is None else environment)
+    if has_manager:
+        environment["PYSPARK_SUBMIT_ARGS"] = submit_arguments("on", has_manager=True)
     done = subprocess.run(
         [sys.executable, str(job), *arguments],
         capture_output=True,

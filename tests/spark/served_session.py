@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 from driver_process import DriverProcess
 from engine import ROOT, eventually, open_files
+from java_options import submit_arguments
 
 JOBS = Path(__file__).parent / "manager" / "jobs"
 PATHS = (JOBS, JOBS.parents[1], JOBS.parents[2], ROOT / "tests", ROOT, ROOT / "tools" / "bench")
@@ -97,6 +98,7 @@ class Session(DriverProcess):
                     "PYTHONPATH": os.pathsep.join(map(str, PATHS)),
                     "TMPDIR": str(self.temporary),
                     MARK: str(directory),
+                    "PYSPARK_SUBMIT_ARGS": submit_arguments("off", has_manager=is_ours),
                     **environment,
                 },
                 start_new_session=True,

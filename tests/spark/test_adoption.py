@@ -3,26 +3,35 @@ taken from another host's, or not found at all."""
 
 from __future__ import annotations
 
-import math
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine import DRIVER, Pair, names, read_pair, write_pair
+from engine import DRIVER, Pair, Region, names, read_pair, write_pair
+from failing import no_threads
 
-from sortshuffle.errors import MissingDataError
+from sortshuffle.errors import DataLossError, MissingDataError, Place, ServiceUnavailableError
+from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB, Options
+from sortshuffle.service.asking import AT_ONCE
 from sortshuffle.service.shuffle_service import ShuffleService, serve
 from sortshuffle.spark import adoption
 from sortshuffle.spark.adoption import adopt
+from sortshuffle.spark.control import Adopter, channels, control_batches
 from sortshuffle.spark.reach import ClusterReach
+from sortshuffle.spark.reports import Silent
 from sortshuffle.spark.service import HostService, Mode, ServiceSettings
-from sortshuffle.spark.task import Task
+from sortshuffle.spark.silence import Silence
+from sortshuffle.spark.task import Task, running
 from sortshuffle.storage import directories, janitor
 from sortshuffle.storage.host import host_name
 from sortshuffle.storage.lifetime import Owner, boot_id, dead_outputs, process_start
@@ -32,7 +41,7 @@ from sortshuffle.storage.partitioned_file import PartitionedFile
 EXCHANGE, MAP, ATTEMPT = 3, 17, 300
 LOST = 204  # the attempt of the executor that has ended
 NOBODY = 2**22 + 1  # above every pid
-PAIR = Pair(2)
+PAIR = Pair(2, regions=[Region({0: [b"a" * 100], 1: [b"b" * 50]})])
 
 
 @pytest.fixture
@@ -41,8 +50,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     monkeypatch.setenv(directories.LOCAL_DIRS_VARIABLE, str(tmp_path / "blocks"))
     (tmp_path / "blocks").mkdir()
-    (tmp_path / "served").mkdir()
-    adoption._silent.clear()
+    for name in ("served", "second"):
+        (tmp_path / name).mkdir()
     yield tmp_path / "served"
     for process in janitor._started:
         process.kill()
@@ -52,8 +61,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def service(root: Path) -> Iterator[ShuffleService]:
-    with serve([str(root)]) as running:
-        yield running
+    with serve([str(root), str(root.parent / "second")]) as serving:
+        yield serving
 
 
 def lost_output(root: Path, host: str = "127.0.0.1", pid: int = NOBODY) -> PartitionedFile:
@@ -100,11 +109,13 @@ def test_an_output_of_its_own_host_becomes_one_of_its_own(root: Path, service: S
 def test_one_of_another_host_is_left_there(root: Path, service: ShuffleService) -> None:
     lost = lost_output(root, host="127.0.0.9")
     task = task_on(root, service, ("127.0.0.1", "localhost"))
-    adoption._silent[service.address] = math.inf  # under its other name it stands for another host's
+    # under its other name it stands for another host's
+    Silence(task.files.homes()[0]).note([service.address])
     found = adopt(task, [EXCHANGE])
     assert found is not None
     (output,) = found
     assert (output.file, output.host, output.attempt) == (lost, "127.0.0.9", LOST)
+    assert output.adopter == Adopter(ATTEMPT, service.address)
     assert output.service == f"localhost:{port_of(service)}"
     assert task.reach.index(output).header.file_id == output.file_id
     task.reach.close()
@@ -154,6 +165,71 @@ def test_every_exchange_must_have_one(root: Path, service: ShuffleService) -> No
     assert [name for name in names(home) if name.startswith("exchange-")] == []
 
 
+@pytest.mark.parametrize("fault", ["missing", "damaged", "its service is gone"])
+@pytest.mark.parametrize("host", ["127.0.0.9", "127.0.0.1"], ids=["on another host", "on another disk"])
+def test_one_that_is_lost_where_it_lies_makes_its_adopter_run_again(
+    root: Path, service: ShuffleService, tmp_path: Path, fault: str, host: str
+) -> None:
+    """Spark knows it by the adopter's control files, which lie on the adopter's host."""
+    lost = lost_output(root, host)
+    adopter = task_on(tmp_path / "second", service)
+    found = adopt(adopter, [EXCHANGE])
+    assert found is not None and found[0].file == lost
+    rows = list(control_batches(found[0], adopter.reach.index(found[0]), exchange=EXCHANGE))
+    blocks = tmp_path / "blocks" / "0a"
+    blocks.mkdir()
+    for attempt in (ATTEMPT, ATTEMPT + 1):
+        (blocks / f"shuffle_0_{attempt}_0.index").touch()
+
+    consumer = task_on(root, service)
+    match fault:
+        case "missing":
+            lost.delete()
+        case "damaged":
+            Path(lost.data_path).write_bytes(flipped(Path(lost.data_path).read_bytes()))
+        case "its service is gone":
+            there = replace(found[0], host="127.0.0.9", service="127.0.0.1:1")  # where nobody listens
+            rows = list(control_batches(there, adopter.reach.index(found[0]), exchange=EXCHANGE))
+            with_patience(consumer, 0.3)
+    with pytest.raises((DataLossError, ServiceUnavailableError)), running(consumer, Silent(), False, noted):
+        for channel in channels(iter(rows), consumer.reach):
+            with channel.open(channel.extents) as reader:
+                for extent in channel.extents:
+                    reader.read_extent(extent)
+    assert names(blocks) == [f"shuffle_0_{ATTEMPT + 1}_0.index"]
+    adopter.reach.close()
+
+
+def test_a_worker_that_gets_no_thread_asks_and_tells_nobody(root: Path, service: ShuffleService) -> None:
+    """One at the limit of its address space: its task runs, or fails with its own error."""
+    lost_output(root, "127.0.0.9")
+    adopter = task_on(root, service)
+    found = adopt(adopter, [EXCHANGE])
+    assert found is not None and found[0].adopter is not None
+    with no_threads():
+        assert adopt(task_on(root, service), [EXCHANGE]) is None
+        consumer = task_on(root, service)
+        consumer.reach.channel(found[0], ())
+        with pytest.raises(MissingDataError, match="as told"), running(consumer, Silent(), False, noted):
+            raise MissingDataError(Place(found[0].file.data_path), "as told")
+    adopter.reach.close()
+
+
+def flipped(data: bytes) -> bytes:
+    """All bytes behind the header changed."""
+    return data[:HEADER_BYTES] + bytes(byte ^ 1 for byte in data[HEADER_BYTES:])
+
+
+def with_patience(task: Task, seconds: float) -> None:
+    assert task.service is not None
+    task.service = replace(task.service, options=replace(task.options, service_timeout=seconds))
+    task.reach = ClusterReach(task.service)
+
+
+def noted(metrics: TaskMetrics) -> None:
+    pass
+
+
 @pytest.mark.parametrize("missing", ["another map", "nothing there", "live", "damaged"])
 def test_what_is_not_there_whole_is_not_adopted(root: Path, service: ShuffleService, missing: str) -> None:
     task = task_on(root, service)
@@ -171,27 +247,48 @@ def test_what_is_not_there_whole_is_not_adopted(root: Path, service: ShuffleServ
     assert adopt(task, [EXCHANGE]) is None
 
 
-def test_a_service_that_does_not_answer_is_passed_over_and_not_asked_again_soon(
+def test_services_that_do_not_answer_are_waited_for_together_and_once_for_an_executor(
     root: Path, service: ShuffleService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adoption, "ANSWERS_WITHIN", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        task = task_on(root, service)
-        options = replace(task.options, service_port=silent.getsockname()[1])
-        assert task.service is not None
-        task.service = replace(task.service, options=options)
-        lost_output(root)
-        assert adopt(task, [EXCHANGE]) is None
-        assert list(adoption._silent) == [f"127.0.0.1:{options.service_port}"]
-        silent.setblocking(False)
-        while True:  # who came so far
-            try:
-                silent.accept()[0].close()
-            except BlockingIOError:
-                break
-        assert adopt(task, [EXCHANGE]) is None
-        with pytest.raises(BlockingIOError):
-            silent.accept()
+    """Hosts that are gone: each is connected to while all others are, and by one worker."""
+    monkeypatch.setattr(adoption, "ANSWERS_WITHIN", 2.0)
+    gone = [f"127.0.1.{n}" for n in range(1, AT_ONCE)]
+    lost_output(root)
+    with ExitStack() as opened:
+        port = port_of(service)
+        silent = [opened.enter_context(socket.create_server((host, port))) for host in gone]
+        together = threading.Barrier(len(gone))
+        threads = opened.enter_context(ThreadPoolExecutor(len(gone)))
+        waiting = [threads.submit(accept_one, each, together) for each in silent]
+        found = adopt(task_on(root, service, (*gone, "127.0.0.1")), [EXCHANGE])
+        assert found is not None  # of the service that answers
+        assert not together.broken
+        for each in waiting:
+            each.result().close()
+        for listening in silent:
+            others_that_came(listening)
+        anew = adopt(task_on(root, service, (*gone, "127.0.0.1")), [EXCHANGE])  # as another worker would
+        assert anew is not None
+        assert [others_that_came(listening) for listening in silent] == [0] * len(gone)
+
+
+def accept_one(listening: socket.socket, together: threading.Barrier) -> socket.socket:
+    """The first connection, when all have one."""
+    connection, _ = listening.accept()
+    together.wait(20)
+    return connection
+
+
+def others_that_came(listening: socket.socket) -> int:
+    """How many connections wait; they are closed."""
+    listening.setblocking(False)
+    count = 0
+    while True:
+        try:
+            listening.accept()[0].close()
+        except BlockingIOError:
+            return count
+        count += 1
 
 
 def test_one_that_turned_out_to_be_damaged_is_not_adopted_again(root: Path, service: ShuffleService) -> None:

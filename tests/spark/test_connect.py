@@ -13,7 +13,7 @@ from job_process import run_job
 from sortshuffle.spark.session import NO_ROLLBACK
 
 JOB = Path(__file__).parent / "jobs" / "every_operator.py"
-PATIENCE = 600  # seconds; the job takes about 25, on a machine that has nothing else to do
+PATIENCE = 250  # seconds; the job takes about 25
 
 
 @pytest.fixture(scope="module")

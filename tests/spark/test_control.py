@@ -8,6 +8,7 @@ import os
 import struct
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,19 @@ from pyspark.sql import SparkSession
 import sortshuffle
 from sortshuffle.errors import MissingDataError
 from sortshuffle.format.index import RegionKind
-from sortshuffle.read.channel import LocalInputChannel
+from sortshuffle.read.channel import InputChannel, LocalInputChannel
 from sortshuffle.spark.control import (
     INLINE_REGIONS,
     MARK,
     ROWS_PER_BATCH,
     SCHEMA,
+    Adopter,
     LocalReach,
     MapOutput,
     channels,
     control_batches,
 )
-from sortshuffle.storage.extents import extents_of
+from sortshuffle.storage.extents import Extent, extents_of
 from sortshuffle.storage.lifetime import Owner
 from sortshuffle.storage.reader import read_index
 
@@ -54,6 +56,22 @@ def control_rows(directory: Path, pair: Pair) -> tuple[MapOutput, list[pa.Record
     file = write_pair(directory, pair)
     output = MapOutput(file, ID, MAP_INDEX, ATTEMPT, HOST)
     return output, list(control_batches(output, read_index(file)))
+
+
+def test_a_consumer_knows_who_adopted_a_map_output(tmp_path: Path) -> None:
+    pair = Pair(SUBPARTITIONS, regions=[Region({2: [b"x"]})])
+    output, _ = control_rows(tmp_path, pair)
+    adopted = replace(output, service="there:1", adopter=Adopter(ATTEMPT + 1, "hier-ö:22"), exchange=7)
+
+    class Noted(LocalReach):
+        def channel(self, output: MapOutput, extents: tuple[Extent, ...]) -> InputChannel:
+            seen.append(output)
+            return super().channel(output, extents)
+
+    seen: list[MapOutput] = []
+    for each in (adopted, replace(adopted, adopter=None)):
+        channels(control_batches(each, read_index(each.file), exchange=7), Noted())
+        assert seen.pop() == replace(each, regions=1)
 
 
 def received(batches: list[pa.RecordBatch], subpartition: int) -> list[LocalInputChannel]:
@@ -87,7 +105,7 @@ def test_many_regions_are_looked_up_in_the_index_instead_of_being_sent(tmp_path:
     assert [extent.region for extent in channel.extents] == list(range(0, count, 2))
     assert received(batches, 2) == []
     sizes = {len(row) for batch in batches for row in batch["output"].to_pylist()}
-    head = struct.calcsize("<16sqIHHH") + len(HOST.encode()) + len(output.file.base)
+    head = struct.calcsize("<16sqqIHHHH") + len(HOST.encode()) + len(output.file.base)
     assert sizes == {head + 48 * count if count <= INLINE_REGIONS else head}
     output.file.delete()
     if count > INLINE_REGIONS:

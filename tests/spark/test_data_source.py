@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from engine import ROOT
-from map_outputs import ALL_CODECS, Region
+from map_outputs import ALL_CODECS, Region, write_map
 from oracle import confs, data_frame, every_type
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
@@ -20,12 +20,13 @@ from pyspark.sql.datasource import DataSource
 
 import sortshuffle
 from sortshuffle.errors import CorruptDataError, MissingDataError, UnsupportedError, UsageError
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import RegionKind, Writer
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.spark import data_source
-from sortshuffle.spark.data_source import MapOutputSource
+from sortshuffle.spark.data_source import MapOutputSource, Outputs
 from sortshuffle.spark.schema import to_arrow
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
@@ -178,6 +179,15 @@ def test_a_map_task_that_wrote_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"map 0 was written twice, .*attempt-0\.data and .*attempt-4\.data"):
         loaded(tmp_path)
     assert len(loaded(files[1].data_path)) == 1
+
+
+def test_encrypted_outputs_are_refused(tmp_path: Path) -> None:
+    file = write_map(tmp_path, ROWS, [{0: [rows(1)]}], key=EncryptionKey(bytes(16))).file
+    for path in (tmp_path, Path(file.data_path)):
+        with pytest.raises(
+            UnsupportedError, match="is encrypted, and this source has no key: `sortshuffle dump"
+        ):
+            Outputs.find(str(path))
 
 
 def test_other_schemas_are_refused(tmp_path: Path) -> None:

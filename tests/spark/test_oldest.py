@@ -19,8 +19,8 @@ from engine import ROOT
 OLDEST = "4.0"
 INSTALLED = ROOT / ".oldest" / f"pyspark-{OLDEST}"
 JOB = Path(__file__).parent / "jobs" / "every_operator.py"
-PATIENCE = 600  # seconds; the job takes about 25, on a machine that has nothing else to do
-INSTALLING = 600  # seconds
+PATIENCE = 400  # seconds; the job takes about 25, on a machine that has nothing else to do
+INSTALLING = 400  # seconds
 
 
 @pytest.fixture
@@ -44,6 +44,7 @@ def pyspark() -> Path:
     return INSTALLED
 
 
+@pytest.mark.timeout(PATIENCE + INSTALLING + 20)
 def test_every_operator_gives_the_rows_that_plain_pyspark_gives(pyspark: Path, tmp_path: Path) -> None:
     paths = os.pathsep.join(map(str, (pyspark, ROOT, ROOT / "tests", ROOT / "tests" / "spark")))
     done = subprocess.run(

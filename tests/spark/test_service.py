@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from oracle import confs
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import col
 
+import sortshuffle
+from sortshuffle import frame
 from sortshuffle.errors import UsageError, WorkerSetupError
 from sortshuffle.options import PREFIX, Options
 from sortshuffle.service import rendezvous
 from sortshuffle.service.client_connection import ClientTls
+from sortshuffle.spark import plan
 from sortshuffle.spark import service as services
 from sortshuffle.spark.manager.settings import SECRET
+from sortshuffle.spark.rdds import plan as rdd_plan
 from sortshuffle.spark.service import NO_SERVICE, HostService, Mode, ServiceSettings
 from sortshuffle.storage.directories import LOCAL_DIRS_VARIABLE
 
@@ -67,6 +76,35 @@ def test_a_random_secret_is_made_once_for_each_application() -> None:
     assert ServiceSettings.of(Options(), "app-2", CLUSTER).secret != first.secret
     assert first.secret.hex() not in repr(first)
     assert repr(first.secret) not in repr(HostService(Options(), "app-1", first))
+
+
+@pytest.mark.parametrize("master", ["local[2]", "spark://host:7077"])
+def test_the_key_of_files_is_made_once_for_each_application(master: str) -> None:
+    conf = {**CLUSTER, "spark.master": master, "spark.io.encryption.enabled": "true"}
+    first, again = (ServiceSettings.of(Options(), "app-1", conf) for _ in range(2))
+    assert first.key is not None
+    assert first == again
+    assert len(first.key.secret) == 32
+    assert first.key.secret != first.secret
+    assert ServiceSettings.of(Options(), "app-2", conf).key != first.key
+    assert (
+        ServiceSettings.of(Options(), "app-1", {**conf, "spark.io.encryption.enabled": "false"}).key is None
+    )
+    service: HostService = pickle.loads(pickle.dumps(HostService(Options(), "app-1", first)))
+    assert service.settings.key == first.key
+    assert repr(first.key.secret) not in repr(service)
+    assert ServiceSettings.of(options(dir="s3://bucket/x"), "app-1", conf) == replace(
+        NO_SERVICE, key=first.key
+    )
+
+
+def test_where_the_driver_cannot_encrypt_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.kdf.hkdf", None)
+    with pytest.raises(
+        WorkerSetupError, match="lacks the package cryptography, by which files are encrypted"
+    ):
+        ServiceSettings.of(Options(), "app-3", {**CLUSTER, "spark.io.encryption.enabled": "true"})
+    assert ServiceSettings.of(Options(), "app-3", CLUSTER).key is None
 
 
 def test_spark_s_own_secret_is_taken_from_where_spark_puts_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,12 +231,16 @@ def test_without_services_there_is_no_address() -> None:
 
 def test_a_forked_driver_has_another_name(spark: SparkSession) -> None:
     """It counts its exchanges on from where the first one was, and so do its brothers."""
-    planned = ServiceSettings.of(EXTERNAL, "app", CLUSTER).planned(spark.sparkContext)
+    planned = ServiceSettings.of(EXTERNAL, "app", CLUSTER).planned(spark.sparkContext, lambda: False)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writing, services._driver(os.getpid()))
-        os._exit(0)
+        status = 1
+        try:
+            os.write(writing, services.driver_name(os.getpid()))
+            status = 0
+        finally:
+            os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     assert planned.driver != os.read(reading, 16) != b""
     os.close(reading)
@@ -208,10 +250,44 @@ def test_a_forked_driver_has_another_name(spark: SparkSession) -> None:
 def test_only_external_services_are_asked_for_what_lost_executors_had_finished(spark: SparkSession) -> None:
     context = spark.sparkContext
     external = ServiceSettings.of(EXTERNAL, "app", CLUSTER)
-    assert external.planned(context).adopts
-    assert external.planned(context).hosts == ()  # there is only the driver
-    assert not external.planned(None).adopts
-    assert len(external.planned(context).driver) == 16
-    assert external.planned(context).driver == external.planned(context).driver
+    assert external.planned(context, lambda: False).adopts
+    assert external.planned(context, lambda: False).hosts == ()  # there is only the driver
+    assert not external.planned(None, lambda: False).adopts
+    assert len(external.planned(context, lambda: False).driver) == 16
+    assert external.planned(context, lambda: False).driver == external.planned(context, lambda: False).driver
     auto = ServiceSettings.of(Options(), "app", CLUSTER)
-    assert auto.planned(context) is auto
+    assert auto.planned(context, lambda: False) is auto
+
+
+@pytest.mark.parametrize("kind", ["frame", "rdd"])
+def test_in_an_indeterminate_stage_nothing_is_adopted(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Spark runs all of its tasks again, with other rows. That a stage reads a shuffle, whose rows come in
+    any order, does not matter."""
+    noted: list[bool] = []
+    settings = {
+        f"{PREFIX}service": "external",
+        f"{PREFIX}dir": str(tmp_path),
+        "spark.sql.execution.sortBeforeRepartition": "false",
+    }
+
+    def note(*fields: Any, **named: Any) -> Any:
+        noted.extend(field.adopts for field in fields if isinstance(field, ServiceSettings))
+        return made(*fields, **named)
+
+    module = plan if kind == "frame" else rdd_plan
+    stage = "Stage" if kind == "frame" else "RecordStage"
+    made = getattr(module, stage)
+    monkeypatch.setattr(module, stage, note)
+    with confs(spark, settings):
+        if kind == "frame":
+            shuffled = spark.range(100).groupBy((col("id") % 7).alias("id")).count()
+            for rows in (spark.range(100), shuffled, shuffled.repartition(4)):
+                frame(rows).repartition(2, "id").toDF()
+        else:
+            numbers = spark.sparkContext.parallelize([(n, n) for n in range(100)], 3)
+            shuffled_pairs = numbers.groupByKey(5)
+            for pairs in (numbers, shuffled_pairs, shuffled_pairs.repartition(4)):
+                sortshuffle.rdd(pairs).partitionBy(2).toRDD()
+    assert [noted[at] for at in (0, 2, 4)] == [True, True, False]

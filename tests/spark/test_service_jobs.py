@@ -43,4 +43,7 @@ def test_with_an_external_service_no_user_code_of_a_lost_executor_runs_again(tmp
     assert found["victim_files"] == len(found["victims"]) + len(found["pair_victims"])
     assert found["others"] == []  # they came through the service
     assert found["left"] is False
+    # what was adopted is then lost where it lay
+    assert found["rows_after_loss"]
+    assert all(found["runs_after_loss"][str(victim)] > 1 for victim in found["victims"])
     assert found["service"] == 0

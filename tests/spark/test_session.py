@@ -15,9 +15,11 @@ from oracle import confs, jobs
 from pyspark.sql import SparkSession
 
 import sortshuffle
+from sortshuffle.errors import UsageError
 from sortshuffle.options import MIB
 from sortshuffle.spark.manager.settings import MANAGER
-from sortshuffle.spark.session import NO_ROLLBACK, UNIX_SOCKETS, check_workers, options_of
+from sortshuffle.spark.plan import FrameContext
+from sortshuffle.spark.session import NO_ROLLBACK, UNIX_SOCKETS, check_workers, options_of, settings_of
 
 PATIENCE = 180  # seconds; each takes about 10
 
@@ -136,6 +138,22 @@ def test_workers_are_asked_once(spark: SparkSession) -> None:
 # --- settings -------------------------------------------------------------------------------------------
 
 
+def test_files_that_are_not_encrypted_have_no_key(spark: SparkSession) -> None:
+    with pytest.raises(UsageError, match=r"spark\.io\.encryption\.enabled is not true"):
+        sortshuffle.files_key(spark)
+
+
+def test_the_sparkcontext_says_whether_files_are_encrypted_and_no_session(spark: SparkSession) -> None:
+    """As `builder.config(...).getOrCreate()` leaves a session beside a SparkContext that runs."""
+    other = spark.newSession()
+    state = other._jsparkSession.sessionState().conf()  # type: ignore[attr-defined]
+    state.setConfString("spark.io.encryption.enabled", "true")
+    assert settings_of(other)["spark.io.encryption.enabled"] == "true"
+    assert FrameContext.of(other).services.key is None
+    with pytest.raises(UsageError, match=r"spark\.io\.encryption\.enabled is not true"):
+        sortshuffle.files_key(other)
+
+
 def test_options_are_those_of_the_session_at_that_moment(spark: SparkSession) -> None:
     before = options_of(spark)
     with confs(spark, {"spark.sortshuffle.memory": "32m", "spark.sortshuffle.codec": "ZSTD"}):
@@ -171,6 +189,7 @@ print(read is sortshuffle.read, InputGate.__module__)
         "__version__ str",
         "broadcast function",
         "configure function",
+        "files_key function",
         "frame function",
         "rdd function",
         "read function",
@@ -178,3 +197,50 @@ print(read is sortshuffle.read, InputGate.__module__)
         "serve function",
         "True sortshuffle.read.gate",
     ]
+
+
+# --- a session that was stopped -------------------------------------------------------------------------
+
+AFTER_STOP = """
+import json
+from pyspark.sql import SparkSession
+import sortshuffle
+from sortshuffle.errors import StateError
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+df = spark.range(4)
+frame = sortshuffle.frame(df)
+ran = frame.repartition(2, "id")
+assert ran.count() == 4
+pairs = sortshuffle.rdd(spark.sparkContext.parallelize([(1, 2)], 1))
+plain = spark.sparkContext.parallelize([(1, 2)], 1)
+spark.stop()
+calls = {
+    "count": ran.count,
+    "toDF": ran.toDF,
+    "collect": frame.repartition(3, "id").collect,
+    "sort": lambda: frame.sort("id").count(),
+    "groupBy": lambda: frame.groupBy("id").count(),
+    "frame": lambda: sortshuffle.frame(df),
+    "read": lambda: sortshuffle.read(spark),
+    "rdd": lambda: sortshuffle.rdd(plain),
+    "partitionBy": lambda: pairs.partitionBy(2).collect(),
+}
+said = {}
+for name, call in calls.items():
+    try:
+        call()
+        said[name] = "nothing"
+    except StateError as error:
+        said[name] = str(error)
+    except Exception as error:
+        said[name] = f"{type(error).__name__}: {error}"[:300]
+print(json.dumps(said))
+"""
+
+
+def test_after_the_stop_of_a_session_everything_says_so() -> None:
+    said = json.loads(run(AFTER_STOP, PYSPARK_PYTHON=sys.executable).splitlines()[-1])
+    assert {
+        name for name, text in said.items() if "the SparkContext has been stopped" not in text
+    } == set(), said

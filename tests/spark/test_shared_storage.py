@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from engine import ENVIRONMENT
+from engine import ENVIRONMENT, Pair, printed, write_pair
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, count, sum
 from s3_server import S3Server
@@ -23,6 +23,7 @@ import sortshuffle
 from sortshuffle.errors import OptionError
 from sortshuffle.options import PREFIX, Options
 from sortshuffle.spark import shared_storage
+from sortshuffle.storage.stored_files import application_of
 
 DIR = f"{PREFIX}dir"
 
@@ -51,7 +52,8 @@ def workers_environment(spark: SparkSession, s3: S3Server) -> Iterator[None]:
 
 
 def names_of(store: Store, spark: SparkSession) -> list[str]:
-    return store.names(spark.sparkContext.applicationId)
+    application = spark.sparkContext.applicationId
+    return [name for name in store.names() if application_of(name.split("/")[0]) == application]
 
 
 def test_frames(spark: SparkSession, root: Store) -> None:
@@ -213,11 +215,27 @@ def test_where_the_driver_cannot_reach_the_storage_it_warns(spark: SparkSession)
     """It need not have the library of a store that only the workers use."""
     context = SimpleNamespace(applicationId="nobody", _jsc=object(), stopped=0)
     context.stop = lambda: setattr(context, "stopped", context.stopped + 1)
-    shared_storage.use(context, Options(directories=("gs://bucket/prefix",)))  # type: ignore[arg-type]
-    with pytest.warns(RuntimeWarning, match="clean gs://bucket/prefix --application nobody"):
+    shared_storage.use(context, Options(directories=("gs://bucket/prefix",)), "nobody")  # type: ignore[arg-type]
+    with pytest.warns(RuntimeWarning, match="clean gs://bucket/prefix --application nobody-[0-9a-f]{32}"):
         context.stop()
     context.stop()
     assert context.stopped == 2
+
+
+def test_drivers_of_one_application_id_share_no_directory(tmp_path: Path) -> None:
+    """The masters of two clusters count alike, and name applications by the second."""
+    root = f"file://{tmp_path}"
+    options = Options(directories=(root,))
+    stopped = SimpleNamespace(_jsc=object(), stop=lambda: None)
+    ours = shared_storage.use(stopped, options, "app-20261122-0000").storage_url  # type: ignore[arg-type]
+    use = f"shared_storage.use(None, Options(directories=({root!r},)), 'app-20261122-0000').storage_url"
+    modules = "from sortshuffle.options import Options; from sortshuffle.spark import shared_storage"
+    (theirs,) = printed(f"{modules}; print({use})")
+    for directory in (ours, theirs):
+        write_pair(directory, Pair(2))
+    assert shared_storage.use(None, options, "app-20261122-0000").storage_url == ours
+    stopped.stop()
+    assert os.listdir(tmp_path) == [os.path.basename(theirs)]
 
 
 def test_a_session_that_stops_leaves_what_is_to_be_kept(jobs: dict[str, Ended]) -> None:

@@ -81,8 +81,7 @@ def choose(builder: SparkSession.Builder) -> Choice:
     settings = manager.manager_settings(_jar(), _python(), known)
     if has_jvm():
         settings[manager.MANAGER] = wanted  # an earlier builder of this JVM may have said otherwise
-    is_encrypted = manager.is_true(known, manager.ENCRYPTION)
-    return Choice(settings, _refusal(wanted, _ENCRYPTED) if is_encrypted else "")
+    return Choice(settings)
 
 
 _RUNS = (
@@ -93,10 +92,6 @@ _RUNS = (
 _RUNS_WITH_IT = (
     "the SparkContext runs already, with the shuffle manager. Stop it before a session without the manager is"
     " created"
-)
-_ENCRYPTED = (
-    f"{manager.ENCRYPTION} is true, and sortshuffle does not encrypt files. Leave that setting out where"
-    " files may be plain"
 )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 
+from sortshuffle import calls
+
 JAR_NAME = "sortshuffle-manager.jar"
 
 
@@ -19,7 +21,7 @@ def jar_path() -> str:
 def why_no_jar() -> str:
     """Why the jar cannot be used, and what to do; empty where it is there."""
     path = jar_path()
-    if os.path.isfile(path):
+    if calls.isfile(path):
         return ""
     return (
         f"its jar {path} is not there. In a clone, tools/jar builds it with a JDK of version 17 or later; a"

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from sortshuffle import calls
 from sortshuffle.errors import UsageError
 from sortshuffle.spark.manager.settings import DRIVER_CLASS_PATH, JARS, MANAGER
 
@@ -119,7 +120,7 @@ def defaults_file(environment: Mapping[str, str]) -> str:
 def _settings_in(path: str) -> dict[str, str]:
     """What Spark reads of a properties file; nothing of one that it could not read either."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as opened:
+        with calls.open_file(path, encoding="utf-8", errors="replace") as opened:
             text = opened.read()
     except OSError:
         return {}

@@ -24,6 +24,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from sortshuffle.format.encryption import why_no_encryption
 from sortshuffle.options import Options
 from sortshuffle.storage.stored_files import why_not_shared
 
@@ -120,7 +121,8 @@ def why_not_beside(settings: Mapping[str, str]) -> str:
     for key, what in ((PUSH, "push-based shuffle"), (SPARKS_SERVICE, "Spark's external shuffle service")):
         if is_true(settings, key):
             return f"it does not work with {what}. Set {key}=false"
-    return ""
+    missing = why_no_encryption() if is_true(settings, ENCRYPTION) else ""
+    return f"{ENCRYPTION} is true, and {missing}" if missing else ""
 
 
 def is_true(settings: Mapping[str, str], key: str) -> bool:

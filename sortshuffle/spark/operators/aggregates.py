@@ -116,6 +116,7 @@ def _aggregated(
     frame: ShuffleFrame, keys: tuple[int, ...], expressions: Sequence[Expression], schema: StructType
 ) -> ShuffleFrame:
     """``schema``: of the result, as Spark has it."""
+    frame, keys, expressions = _of_needed_columns(frame, keys, expressions)
     chain = frame._chain
     calls = _calls(frame, expressions, schema)
     aggregation = Aggregation(chain.wire, keys, calls)
@@ -135,6 +136,19 @@ def _aggregated(
         return frame._derived(result)  # spark.sql.retainGroupColumns is off
     key_order = rows._layout.ordered_by[: len(keys)]
     return frame._derived(result, replace(rows._layout, ordered_by=key_order))
+
+
+def _of_needed_columns(
+    frame: ShuffleFrame, keys: tuple[int, ...], expressions: Sequence[Expression]
+) -> tuple[ShuffleFrame, tuple[int, ...], Sequence[Expression]]:
+    """The aggregate on a frame of the needed columns only, if the source can be asked for those."""
+    needed = tuple(sorted({*keys, *(column for each in expressions for column in each.columns)}))
+    narrow = frame._reading_only(needed) if len(needed) < len(frame.columns) else None
+    if narrow is None:
+        return frame, keys, expressions
+    place = {column: at for at, column in enumerate(needed)}
+    moved = [replace(each, columns=tuple(place[column] for column in each.columns)) for each in expressions]
+    return narrow, tuple(place[key] for key in keys), moved
 
 
 def _calls(frame: ShuffleFrame, expressions: Sequence[Expression], schema: StructType) -> tuple[Call, ...]:

@@ -41,7 +41,8 @@ from sortshuffle.spark.rdds.together import Input, ReadPassed, ReadTogether
 from sortshuffle.spark.rdds.writing import PassRecords, WriteRecords
 from sortshuffle.spark.reports import SourceReports, wants_log
 from sortshuffle.spark.service import NO_SERVICE, ServiceSettings
-from sortshuffle.spark.session import check_workers, settings_of
+from sortshuffle.spark.session import check_workers, context_settings, require_running, settings_of
+from sortshuffle.spark.sparks_shuffle import check_sparks_shuffle
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,18 @@ class RddContext:
     @staticmethod
     def of(context: SparkContext) -> RddContext:
         """Read the ``spark.sortshuffle.*`` settings: of the active session, or else of the context. Raises
-        `OptionError`."""
+        `OptionError`, and `StateError` if the context was stopped."""
+        require_running(context)
+        of_context = context_settings(context)
         session = SparkSession.getActiveSession()
         if session is not None and session.sparkContext is context:
             settings = settings_of(session)
         else:
-            settings = dict(context.getConf().getAll())
+            settings = of_context
         options = Options.of(settings)
-        shared_storage.use(context, options)
-        services = ServiceSettings.of(options, context.applicationId, settings)
+        check_sparks_shuffle(settings, options)
+        options = shared_storage.use(context, options, context.applicationId)
+        services = ServiceSettings.of(options, context.applicationId, of_context)
         return RddContext(context, options, SourceReports(context), services)
 
 
@@ -154,7 +158,7 @@ class PassedInput:
 
     def rows(self, position: int) -> RDD[bytes]:
         chain = self.upstream
-        check_workers(chain.context.spark)
+        check_workers(chain.context.spark, chain.context.services.key is not None)
         return planner.passed(chain.origin.rdd(), chain.stage(self.number, PassRecords(position)))
 
     def describe(self) -> str:
@@ -296,7 +300,7 @@ class RecordChain:
             closing,
             context.reports.reporter,
             wants_log(),
-            context.services.planned(context.spark),
+            context.services.planned(context.spark, lambda: planner.is_indeterminate(self.origin.rdd())),
         )
 
     def rdd(self, number: int) -> RDD[Any]:
@@ -304,7 +308,7 @@ class RecordChain:
         cannot run it."""
         if isinstance(self.origin, RddOrigin) and not self.steps:
             return self.origin.source
-        check_workers(self.context.spark)
+        check_workers(self.context.spark, self.context.services.key is not None)
         stage = self.stage(number, RecordsToSpark())
         known = self.partitioner is not None
         made: RDD[Any] = self.origin.rdd().mapPartitionsWithIndex(stage, preservesPartitioning=known)
@@ -317,6 +321,11 @@ class RecordChain:
     def exchanges(self) -> Iterator[RecordExchange]:
         """Those that the chain reads from, directly or not, sources first."""
         return (stage for stage in self.stages() if isinstance(stage, RecordExchange))
+
+    def reports(self) -> Iterator[SourceReports]:
+        """What is reported of the sources that the chain reads from: several, if it joins some."""
+        contexts = [self.context, *(stage.upstream.context for stage in self.stages())]
+        yield from {id(context.reports): context.reports for context in contexts}.values()
 
     def is_in_place(self, partitioner: Partitioner) -> bool:
         """Whether its pairs are placed so, and Spark knows it."""
@@ -368,8 +377,12 @@ class RecordExchange:
 
     def _built(self) -> RDD[bytes]:
         chain, partitioner = self.upstream, self.partitioner
-        check_workers(chain.context.spark)
+        check_workers(chain.context.spark, chain.context.services.key is not None)
         selector = selector_of(partitioner.partitionFunc, partitioner.numPartitions)
         closing = WriteRecords(self.number, selector, self.aggregation, self.lenient, self.whole)
         stage = chain.stage(self.number, closing)
-        return planner.shuffled(chain.origin.rdd(), stage, partitioner, f"sortshuffle {self.describe()}")
+        control = planner.shuffled(chain.origin.rdd(), stage, partitioner, f"sortshuffle {self.describe()}")
+        context = chain.context
+        jvm: Any = control._jrdd
+        context.services.remember(context.spark, self.number, jvm.rdd)
+        return control

@@ -93,5 +93,14 @@ def is_placed_by(rdd: RDD[Any], partitioner: Partitioner) -> bool:
 
 def is_reproducible(rdd: RDD[Any]) -> bool:
     """Whether Spark knows that a task of this RDD gives the same records in the same order each time."""
+    return _level(rdd) == "DETERMINATE"
+
+
+def is_indeterminate(rdd: RDD[Any]) -> bool:
+    """Whether Spark takes it that a task of this RDD gives other records each time."""
+    return _level(rdd) == "INDETERMINATE"
+
+
+def _level(rdd: RDD[Any]) -> str:
     level: Any = rdd._jrdd.rdd().outputDeterministicLevel()
-    return str(level.toString()) == "DETERMINATE"
+    return str(level.toString())

@@ -75,8 +75,8 @@ class ShuffleRDD:
         print(explaining.text(self._chain, self._run, self.stage_totals()))
 
     def stage_totals(self) -> list[StageTotals]:
-        """What the tasks run so far did, per stage, for this RDD and those made from the same source."""
-        return stage_totals(self._chain.context.reports.value.items())
+        """What the tasks run so far did, per stage, for this RDD and those made from the same sources."""
+        return stage_totals(item for each in self._chain.reports() for item in each.value.items())
 
     def __repr__(self) -> str:
         return f"ShuffleRDD[{self._chain.origin.describe()}, {self.getNumPartitions()} partitions]"

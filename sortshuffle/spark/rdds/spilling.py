@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from sortshuffle.errors import CorruptDataError, Place
 from sortshuffle.format.buffer import SealedBuffer, seal
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import FileHeader, PayloadKind
 from sortshuffle.format.index import Writer
 from sortshuffle.format.malformed import Malformed
@@ -94,7 +95,7 @@ class SpillFile:
             file = self._writer.finish(Writer())
             try:
                 index = read_index(file, file_id)
-                self._reader.open(file, file_id)
+                self._reader.open(file, file_id, self._writer.key)
             finally:
                 file.delete()
         self._metrics.add(bytes_spilled=self._writer.data_bytes)
@@ -154,8 +155,8 @@ class _Reader:
         self._metrics = metrics
         self._file: PartitionedFileReader | None = None
 
-    def open(self, file: PartitionedFile, file_id: bytes) -> None:
-        self._file = PartitionedFileReader(file, file_id, "this task's own spill")
+    def open(self, file: PartitionedFile, file_id: bytes, key: EncryptionKey | None) -> None:
+        self._file = PartitionedFileReader(file, file_id, "this task's own spill", key=key)
 
     def packed(self, extent: Extent) -> Iterator[memoryview]:
         assert self._file is not None

@@ -168,6 +168,7 @@ class ReadRecords:
             options.read_threads,
             task.metrics,
             task.home() if _may_spill(found) else None,
+            off_disk=task.key is not None,
         )
         chunks = gate.chunks()
         opened.callback(_count_rows, task.metrics)

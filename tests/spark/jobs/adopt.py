@@ -22,13 +22,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hosts import ONE_HOST_EACH
 from lose_executor import mark, marks
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import SparkSession
 
 import sortshuffle
 
-HERE = Path(__file__).parent
 ROWS, MAPS, REDUCES = 20_000, 6, 8
 SWEPT = 60.0  # seconds until the service has removed what the application left
 
@@ -51,7 +51,7 @@ def session(directory: str, port: str) -> Any:
         .master("local-cluster[2,1,1024]")
         .config("spark.ui.enabled", "false")
         .config("spark.local.dir", os.path.join(directory, "local"))
-        .config("spark.executorEnv.PYTHONPATH", str(HERE / "one_host_each"))
+        .config(map=ONE_HOST_EACH)
         .config("spark.executorEnv.SORTSHUFFLE_TEST_OPENED", os.path.join(directory, "opened"))
         .config("spark.sortshuffle.dir", os.path.join(directory, "served"))
         .config("spark.sortshuffle.service", "external")
@@ -105,6 +105,10 @@ def main(directory: str) -> None:
         "victim_files": len(list(Path(homes).glob(f"*-{victim}-*/exchange-*.data"))),
         "others": others(directory),
     }
+    for path in Path(homes).glob(f"*-{victim}-*/exchange-*"):
+        path.unlink()
+    found["rows_after_loss"] = sorted(row.id for row in frame.collect()) == list(range(ROWS))
+    found["runs_after_loss"] = Counter(partition for partition, _ in marks(marked, "map"))
     spark.stop()
     until = time.monotonic() + SWEPT
     while os.path.exists(homes) and time.monotonic() < until:

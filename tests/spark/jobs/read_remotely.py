@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from hosts import ONE_HOST_EACH
 from pyspark.sql import SparkSession
 
 import sortshuffle
 from sortshuffle.storage.lifetime import process_start
 
-HERE = Path(__file__).parent
 ROWS, MAPS, REDUCES = 40_000, 6, 8
 
 
@@ -43,7 +43,7 @@ def session(directory: str) -> Any:
         .config("spark.ui.enabled", "false")
         .config("spark.local.dir", os.path.join(directory, "local"))
         .config("spark.driver.host", "127.0.0.1")
-        .config("spark.executorEnv.PYTHONPATH", str(HERE / "one_host_each"))
+        .config(map=ONE_HOST_EACH)
         .config("spark.executorEnv.SORTSHUFFLE_TEST_OPENED", os.path.join(directory, "opened"))
         .config("spark.executorEnv.TMPDIR", directory)
         .config("spark.sql.shuffle.partitions", str(REDUCES))

@@ -154,19 +154,11 @@ def test_the_engine_runs_the_workers_python(
     assert configured(**named)["spark.sortshuffle.manager.python"] == "python3.12"
 
 
-def test_encryption_leaves_it_on_and_the_log_says_what_follows(
-    the_jar: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert configured(spark_io_encryption_enabled="true")["spark.shuffle.manager"] == MANAGER_CLASS
-    assert said(caplog) == [
-        "the session's shuffles stay Spark's own: spark.io.encryption.enabled is true, and sortshuffle does"
-        " not encrypt files. Leave that setting out where files may be plain"
-    ]
-
-
-def test_with_encryption_it_cannot_be_on_for_certain(the_jar: Path) -> None:
-    with pytest.raises(UsageError, match=r"manager=on.*spark\.io\.encryption\.enabled is true"):
-        configured(spark_io_encryption_enabled="true", spark_sortshuffle_manager="on")
+@pytest.mark.parametrize("wanted", ["auto", "on"])
+def test_encryption_leaves_it_on(the_jar: Path, caplog: pytest.LogCaptureFixture, wanted: str) -> None:
+    made = configured(spark_io_encryption_enabled="true", spark_sortshuffle_manager=wanted)
+    assert made["spark.shuffle.manager"] == MANAGER_CLASS
+    assert said(caplog) == []
 
 
 # --- what speaks against it ---------------------------------------------------------------------------------
@@ -215,6 +207,18 @@ def test_beside_what_it_does_not_work_with(
 ) -> None:
     left_out(f"it does not work with {what}. Set {key}=false", caplog, **{key: "true"})
     assert configured(**{key: "false"})["spark.shuffle.manager"] == MANAGER_CLASS
+
+
+def test_with_encryption_where_the_package_is_missing(
+    the_jar: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.kdf.hkdf", None)
+    why = (
+        "spark.io.encryption.enabled is true, and this Python lacks the package cryptography, by which files"
+        " are encrypted"
+    )
+    left_out(why, caplog, spark_io_encryption_enabled="true")
+    assert configured(spark_io_encryption_enabled="false")["spark.shuffle.manager"] == MANAGER_CLASS
 
 
 @pytest.mark.parametrize("where", ["/disk1,/disk2", "s3://bucket/prefix", "file:///mount/shuffles"])

@@ -11,7 +11,7 @@ from both_sides import CONTROL
 from job_process import run_job
 
 JOB = Path(__file__).parent / "jobs" / "connect_frames.py"
-PATIENCE = 300  # seconds; the job takes about 25
+PATIENCE = 250  # seconds; the job takes about 25
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ PATIENCE = 180  # seconds; the job takes about 15
 
 @pytest.fixture(scope="module")
 def shuffles() -> dict[str, Any]:
-    return run_job(JOB, patience=PATIENCE)
+    return run_job(JOB, patience=PATIENCE, has_manager=True)
 
 
 @pytest.mark.parametrize("where", ["frame", "in a thread"])

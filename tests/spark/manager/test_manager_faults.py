@@ -397,7 +397,7 @@ def test_an_engine_that_dies_fails_a_job_whose_tasks_may_not_fail(strict: Sessio
     answer, directory = paused(strict, "map", PATIENCE)
     os.kill(strict.engine(), signal.SIGKILL)
     (directory / "go").touch()
-    with pytest.raises(JobError, match="shuffle engine"):
+    with pytest.raises(JobError, match="shuffle engine of this host closed the connection in the middle of"):
         answer.result(BOUND)
 
 
@@ -538,7 +538,12 @@ def test_tasks_that_wait_for_a_launch_fail_with_it_and_later_ones_launch_again(t
     session = Session(tmp_path / "session", True, settings)
     try:
         found = session.run("wait_for_one_launch", tasks=4, go=str(go)).value
-        for words in (str(python), "this Python is broken", "spark.sortshuffle.manager.python"):
+        for words in (
+            "The shuffle engine of this host cannot be started by",
+            str(python),
+            "this Python is broken",
+            "spark.sortshuffle.manager.python",
+        ):
             assert words in found
         assert runs.read_text() == "run\n"
         is_mended.touch()

@@ -17,7 +17,9 @@ TIMEOUT = 300.0  # seconds; the job takes about 30
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_job(JOB, str(tmp_path_factory.mktemp("late")), str(PATIENCE), patience=TIMEOUT)
+    return run_job(
+        JOB, str(tmp_path_factory.mktemp("late")), str(PATIENCE), patience=TIMEOUT, has_manager=True
+    )
 
 
 @pytest.mark.parametrize("what", ["frame", "RDD"])

@@ -15,14 +15,12 @@ import pytest
 from both_sides import MASTER, Sides
 from engine import eventually
 
-from sortshuffle.format.header import DATA_MAGIC, FileHeader
-
 HERE = MASTER.startswith("local")
 MOST_THREADS = 40  # of an engine whose JVM runs two tasks at a time: its own and some for each connection
 
 
 @pytest.fixture(scope="module")
-def sides(sides_with: Callable[[dict[str, str]], Sides]) -> Sides:
+def sides(sides_with: Callable[..., Sides]) -> Sides:
     return sides_with({})
 
 
@@ -192,16 +190,11 @@ def test_a_session(sides: Sides, job: str) -> None:
 
 
 @pytest.mark.skipif(not HERE, reason="the other sessions have all the cores")
-@pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_another_codec(sides_with: Callable[[dict[str, str]], Sides], codec: str) -> None:
-    sides = sides_with({"spark.sortshuffle.codec": codec})
-    for job in ("aggregate", "big_rows", "reduce_by_key", "java_group_by_key", "kryo"):
-        sides.equal(job)
-    kept = sides.ours.run("hold_rows", name="kept").value["shuffle"]
-    headers = [FileHeader.unpack(path.read_bytes(), DATA_MAGIC) for path in sides.ours.outputs_of(kept)]
-    assert {header.codec.name.lower() for header in headers} == {codec}
-    for side in (sides.ours, sides.plain):
-        side.stop()
+def test_without_compression(sides: Sides, sides_with: Callable[..., Sides]) -> None:
+    """The tests of TPC-H have the third codec."""
+    others = sides_with({"spark.sortshuffle.codec": "none"}, sides.plain)
+    others.writes("none")
+    others.ours.stop()
 
 
 @pytest.mark.parametrize("job", ["own_frames", "own_rdds"])

@@ -5,63 +5,114 @@ from __future__ import annotations
 import ast
 import json
 import os
+import queue
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from driver_process import DriverProcess
+from java_options import submit_arguments
 
 from sortshuffle.spark.manager.jar import jar_path
 from sortshuffle.spark.manager.settings import manager_settings
 
-PATIENCE = 180.0  # seconds
-SCRIPT = """
-import json, sys
-from pyspark.sql import SparkSession
-builder = SparkSession.builder
-for name, value in json.loads(sys.argv[1]).items():
-    builder = builder.config(name, value)
-spark = builder.getOrCreate()
-assert spark.range(100).repartition(3).count() == 100
-print(spark.sparkContext._jsc.sc().shuffleDriverComponents().supportsReliableStorage())
-print(spark.sparkContext.getConf().get("spark.dynamicAllocation.shuffleTracking.timeout", "not set"))
-print(dict(spark.sparkContext._jvm.org.sortshuffle.SortMergeShuffleManager.decisions()))
-spark.stop()
-"""
+PATIENCE = 180.0  # seconds until a context counts as hanging; each takes about 2
+JOB = Path(__file__).parent / "jobs" / "contexts.py"
 
 
-def session_with(
-    directory: Path, others: Mapping[str, str] = {}, **settings: str
-) -> subprocess.CompletedProcess[str]:
-    """A session that runs a job with a shuffle, and prints whether storage counts as reliable, when idle
-    executors go that have written map outputs, and the manager's decisions."""
-    chosen = {
-        **manager_settings(jar_path(), sys.executable, {}),
-        "spark.master": "local[1]",
-        "spark.ui.enabled": "false",
-        "spark.local.dir": str(directory),
-        **{f"spark.sortshuffle.{name}": value for name, value in settings.items()},
-        **others,
-    }
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(chosen)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-        env={**os.environ, "TMPDIR": str(directory)},
-    )
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a context with a shuffle went. ``stdout``: whether storage counts as reliable, when idle executors
+    go that have written map outputs, and the manager's decisions, a line each. ``stderr``: its log."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def test_off_is_off_with_spaces_around_it(tmp_path: Path) -> None:
+class Contexts(DriverProcess):
+    """A driver that runs one context after the other."""
+
+    def __init__(self, directory: Path, settings: Mapping[str, str]) -> None:
+        self.log = directory / "log"
+        with open(self.log, "wb") as opened:
+            self._process = subprocess.Popen(
+                [sys.executable, str(JOB), json.dumps(settings)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=opened,
+                text=True,
+                env={
+                    **os.environ,
+                    "TMPDIR": str(directory),
+                    "PYSPARK_SUBMIT_ARGS": submit_arguments("on", has_manager=True),
+                },
+                start_new_session=True,
+            )
+        self._answers: queue.Queue[tuple[int, str]] = queue.Queue()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(tuple(json.loads(line)))
+
+    def run(self, settings: Mapping[str, str]) -> Done:
+        assert self._process.stdin is not None
+        before = self.log.stat().st_size
+        print(json.dumps(settings), file=self._process.stdin, flush=True)
+        code, printed = self._answers.get(timeout=PATIENCE)
+        with open(self.log, "rb") as log:
+            log.seek(before)
+            return Done(code, printed, log.read().decode(errors="replace"))
+
+
+COMMON = {
+    **manager_settings(jar_path(), sys.executable, {}),
+    "spark.master": "local[1]",
+    "spark.ui.enabled": "false",
+    "spark.sortshuffle.manager": "on",
+}
+
+
+@pytest.fixture(scope="module")
+def contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contexts]:
+    contexts = Contexts(tmp_path_factory.mktemp("contexts"), COMMON)
+    try:
+        yield contexts
+    finally:
+        contexts.kill()
+
+
+SessionWith = Callable[..., Done]
+
+
+@pytest.fixture
+def session_with(contexts: Contexts) -> SessionWith:
+    """A session that runs a job with a shuffle. Keywords are settings of this package."""
+
+    def run(directory: Path, others: Mapping[str, str] = {}, **settings: str) -> Done:
+        ours = {f"spark.sortshuffle.{name}": value for name, value in settings.items()}
+        return contexts.run({**COMMON, "spark.local.dir": str(directory), **ours, **others})
+
+    return run
+
+
+def test_off_is_off_with_spaces_around_it(session_with: SessionWith, tmp_path: Path) -> None:
     done = session_with(tmp_path, manager=" OFF ")
     assert done.returncode == 0, done.stderr
     (decision,) = done.stdout.splitlines()[-1:]
     assert decision.startswith("{'spark.sortshuffle.manager is off': ")
 
 
-def test_a_url_that_no_library_knows_fails_the_job_and_is_named(tmp_path: Path) -> None:
+def test_a_url_that_no_library_knows_fails_the_job_and_is_named(
+    session_with: SessionWith, tmp_path: Path
+) -> None:
     done = session_with(tmp_path, manager="on", dir=" s4://bucket/x/")
     assert done.returncode != 0
     assert "s4://bucket/x" in done.stderr
@@ -70,7 +121,9 @@ def test_a_url_that_no_library_knows_fails_the_job_and_is_named(tmp_path: Path) 
     assert "manager.python to a Python" not in done.stderr
 
 
-def test_storage_is_reliable_at_a_url_only_whatever_settings_were_copied(tmp_path: Path) -> None:
+def test_storage_is_reliable_at_a_url_only_whatever_settings_were_copied(
+    session_with: SessionWith, tmp_path: Path
+) -> None:
     """The manager's own class is among the settings of a SparkContext that had a URL."""
     others = {"spark.shuffle.sort.io.plugin.class": "org.sortshuffle.Storage"}
     for directory, is_reliable in (
@@ -83,7 +136,9 @@ def test_storage_is_reliable_at_a_url_only_whatever_settings_were_copied(tmp_pat
         assert "Spark asks it" not in done.stderr
 
 
-def test_what_spark_asks_of_storage_is_what_somebody_else_has_set(tmp_path: Path) -> None:
+def test_what_spark_asks_of_storage_is_what_somebody_else_has_set(
+    session_with: SessionWith, tmp_path: Path
+) -> None:
     components = "org.apache.spark.shuffle.sort.io.LocalDiskShuffleDataIO"
     others = {"spark.shuffle.sort.io.plugin.class": components}
     done = session_with(tmp_path, others, manager="on", dir=f"file://{tmp_path}/mounted")
@@ -102,7 +157,7 @@ def test_what_spark_asks_of_storage_is_what_somebody_else_has_set(tmp_path: Path
     ],
 )
 def test_what_it_does_not_work_beside_starts_no_context(
-    tmp_path: Path, others: dict[str, str], why: str
+    session_with: SessionWith, tmp_path: Path, others: dict[str, str], why: str
 ) -> None:
     """Whoever sets it by settings alone has not been told by `configure`."""
     done = session_with(tmp_path, others, manager="on")
@@ -111,24 +166,18 @@ def test_what_it_does_not_work_beside_starts_no_context(
     assert "Or leave sortshuffle's manager out, by spark.sortshuffle.manager=off" in done.stderr
 
 
-def test_with_encryption_every_shuffle_is_sparks_which_is_counted(tmp_path: Path) -> None:
-    done = session_with(tmp_path, {"spark.io.encryption.enabled": "true"}, manager="on")
-    assert done.returncode == 0, done.stderr
-    reason = "spark.io.encryption.enabled is true, and sortshuffle's files are not encrypted"
-    assert ast.literal_eval(done.stdout.splitlines()[-1]) == {reason: 2}
-
-
 @pytest.mark.parametrize(
     ("others", "timeout"),
     [
         ({}, "0"),
         ({"spark.dynamicAllocation.shuffleTracking.timeout": "1h"}, "1h"),
-        ({"spark.io.encryption.enabled": "true"}, "not set"),  # then map outputs are Spark's
+        ({"spark.io.encryption.enabled": "true"}, "0"),
     ],
 )
 def test_idle_executors_may_go_although_they_have_written_map_outputs(
-    tmp_path: Path, others: dict[str, str], timeout: str
+    session_with: SessionWith, tmp_path: Path, others: dict[str, str], timeout: str
 ) -> None:
     done = session_with(tmp_path, others, manager="on")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2] == timeout
+    assert ast.literal_eval(done.stdout.splitlines()[-1]) == {"sortshuffle": 2}

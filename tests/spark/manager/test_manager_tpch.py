@@ -15,6 +15,7 @@ from engine import eventually
 
 SCALE = float(os.environ.get("SORTSHUFFLE_MATRIX_SCALE", "0.05"))
 PARTITIONS = 8 if SCALE < 1 else 64
+CODEC = "zstd"
 PARTS = {"lineitem": 3, "orders": 3, "partsupp": 2}  # files, so that there are several map tasks
 TABLES = ("lineitem", "orders", "partsupp", "customer", "part", "supplier", "nation", "region")
 
@@ -39,9 +40,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sides(sides_with: Callable[[dict[str, str]], Sides], data: Path) -> Sides:
+def sides(sides_with: Callable[..., Sides], data: Path) -> Sides:
     settings = {
-        "spark.sortshuffle.codec": "zstd",
+        "spark.sortshuffle.codec": CODEC,
         "spark.sql.shuffle.partitions": str(PARTITIONS),
         "spark.sql.autoBroadcastJoinThreshold": "-1",
     }
@@ -55,6 +56,11 @@ def sides(sides_with: Callable[[dict[str, str]], Sides], data: Path) -> Sides:
 @pytest.mark.parametrize("number", range(1, 23))
 def test_a_query(sides: Sides, number: int) -> None:
     sides.equal("tpch", query=f"q{number}", scale=SCALE)
+
+
+@pytest.mark.skipif(not ONE_HOST, reason="executors elsewhere write")
+def test_all_of_it_has_the_codec_of_the_session(sides: Sides) -> None:
+    sides.writes(CODEC)
 
 
 @pytest.mark.skipif(not ONE_HOST, reason="executors elsewhere write")

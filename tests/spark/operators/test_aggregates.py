@@ -7,10 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from oracle import (
     GROUP_KEYS,
@@ -122,6 +125,70 @@ def test_functions_of_every_type_give_what_spark_gives(typed: DataFrame) -> None
         return frame.groupBy("g").agg(*exprs)
 
     assert differences(job(sortshuffle.frame(typed)), job(typed), rounded_doubles) == []
+
+
+def test_zeros_have_the_sign_that_spark_gives_them(spark: SparkSession) -> None:
+    """Of zeros that are equal Spark takes the first. All rows come from one partition, so that the order of
+    Spark's rows is known; every group of up to 3 of these values is there."""
+    values = [0.0, -0.0, float("nan"), None, 1.5, -1.5]
+    groups = [group for size in (1, 2, 3) for group in product(values, repeat=size)]
+    rows = [(k, value) for k, group in enumerate(groups) for value in group]
+    plain = spark.createDataFrame(rows, "k int, d double").coalesce(1)
+    plain = plain.selectExpr(
+        "k", "d", "cast(d as float) f", "struct(d) x", "struct(cast(d as float), struct(d)) xx"
+    )
+    columns = ["d", "f", "x", "xx"]
+    exprs = [
+        *(sf.min(name) for name in columns),
+        *(sf.max(name) for name in columns),
+        *(sf.first(name) for name in columns),
+        *(sf.last(name, ignorenulls=True) for name in columns),
+        sf.sum("d"),
+        sf.avg("f"),
+    ]
+
+    def job(frame: Any) -> Any:
+        return frame.groupBy("k").agg(*exprs)
+
+    ours, sparks = (
+        sorted(row.split(": ", 1)[1] for row in rows_in_order(as_df(job(each))))
+        for each in (sortshuffle.frame(plain), plain)
+    )
+    assert len(sparks) == len(groups)
+    assert ours == sparks
+
+
+def test_only_columns_that_are_needed_are_read(
+    spark: SparkSession, typed: DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = ["g", "id", "h", "st", "no"]
+    typed.select(*wanted).repartition(2, "id").write.parquet(str(tmp_path / "files"))
+    files = spark.read.parquet(str(tmp_path / "files"))
+    bare = sortshuffle.frame(files)
+    scan = sortshuffle.read(spark).parquet(str(tmp_path / "files"))
+    jobs_of: list[tuple[Callable[[Any], Any], list[str]]] = [
+        (lambda frame: frame.groupBy("g").count(), ["g"]),
+        (lambda frame: frame.groupBy("st").agg(sf.max("id"), sf.sum("h"), sf.count("*")), ["id", "h", "st"]),
+        (lambda frame: frame.groupBy("g", "st").agg(sf.count_distinct("id")), ["g", "id", "st"]),
+        (lambda frame: frame.agg(sf.min("h")), ["h"]),
+        (lambda frame: frame.agg(sf.count("*")), []),
+        (lambda frame: frame.groupBy("g").max("id", "g"), ["g", "id"]),
+    ]
+    for job, read in jobs_of:
+        for frame in (bare, scan):
+            ours = job(frame)
+            assert differences(ours, job(files), places=False) == []
+            ours.explain()
+            text = capsys.readouterr().out
+            listed = re.search(r"rows of DataFrame\[(.*)\]|scan of .*?: (.*)", text)
+            assert listed is not None, text
+            names = [name.strip() for name in (listed[1] or listed[2] or "").split(",")]
+            assert sorted(filter(None, names)) == sorted(read)
+    assert (bare.count(), scan.count()) == (1200, 1200)
+    few = scan.filter(pc.field("id") < 700).groupBy("g").count()
+    assert differences(few, files.filter("id < 700").groupBy("g").count(), places=False) == []
+    dotted = sortshuffle.frame(files.toDF("a.b", "id", "c`d", "st", "no"))  # names that Spark takes apart
+    assert differences(dotted.groupBy("st").count(), files.groupBy("st").count(), places=False) == []
 
 
 def test_distinct_values_and_lists_of_every_type_are_sparks(typed: DataFrame) -> None:

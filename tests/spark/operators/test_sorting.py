@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from oracle import GROUP_KEYS, confs, data_frame, every_type, jobs, partition_count, rows_in_order
 from pyspark import cloudpickle
@@ -20,6 +21,7 @@ from pyspark.sql import functions as sf
 import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import ColumnError, UsageError
+from sortshuffle.partitioner.range_bounds import LONGEST_TEXT
 from sortshuffle.payload.ordering import RowOrder, SortKey
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers know nothing of this module
@@ -158,6 +160,20 @@ def test_more_rows_than_fit_are_sorted_through_files(spark: SparkSession, large:
     assert spilled(within, "bytes_spilled") > 1024**2
     assert spilled(within, "merge_passes") >= 2
     assert spilled(within, "memory_peak") < 2 * 1024**2
+
+
+def test_long_keys_are_sorted_by_bounds_that_are_short(spark: SparkSession) -> None:
+    """Every task has the bounds and compares its rows with them: of megabytes that took minutes."""
+    long = spark.range(40).selectExpr(
+        "id", "concat(substr('abcd', cast(id % 4 as int) + 1, 1), repeat('x', 300000), id % 7) v"
+    )
+    ours = sortshuffle.frame(long).sort("v", sf.desc("id"))
+    found = [tuple(row) for row in ours.toDF().collect()]
+    assert found == [tuple(row) for row in long.orderBy("v", sf.desc("id")).collect()]
+    exchange: Any = ours._chain.origin
+    bounds = exchange.exchange._placement.bounds
+    assert bounds.num_rows > 0
+    assert pc.max(pc.binary_length(bounds["v"])).as_py() == LONGEST_TEXT
 
 
 # --- partitions, plans --------------------------------------------------------------------------------------

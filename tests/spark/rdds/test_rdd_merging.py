@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pyspark.errors import PySparkRuntimeError
 
 from sortshuffle.errors import CorruptDataError
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec, FileHeader
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
@@ -49,13 +50,15 @@ AGGREGATIONS: dict[str, Aggregation] = {
 class Files:
     """Makes files in a directory. ``made``: how many."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, key: EncryptionKey | None = None) -> None:
         self.directory = directory
         self.made = 0
+        self.key = key
 
     def __call__(self, header: FileHeader) -> PartitionedFileWriter:
         self.made += 1
-        return PartitionedFileWriter(PartitionedFile(str(self.directory / f"spill-{self.made}")), header)
+        file = PartitionedFile(str(self.directory / f"spill-{self.made}"))
+        return PartitionedFileWriter(file, header, key=self.key)
 
 
 @pytest.fixture
@@ -114,6 +117,23 @@ def test_whatever_the_memory_each_key_comes_once(name: str, memory: int, files: 
     spilled = merge.metrics.counts["bytes_spilled"]
     assert (spilled > 0, files.made > 0) == (memory < 1 << 30,) * 2
     assert not list(files.directory.iterdir())
+
+
+def test_with_a_key_what_is_spilled_shows_nothing_of_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PartitionedFile, "delete", lambda self: None)
+    pairs = [(f"known-marker {n % 500}", n) for n in range(5000)]
+    contents = []
+    for key in (None, EncryptionKey(bytes(16))):
+        files = Files(tmp_path / str(key), key)
+        files.directory.mkdir()
+        found = results(
+            merging(Reduce(operator.add).table, files, 2 * KIB, Codec.NONE), [chunked(pairs, 500)]
+        )
+        assert found == {f"known-marker {n}": [sum(range(n, 5000, 500))] for n in range(500)}
+        contents.append(b"".join(path.read_bytes() for path in files.directory.iterdir()))
+    assert [b"known-marker" in content for content in contents] == [True, False]
 
 
 def test_what_fits_comes_in_the_order_of_the_keys(files: Files) -> None:

@@ -407,7 +407,10 @@ def test_the_plan_shows_combining_merging_and_several_inputs(
         assert line in text
     assert joined.collect() == [(1, (100, "x"))]
     joined.explain()
-    assert "combined 980 records into others of their keys" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "combined 980 records into others of their keys" in text
+    (passed,) = [at for at, line in enumerate(text.splitlines()) if line.endswith(", passes records on")]
+    assert any(line.startswith("    3 tasks, ") for line in text.splitlines()[passed:][:4]), text
     totals = {total.stage: total.metrics.counts for total in joined.stage_totals()}
     assert totals[first.number]["rows_written"] == 20
     assert portable_hash is first.partitioner.partitionFunc

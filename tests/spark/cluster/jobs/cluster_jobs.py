@@ -7,6 +7,7 @@ for a *go* that a test gives.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 import traceback
@@ -171,6 +172,72 @@ def exchange(
         "wrong": sum(row.wrong for row in found),
         "partitions": sorted(row.p for row in found),
     }
+
+
+@job
+def exchange_pairs(
+    spark: SparkSession,
+    directory: str,
+    *,
+    rows: int = 60_000,
+    maps: int = 6,
+    reduces: int = 9,
+    hosts: int = 3,
+    between: bool = False,
+) -> dict[str, Any]:
+    """The same with RDDs."""
+
+    def produce(partition: int, numbers: Iterator[int]) -> Iterator[tuple[int, str]]:
+        mark(directory, "mapping", partition)
+        wait_for_hosts(directory, "mapping", hosts)
+        for number in numbers:
+            yield number, str(number) * REPEATS
+        mark(directory, "map", partition)
+
+    def consume(partition: int, pairs: Iterator[tuple[int, str]]) -> Iterator[tuple[int, int, int, int]]:
+        mark(directory, "reducing", partition)
+        count = total = wrong = 0
+        for number, text in pairs:
+            count, total, wrong = count + 1, total + number, wrong + (text != str(number) * REPEATS)
+        mark(directory, "reduce", partition)
+        yield partition, count, total, wrong
+
+    source = spark.sparkContext.parallelize(range(rows), maps)
+    pairs: Any = sortshuffle.rdd(source).mapPartitionsWithIndex(produce).partitionBy(reduces)
+    if between:
+        assert pairs.count() == rows
+        Path(directory, "all-mapped").touch()
+        wait_for(directory, "go-between")
+    found = pairs.mapPartitionsWithIndex(consume).collect()
+    return {
+        "rows": sum(each[1] for each in found),
+        "total": sum(each[2] for each in found),
+        "wrong": sum(each[3] for each in found),
+        "partitions": sorted(each[0] for each in found),
+    }
+
+
+@job
+def hold(spark: SparkSession, directory: str) -> None:
+    """Write a frame, and need it until a test says that it goes on."""
+    held: Any = sortshuffle.frame(spark.range(0, 1000, 1, 6)).repartition(3, "id")
+    assert held.count() == 1000
+    Path(directory, "all-mapped").touch()
+    wait_for(directory, "go-between")
+
+
+@job
+def executors(spark: SparkSession, directory: str) -> int:
+    """How many there are as far as the driver knows: it notices a moment later that one has ended."""
+    context: Any = spark.sparkContext
+    return int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1  # the driver is among them
+
+
+@job
+def collect_garbage(spark: SparkSession, directory: str) -> None:
+    """Have Spark notice which shuffles nobody needs any more."""
+    gc.collect()
+    spark.sparkContext._jvm.System.gc()
 
 
 # ---- the jobs of a local session, unchanged ----------------------------------------------------------------

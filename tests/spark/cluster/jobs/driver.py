@@ -27,10 +27,10 @@ import sortshuffle
 def main(settings: dict[str, str]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what jobs print is no answer
-    builder = sortshuffle.configure(SparkSession.builder)
+    builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    spark = sortshuffle.configure(builder).getOrCreate()
     lock = threading.Lock()
 
     def say(fields: dict[str, Any]) -> None:

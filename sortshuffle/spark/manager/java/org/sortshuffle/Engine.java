@@ -138,7 +138,7 @@ final class Engine {
                     return link;
                 link.discard(); // another JVM has started the service anew: this one must learn where it is
                 LOG.info("The service of the shuffle engine at {} has another port now", known.socket);
-            } catch (ClosedByInterruptException e) {
+            } catch (ClosedByInterruptException | Link.Refusal e) {
                 throw e;
             } catch (IOException e) {
                 LOG.info("The shuffle engine at {} does not answer any more: {}", known.socket, e.toString());

@@ -12,8 +12,10 @@ import java.nio.channels.SelectionKey;
 import java.nio.channels.Selector;
 import java.nio.channels.SocketChannel;
 import java.nio.charset.StandardCharsets;
+import org.apache.spark.SparkEnv;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
+import scala.Option;
 
 /**
  * A connection to the engine, with the one buffer that everything passes through in either direction.
@@ -40,7 +42,7 @@ final class Link implements Closeable {
     private static final int UNREACHABLE = 5;
 
     private static final long MAGIC = 0x0A1A0A0D4A535389L; // 89 53 53 4A 0D 0A 1A 0A, little endian
-    private static final int VERSION = 2;
+    private static final int VERSION = 3;
 
     /** Bytes. A Unix socket holds about 200 KiB; more in one call would only wait in the call. */
     private static final int BUFFER_BYTES = 256 << 10;
@@ -98,7 +100,9 @@ final class Link implements Closeable {
         buffer.clear();
         putLong(MAGIC);
         putInt(VERSION);
-        putInt(0);
+        byte[] key = key();
+        putInt(key.length);
+        put(ByteBuffer.wrap(key));
         flush();
         awaitAnswer(GREETING_MILLISECONDS);
         long magic = getLong();
@@ -108,7 +112,18 @@ final class Link implements Closeable {
             throw new IOException("The shuffle engine speaks version " + version
                     + " of the protocol, this jar " + VERSION
                     + ": sortshuffle's Python package and its jar must be of one release");
+        if (port == 0) // it refuses the key
+            throw refusal(getInt(), getInt());
         settled = true;
+    }
+
+    /** Spark's key for files, where spark.io.encryption.enabled is on; otherwise empty. */
+    static byte[] key() {
+        SparkEnv env = SparkEnv.get();
+        if (env == null) // the application ends: whoever still asks only removes files
+            return new byte[0];
+        Option<byte[]> key = env.securityManager().getIOEncryptionKey();
+        return key.isDefined() ? key.get() : new byte[0];
     }
 
     /**

@@ -3,6 +3,7 @@ package org.sortshuffle;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.util.BitSet;
+import java.util.HexFormat;
 import java.util.Map;
 import java.util.TreeMap;
 import java.util.concurrent.ConcurrentHashMap;
@@ -58,16 +59,8 @@ public final class SortMergeShuffleManager extends SortShuffleManager {
         return conf.get(MANAGER, "on").trim().equalsIgnoreCase("off");
     }
 
-    static boolean isEncrypted(SparkConf conf) {
-        return conf.getBoolean("spark.io.encryption.enabled", false);
-    }
-
     private static String reasonForAll(SparkConf conf) {
-        if (isOff(conf))
-            return MANAGER + " is off";
-        if (isEncrypted(conf))
-            return "spark.io.encryption.enabled is true, and sortshuffle's files are not encrypted";
-        return null;
+        return isOff(conf) ? MANAGER + " is off" : null;
     }
 
     /** Of the driver's application: how many shuffles are sortshuffle's, how many Spark's, by reason. */
@@ -75,6 +68,13 @@ public final class SortMergeShuffleManager extends SortShuffleManager {
         Map<String, Long> counts = new TreeMap<>();
         DECISIONS.forEach((decision, count) -> counts.put(decision, count.get()));
         return counts;
+    }
+
+    /**
+     * The key of the application's files, in hex digits, for whoever is to look into them; empty for none.
+     */
+    public static String filesKey() {
+        return HexFormat.of().formatHex(Link.key());
     }
 
     @Override

@@ -88,7 +88,7 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
             conf = context.conf();
             refuse(context.conf(), context.version());
             letIdleExecutorsGo(context.conf());
-            isStored = Storage.isUsed(context.conf()) && !SortMergeShuffleManager.isEncrypted(context.conf());
+            isStored = Storage.isUsed(context.conf());
             if (isStored)
                 tellOfStorage(context.conf());
             // Spark looks for silent executors at least as often as this timeout is long, unless it is told
@@ -109,13 +109,12 @@ public final class SortMergeShufflePlugin implements SparkPlugin {
         /**
          * Has dynamic allocation treat idle executors that have written map outputs like others. By itself
          * Spark keeps them for as long as the shuffle is needed. The manager's map outputs need their
-         * executor only in containers, and only if they are not at a URL. With encryption all shuffles are
-         * Spark's. Spark reads this later, from the same configuration, and waits for the longest of its
-         * timeouts for idle executors: 0 leaves the others.
+         * executor only in containers, and only if they are not at a URL. Spark reads this later, from the
+         * same configuration, and waits for the longest of its timeouts for idle executors: 0 leaves the
+         * others.
          */
         private static void letIdleExecutorsGo(SparkConf conf) {
-            boolean outlive = (Storage.isUsed(conf) || !Engine.isContainer(conf))
-                    && !SortMergeShuffleManager.isEncrypted(conf);
+            boolean outlive = Storage.isUsed(conf) || !Engine.isContainer(conf);
             if (outlive && !conf.contains(TRACKING_TIMEOUT))
                 conf.set(TRACKING_TIMEOUT, "0");
         }

@@ -32,7 +32,7 @@ public final class Storage extends LocalDiskShuffleDataIO {
 
     public Storage(SparkConf conf) {
         super(conf);
-        holdsMapOutputs = isUsed(conf) && !SortMergeShuffleManager.isEncrypted(conf);
+        holdsMapOutputs = isUsed(conf);
     }
 
     /** Whether map outputs lie on storage that all hosts see. */

@@ -1,0 +1,52 @@
+"""Which services did not answer, as all workers of an executor know it.
+
+Workers are processes, and forget what they know when they end. So what they tell each other is a file in the
+executor's home, which is replaced as a whole. Where two replace it at once, one of them is not heard: then a
+service is asked once more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+
+from sortshuffle import calls
+from sortshuffle.storage.lifetime import SILENT_FILE
+
+SILENT_FOR = 30.0  # seconds that a service which did not answer is left alone
+
+
+class Silence:
+    """What is known in this home. ``clock``: seconds, the same in all processes of the host."""
+
+    def __init__(self, home: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = os.path.join(home, SILENT_FILE)
+        self._clock = clock
+
+    def others(self, addresses: Iterable[str]) -> list[str]:
+        """Those of these services that may be asked now."""
+        silent = self._read()
+        return [address for address in addresses if address not in silent]
+
+    def note(self, addresses: Iterable[str]) -> None:
+        """These did not answer. What cannot be written is not known to others."""
+        until = self._clock() + SILENT_FOR
+        silent = {**self._read(), **dict.fromkeys(addresses, until)}
+        partial = f"{self._path}.{os.getpid()}"
+        try:
+            with calls.open_file(partial, "w", encoding="utf-8") as opened:
+                json.dump(silent, opened)
+            calls.replace(partial, self._path)
+        except OSError:
+            return
+
+    def _read(self) -> dict[str, float]:
+        """Those that are silent, and until when."""
+        try:
+            with calls.open_file(self._path, encoding="utf-8") as opened:
+                found = json.load(opened)
+            return {address: float(until) for address, until in found.items() if until > self._clock()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}

@@ -1,0 +1,139 @@
+"""Executors that dynamic allocation removes: with Spark's external shuffle service what they had finished is
+read on; without it their map tasks run again, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import MASTER_HOST, Cluster
+from cluster_driver import Application, Job, left_of, map_outputs
+from engine import eventually
+
+HOSTS = FIRST, SECOND, THIRD = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+ROWS, MAPS, REDUCES = 60_000, 6, 9
+RIGHT = {"rows": ROWS, "total": ROWS * (ROWS - 1) // 2, "wrong": 0, "partitions": list(range(REDUCES))}
+ONCE = dict.fromkeys(range(MAPS), 1)
+GONE = 60.0  # seconds until executors that are idle have gone
+DYNAMIC = {
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.minExecutors": "0",
+    "spark.dynamicAllocation.initialExecutors": "3",
+    "spark.dynamicAllocation.maxExecutors": "3",
+    "spark.dynamicAllocation.executorIdleTimeout": "1s",
+}
+DOORS = ["exchange", "exchange_pairs"]
+
+
+@pytest.fixture(scope="module")
+def served(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
+    """An application whose shuffle files Spark's external shuffle service serves."""
+    settings = {**DYNAMIC, **cluster.start_shuffle_service().settings}
+    application = Application(cluster, tmp_path_factory.mktemp("served") / "log", settings)
+    try:
+        yield application
+    finally:
+        application.kill()
+        cluster.kill(MASTER_HOST, "shuffle-service")
+
+
+def until_executors_are_gone(cluster: Cluster) -> None:
+    eventually(lambda: not cluster.pids(kind="executor"), "idle executors to be removed", GONE)
+
+
+def start_and_lose_executors(application: Application, directory: Path, door: str) -> Job:
+    """A job between whose stages all executors are removed."""
+    job = application.start(door, directory, between=True)
+    job.until_mapped()
+    assert set(job.hosts("map")) == set(HOSTS)
+    until_executors_are_gone(application.cluster)
+    return job
+
+
+def test_what_removed_executors_left_goes_when_spark_forgets_it(
+    cluster: Cluster, served: Application, tmp_path: Path
+) -> None:
+    """First, while nothing of others is there."""
+    job = served.start("hold", tmp_path)
+    job.until_mapped()
+    until_executors_are_gone(cluster)
+    # before, Spark would tell executors that are no more to remove its files, and nobody would
+    eventually(lambda: served.run("executors", tmp_path) == 0, "the driver to notice", GONE)
+    assert map_outputs([cluster.directory], served)
+    job.go("between")
+    job.result()
+
+    def is_gone() -> bool:
+        served.run("collect_garbage", tmp_path)
+        return not map_outputs([cluster.directory], served)
+
+    eventually(is_gone, "map outputs of forgotten frames go", GONE)
+    eventually(lambda: not cluster.pids(kind="janitor"), "the janitors to end with them")
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_nothing_runs_again_where_sparks_service_serves_what_they_left(
+    cluster: Cluster, served: Application, tmp_path: Path, door: str
+) -> None:
+    job = start_and_lose_executors(served, tmp_path, door)
+    # of all that ran beside the executors one process for each host looks after what they left
+    eventually(lambda: len(cluster.pids(kind="janitor")) == 3, "janitors of executors to end")
+    job.go("between")
+    assert job.result() == RIGHT
+    assert job.runs("map") == ONCE
+
+
+def test_map_outputs_of_removed_executors_that_are_lost(
+    cluster: Cluster, served: Application, tmp_path: Path
+) -> None:
+    """Spark drops all that the executor had; its map tasks run again, and no others."""
+    before = {file.base for files in map_outputs([cluster.directory], served).values() for file in files}
+    job = start_and_lose_executors(served, tmp_path, "exchange")
+    found = map_outputs([cluster.directory], served)[SECOND]
+    lost = next(file for file in found if file.base not in before)
+    Path(lost.data_path).unlink()
+    job.go("between")
+    assert job.result() == RIGHT
+    victims = job.first_runs("map", SECOND)
+    assert job.runs("map") == {p: 2 if p in victims else 1 for p in ONCE}
+
+
+def test_with_the_application_all_of_it_goes(cluster: Cluster, served: Application) -> None:
+    """Last, for it ends the application."""
+    served.stop()
+    expected = {"shuffle-service": 1}
+    eventually(lambda: left_of(served).processes == expected, "its processes to end", GONE)
+    eventually(lambda: not left_of(served).files and not left_of(served).meetings, "its files to go", GONE)
+
+
+# ---- without a service of Spark's --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tracked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
+    """An application whose idle executors are decommissioned although they have shuffle files, which go with
+    them."""
+    settings = {
+        **DYNAMIC,
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        "spark.dynamicAllocation.shuffleTracking.timeout": "1s",
+        "spark.decommission.enabled": "true",
+        "spark.storage.decommission.enabled": "true",
+        "spark.storage.decommission.shuffleBlocks.enabled": "false",
+    }
+    application = Application(cluster, tmp_path_factory.mktemp("tracked") / "log", settings)
+    try:
+        yield application
+    finally:
+        application.kill()
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_without_it_what_decommissioned_executors_had_run_runs_again_once(
+    tracked: Application, tmp_path: Path, door: str
+) -> None:
+    job = start_and_lose_executors(tracked, tmp_path, door)
+    job.go("between")
+    assert job.result() == RIGHT
+    assert job.runs("map") == dict.fromkeys(ONCE, 2)
