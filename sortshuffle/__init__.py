@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sortshuffle.spark.operators.joins import broadcast
     from sortshuffle.spark.rdds.rdd import ShuffleRDD, rdd
     from sortshuffle.spark.reader import read
+    from sortshuffle.spark.service import files_key
     from sortshuffle.spark.session import configure
 
 _PUBLIC = {
@@ -37,6 +38,7 @@ _PUBLIC = {
     "read": "sortshuffle.spark.reader",
     "register": "sortshuffle.spark.data_source",
     "configure": "sortshuffle.spark.session",
+    "files_key": "sortshuffle.spark.service",
     "serve": "sortshuffle.service.shuffle_service",
 }
 
@@ -46,6 +48,7 @@ __all__ = [
     "__version__",
     "broadcast",
     "configure",
+    "files_key",
     "frame",
     "rdd",
     "read",

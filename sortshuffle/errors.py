@@ -14,12 +14,14 @@ DataLossError          run the producer task again
   CorruptDataError     run the producer task again; look at the disk  ValueError
   MissingDataError     run the producer task again                    FileNotFoundError
 OutOfDiskError         free disk space or name another directory      OSError
+FileAccessError        look at the disk, or the limit, that is named  OSError
 InsufficientBuffersError
                        give the pool that is named more memory        MemoryError
 BufferTimeoutError     find who holds the buffers; give more memory   TimeoutError
 ServiceUnavailableError
                        see that the named service runs; the network   ConnectionError
 AuthenticationError    give both sides the same secret or certificate PermissionError
+DecryptionError        give the key with which the files were written ValueError
 ProtocolError          use one version of the package on all hosts    ConnectionError
 WorkerSetupError       install what the workers' Python lacks         ImportError
 =====================  =============================================  ==========================
@@ -31,6 +33,7 @@ and which option or action mends it. This module imports nothing of the package.
 from __future__ import annotations
 
 import errno
+import os
 from dataclasses import dataclass
 
 
@@ -144,6 +147,27 @@ class OutOfDiskError(SortShuffleError, OSError):
         return OutOfDiskError, (self.path, self.wanted, self.free)
 
 
+class FileAccessError(SortShuffleError, OSError):
+    """The system refused a call on a file, for another reason than that the disk is full.
+
+    ``errno`` and ``filename``: as the system's own error has them.
+    """
+
+    def __init__(self, number: int, path: str) -> None:
+        super().__init__(number, f"{os.strerror(number)}: {_remedy_of(number)}", path)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return FileAccessError, (self.errno, self.filename)
+
+
+def _remedy_of(number: int) -> str:
+    if number in (errno.EMFILE, errno.ENFILE):
+        return "allow the process, or the host, more open files (ulimit -n)"
+    if number == errno.ENOMEM:
+        return "the host's memory is used up"
+    return "look at the disk, or name directories on others with spark.sortshuffle.dir; a task may run again"
+
+
 class InsufficientBuffersError(SortShuffleError, MemoryError):
     """What was asked for can never be had from this pool: it is too small, or promised to others."""
 
@@ -159,6 +183,23 @@ class ServiceUnavailableError(SortShuffleError, ConnectionError):
 
 class AuthenticationError(SortShuffleError, PermissionError):
     """A peer did not show that it knows the shared secret, or its certificate is not trusted."""
+
+
+class DecryptionError(SortShuffleError, ValueError):
+    """Encrypted data cannot be opened: there is no key, or another one, or bytes were changed on purpose. No
+    producer runs again for it: what it would write could not be read either.
+    """
+
+    def __init__(self, place: Place, what: str) -> None:
+        self.place = place
+        self.what = what
+        super().__init__(
+            f"{what} ({place}). It opens with the key of the application that wrote it alone"
+            " (spark.io.encryption.enabled)"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return DecryptionError, (self.place, self.what)
 
 
 class ProtocolError(SortShuffleError, ConnectionError):

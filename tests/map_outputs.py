@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from sortshuffle.format.buffer import SealedBuffer
+from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import Writer
 from sortshuffle.memory.budget import MemoryBudget
@@ -42,13 +43,14 @@ class MapOutput:
     file_id: bytes
     map_index: int
     payload: ArrowPayload
+    key: EncryptionKey | None = None
 
     def channel(self, subpartition: int = 0) -> LocalInputChannel:
         extents = tuple(extents_of(read_index(self.file, self.file_id), subpartition))
-        return LocalInputChannel(self.file, self.file_id, self.map_index, self.writer, extents)
+        return LocalInputChannel(self.file, self.file_id, self.map_index, self.writer, extents, self.key)
 
     def reader(self) -> PartitionedFileReader:
-        return PartitionedFileReader(self.file, self.file_id, self.writer)
+        return PartitionedFileReader(self.file, self.file_id, self.writer, key=self.key)
 
     @property
     def writer(self) -> str:
@@ -63,6 +65,7 @@ def write_map(
     map_index: int = 0,
     codec: Codec = Codec.LZ4,
     subpartitions: int = 1,
+    key: EncryptionKey | None = None,
 ) -> MapOutput:
     """A map output with exactly these messages, in extents of exactly these regions."""
     payload = ArrowPayload(schema, codec)
@@ -71,7 +74,7 @@ def write_map(
         {target: [payload.encode(batch, seconds) for batch in batches] for target, batches in region.items()}
         for region in regions
     ]
-    return write_sealed(directory, payload, sealed, map_index=map_index, subpartitions=subpartitions)
+    return write_sealed(directory, payload, sealed, map_index=map_index, subpartitions=subpartitions, key=key)
 
 
 def write_sealed(
@@ -81,19 +84,20 @@ def write_sealed(
     *,
     map_index: int = 0,
     subpartitions: int = 1,
+    key: EncryptionKey | None = None,
 ) -> MapOutput:
     """The same of buffers that are sealed already, whatever they hold."""
     file = PartitionedFile.named(os.fspath(directory), 1, map_index, map_index)
     file_id = map_index.to_bytes(16, "little")
     header = FileHeader(file_id, subpartitions, map_index % subpartitions, payload.codec, PayloadKind.ARROW)
-    with PartitionedFileWriter(file, header) as writer:
+    with PartitionedFileWriter(file, header, key=key) as writer:
         for region in regions:
             writer.start_region()
             order = [target for target in writer.write_order if region.get(target)]
             writer.write_extents([(target, list(region[target])) for target in order])
             writer.finish_region()
         writer.finish(Writer(), payload.schema.serialize().to_pybytes())
-    return MapOutput(file, file_id, map_index, payload)
+    return MapOutput(file, file_id, map_index, payload, key)
 
 
 @dataclass
@@ -127,11 +131,11 @@ def consumer_of(
     return Consumer(gate, budget, metrics)
 
 
-def files_in(directory: Path | str) -> NewFile:
+def files_in(directory: Path | str, key: EncryptionKey | None = None) -> NewFile:
     """Makes the files of a merge in several passes."""
     numbers = itertools.count()
     return lambda header: PartitionedFileWriter(
-        PartitionedFile(os.path.join(directory, f"merge-{next(numbers)}")), header
+        PartitionedFile(os.path.join(directory, f"merge-{next(numbers)}")), header, key=key
     )
 
 

@@ -1,7 +1,9 @@
-"""The documents agree with the code: the table of options, the README's commands, the links between pages."""
+"""The documents agree with the code: the table of options, the tests of faults, the README's commands, the
+links between pages."""
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -16,6 +18,35 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
 def test_the_options_page_has_the_table_that_the_options_make() -> None:
     assert option_table() in (ROOT / "docs" / "operations.md").read_text()
+
+
+def fault_rows() -> list[list[str]]:
+    """The cells of the table of faults, without its head."""
+    section = (ROOT / "docs" / "operations.md").read_text().partition("\n## Faults\n")[2].partition("\n#")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_every_fault_has_tests_that_are_there() -> None:
+    rows = fault_rows()
+    assert len(rows) > 30
+    missing = []
+    for fault, *_, shown_by in rows:
+        named = re.findall(r"`(\S+\.py)::(\w+)`", shown_by)
+        assert named or shown_by == "not tested", f"{fault}: {shown_by}"
+        assert len(named) == shown_by.count("::"), f"{fault}: {shown_by}"
+        missing += [
+            f"{file}::{name}" for file, name in named if name not in collected_of(ROOT / "tests" / file)
+        ]
+    assert missing == []
+
+
+def collected_of(file: Path) -> set[str]:
+    """The functions of a file that pytest collects."""
+    if not file.is_file():
+        return set()
+    found = {each.name for each in ast.parse(file.read_text()).body if isinstance(each, ast.FunctionDef)}
+    return {name for name in found if name.startswith("test_")}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -4,6 +4,7 @@ from a worker to the driver."""
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 
 import pytest
@@ -12,6 +13,7 @@ from sortshuffle.errors import (
     ColumnError,
     CorruptDataError,
     DataLossError,
+    FileAccessError,
     MissingDataError,
     OptionError,
     OutOfDiskError,
@@ -42,6 +44,7 @@ PLACE = Place("/data/x.data", 3, 17, 4096, "attempt 204 of map 17 on host")
         (CorruptDataError, [DataLossError, ValueError]),
         (MissingDataError, [DataLossError, FileNotFoundError, OSError]),
         (OutOfDiskError, [OSError]),
+        (FileAccessError, [OSError]),
     ],
 )
 def test_an_error_is_caught_as_what_the_table_says(kind: type, bases: list[type]) -> None:
@@ -109,6 +112,25 @@ def test_out_of_disk_survives_pickling_whole() -> None:
     assert type(copy) is OutOfDiskError
     assert (copy.errno, copy.path, copy.wanted, copy.free) == (errno.ENOSPC, "/data", 1000, 10)
     assert str(copy) == str(error)
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EIO, "spark.sortshuffle.dir"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.ENOMEM, "memory"),
+    ],
+)
+def test_a_refused_call_tells_the_path_and_what_helps_and_survives_pickling(number: int, remedy: str) -> None:
+    error = FileAccessError(number, "/data/x.data")
+    assert (error.errno, error.filename) == (number, "/data/x.data")
+    assert os.strerror(number) in str(error)
+    assert "/data/x.data" in str(error)
+    assert remedy in str(error)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is FileAccessError
+    assert (copy.errno, copy.filename, str(copy)) == (error.errno, error.filename, str(error))
 
 
 @pytest.mark.parametrize(
