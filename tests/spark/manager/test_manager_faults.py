@@ -168,6 +168,16 @@ def test_one_map_output_that_is_lost_is_one_task_run_again(
     assert (again["right"], map_runs(again), attempts(again)) == (True, 0, 1)
 
 
+def test_a_frames_lost_map_output_costs_local_mode_no_block_manager(session: Session) -> None:
+    """Control rows are Spark's own shuffle. Where Spark finds map outputs of its own lost, it gives up the
+    executor that had them, which is the only one here."""
+    (data, *_) = hold(session, "hold_frame")
+    data.unlink()
+    found = session.run("read_held", name="held").value
+    assert (found["right"], map_runs(found)) == (True, MAPS)
+    assert session.run("large_results", tasks=2, megabytes=2).value == [2 << 20] * 2
+
+
 @pytest.mark.parametrize("maps", [12, 100])
 def test_however_many_are_lost_the_stage_has_one_more_attempt(session: Session, maps: int) -> None:
     for data in hold(session, "hold_rows", maps=maps):

@@ -21,6 +21,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 from registry import job
 
+import sortshuffle
+
 PATIENCE = 90.0  # seconds; more than any test takes
 LOOK = 0.02
 TEXT_REPEATS = 12  # of 16 hex digits: some 200 bytes for each row, which compress badly
@@ -139,6 +141,31 @@ def hold_rows(
     shuffle = _run_map_stage(spark, rdd)
     _held[name] = Held(read, rows, sha_of, rdd)
     return {"shuffle": shuffle}
+
+
+@job
+def hold_frame(
+    spark: SparkSession, _: str, *, name: str, maps: int = 4, partitions: int = 3, rows: int = 8000
+) -> dict[str, Any]:
+    """The map stage of a frame of sortshuffle's own, whose control rows Spark's shuffle moves."""
+    spark.conf.set("spark.sql.adaptive.enabled", "false")
+    source = spark.range(0, rows, 1, maps).selectExpr("id", "sha2(string(id), 512) as t")
+    frame = sortshuffle.frame(source).repartition(partitions, "id").toDF()
+
+    def read() -> list[tuple[Any, ...]]:
+        return [(row.id, row.t) for row in frame.collect()]
+
+    rdd = frame._jdf.queryExecution().executedPlan().execute()
+    shuffle = _run_map_stage(spark, rdd)
+    _held[name] = Held(read, rows, sha_of, rdd)
+    return {"shuffle": shuffle}
+
+
+@job
+def large_results(spark: SparkSession, _: str, *, tasks: int, megabytes: int) -> list[int]:
+    """Results of tasks that are too large to come with the message that a task is done; their sizes."""
+    rows = spark.sparkContext.parallelize(range(tasks), tasks).map(lambda _: bytes(megabytes << 20))
+    return [len(each) for each in rows.collect()]
 
 
 @job

@@ -161,7 +161,8 @@ public final class SortMergeShuffleManager extends SortShuffleManager {
             var blocks = RecordReader.Blocks.find(handle.shuffleId(), startMap, endMap, start, end);
             return new RecordReader<>((BaseShuffleHandle<K, ?, C>) handle, blocks, context, metrics);
         }
-        return super.getReader(handle, startMap, endMap, start, end, context, metrics);
+        ShuffleReader<K, C> reader = super.getReader(handle, startMap, endMap, start, end, context, metrics);
+        return Engine.isLocal(conf) ? new LocalReader<>(reader) : reader;
     }
 
     /**
