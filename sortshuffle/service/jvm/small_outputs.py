@@ -26,6 +26,8 @@ from sortshuffle.format.buffer import (
     BUFFER_HEADER_BYTES,
     ENCRYPTED_DATA,
     TAG_BYTES,
+    StoredBuffer,
+    raw_bytes_of,
     scan_extent,
 )
 from sortshuffle.format.checksum import CHECKSUM_BYTES, BytesLike
@@ -78,7 +80,8 @@ def is_small(index: Index) -> bool:
     """Whether a map output is read whole."""
     if index.regions != 1 or index.kinds[0] is not RegionKind.UNICAST or index.header.first_subpartition:
         return False
-    raw_bytes = int(index.entries["raw_bytes"].sum())
+    # in floating point, which does not overflow
+    raw_bytes = int(index.entries["raw_bytes"].sum(dtype=np.float64))
     return index.data_bytes <= MOST_BYTES and kept_bytes(raw_bytes, index.header.subpartitions) <= MOST_BYTES
 
 
@@ -108,12 +111,19 @@ def read_small(reader: ExtentReader, index: Index) -> SmallOutput:
             with reader.damage(extent.offset, extent):
                 found_buffers = scan_extent(memoryview(part), extent.checksum, extent.buffers)
                 part, buffers = reader.plain(part, list(found_buffers), extent)
+                _expect_raw_bytes(part, buffers, extent.raw_bytes)
                 pieces.append(b"".join(decoder.decode(part, each) for each in buffers))
-                if len(pieces[-1]) != extent.raw_bytes:
-                    raise Malformed("the extent has other raw bytes", 0, extent.raw_bytes, len(pieces[-1]))
     lengths = np.zeros(len(entries), np.int64)
     lengths[filled] = [len(piece) for piece in pieces]
     return SmallOutput(b"".join(pieces), np.cumsum(lengths), entries["bytes"].astype(np.int64))
+
+
+def _expect_raw_bytes(part: pa.Buffer, buffers: list[StoredBuffer], expected: int) -> None:
+    """Before any of these plain buffers is decompressed: a few bytes may decompress to gigabytes."""
+    view = memoryview(part)
+    found = sum(raw_bytes_of(view, each) for each in buffers)
+    if found != expected:
+        raise Malformed("the extent has other raw bytes", 0, expected, found)
 
 
 def _payloads(

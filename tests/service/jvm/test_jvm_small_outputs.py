@@ -6,16 +6,20 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
-from engine import WRITER, changed, open_files
+from engine import WRITER, arrow_memory, changed, open_files
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sortshuffle.errors import CorruptDataError, DataLossError
+from sortshuffle.format.buffer import SealedBuffer, seal, seal_compressed
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
+from sortshuffle.format.index import RegionKind
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
@@ -160,3 +164,34 @@ def test_what_keeping_one_takes_is_reckoned(home: str) -> None:
     assert small.bytes == OVERHEAD_BYTES + 100 * 1000 + 16 * 1000
     assert small.stored_bytes(0, 1000) == 1000 * small.stored_bytes(3, 4) == 1000 * 128
     assert bytes(small.records(0, 1000)) == b"".join(bytes(small.records(at, at + 1)) for at in range(1000))
+
+
+def test_nothing_is_decompressed_that_its_entry_does_not_promise(home: str) -> None:
+    """A file that somebody made: of a few KiB, which decompress to gigabytes."""
+    block = pa.Codec("zstd").compress(bytes(64 * MIB))
+    bomb = replace(seal_compressed(block, block.size, records=1, raw_bytes=64 * MIB), raw_bytes=100)
+    file = write_sealed(home, [bomb])
+    index = read_index(file)
+    assert is_small(index)
+    with arrow_memory() as memory, PartitionedFileReader(file, ID) as reader:
+        with pytest.raises(CorruptDataError, match="other raw bytes") as caught:
+            read_small(reader, index)
+        assert (memory.max_memory() or 0) < MIB
+    assert (caught.value.expected, caught.value.found) == (100, 64 * MIB)
+    assert caught.value.place.offset == int(index.entries[0, 0]["offset"])
+
+
+def test_sizes_that_together_are_more_than_a_number_holds_are_not_small(home: str) -> None:
+    half = replace(seal(b"x" * 100, 100, records=1), raw_bytes=1 << 63)
+    assert not is_small(read_index(write_sealed(home, [half, half])))
+
+
+def write_sealed(home: str, buffers: list[SealedBuffer]) -> PartitionedFile:
+    """A map output of one extent of one buffer for each subpartition."""
+    file = PartitionedFile.named(home, 3, 17, 204)
+    header = FileHeader(ID, len(buffers), 0, Codec.ZSTD, PayloadKind.RECORD_BYTES)
+    with PartitionedFileWriter(file, header) as writer:
+        writer.start_region(RegionKind.UNICAST)
+        writer.write_extents([(at, [each]) for at, each in enumerate(buffers)])
+        writer.finish_region()
+        return writer.finish(WRITER)
