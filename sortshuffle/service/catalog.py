@@ -191,31 +191,35 @@ class Catalog:
 
 
 class _Unlisted:
-    """Applications' directories that could not be listed lately, and since when, in seconds of
-    `time.monotonic`. Without a lock: each change is one operation of a dict."""
+    """Applications' directories that could not be listed lately: when that was first so, and when last, in
+    seconds of `time.monotonic`. Without a lock: each change is one operation of a dict."""
 
     def __init__(self) -> None:
-        self._since: dict[str, float] = {}
+        self._failures: dict[str, tuple[float, float]] = {}
 
     def names(self, directory: str) -> list[str]:
-        """What is in it. Raises OSError where the system does not tell, and may do so soon; of what it has
-        not told for `LISTED_WITHIN` nothing is there."""
+        """What is in it. Raises OSError while that may pass. A directory that could not be listed for
+        `LISTED_WITHIN` seconds counts as empty."""
         try:
             found = sorted(calls.listdir(directory))
         except OSError as error:
             if error.errno in NOT_OF_THE_FILE or self._may_pass(directory, error):
                 raise
             return []
-        self._since.pop(directory, None)
+        self._failures.pop(directory, None)
         return found
 
     def _may_pass(self, directory: str, error: OSError) -> bool:
         if error.errno not in MAY_PASS:
             return False
-        if len(self._since) > MOST_LOST:
-            self._since.clear()
-        since = self._since.setdefault(directory, now := time.monotonic())
-        return now - since < LISTED_WITHIN
+        if len(self._failures) > MOST_LOST:
+            self._failures.clear()
+        now = time.monotonic()
+        first, last = self._failures.get(directory, (now, now))
+        if now - last > LISTED_WITHIN:  # nobody asked meanwhile: what failed then says nothing of today
+            first = now
+        self._failures[directory] = first, now
+        return now - first < LISTED_WITHIN
 
 
 def _verified_index(file: PartitionedFile, file_id: bytes | None = None) -> Index:

@@ -158,6 +158,28 @@ def test_a_directory_that_can_never_be_listed_is_lost(
     assert shelf.catalog.find(output) == file
 
 
+def test_failures_that_are_long_apart_lose_nothing(
+    disk: Disk, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asked between them: whether it could be listed then is not known."""
+    _, output = disk.write_random()
+
+    def broken(directory: str) -> list[str]:
+        raise OSError(errno.ESTALE, "Stale file handle", directory)
+
+    now = 100.0
+    monkeypatch.setattr(catalog, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(catalog.calls, "listdir", broken)
+    for passed in (0.0, 3600.0, 7200.0, catalog.LISTED_WITHIN - 1):
+        now += passed
+        with pytest.raises(OSError) as failed:
+            shelf.catalog.find(output)
+        assert failed.value.errno == errno.ESTALE
+    now += 1
+    with pytest.raises(MissingDataError, match="no directory that this service serves"):
+        shelf.catalog.find(output)
+
+
 def test_without_any_directory_everything_is_missing() -> None:
     empty = Shelf()
     with pytest.raises(MissingDataError, match="no directory that this service serves"):
