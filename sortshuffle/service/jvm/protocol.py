@@ -244,6 +244,12 @@ class ReadTotals:
     remote_blocks: int = 0
 
 
+def pack_text(text: str) -> bytes:
+    """For the JVM. Names of files may have bytes that are no UTF-8, which Python keeps as lone surrogates:
+    these are written as ``\\udc80``."""
+    return text.encode(errors="backslashreplace")
+
+
 def pack_reply(status: Status, body: bytes = b"") -> bytes:
     return REPLY.pack(status, len(body)) + body
 
@@ -262,7 +268,7 @@ def pack_chunk(size: int, totals: ReadTotals) -> bytes:
 
 def pack_stream_error(status: Status, text: str, lost: Sequence[int] = ()) -> bytes:
     """How an answer to READ ends that cannot go on. ``lost``: numbers of blocks."""
-    body = text.encode()
+    body = pack_text(text)
     if status in (Status.LOST, Status.UNREACHABLE):
         body = _COUNT.pack(len(lost)) + np.array(lost, "<i4").tobytes() + body
     return STREAM_ERROR + pack_reply(status, body)

@@ -43,6 +43,7 @@ from sortshuffle.service.jvm.protocol import (
     pack_reply,
     pack_request,
     pack_stream_error,
+    pack_text,
     unpack_frame,
     unpack_request,
     unpack_share,
@@ -155,7 +156,7 @@ class JvmConnection:
         try:
             self._engine.use_key(key)
         except SortShuffleError as error:
-            self._stream.send([pack_greeting(), pack_reply(_status_of(error), str(error).encode())])
+            self._stream.send([pack_greeting(), pack_reply(_status_of(error), pack_text(str(error)))])
             raise
 
     def _request(self) -> tuple[Operation, int]:
@@ -227,7 +228,7 @@ class JvmConnection:
         """Tell why a request cannot be done, and end the connection so that the JVM reads it."""
         self._engine.note_failure(error)
         _log.warning("a request is refused: %s", error, exc_info=_unexpected(error))
-        self._stream.send([pack_reply(_status_of(error), str(error).encode())])
+        self._stream.send([pack_reply(_status_of(error), pack_text(str(error)))])
         # the JVM's next write fails now. What it had sent is read first: were any of it left, closing would
         # throw the reply away, too
         try:
@@ -270,7 +271,7 @@ class JvmConnection:
             self._engine.remove(request)
         except Exception as error:
             _log.warning("shuffle %d is not wholly removed: %s", request.shuffle, error)
-            self._stream.send([pack_reply(_status_of(error), str(error).encode())])
+            self._stream.send([pack_reply(_status_of(error), pack_text(str(error)))])
         else:
             self._stream.send([pack_reply(Status.DONE)])
 

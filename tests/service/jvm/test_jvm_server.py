@@ -3,6 +3,7 @@ whatever a JVM does, nothing of its connection is left."""
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
@@ -25,6 +26,7 @@ from jvm_client import (
     FRAME,
     GREETING,
     HERE,
+    LOST,
     NO_SPACE,
     READ,
     REMOVE,
@@ -41,6 +43,7 @@ from jvm_client import (
 )
 from serving import no_descriptor_left
 
+from sortshuffle import calls
 from sortshuffle.format.header import Codec, PayloadKind
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.jvm.outputs import IndexedMapOutput, SmallMapOutput
@@ -561,6 +564,29 @@ def test_a_connection_goes_on_after_an_error_of_a_request(client: JvmClient) -> 
         assert client.read([Block(7, 0, 1, 2, done.file_id)]).data == b"sound"
     assert client.read([missing], ["no address"]).status == BAD_REQUEST
     assert client.write([[(0, b"x")]], map_id=9).sizes == (64, 0, 0, 0)
+
+
+def test_names_that_are_no_utf8_can_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As directories may have: they are in the words of most errors."""
+    root = tmp_path / os.fsdecode(b"disk-\x80")
+    root.mkdir()
+    with serving(root) as engine:
+        client = engine.connect()
+        client.write([[(0, b"x")]])
+        answer = client.read([Block(7, 0, 0, 1, bytes(16))])
+        assert (answer.status, answer.lost, r"disk-\udc80" in answer.text) == (LOST, (0,), True), answer.text
+
+        again = engine.connect()
+        again.begin()
+        status, text = again.refusal()
+        assert (status, r"disk-\udc80" in text) == (FAILED, True), text
+
+        def broken(directory: str) -> list[str]:
+            raise OSError(errno.EIO, "Input/output error", directory)
+
+        monkeypatch.setattr(calls, "listdir", broken)
+        status, body = client.remove()
+        assert (status, rb"disk-\udc80" in body) == (FAILED, True), body
 
 
 def test_requests_are_answered_one_after_the_other(client: JvmClient) -> None:
