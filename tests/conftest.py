@@ -20,7 +20,7 @@ pytest_plugins = [
     "time_limits",
     "ci_skips",
     "leftovers",
-    "groups",
+    "worker_groups",
 ]  # tests/guards, and what tests them
 
 # One seed for every run (derandomize); printing the blob of a failing example reproduces it. For a longer
@@ -86,10 +86,19 @@ LONGEST = ("cluster", "manager")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files in order. Which tests one worker runs says tests/guards/groups.py.
+    """Put the files in order. Which tests one worker runs says tests/guards/worker_groups.py.
 
-    The tests that lose shuffle files run last: in local mode a FetchFailed makes Spark drop its only block
-    manager for good. Afterwards the session removes no shuffle files any more, and loses task results that
-    are too large to travel directly.
+    Files that use the fixture `spark` come after the others. Its JVM stays, and from then on leftover threads
+    and sockets of this process cannot be told from PySpark's (tests/guards/leftovers.py).
+
+    The tests that lose shuffle files run last: in local mode, without the shuffle manager, a FetchFailed
+    makes Spark drop its only block manager for good. Afterwards the session removes no shuffle files any
+    more, and loses task results that are too large to travel directly.
     """
-    items.sort(key=lambda item: (item.path.name == "test_control.py", item.path.parent.name not in LONGEST))
+    with_spark = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
+
+    def place(item: pytest.Item) -> tuple[bool, bool, bool]:
+        path = item.path
+        return path.name == "test_control.py", path in with_spark, path.parent.name not in LONGEST
+
+    items.sort(key=place)

@@ -36,6 +36,7 @@ def served(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     finally:
         application.kill()
         cluster.kill(MASTER_HOST, "shuffle-service")
+        eventually(lambda: not cluster.pids(kind="shuffle-service"), "Spark's service to end")
 
 
 def until_executors_are_gone(cluster: Cluster) -> None:
@@ -47,6 +48,7 @@ def start_and_lose_executors(application: Application, directory: Path, door: st
     job = application.start(door, directory, between=True)
     job.until_mapped()
     assert set(job.hosts("map")) == set(HOSTS)
+    assert job.runs("map") == ONCE
     until_executors_are_gone(application.cluster)
     return job
 
