@@ -72,9 +72,8 @@ class FrameContext:
         """Read the session's settings. Raises `OptionError`, `UnsupportedError`."""
         session = require_session(spark)
         planner = planner_of(session)
-        settings = settings_of(session)
-        options = Options.of(settings)
-        check_sparks_shuffle(settings, options)
+        of_context, options = context_settings(session), Options.of(settings_of(session))
+        check_sparks_shuffle(of_context, options)
         context, application = session.sparkContext if is_classic(session) else None, application_of(session)
         options = shared_storage.use(context, options, application)
         return FrameContext(
@@ -85,7 +84,7 @@ class FrameContext:
             SourceReports.of(session),
             planner,
             FanOuts(shared=planner.keeps),
-            ServiceSettings.of(options, application, context_settings(session)),
+            ServiceSettings.of(options, application, of_context),
         )
 
     def spark_context(self) -> Any:

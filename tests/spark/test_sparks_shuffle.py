@@ -57,6 +57,11 @@ def test_what_goes_together_is_not(settings: dict[str, str]) -> None:
     check_sparks_shuffle(settings, Options())
 
 
-def test_both_doors_ask() -> None:
+def test_both_doors_ask_the_sparkcontext() -> None:
+    """What a session beside it says has no effect."""
     found = run_job(JOBS / "old_protocol.py")
-    assert found["frame"] == found["rdd"] == "UnsupportedError"
+    refused, taken = ["UnsupportedError"] * 2, ["nothing"] * 2
+    assert found == {
+        "true": {"alone": refused, "beside": refused},
+        "false": {"alone": taken, "beside": taken},
+    }
