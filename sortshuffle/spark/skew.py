@@ -107,16 +107,19 @@ def _summed(batches: Iterator[pa.RecordBatch], service: HostService) -> Iterator
     """The bytes of some subpartitions, of which all control rows are here: of those above the threshold a row
     for each map output, of others one, without map index."""
     sizes: dict[int, dict[int, int]] = {}
+    reach = ClusterReach(service)
     try:
-        with closing(ClusterReach(service)) as reach:
+        with closing(reach):
             # a Python loop: over control rows, not over rows
             for batch in batches:
                 numbers = batch.column("subpartition").to_pylist()
                 for number, channel in zip(numbers, channels(iter([batch]), reach), strict=True):
                     size = sum(extent.raw_bytes for extent in channel.extents)
                     sizes.setdefault(number, {})[channel.map_index] = size
-    except DataLossError as error:  # an index file that is not inline in its control row
-        make_spark_rerun(error, service.settings.served_by_spark)
+    except Exception as error:  # of an index file that is not inline in its control row
+        if isinstance(error, DataLossError):
+            make_spark_rerun(error, service.settings.served_by_spark)
+        reach.tell_adopters(error)
         raise
     threshold = service.options.skew_threshold
     found: list[tuple[int, int | None, int]] = []

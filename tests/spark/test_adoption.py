@@ -26,11 +26,12 @@ from sortshuffle.service.asking import AT_ONCE
 from sortshuffle.service.shuffle_service import ShuffleService, serve
 from sortshuffle.spark import adoption
 from sortshuffle.spark.adoption import adopt
-from sortshuffle.spark.control import Adopter, channels, control_batches
+from sortshuffle.spark.control import INLINE_REGIONS, Adopter, channels, control_batches
 from sortshuffle.spark.reach import ClusterReach
 from sortshuffle.spark.reports import Silent
 from sortshuffle.spark.service import HostService, Mode, ServiceSettings
 from sortshuffle.spark.silence import Silence
+from sortshuffle.spark.skew import _summed
 from sortshuffle.spark.task import Task, running
 from sortshuffle.storage import directories, janitor
 from sortshuffle.storage.host import host_name
@@ -65,12 +66,12 @@ def service(root: Path) -> Iterator[ShuffleService]:
         yield serving
 
 
-def lost_output(root: Path, host: str = "127.0.0.1", pid: int = NOBODY) -> PartitionedFile:
+def lost_output(root: Path, host: str = "127.0.0.1", pid: int = NOBODY, pair: Pair = PAIR) -> PartitionedFile:
     """A finished map output of an executor that has ended, unless ``pid`` is that of one that lives."""
     home = root / "sortshuffle" / "app" / f"{host}-{pid}"
     home.mkdir(parents=True)
     Owner("app", host, boot_id(), pid, 1, (), 600.0, False, outlived=True).write(str(home))
-    return write_pair(home, PAIR, LOST)
+    return write_pair(home, pair, LOST)
 
 
 def task_on(root: Path, service: ShuffleService, hosts: tuple[str, ...] = (), driver: bytes = DRIVER) -> Task:
@@ -176,11 +177,7 @@ def test_one_that_is_lost_where_it_lies_makes_its_adopter_run_again(
     found = adopt(adopter, [EXCHANGE])
     assert found is not None and found[0].file == lost
     rows = list(control_batches(found[0], adopter.reach.index(found[0]), exchange=EXCHANGE))
-    blocks = tmp_path / "blocks" / "0a"
-    blocks.mkdir()
-    for attempt in (ATTEMPT, ATTEMPT + 1):
-        (blocks / f"shuffle_0_{attempt}_0.index").touch()
-
+    blocks = control_files_of_two(tmp_path)
     consumer = task_on(root, service)
     match fault:
         case "missing":
@@ -198,6 +195,34 @@ def test_one_that_is_lost_where_it_lies_makes_its_adopter_run_again(
                     reader.read_extent(extent)
     assert names(blocks) == [f"shuffle_0_{ATTEMPT + 1}_0.index"]
     adopter.reach.close()
+
+
+def test_who_sums_up_sizes_makes_the_adopter_run_again_too(
+    root: Path, service: ShuffleService, tmp_path: Path
+) -> None:
+    """Skew's own job reads the indexes that are too large for their control rows."""
+    large = replace(PAIR, regions=[*PAIR.regions] * (INLINE_REGIONS + 1))
+    lost = lost_output(root, "127.0.0.9", pair=large)
+    adopter = task_on(tmp_path / "second", service)
+    found = adopt(adopter, [EXCHANGE])
+    assert found is not None and found[0].file == lost
+    rows = list(control_batches(found[0], adopter.reach.index(found[0]), exchange=EXCHANGE))
+    blocks = control_files_of_two(tmp_path)
+    lost.delete()
+    assert adopter.service is not None
+    with pytest.raises(DataLossError):
+        list(_summed(iter(rows), adopter.service))
+    assert names(blocks) == [f"shuffle_0_{ATTEMPT + 1}_0.index"]
+    adopter.reach.close()
+
+
+def control_files_of_two(place: Path) -> Path:
+    """The directory in which Spark has those of the adopter's attempt and of the next one."""
+    blocks = place / "blocks" / "0a"
+    blocks.mkdir()
+    for attempt in (ATTEMPT, ATTEMPT + 1):
+        (blocks / f"shuffle_0_{attempt}_0.index").touch()
+    return blocks
 
 
 def test_a_worker_that_gets_no_thread_asks_and_tells_nobody(root: Path, service: ShuffleService) -> None:
