@@ -17,8 +17,9 @@ import scala.collection.Iterator;
  * its block manager. In local mode that is the only one, and it never comes back: shuffle files stay, task
  * results above 1 MiB are lost, and the session ends after some minutes.
  *
- * <p>So this reader forgets the map outputs of the shuffle itself, all of them as Spark would, and then fails
- * as where the tracker knows none: that failure names no executor. The map stage runs again.
+ * <p>So this reader forgets all map outputs of the shuffle, as Spark would. It then throws what Spark throws
+ * when the tracker knows no location. That exception names no executor, so Spark drops none. The map stage
+ * runs again.
  */
 final class LocalReader<K, C> implements ShuffleReader<K, C> {
     private final ShuffleReader<K, C> reader;
