@@ -10,7 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,11 +21,11 @@ import pytest
 from click.testing import CliRunner
 from cluster import Cluster
 from engine import ROOT, eventually
-from soak import checks, plan, report, work
+from soak import application, checks, plan, report, run, work
 from soak.__main__ import main
 from soak.administrator import Administrator
 from soak.faults import Faults, connections, map_outputs
-from soak.run import rerun_tasks
+from soak.run import CONTROL, OURS, Soak, astray, rerun_tasks
 
 from sortshuffle.service.rendezvous import socket_path
 from sortshuffle.storage.lifetime import process_start
@@ -207,6 +209,10 @@ def test_what_is_left_is_seen(tmp_path: Path) -> None:
     home = disk / "sortshuffle" / "app-1" / "127.0.0.2-7-abc"
     home.mkdir(parents=True)
     (home / "exchange-1-map-0-attempt-0.data").touch()
+    stored = Soak(1, tmp_path, tmp_path / "kept", print).mount.removeprefix("file://")
+    object_path = Path(stored) / "app-1-abc" / "exchange-1" / "x.data"
+    object_path.parent.mkdir(parents=True)
+    object_path.touch()
     other = disk / "sortshuffle" / "app-2"
     other.mkdir()
     meeting = temporary / "sortshuffle-0" / "app-1-127.0.0.2-abc"
@@ -217,8 +223,11 @@ def test_what_is_left_is_seen(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as bound, open(home / "gone", "w"):
         (home / "gone").unlink()
         bound.bind(str(temporary / "sortshuffle-0" / "x.socket"))
-        found = checks.left("app-1", everybody, (disk,), temporary)
+        found = checks.left("app-1", everybody, (disk, tmp_path / "mount"), temporary)
     assert set(found.files) == {
+        str(object_path.parent.parent),
+        str(object_path.parent),
+        str(object_path),
         str(home.parent),
         str(home),
         str(home / "exchange-1-map-0-attempt-0.data"),
@@ -240,13 +249,16 @@ def test_a_meeting_whose_supervisor_was_killed_may_stay(tmp_path: Path) -> None:
     for meeting, at in started.items():
         (meeting / "roots").mkdir(parents=True)
         (meeting / "service.json").write_text(json.dumps({"pid": os.getpid(), "started": at}))
-    Path(socket_path(str(killed))).touch()
+    bound = Path(socket_path(str(killed)))  # beside it; in /tmp where that would be too long
+    bound.parent.mkdir(mode=0o700, exist_ok=True)
+    bound.touch()
     assert checks.unattended(tmp_path, "app-1", "127.0.0.2") == [killed]
     assert checks.unattended(tmp_path, "app-1", "127.0.0.3") == []
     everybody = checks.Survivors(
         frozenset(), frozenset({os.getsid(int(name)) for name in os.listdir("/proc") if name.isdecimal()})
     )
     found = checks.left("app-1", everybody, (), tmp_path, [killed])
+    bound.unlink()
     assert set(found.files) == {
         str(path)
         for meeting in (living, other)
@@ -278,6 +290,70 @@ def test_connections_of_a_process() -> None:
         assert list(connections({1 << 22})) == []
 
 
+def test_memory_and_threads_of_a_process() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            found = checks.footprint(process.pid)
+        finally:
+            process.kill()
+    assert found.threads == 1
+    assert 0 < found.resident < 64 << 20
+
+
+# ---- what ran ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("decisions", "is_used", "found"),
+    [
+        ({OURS: 3, CONTROL: 5}, True, {}),
+        ({CONTROL: 5}, False, {}),
+        ({}, False, {}),
+        ({CONTROL: 5}, True, f"none through the manager, {{{CONTROL!r}: 5}}"),
+        ({OURS: 3, "its rows are not known": 1}, True, {"its rows are not known": 1}),
+    ],
+)
+def test_shuffles_that_went_past_the_manager(
+    decisions: dict[str, int], is_used: bool, found: dict[str, int] | str
+) -> None:
+    assert astray(decisions, is_used) == found
+
+
+def test_a_driver_that_does_not_start_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "soak").mkdir()
+    (tmp_path / "soak" / "driver.py").write_text("import sys\nsys.stdin.read()\n")
+    monkeypatch.setattr(application, "START_PATIENCE", 0.1)
+    mark = str(tmp_path)  # in the command line of this driver, and of no other process
+    with pytest.raises(FutureTimeoutError):
+        application.Driver(tmp_path / "log", {"mark": mark}, {"PYTHONPATH": mark}, is_ours=True)
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    assert not [pid for pid in pids if mark in checks.command_of(pid)]
+
+
+def test_the_time_of_a_soak_begins_when_its_cluster_is_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def later(*_: Any, **__: Any) -> None:
+        now[0] += 50
+
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(run, "mount_disk", lambda *_: None)
+    monkeypatch.setattr(Cluster, "up", later)
+    monkeypatch.setattr(Soak, "_repair", lambda _: None)
+    numbers: list[int] = []
+
+    def do(_: Soak, what: plan.Application, deadline: float) -> None:
+        assert deadline == 160
+        numbers.append(what.number)
+        later()
+
+    monkeypatch.setattr(Soak, "_application", do)
+    Soak(1, tmp_path, tmp_path / "kept", print).run(110)
+    assert numbers == [0, 1, 2]
+
+
 # ---- the report --------------------------------------------------------------------------------------------
 
 
@@ -287,6 +363,8 @@ def filled() -> report.Tally:
     tally.faults.update(service=3, executor=1)
     tally.missed.update(executor=6)
     tally.futile.update(executor=5, cut=4)
+    tally.garbage_checks, tally.checks_with_garbage = 3, 2
+    tally.service_memory, tally.service_threads = 130 << 20, 6
     tally.failed["a full disk"] += 1
     return tally
 
@@ -302,6 +380,8 @@ def test_the_table() -> None:
         "| faults whose moment did not come | 6 (executor 6) |",
         "| faults that found nothing to break | 9 (cut 4, executor 5) |",
         "| attempts of map tasks beyond the first | 7 |",
+        "| checks that garbage goes | 3, of which 2 had any |",
+        "| memory of an administrator's service, at most | 130 MiB, 6 threads |",
         "| jobs that failed as documented, and were right when run again | 1 (a full disk 1) |",
         "| jobs that failed otherwise | 0 |",
         "| jobs that hung | 0 |",
@@ -317,6 +397,8 @@ def test_a_record_is_one_line_more(tmp_path: Path) -> None:
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert [each["seed"] for each in records] == [1, 2]
     assert (records[0]["wrong"], records[0]["faults"]) == (0, {"service": 3, "executor": 1})
+    assert (records[0]["service_memory"], records[0]["service_threads"]) == (130 << 20, 6)
+    assert (records[0]["garbage_checks"], records[0]["checks_with_garbage"]) == (3, 2)
     assert {"time", "commit", "spark", "pyarrow", "python", "software"} <= set(records[0])
 
 
@@ -327,11 +409,18 @@ def test_a_problem_makes_a_soak_bad() -> None:
     assert not tally.is_good()
 
 
-def test_a_kind_of_fault_that_never_strikes_makes_a_soak_bad() -> None:
+def test_a_soak_that_did_nothing_is_bad() -> None:
+    assert report.Tally().gaps() == ["no job has run"]
+    assert not report.Tally(applications=1).is_good()
+
+
+@pytest.mark.parametrize("came_to_nothing", ["futile", "missed"])
+def test_a_kind_of_fault_that_never_strikes_makes_a_soak_bad(came_to_nothing: str) -> None:
     tally = filled()
     assert tally.without_effect() == []
-    tally.futile["cut"] += 1
+    getattr(tally, came_to_nothing)["cut"] += 1
     assert tally.without_effect() == ["cut"]
+    assert tally.gaps() == ["cut: 5 of these faults, and none had an effect"]
     assert not tally.is_good()
     tally.faults["cut"] += 1
     assert tally.is_good()

@@ -13,6 +13,7 @@ from cluster import Cluster
 START_PATIENCE = 30.0  # seconds
 LOOK = 0.05
 PORT = 7448
+MEMORY = 64 << 20  # bytes that a service may read into
 
 
 class Administrator:
@@ -55,7 +56,11 @@ class Administrator:
         command = [str(Path(sys.executable).parent / "sortshuffle"), "serve", str(self.directory)]
         with open(log, "ab") as opened:
             service = subprocess.Popen(
-                [*command, "--host", host, "--port", str(PORT), "--http-port", "0"],
+                [
+                    *command,
+                    *("--host", host, "--port", str(PORT), "--http-port", "0"),
+                    *("--memory", f"{MEMORY >> 20}m"),
+                ],
                 env=self._cluster.host_environment(host),
                 stdin=subprocess.DEVNULL,
                 stdout=opened,

@@ -45,7 +45,11 @@ class Driver:
             )
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
-        self.id = self._id.result(START_PATIENCE)
+        try:
+            self.id = self._id.result(START_PATIENCE)
+        except BaseException:
+            self.kill()  # nobody else knows of it
+            raise
 
     @property
     def pid(self) -> int:

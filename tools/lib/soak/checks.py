@@ -159,3 +159,17 @@ def _descriptors(pid: int, application: str, directories: tuple[Path, ...]) -> I
 
 def descriptor_count(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Of a process. ``resident``: bytes of memory."""
+
+    resident: int
+    threads: int
+
+
+def footprint(pid: int) -> Footprint:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    found = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    return Footprint(int(found["VmRSS"].split()[0]) << 10, int(found["Threads"]))

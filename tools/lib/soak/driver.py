@@ -6,6 +6,7 @@
     {"id": 2, "ask": "stages"}       what the stages of the last job have done
     {"id": 3, "ask": "hosts"}        the hosts that have executors
     {"id": 4, "ask": "collect"}      has Spark notice what is garbage
+    {"id": 5, "ask": "decisions"}    what the shuffle manager has decided: how often, by decision
 
     {"id": 1, "value": ...}   or   {"id": 1, "error": "..."}
 
@@ -77,7 +78,13 @@ class Driver:
         return function(session, self._is_ours, SHAPES[request["shape"]])
 
     def _ask(self, request: dict[str, Any]) -> Any:
-        return {"stages": self._new_stages, "hosts": self._hosts, "collect": self._collect}[request["ask"]]()
+        answers = {
+            "stages": self._new_stages,
+            "hosts": self._hosts,
+            "collect": self._collect,
+            "decisions": self._decisions,
+        }
+        return answers[request["ask"]]()
 
     def _new_stages(self) -> list[dict[str, Any]]:
         return [each for each in self._stages() if each["stage"] >= self._first_stage]
@@ -113,6 +120,10 @@ class Driver:
     def _collect(self) -> None:
         gc.collect()
         self.spark.sparkContext._jvm.System.gc()
+
+    def _decisions(self) -> dict[str, int]:
+        jvm: Any = self.spark.sparkContext._jvm
+        return dict(jvm.org.sortshuffle.SortMergeShuffleManager.decisions())
 
 
 if __name__ == "__main__":

@@ -53,6 +53,10 @@ class Tally:
     missed: Counter[str] = field(default_factory=Counter)  # faults whose moment did not come, by kind
     futile: Counter[str] = field(default_factory=Counter)  # those that found nothing to break, by kind
     killed_drivers: int = 0
+    garbage_checks: int = 0  # that the files of garbage go
+    checks_with_garbage: int = 0  # those that had any to see go
+    service_memory: int = 0  # bytes; the most that an administrator's service had between applications
+    service_threads: int = 0  # in the same way
     rerun_tasks: int = 0  # attempts of map tasks beyond the first
     failed: Counter[str] = field(default_factory=Counter)  # as documented, by reason
     wrong: int = 0
@@ -63,10 +67,19 @@ class Tally:
 
     def without_effect(self) -> list[str]:
         """The kinds of faults that were tried often, and never struck: less is tested than it seems."""
-        return sorted(what for what, count in self.futile.items() if count >= OFTEN and not self.faults[what])
+        tried = self.futile + self.missed
+        return sorted(what for what, count in tried.items() if count >= OFTEN and not self.faults[what])
+
+    def gaps(self) -> list[str]:
+        """What was not tested although it was to be, as lines for people."""
+        idle = [] if self.jobs.total() else ["no job has run"]
+        tried = self.futile + self.missed
+        return idle + [
+            f"{what}: {tried[what]} of these faults, and none had an effect" for what in self.without_effect()
+        ]
 
     def is_good(self) -> bool:
-        return not self.problems and not self.without_effect()
+        return not self.problems and not self.gaps()
 
 
 def table(tally: Tally, minutes: float) -> list[str]:
@@ -79,6 +92,9 @@ def table(tally: Tally, minutes: float) -> list[str]:
         "faults whose moment did not come": _counts(tally.missed),
         "faults that found nothing to break": _counts(tally.futile),
         "attempts of map tasks beyond the first": f"{tally.rerun_tasks}",
+        "checks that garbage goes": f"{tally.garbage_checks}, of which {tally.checks_with_garbage} had any",
+        "memory of an administrator's service, at most": f"{tally.service_memory >> 20} MiB,"
+        f" {tally.service_threads} threads",
         "jobs that failed as documented, and were right when run again": _counts(tally.failed),
         "jobs that failed otherwise": f"{tally.unexpected}",
         "jobs that hung": f"{tally.hung}",
@@ -111,6 +127,10 @@ def record(tally: Tally, seed: int, minutes: float) -> dict[str, Any]:
         "faults_whose_moment_did_not_come": dict(tally.missed),
         "faults_that_found_nothing": dict(tally.futile),
         "rerun_map_tasks": tally.rerun_tasks,
+        "garbage_checks": tally.garbage_checks,
+        "checks_with_garbage": tally.checks_with_garbage,
+        "service_memory": tally.service_memory,
+        "service_threads": tally.service_threads,
         "failed_as_documented": dict(tally.failed),
         "failed_otherwise": tally.unexpected,
         "hung": tally.hung,

@@ -22,7 +22,7 @@ from typing import Any
 from cluster import ROOT, Cluster
 
 from soak import plan
-from soak.administrator import Administrator
+from soak.administrator import MEMORY, Administrator
 from soak.application import Driver, JobError
 from soak.checks import (
     Left,
@@ -30,6 +30,7 @@ from soak.checks import (
     clear_away,
     command_of,
     descriptor_count,
+    footprint,
     left,
     unattended,
     until_nothing_is_left,
@@ -45,9 +46,11 @@ GARBAGE_PATIENCE = (
 )
 COLLECT = 3.0  # seconds between two requests to look for garbage
 LOOK = 0.05
+SERVICE_MEMORY = MEMORY + (200 << 20)  # bytes that an administrator's service may have: the rest is Python's
 STACKS_PATIENCE = 20.0  # seconds that jstack may take
 CLIENT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # JVMs that live for a minute
 MISSED, FUTILE = "its moment did not come", "found nothing"
+OURS, CONTROL = "sortshuffle", "control rows of sortshuffle's own frames and RDDs"  # what a manager decides
 HOOK = Path(__file__).parent / "hook"
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -107,13 +110,14 @@ class Soak:
         self.tally = Tally()
 
     def run(self, seconds: float) -> None:
-        """Applications until so much time has passed; the last one is given what it needs."""
-        started = time.monotonic()
+        """Applications until so much time has passed since the cluster is up; the last one is given what it
+        needs."""
         try:
             for host in plan.HOSTS:
                 mount_disk(self._cluster.local_directory(host), HOST_DISK)
             mount_disk(self._scratch / "small", SMALL_DISK)
             self._cluster.up(len(plan.HOSTS), cores=1, memory="1g")
+            started = time.monotonic()
             number = 0
             while time.monotonic() < started + seconds:
                 what = plan.application(self._seed, number)
@@ -165,6 +169,7 @@ class Soak:
                 if outcomes[-1].end in ("failed", "hung"):
                     break
             struck = [fault for each in outcomes for fault in each.struck]
+            self._check_the_manager(what, driver, outcomes)
             if what.is_collected and outcomes and outcomes[-1].end == "right":
                 self._check_garbage_goes(what, driver, struck)
             self._end(what, driver)
@@ -177,6 +182,7 @@ class Soak:
             if fault.what in ("supervisor", "both"):
                 self._unattended |= set(unattended(self._temporary, driver.id, fault.host))
         self._check_nothing_is_left(what, driver, descriptors, log)
+        self._check_memory(what, log)
         if len(self.tally.problems) == before:
             log.unlink()
             for host in plan.HOSTS:
@@ -195,7 +201,7 @@ class Soak:
             "": "",
             "two": ",".join(map(str, self._disks(kind))),
             "served": str(self._administrator.directory),
-            "mount": f"file://{self._scratch}/mount",
+            "mount": self.mount,
         }
         return {
             **SETTINGS,
@@ -209,6 +215,11 @@ class Soak:
             **plan.EXECUTORS[what.executors],
             **(state.settings if what.executors == "served" else {}),
         }
+
+    @property
+    def mount(self) -> str:
+        """The URL of a directory that all hosts see; what is left is known by the last part of its path."""
+        return f"file://{self._scratch}/mount/sortshuffle"
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -353,6 +364,27 @@ class Soak:
             self._expected[known] = self._plain.start(*known).result(JOB_PATIENCE)
         return self._expected[known]
 
+    # ---- what is seen of an application --------------------------------------------------------------------
+
+    def _check_the_manager(self, what: plan.Application, driver: Driver, outcomes: Sequence[Outcome]) -> None:
+        """Its unmodified jobs went through the manager."""
+        if not plan.KINDS[what.kind].has_manager or (outcomes and outcomes[-1].end == "hung"):
+            return
+        ends = zip(what.jobs, outcomes, strict=False)
+        right = [job for job, found in ends if found.end == "right" and works[job.work][0] == "manager"]
+        if decided := astray(driver.ask("decisions"), bool(right)):
+            self._problem(what, f"shuffles of {driver.id}: {decided}", driver.log)
+            self.tally.unexpected += 1
+
+    def _check_memory(self, what: plan.Application, log: Path) -> None:
+        """Of an administrator's services, which are idle now."""
+        for pid in self._administrator.pids():
+            found = footprint(pid)
+            self.tally.service_memory = max(self.tally.service_memory, found.resident)
+            self.tally.service_threads = max(self.tally.service_threads, found.threads)
+            if found.resident > SERVICE_MEMORY:
+                self._problem(what, f"service {pid} has {found.resident >> 20} MiB of memory", log)
+
     # ---- what is left ------------------------------------------------------------------------------------
 
     def _check_garbage_goes(
@@ -372,6 +404,8 @@ class Soak:
             return sorted(path for path in paths if driver.id in path.parts)
 
         written = len(found())
+        self.tally.garbage_checks += 1
+        self.tally.checks_with_garbage += written > 0
         started = time.monotonic()
         while (stay := found()) and time.monotonic() < started + GARBAGE_PATIENCE:
             driver.ask("collect")
@@ -396,9 +430,14 @@ class Soak:
 
         if what.kind == "mount" and what.is_killed:
             # the documentation says so: of a driver that was killed, this removes what frames have written
-            command = [str(Path(sys.executable).parent / "sortshuffle"), "clean"]
-            url = f"file://{self._scratch}/mount"
-            subprocess.run([*command, url, "--application", driver.id], check=False, capture_output=True)
+            until_nothing_is_left(lambda: replace(look(), files=(), sockets=(), descriptors=()))  # who writes
+            command = [str(Path(sys.executable).parent / "sortshuffle"), "clean", self.mount]
+            cleaned = subprocess.run(
+                [*command, "--application", driver.id], check=False, capture_output=True, text=True
+            )
+            if cleaned.returncode:
+                said = f"{cleaned.stdout}{cleaned.stderr}"
+                self._problem(what, f"sortshuffle clean has exited {cleaned.returncode}: {said}", log)
         found = until_nothing_is_left(look)
         grown = {
             who: (descriptors[who], count)
@@ -477,6 +516,14 @@ def rerun_tasks(stages: Sequence[Mapping[str, Any]]) -> int:
             attempts[each["rdds"]] += each["complete"] + each["failed"] + each["killed"]
             tasks[each["rdds"]] = max(tasks[each["rdds"]], each["tasks"])
     return sum(max(0, attempts[rdds] - tasks[rdds]) for rdds in attempts)
+
+
+def astray(decisions: Mapping[str, int], is_used: bool) -> dict[str, int] | str:
+    """What is wrong with a shuffle manager's decisions: shuffles that it left to Spark, or none of its own
+    although jobs used it; empty if nothing is."""
+    if is_used and not decisions.get(OURS):
+        return f"none through the manager, {dict(decisions)}"
+    return {name: count for name, count in decisions.items() if name not in (OURS, CONTROL)}
 
 
 def keep_java_stacks(pid: int, path: Path) -> None:
