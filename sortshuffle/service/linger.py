@@ -14,13 +14,14 @@ that would have removed it died first, time is all that can be gone by.
 
 Rules
 * Only homes whose owner says that they outlive their executor, of executors that ran on this host, are looked
-  at; one of an application that are to be kept, none.
+  at. Homes that are to be kept are not looked at.
 * While the application goes on, what executors that have ended left of an exchange that Spark has forgotten
   is deleted (`storage.forgotten`): no task reads it or adopts it any more. Homes that are left without a map
   output go, too. Of other exchanges nothing is deleted, however old: a task that runs again may adopt it, and
   consumers may read what another host has adopted where it lies.
 * An executor lives if its process does, or if its janitor holds the lock of one of its homes: the processes
-  of other containers cannot be seen, but their locks can.
+  of other containers cannot be seen, but their locks can. A janitor that was killed holds none for a moment:
+  so such a home is removed only when its application is over.
 * The directories of other containers cannot be seen either: only time tells that their application is over.
 * What is in homes of live executors is their janitors' business.
 """
@@ -84,15 +85,18 @@ class LingeringSweep:
 
 def _without_forgotten(owners: Mapping[str, Owner]) -> list[str]:
     """Delete what ended executors of an application have of forgotten exchanges; the homes that are gone with
-    their last map output."""
+    their last map output. In a home whose executor cannot be seen, and may live, this deletes nothing else:
+    nobody reads what is forgotten."""
     forgotten = {each for home in owners for each in _told(home)}
     gone = []
-    for home in (home for home, owner in owners.items() if not _is_live(home, owner)):
+    for home, owner in owners.items():
+        if _is_live(home, owner):
+            continue
         try:
             for file in finished_outputs(home):
                 if _is_forgotten(file, forgotten):
                     file.delete()
-            if not finished_outputs(home) and _is_removed(home):
+            if owner.is_seen and not finished_outputs(home) and _is_removed(home):
                 gone.append(home)
         except OSError:
             continue  # the next sweep tries again
@@ -133,7 +137,10 @@ def _homes_by_application(roots: Sequence[str]) -> dict[str, dict[str, Owner]]:
 
 
 def _is_removed(home: str) -> bool:
-    remove_home(home)
+    try:
+        remove_home(home)
+    except OSError:
+        pass  # the next sweep tries again; other homes are not to wait for this one
     return is_gone(home)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from engine import DRIVER, Pair, names, running, write_pair
 
+from sortshuffle import calls
 from sortshuffle.service.ended_homes import EndedHomes
 from sortshuffle.service.linger import LingeringSweep
 from sortshuffle.storage import janitor
@@ -152,6 +154,34 @@ def test_an_ended_executors_home_without_a_map_output_goes(host: Host) -> None:
         assert host.after(0) == [ended]
 
 
+def test_a_home_in_another_container_outlives_a_moment_without_a_janitor(host: Host) -> None:
+    """Its executor may live, and write: only what is forgotten goes."""
+    with executor() as pid:
+        home = host.home(pid)
+        other = host.home(NOBODY, namespace="pid:[1]")
+        tell(home, DRIVER.hex(), [3])
+        assert host.after(0) == []
+        assert names(other) == ["owner.json"]
+
+
+def test_a_home_that_cannot_be_removed_does_not_keep_others(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck, *others = sorted(host.home(NOBODY + number) for number in range(3))
+    listdir = calls.listdir
+
+    def failing(directory: str) -> list[str]:
+        if directory == stuck:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), directory)
+        return listdir(directory)
+
+    assert host.after(0) == []
+    with monkeypatch.context() as patched:
+        patched.setattr(calls, "listdir", failing)
+        assert host.after(LINGER) == others
+    assert host.after(0) == [stuck]
+
+
 def test_it_goes_at_once_when_spark_has_removed_what_goes_with_the_application(host: Host) -> None:
     home, other = host.home(NOBODY), host.home(NOBODY + 1)
     (host.spark / "app-1" / f"executor-{NOBODY}" / "blockmgr").rmdir()  # as an executor does at its end
@@ -191,7 +221,7 @@ def test_homes_that_are_not_its_to_judge_stay(host: Host, changes: dict[str, obj
 
 def test_a_home_whose_janitor_holds_its_lock_is_live(host: Host) -> None:
     home = host.home(NOBODY)
-    lock = janitor._lock(home, janitor.fcntl.LOCK_EX)
+    lock = janitor._lock(home)
     assert lock is not None
     host.after(0)
     assert host.after(2 * LINGER) == []

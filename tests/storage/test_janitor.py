@@ -3,6 +3,7 @@ lives, and everything once it has ended; there is one for each home; it stays sm
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 from engine import WRITER, Pair, eventually, names, open_files, printed, running, write_pair
 
+from sortshuffle import calls
 from sortshuffle.storage import janitor
 from sortshuffle.storage.home_listings import HomeListings
 from sortshuffle.storage.lifetime import Owner, boot_id, is_locked, process_start
@@ -422,6 +424,29 @@ def test_it_is_in_a_session_of_its_own_and_holds_no_file_of_its_starter(
         assert not set(open_files(executor.homes[0], pid)) & set(open_files(executor.homes[0]))
         writer.abandon()
     executor.end()
+
+
+def test_looking_for_a_janitor_leaves_nothing(executor: Executor) -> None:
+    home = executor.homes[0]
+    assert not janitor.is_running(home)
+    assert names(home) == ["owner.json"]
+    with open(os.path.join(home, janitor.LOCK_FILE), "wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert janitor.is_running(home)
+    assert not janitor.is_running(home)
+
+
+@pytest.mark.parametrize("fault", ["open", "flock"])
+def test_a_janitor_that_the_system_does_not_tell_of_counts_as_there(
+    executor: Executor, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(executor.homes[0], janitor.LOCK_FILE).touch()
+
+    def failing(*arguments: object) -> int:
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+    monkeypatch.setattr(calls, fault, failing)
+    assert janitor.is_running(executor.homes[0])
 
 
 def test_janitors_that_have_ended_are_not_left_as_zombies(
