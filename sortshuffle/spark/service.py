@@ -59,7 +59,8 @@ SECRET_BYTES = 32
 _secrets: dict[str, bytes] = {}  # random ones, by application; of this driver
 _keys: dict[str, EncryptionKey] = {}  # of files, by application; of this driver
 _lock = threading.Lock()
-_told: dict[str, frozenset[int]] = {}  # by home, what tasks of this process have left word of there
+# by home and driver, what tasks of this process have left word of there
+_told: dict[tuple[str, bytes], frozenset[int]] = {}
 
 
 class Mode(Enum):
@@ -257,14 +258,15 @@ class HostService:
 
     def tell_forgotten(self, home: str) -> None:
         """Leave word in a home of this task of the exchanges that Spark has forgotten."""
-        told = _told.get(home, frozenset())
+        of_driver = (home, self.settings.driver)  # two that share workers count their exchanges alike
+        told = _told.get(of_driver, frozenset())
         if told.issuperset(self.settings.forgotten):
             return
         try:
             tell(home, self.settings.driver.hex(), self.settings.forgotten)
         except OSError:
             return  # a later task tells it again
-        _told[home] = told.union(self.settings.forgotten)
+        _told[of_driver] = told.union(self.settings.forgotten)
 
     def revive(self) -> None:
         """Start it again if tasks on this host had started one and its supervisor has died."""

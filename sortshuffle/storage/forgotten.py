@@ -7,31 +7,37 @@ that it writes to. The host's service reads it there, and deletes what ended exe
 
     <home>/forgotten-<driver>.json      a list of exchange numbers
 
-Exchange numbers are a driver's own (`format.index.Writer.driver`). What is said once is never taken back.
+Exchange numbers are a driver's own (`format.index.Writer.driver`). Tasks that leave word at once do so one
+after another, by a lock on the home's directory. So what is said once is never taken back.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from sortshuffle import calls
+from sortshuffle.storage.descriptors import close_after_reading
 
 PREFIX = "forgotten-"
 SUFFIX = ".json"
 
 
 def tell(home: str, driver: str, exchanges: Collection[int]) -> None:
-    """Leave word of these exchanges in a home, beside what is said there. Raises OSError."""
+    """Leave word of these exchanges in a home, beside what is said there. Waits for others that do so, some
+    milliseconds. Raises OSError."""
     path = os.path.join(home, f"{PREFIX}{driver}{SUFFIX}")
-    said = _read(path)
-    if said.issuperset(exchanges):
-        return
-    partial = f"{path}.{os.getpid()}"
-    with calls.open_file(partial, "w", encoding="utf-8") as opened:
-        json.dump(sorted(said.union(exchanges)), opened)
-    calls.replace(partial, path)  # of two tasks that tell at once one is heard, and the other tells it again
+    with _locked(home):
+        said = _read(path)
+        if said.issuperset(exchanges):
+            return
+        partial = f"{path}.{os.getpid()}"
+        with calls.open_file(partial, "w", encoding="utf-8") as opened:
+            json.dump(sorted(said.union(exchanges)), opened)
+        calls.replace(partial, path)  # a service that reads it meanwhile has the old or the new
 
 
 def told(home: str) -> set[tuple[str, int]]:
@@ -42,6 +48,16 @@ def told(home: str) -> set[tuple[str, int]]:
         for name in names
         for exchange in _read(os.path.join(home, name))
     }
+
+
+@contextmanager
+def _locked(home: str) -> Iterator[None]:
+    descriptor = calls.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        calls.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        close_after_reading(descriptor)
 
 
 def _read(path: str) -> set[int]:

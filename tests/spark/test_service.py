@@ -28,6 +28,7 @@ from sortshuffle.spark.manager.settings import SECRET
 from sortshuffle.spark.rdds import plan as rdd_plan
 from sortshuffle.spark.service import NO_SERVICE, HostService, Mode, ServiceSettings
 from sortshuffle.storage.directories import LOCAL_DIRS_VARIABLE
+from sortshuffle.storage.forgotten import told
 
 CLUSTER = {"spark.master": "spark://host:7077", "spark.driver.host": "127.0.0.1"}
 AUTHENTICATED = {**CLUSTER, "spark.authenticate": "true", "spark.authenticate.secret": "of Spark"}
@@ -221,6 +222,14 @@ def test_external_services_have_one_port_on_all_hosts(monkeypatch: pytest.Monkey
     service = HostService(EXTERNAL, "app", settings)
     assert service.address() == "127.0.0.3:7448"
     assert service.other_addresses() == ("127.0.0.4:7448", "[::1]:7448")
+
+
+def test_word_is_left_for_each_driver(tmp_path: Path) -> None:
+    """Two Python processes that drive one SparkContext share its workers."""
+    settings = ServiceSettings(Mode.EXTERNAL, forgotten=(1, 2))
+    for driver in (b"\x0a", b"\x0b"):
+        HostService(EXTERNAL, "app", replace(settings, driver=driver)).tell_forgotten(str(tmp_path))
+    assert told(str(tmp_path)) == {("0a", 1), ("0a", 2), ("0b", 1), ("0b", 2)}
 
 
 def test_without_services_there_is_no_address() -> None:

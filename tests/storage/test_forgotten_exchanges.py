@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
 from engine import names
 
+from sortshuffle import calls
 from sortshuffle.storage.forgotten import tell, told
 
 
@@ -23,6 +26,37 @@ def test_what_is_told_later_comes_to_what_is_there(tmp_path: Path) -> None:
     tell(str(tmp_path), "0a0b", [3])
     tell(str(tmp_path), "0a0b", [9])
     assert told(str(tmp_path)) == {("0a0b", 3), ("0a0b", 5), ("0a0b", 9)}
+    assert names(tmp_path) == ["forgotten-0a0b.json"]
+
+
+def test_of_two_that_tell_at_once_both_are_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one comes when the first has read what is there, and goes as far as it can."""
+    replace, flock = calls.replace, calls.flock
+    others: list[threading.Thread] = []
+    goes_on = threading.Event()
+
+    def second() -> None:
+        tell(str(tmp_path), "0a0b", [5])
+        goes_on.set()
+
+    def locking(descriptor: int, how: int) -> None:
+        if others:
+            goes_on.set()  # it waits, from here on
+        flock(descriptor, how)
+
+    def replacing(partial: str, path: str) -> None:
+        if not others:
+            others.append(threading.Thread(target=second))
+            others[0].start()
+            assert goes_on.wait(20)
+        replace(partial, path)
+
+    monkeypatch.setattr(calls, "flock", locking)
+    monkeypatch.setattr(calls, "replace", replacing)
+    monkeypatch.setattr(os, "getpid", threading.get_ident)  # as two processes have names of their own
+    tell(str(tmp_path), "0a0b", [3])
+    others[0].join()
+    assert told(str(tmp_path)) == {("0a0b", 3), ("0a0b", 5)}
     assert names(tmp_path) == ["forgotten-0a0b.json"]
 
 
