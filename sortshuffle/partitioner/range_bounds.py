@@ -2,7 +2,7 @@
 
 Used by ``ShuffleFrame.repartitionByRange`` and ``sort``: producers shorten the keys that they sample, the
 driver makes bounds of them. From the same sample and weights come the same bounds as Spark's, number and
-values.
+values, but for keys with longer texts, below.
 
 Any strictly ascending keys are bounds, whether or not a row has them: equal rows are at or below the same
 ones. So a bound need not be a whole key. Of a long text it has the first `LONGEST_TEXT` bytes: keys that have
@@ -39,7 +39,7 @@ def shortened(keys: pa.RecordBatch) -> pa.RecordBatch:
 
 def _shortened(column: pa.Array) -> pa.Array:
     kind = column.type
-    if pat.is_struct(kind):
+    if pat.is_struct(kind) and kind.num_fields:  # without fields it would have no rows
         children = [_shortened(column.field(at)) for at in range(kind.num_fields)]
         missing = column.is_null() if column.null_count else None
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=missing)

@@ -107,14 +107,19 @@ def test_keys_are_shortened_to_their_first_bytes(kind: pa.DataType) -> None:
     assert found["k"].view(pa.large_binary() if "large" in str(kind) else pa.binary()).to_pylist() == expected
 
 
-def test_keys_in_structs_are_shortened_and_others_stay() -> None:
+@pytest.mark.parametrize(
+    ("other", "others"),
+    [(pa.float64(), [1.5, None, 2.5, 3.5]), (pa.struct([]), [{}] * 4), (pa.struct([]), [{}, None, {}, {}])],
+    ids=["double", "no fields", "no fields and a null"],
+)
+def test_keys_in_structs_are_shortened_and_others_stay(other: pa.DataType, others: list[Any]) -> None:
     kind = pa.struct([("n", pa.int32()), ("s", pa.struct([("t", pa.string())]))])
     rows = [{"n": 1, "s": {"t": "a" * (LONG + 5)}}, None, {"n": None, "s": None}, {"n": 2, "s": {"t": "b"}}]
-    keys = pa.record_batch([pa.array(rows, kind), pa.array([1.5, None, 2.5, 3.5])], ["x", "d"])
+    keys = pa.record_batch([pa.array(rows, kind), pa.array(others, other)], ["x", "d"])
     found = shortened(keys)
     rows[0] = {"n": 1, "s": {"t": "a" * LONG}}
     assert found.schema == keys.schema
-    assert found.to_pydict() == {"x": rows, "d": [1.5, None, 2.5, 3.5]}
+    assert found.to_pydict() == {"x": rows, "d": others}
 
 
 @settings(max_examples=30)
