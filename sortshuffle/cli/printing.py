@@ -32,8 +32,8 @@ class CannotPrint(click.ClickException):
 
 
 class _Descriptor(io.FileIO):
-    """Standard output's. ``is_done``: nobody prints any more, and what still waits in buffers is thrown away
-    if it cannot be written: Python would try once more when it ends, and print that it can't."""
+    """Standard output's. ``is_done``: set at the end. What is still in the buffers is then dropped if it
+    cannot be written. Otherwise Python would try again at its exit, and print an error."""
 
     is_done = False
 

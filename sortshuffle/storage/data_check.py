@@ -163,8 +163,8 @@ def opened_buffers(
     file: OpenedFile, extent: Extent, cipher: FileCipher | None, encrypts: bool | None = None
 ) -> Iterator[FoundBuffer]:
     """The buffers of an extent, each verified and, with a cipher, decrypted before it is given. ``encrypts``:
-    whether the file's header says that they are encrypted; None where a cipher alone says it. Raises as
-    `walk` does, and `Malformed` for a buffer that is otherwise."""
+    whether the file's header says that they are encrypted; None: they are if, and only if, there is a cipher.
+    Raises as `walk` does, and `Malformed` for a buffer that is otherwise."""
     encrypts = cipher is not None if encrypts is None else encrypts
     for found in walk(file, extent.offset, extent.offset + extent.bytes):
         if found.stored.encrypted != encrypts:

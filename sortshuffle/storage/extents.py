@@ -161,8 +161,9 @@ class ExtentReader(ABC):
         position: int = 0,
         into: tuple[pa.Buffer, memoryview] | None = None,
     ) -> tuple[pa.Buffer, list[StoredBuffer]]:
-        """These verified buffers, decrypted to memory of their own, or ``into`` memory of the same size, such
-        as `aligned_memory` is. ``position``: of the memory in the extent. Raises `DecryptionError`."""
+        """These verified buffers, decrypted. ``position``: of the memory in the extent. ``into``: memory of
+        the same size to decrypt to, as `aligned_memory` gives it; without it new memory is made. Raises
+        `DecryptionError`."""
         if self._key is None:
             self._expect_plain(buffers, extent)
             return memory, buffers
