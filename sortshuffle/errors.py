@@ -70,7 +70,8 @@ class ResultOverflowError(SortShuffleError, OverflowError):
 
 
 class WorkerSetupError(SortShuffleError, ImportError):
-    """The Python that Spark's workers run lacks something this package needs."""
+    """The Python that Spark's workers run lacks something this package needs; or this Python does. ``path``:
+    the URL for which it is needed; None where it is needed for something else."""
 
 
 @dataclass(frozen=True, slots=True)

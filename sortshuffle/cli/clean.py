@@ -14,10 +14,10 @@ import click
 from sortshuffle.cli.cleaning import Thing, Verdict, judge_all, remove
 from sortshuffle.cli.output import Output, plural, print_json
 from sortshuffle.cli.stored_cleaning import judge_stored, remove_stored
-from sortshuffle.cli.unseen import CannotLook, PassedOver, warn
+from sortshuffle.cli.unseen import CannotLook, PassedOver, storage_errors, warn
 from sortshuffle.errors import UsageError
 from sortshuffle.options import format_size
-from sortshuffle.storage.stored_files import is_url
+from sortshuffle.storage.stored_files import is_url, open_store, store_errors
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 _STYLES = {"removed": "green", "would remove": "green", "kept": "dim", "failed": "red"}
@@ -87,8 +87,8 @@ def clean(
     be told from a URL: all are listed, and removed is what --older-than or --application says, uploads that
     were never completed included.
 
-    Exit codes: 0 done, 1 something could not be removed, 2 the call is wrong, 4 the store refuses or does not
-    answer.
+    Exit codes: 0 done, 1 something could not be removed, or a directory cannot be listed, 2 the call is
+    wrong, and nothing was removed, 4 the store refuses or does not answer, or its library is not installed.
     """
     if application is not None and not all(map(is_url, directories)):
         raise UsageError("--application is for URLs: of a local directory every home says whose it is")
@@ -97,8 +97,9 @@ def clean(
     passed_over = PassedOver()
     refusal: CannotLook | None = None
     try:
-        for directory in directories:
-            for verdict in _judged(directory, application, older_than, passed_over):
+        with storage_errors():
+            _open_stores(directories)
+            for verdict in _judged(directories, application, older_than, passed_over):
                 if verdict.path not in done:
                     outcome = _carry_out(verdict, dry_run)
                     done[verdict.path] = outcome, verdict
@@ -124,7 +125,7 @@ def clean(
         out.line(f"There are no files of sortshuffle's executors below {', '.join(directories)}.")
     if refusal is not None:
         raise refusal
-    if by_outcome["failed"]:
+    if by_outcome["failed"] or passed_over.documents:
         raise SystemExit(1)
 
 
@@ -143,16 +144,21 @@ def _carry_out(verdict: Verdict, dry_run: bool) -> str:
     return "removed"
 
 
+def _open_stores(directories: Sequence[str]) -> None:
+    """A wrong URL is known before anything is removed, and so is a library that is missing."""
+    for url in filter(is_url, directories):
+        with store_errors("opening the storage", url):
+            open_store(url)
+
+
 def _judged(
-    directory: str, application: str | None, older_than: float | None, passed_over: PassedOver
+    directories: Sequence[str], application: str | None, older_than: float | None, passed_over: PassedOver
 ) -> Iterator[Verdict]:
-    if not is_url(directory):
-        yield from judge_all(directory, older_than, passed_over.add)
-        return
-    try:
-        yield from judge_stored(directory, application, older_than)
-    except OSError as error:
-        raise CannotLook.of(error) from None
+    for directory in directories:
+        if is_url(directory):
+            yield from judge_stored(directory, application, older_than)
+        else:
+            yield from judge_all(directory, older_than, passed_over.add)
 
 
 def _say(out: Output, outcome: str, verdict: Verdict) -> None:

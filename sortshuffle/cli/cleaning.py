@@ -230,15 +230,14 @@ def _has_files_of_spark(home: str, owner: Owner, now: float) -> bool:
 
 
 def _dead_outputs(home: str, owner: Owner, now: float) -> Iterator[Verdict]:
-    for file in dead_partials(home, now):
-        reason = "its task ended before it was finished"
-        yield Verdict(file.base, Thing.UNFINISHED_OUTPUT, True, _size_of(file), reason)
     try:
-        forgotten_by_spark = list(dead_outputs(home, owner, now))
+        for file in dead_partials(home, now):
+            reason = "its task ended before it was finished"
+            yield Verdict(file.base, Thing.UNFINISHED_OUTPUT, True, _size_of(file), reason)
+        for file in dead_outputs(home, owner, now):
+            yield Verdict(file.base, Thing.FINISHED_OUTPUT, True, _size_of(file), "Spark has forgotten it")
     except OSError:
-        return  # Spark's directories cannot be read: what it has forgotten is not known
-    for file in forgotten_by_spark:
-        yield Verdict(file.base, Thing.FINISHED_OUTPUT, True, _size_of(file), "Spark has forgotten it")
+        return  # the home cannot be read, or Spark's directories: what is dead is not known
 
 
 def _size_of(file: PartitionedFile) -> int:

@@ -10,10 +10,10 @@ import click
 from sortshuffle.cli import documents, pages
 from sortshuffle.cli.exchanges import listing
 from sortshuffle.cli.key_file import key_file_option, read_key
-from sortshuffle.cli.look import AnyPath, Look, look, look_at_all, pairs_below, storage_errors
+from sortshuffle.cli.look import AnyPath, Look, look, look_at_all, pairs_below
 from sortshuffle.cli.output import Output, print_json
 from sortshuffle.cli.records import Rows, first_rows
-from sortshuffle.cli.unseen import PassedOver
+from sortshuffle.cli.unseen import PassedOver, storage_errors
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.storage.inspection import State
@@ -64,7 +64,7 @@ def dump(
     as far as they can be.
 
     Exit codes: 0 all is well, 1 something is damaged, missing or unfinished, or a directory cannot be listed,
-    2 the call is wrong, 4 the store refuses or does not answer.
+    2 the call is wrong, 4 the store refuses or does not answer, or its library is not installed.
     """
     if unpickle and records is None:
         raise UsageError("--unpickle needs --records N: how many objects to show")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +12,6 @@ import click
 from sortshuffle import calls
 from sortshuffle.cli.output import Advance, progress
 from sortshuffle.cli.records import record_counter
-from sortshuffle.cli.unseen import CannotLook
 from sortshuffle.errors import UsageError
 from sortshuffle.format.encryption import EncryptionKey, FileCipher
 from sortshuffle.storage.data_check import DataCheck, check_data, cipher_of
@@ -67,17 +65,6 @@ class AnyPath(click.Path):
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         path = mounted_path(value) or value
         return path.rstrip("/") if is_url(path) else super().convert(path, parameter, context)
-
-
-@contextmanager
-def storage_errors() -> Iterator[None]:
-    """What a store refuses is `CannotLook`."""
-    try:
-        yield
-    except OSError as error:
-        if not is_url(str(error.filename)):
-            raise
-        raise CannotLook.of(error) from None
 
 
 def look(path: str, quick: bool = False, position: str = "", key: EncryptionKey | None = None) -> Look:

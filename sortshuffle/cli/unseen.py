@@ -1,17 +1,24 @@
 """What a command was to look at and could not: never the same as what it has looked at and found wrong.
 
-A directory that cannot be listed is passed over, and the rest is looked at. What a store or a service refuses
-ends the command, with an exit code of its own: nothing is known of the files. Both are in the documents that
-are printed for programs, with path and reason.
+A directory that cannot be listed is passed over, and the rest is looked at; the command then exits 1. What a
+store refuses, or a service, ends the command with an exit code of its own: nothing is known of the files. So
+does a store whose library is not installed. Both are in the documents that are printed for programs, with
+path and reason, but for `dump` of what cannot be looked at, which prints none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import click
+
+from sortshuffle.errors import WorkerSetupError
+from sortshuffle.storage.stored_files import is_url
 
 
 class CannotLook(click.ClickException):
-    """A store or a service refuses or does not answer; exits 4."""
+    """A store or a service refuses or does not answer, or a store's library is not installed; exits 4."""
 
     exit_code = 4
 
@@ -22,6 +29,21 @@ class CannotLook(click.ClickException):
     @staticmethod
     def of(error: OSError) -> CannotLook:
         return CannotLook(str(error.filename), str(error.strerror))
+
+
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """What a store refuses is `CannotLook`, and so is a store whose library is missing."""
+    try:
+        yield
+    except WorkerSetupError as error:
+        if error.path is None:
+            raise
+        raise CannotLook(error.path, str(error).removeprefix(error.path).strip()) from None
+    except OSError as error:
+        if not is_url(str(error.filename)):
+            raise
+        raise CannotLook.of(error) from None
 
 
 class PassedOver:

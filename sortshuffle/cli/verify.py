@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 import click
 
 from sortshuffle.cli.key_file import key_file_option, read_key
-from sortshuffle.cli.look import AnyPath, Look, is_there, look, pairs_below, storage_errors
+from sortshuffle.cli.look import AnyPath, Look, is_there, look, pairs_below
 from sortshuffle.cli.output import Output, plural, print_json
-from sortshuffle.cli.unseen import CannotLook, PassedOver
+from sortshuffle.cli.unseen import CannotLook, PassedOver, storage_errors
 from sortshuffle.errors import UsageError
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.storage.opened_files import absolute, is_directory
@@ -52,7 +52,7 @@ def verify(paths: tuple[str, ...], as_json: bool, key_file: str | None) -> None:
     unfinished is.
 
     Exit codes: 0 all is well, 1 there is a fault, or a directory cannot be listed, 2 the call is wrong, or
-    there is nothing to check, 4 the store refuses or does not answer.
+    there is nothing to check, 4 the store refuses or does not answer, or its library is not installed.
     """
     lines, key, passed_over = [], read_key(key_file), PassedOver()
     refusal: CannotLook | None = None

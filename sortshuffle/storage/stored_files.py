@@ -137,7 +137,8 @@ def open_store(url: str) -> tuple[Any, str]:
     except ImportError as error:
         raise WorkerSetupError(
             f"{url} cannot be used by the Python at {sys.executable} on {socket.gethostname()}: {error}."
-            " Install it there"
+            " Install it there",
+            path=url,
         ) from error
     except ValueError as error:
         raise UsageError(f"{url} is no URL that fsspec takes: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -17,6 +18,7 @@ import pytest
 from built_outputs import build, fill, start
 from run_cli import run, run_json, unlistable
 
+from sortshuffle import calls
 from sortshuffle.spark.silence import Silence
 from sortshuffle.storage.lifetime import Owner, boot_id, process_start
 from sortshuffle.storage.partitioned_file import PartitionedFile
@@ -451,14 +453,37 @@ def test_what_cannot_be_removed_is_said(tmp_path: Path, ended: tuple[int, int]) 
         subprocess.run(["chattr", "-i", path], check=True)
 
 
-def test_what_cannot_be_listed_is_in_the_document(tmp_path: Path, ended: tuple[int, int]) -> None:
+def test_what_cannot_be_listed_is_in_the_document_and_in_the_exit_code(
+    tmp_path: Path, ended: tuple[int, int]
+) -> None:
     gone = home(tmp_path, owner_of(*ended))
     path = unlistable(tmp_path)
     code, document = run_json("clean", tmp_path)
-    assert code == 0
+    assert code == 1
     assert [(each["outcome"], each["path"]) for each in document["found"]] == [("removed", str(gone))]
     assert document["passed_over"] == [{"path": path, "why": "File name too long"}]
     assert document["error"] is None
+
+
+def test_a_home_that_can_be_listed_no_more_ends_nothing(
+    tmp_path: Path, ended: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was listed once already, when it was judged."""
+    live, dead = home(tmp_path / "a", live_owner()), home(tmp_path / "b", owner_of(*ended))
+    listdir = calls.listdir
+
+    def refuse(path: str) -> list[str]:
+        if path == str(live):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return listdir(path)
+
+    monkeypatch.setattr(calls, "listdir", refuse)
+    code, document = run_json("clean", tmp_path)
+    assert code == 0
+    assert [(each["outcome"], each["path"]) for each in document["found"]] == [
+        ("kept", str(live)),
+        ("removed", str(dead)),
+    ]
 
 
 def test_a_directory_that_is_not_there_is_a_wrong_call(tmp_path: Path) -> None:

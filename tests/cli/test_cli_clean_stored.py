@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from engine import ENVIRONMENT, Pair, Region, write_pair
 from run_cli import run, run_json
 from s3_server import S3Server
@@ -138,10 +139,26 @@ def test_what_was_cleaned_before_a_store_refused_is_in_the_document(store: Store
     assert document["error"]["why"].startswith("listing map outputs failed:")
 
 
-def test_what_is_no_storage_is_a_wrong_call() -> None:
-    result = run("clean", "s4://bucket/x")
-    assert result.exit_code == 2
+def test_what_is_no_storage_is_a_wrong_call_before_anything_is_removed(store: Store) -> None:
+    fill(store, "app-1")
+    before = store.names()
+    result = run("clean", store.root, "--older-than", "0s", "s4://bucket/x")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert "Error: s4://bucket/x is no URL that fsspec takes: Protocol not known: s4" in result.stderr
+    assert store.names() == before
+
+
+def test_a_store_whose_library_is_missing_cannot_be_looked_at(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    fill(store, "app-1")
+    before = store.names()
+    code, document = run_json("clean", store.root, "--older-than", "0s", "gs://bucket/x")
+    assert (code, document["found"]) == (4, [])
+    assert document["error"]["path"] == "gs://bucket/x"
+    assert document["error"]["why"].startswith(f"cannot be used by the Python at {sys.executable}")
+    assert store.names() == before
 
 
 def test_an_application_is_named_only_at_a_url(tmp_path: Path) -> None:

@@ -97,6 +97,29 @@ def test_a_map_output_that_is_not_there_is_said(store: Store, output: MapOutput)
     assert "is not there" in result.stderr or "does not exist" in result.stderr
 
 
+@pytest.mark.parametrize("command", ["verify", "dump"])
+def test_a_store_whose_library_is_missing_cannot_be_looked_at(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is no damage of files."""
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    result = run(command, "gs://bucket/prefix")
+    assert (result.exit_code, result.stdout) == (4, "")
+    said = f"Error: gs://bucket/prefix: cannot be used by the Python at {sys.executable}"
+    assert result.stderr.startswith(said)
+
+
+def test_a_store_whose_library_is_missing_is_in_the_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    file = write_map(str(tmp_path), SCHEMA, [{0: [batch(0, 2)]}]).file
+    code, document = run_json("verify", file.data_path, "gs://bucket/prefix")
+    assert (code, document["sound"]) == (4, False)
+    assert document["error"]["path"] == "gs://bucket/prefix"
+    assert "gcsfs" in document["error"]["why"]
+
+
 def test_what_was_verified_before_a_store_refused_is_in_the_document(tmp_path: Path) -> None:
     """The store is asked without keys, which is refused without a connection."""
     file = write_map(str(tmp_path), SCHEMA, [{0: [batch(0, 2)]}]).file

@@ -58,8 +58,9 @@ def test_what_fsspec_does_not_know_is_refused() -> None:
 def test_a_library_that_is_missing_is_named() -> None:
     with pytest.raises(
         WorkerSetupError, match=r"gs://bucket cannot be used by the Python at .*gcsfs.* Install"
-    ):
+    ) as caught:
         open_store("gs://bucket")
+    assert caught.value.path == "gs://bucket"
 
 
 @pytest.mark.parametrize(
