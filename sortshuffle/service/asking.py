@@ -5,12 +5,14 @@ one place of these, and not the others.
 
 Rules
 * What is asked is over when the time is: who has not answered then is not waited for.
-* A host that cannot be asked is one that does not answer. A worker may run at the limit of its address space
-  or of its threads: then fewer are asked at once, at the least one after another by the caller's own thread.
+* A worker may run at the limit of its address space, its threads or its files: then fewer are asked at once,
+  at the least one after another by the caller's own thread. Whom it cannot ask at all has not been asked:
+  nothing is said of that service.
 """
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections import deque
@@ -26,6 +28,9 @@ from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceCli
 # into a worker whose address space is limited to 1 GiB (spark.executor.pyspark.memory)
 AT_ONCE = 16
 
+# what this process, or its host, has no more of: descriptors, memory, ports
+OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL)
+
 Answer = TypeVar("Answer")
 
 
@@ -35,9 +40,10 @@ def ask_each(
     settings: ClientSettings,
     within: float,
 ) -> dict[str, Answer | None]:
-    """What ``ask`` gives of the service at each address, None where it fails. ``settings``: say how long one
-    service may take; ``within``: all together, in seconds. Those whose turn does not come in that time are
-    not in the result. Does not raise what services, threads or memory are at fault for."""
+    """What ``ask`` gives of the service at each address, None where that does not answer. ``settings``: say
+    how long one service may take; ``within``: all together, in seconds. Those whose turn does not come in
+    that time are not in the result, nor are those that this process had no thread, memory or descriptor to
+    ask. Does not raise what services, threads or memory are at fault for."""
     until = time.monotonic() + within
     left = deque(dict.fromkeys(addresses))
     answers: dict[str, Answer | None] = {}
@@ -52,8 +58,9 @@ def ask_each(
                 timed = replace(settings, timeout=min(settings.timeout, seconds))
                 with closing(ServiceClients(timed)) as clients:
                     answers[address] = ask(clients.client(address))
-            except (SortShuffleError, OSError, RuntimeError, MemoryError):
-                answers[address] = None
+            except (SortShuffleError, OSError, RuntimeError, MemoryError) as error:
+                if not _is_own(error):
+                    answers[address] = None
 
     helpers: list[threading.Thread] = []
     try:
@@ -67,3 +74,15 @@ def ask_each(
     for helper in helpers:
         helper.join()
     return answers
+
+
+def _is_own(error: BaseException | None) -> bool:
+    """Whether it is not the service that is at fault, but what this process is out of."""
+    while error is not None:
+        is_no_thread = isinstance(error, RuntimeError) and not isinstance(error, SortShuffleError)
+        if is_no_thread or isinstance(error, MemoryError):
+            return True
+        if isinstance(error, OSError) and error.errno in OUT_OF:
+            return True
+        error = error.__cause__
+    return False

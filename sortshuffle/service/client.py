@@ -486,11 +486,13 @@ class ServiceClient:
         return False
 
     def _unavailable(self, channel: ClientChannel, error: OSError, tried: float) -> ServiceUnavailableError:
-        return ServiceUnavailableError(
+        unavailable = ServiceUnavailableError(
             f"the shuffle service at {self.address} could not be reached, or did not answer, for"
             f" {tried:.0f} s, in which {channel.asked.what} was asked for: {error}. See that it runs, or"
             f" wait longer with spark.sortshuffle.service.timeout ({self._settings.timeout:g}s now)"
         )
+        unavailable.__cause__ = error
+        return unavailable
 
     def _receive(self, connection: ClientConnection, header: Header) -> None:
         """One frame, whose header came."""

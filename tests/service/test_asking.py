@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from engine import DRIVER
 from failing import no_threads
 from scripted_server import Peer, ScriptedServer
 
+from sortshuffle import calls
 from sortshuffle.service.asking import AT_ONCE, ask_each
 from sortshuffle.service.client import ClientSettings, ServiceClient
 from sortshuffle.service.protocol import FoundOutput, Kind, MapOutputAddress, pack_find_response
@@ -69,7 +73,25 @@ def test_where_the_time_is_over_nobody_else_is_asked(opened: ExitStack) -> None:
 def test_a_process_that_gets_no_thread_gets_no_answer(opened: ExitStack) -> None:
     speaking = services(opened, 3)
     with no_threads():
-        assert ask_each(speaking, find, ClientSettings(), within=60.0) == dict.fromkeys(speaking)
+        assert ask_each(speaking, find, ClientSettings(), within=60.0) == {}
     assert ask_each(speaking, find, ClientSettings(), within=60.0) == {
         address: answered(address) for address in speaking
     }
+
+
+@pytest.mark.parametrize("what", ["EMFILE", "ENFILE", "ENOMEM", "EADDRNOTAVAIL"])
+def test_nothing_is_said_of_services_that_a_process_has_no_means_to_ask(
+    opened: ExitStack, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speaking, other = services(opened, 2)
+    connect = calls.create_connection
+
+    def failing(address: tuple[str, int], *arguments: Any) -> socket.socket:
+        if other.endswith(f":{address[1]}"):
+            number = getattr(errno, what)
+            raise OSError(number, os.strerror(number))
+        return connect(address, *arguments)
+
+    monkeypatch.setattr(calls, "create_connection", failing)
+    answers = ask_each([other, NOBODY, speaking], find, ClientSettings(timeout=0.5), within=60.0)
+    assert answers == {NOBODY: None, speaking: answered(speaking)}
