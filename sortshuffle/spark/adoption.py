@@ -22,7 +22,7 @@ Rules
 * A stage whose task had no rows for one of its exchanges has no output there, and runs again.
 * A task does not know whether it runs for the first time: Spark tells Python the number of the stage, and not
   of its attempt. So all ask. A service that does not answer at once is passed over, and not asked again for a
-  while by any worker of the executor (`spark.silence`).
+  while by any worker of the executor (`spark.silence`); but one that this worker could not ask is.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sortshuffle import calls
@@ -80,7 +81,8 @@ def adopt(task: Task, exchanges: Sequence[int]) -> list[MapOutput] | None:
 
 
 def _answers(task: Task, exchanges: Sequence[int]) -> list[list[tuple[str, FoundOutput]]]:
-    """For each exchange what services have of it, and their addresses, that of this host first."""
+    """For each exchange what services have of it, and their addresses: that of this host first, whoever
+    answered first."""
     from sortshuffle.service.asking import ask_each
     from sortshuffle.service.protocol import MapOutputAddress
 
@@ -100,7 +102,11 @@ def _answers(task: Task, exchanges: Sequence[int]) -> list[list[tuple[str, Found
     if silent:
         silence.note(silent)
     return [
-        [(address, each) for address, found in answers.items() if found and (each := found[at]) is not None]
+        [
+            (address, each)
+            for address in addresses
+            if (found := answers.get(address)) and (each := found[at]) is not None
+        ]
         for at in range(len(exchanges))
     ]
 
@@ -131,9 +137,11 @@ def _count(task: Task, output: MapOutput, index: Index) -> None:
 
 
 def _drop(task: Task, output: MapOutput) -> None:
-    """Remove what was linked: the task will write its own under that name."""
+    """Remove what was linked: the task will write its own under that name. What cannot be removed goes with
+    the attempt's control files."""
     if output.attempt == task.attempt:
-        output.file.delete()
+        with suppress(OSError):
+            output.file.delete()
 
 
 def _candidates(task: Task, exchange: int, answers: Sequence[tuple[str, FoundOutput]]) -> Iterator[MapOutput]:
@@ -168,7 +176,8 @@ def _linked(task: Task, exchange: int, found: FoundOutput) -> PartitionedFile | 
                 calls.utime(there, follow_symlinks=False)
                 calls.link(there, here, follow_symlinks=False)
         except OSError:
-            mine.delete()
+            with suppress(OSError):  # as a disk that can only be read does
+                mine.delete()
             continue
         task.directory = home
         return mine

@@ -3,26 +3,31 @@ taken from another host's, or not found at all."""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine import DRIVER, Pair, Region, names, read_pair, write_pair
 from failing import no_threads
 
+from sortshuffle import calls
 from sortshuffle.errors import DataLossError, MissingDataError, Place, ServiceUnavailableError
 from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB, Options
 from sortshuffle.service.asking import AT_ONCE
+from sortshuffle.service.client import ServiceClient
+from sortshuffle.service.protocol import FoundOutput, MapOutputAddress
 from sortshuffle.service.shuffle_service import ShuffleService, serve
 from sortshuffle.spark import adoption
 from sortshuffle.spark.adoption import adopt
@@ -150,6 +155,79 @@ def test_one_that_cannot_be_linked_is_read_where_it_is(
     assert (found[0].file, found[0].attempt, found[0].service) == (lost, LOST, service.address)
 
 
+@contextmanager
+def read_only(root: Path) -> Iterator[None]:
+    """Whatever would change a file on that disk fails, as where it was mounted for reading alone."""
+
+    def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def on_disk(path: str, *arguments: Any, **how: Any) -> Any:
+            if path.startswith(str(root)):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+            return call(path, *arguments, **how)
+
+        return on_disk
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("utime", "link", "unlink"):
+            patched.setattr(calls, name, failing(getattr(calls, name)))
+        yield
+
+
+def test_one_on_a_disk_that_can_only_be_read_is_read_where_it_is(root: Path, service: ShuffleService) -> None:
+    lost = lost_output(root)
+    task = task_on(root, service)
+    task.files.homes()  # of a time when it could be written to
+    with read_only(root):
+        found = adopt(task, [EXCHANGE])
+    assert found is not None
+    assert (found[0].file, found[0].attempt) == (lost, LOST)
+    task.reach.close()
+
+
+def test_what_was_linked_in_vain_and_cannot_be_removed_is_no_error(
+    root: Path, service: ShuffleService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost_output(root)
+    task = task_on(root, service)
+    link, disk = calls.link, ExitStack()
+
+    def last(*arguments: Any, **how: Any) -> None:
+        link(*arguments, **how)
+        if arguments[0].endswith(".index"):
+            disk.enter_context(read_only(root))
+
+    monkeypatch.setattr(calls, "link", last)
+    with disk:
+        assert adopt(task, [EXCHANGE, EXCHANGE + 1]) is None
+
+
+def test_the_service_of_its_own_host_comes_first_however_slow_it_is(
+    root: Path, service: ShuffleService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost_output(root)
+    task = task_on(root, service, ("localhost",))  # under its other name it stands for another host's
+    (tmp_path / "other").mkdir()
+    task.options = replace(task.options, directories=(str(tmp_path / "other"),))
+    find, close, other_is_done = ServiceClient.find, ServiceClient.close, threading.Event()
+
+    def slow(client: ServiceClient, wanted: MapOutputAddress) -> FoundOutput | None:
+        found = find(client, wanted)
+        assert client.address != service.address or other_is_done.wait(20)
+        return found
+
+    def closing(client: ServiceClient) -> None:
+        close(client)
+        if client.address != service.address:
+            other_is_done.set()
+
+    monkeypatch.setattr(ServiceClient, "find", slow)
+    monkeypatch.setattr(ServiceClient, "close", closing)
+    found = adopt(task, [EXCHANGE])
+    assert found is not None
+    assert found[0].service == service.address
+    task.reach.close()
+
+
 def test_one_of_another_driver_is_not_adopted(root: Path, service: ShuffleService) -> None:
     """Two Python processes that drive one SparkContext count their exchanges alike."""
     lost_output(root)
@@ -232,7 +310,9 @@ def test_a_worker_that_gets_no_thread_asks_and_tells_nobody(root: Path, service:
     found = adopt(adopter, [EXCHANGE])
     assert found is not None and found[0].adopter is not None
     with no_threads():
-        assert adopt(task_on(root, service), [EXCHANGE]) is None
+        task = task_on(root, service)
+        assert adopt(task, [EXCHANGE]) is None
+        assert Silence(task.files.homes()[0]).others([service.address]) == [service.address]
         consumer = task_on(root, service)
         consumer.reach.channel(found[0], ())
         with pytest.raises(MissingDataError, match="as told"), running(consumer, Silent(), False, noted):
