@@ -42,7 +42,7 @@ class Target(Protocol):
 
 
 class Spill(Protocol):
-    """A temporary file that takes a large record."""
+    """A temporary file that takes a large record, on a disk or in memory that no budget counts."""
 
     def write(self, data: memoryview) -> object:
         """Append ``data``, all of it."""

@@ -10,8 +10,9 @@ Rules
   `CorruptDataError`: its producer did not finish it, or some of its extents were not asked for.
 * Frames are handed over: a view of the memory that was read, or of its own if the frame was cut. What user
   code keeps blocks nobody. Only what is read ahead is charged to the budget.
-* A frame above `payload.spanning.SPILL_BYTES` that is cut is put together in a nameless temporary file, which
-  ends with the last view of it, or with the process.
+* A frame above `payload.spanning.SPILL_BYTES` that is cut is put together in a nameless temporary file, or,
+  where files are encrypted, in memory that no budget counts. Either ends with the last view of it, or with
+  the process.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from sortshuffle.read.channel import InputChannel
 from sortshuffle.read.fetcher import Fetcher, Items
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_MEMORY = (errno.ENOSPC, errno.ENOMEM)  # of a file without a disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ class RecordGate:
         """Everything in every channel, the events at the ends included.
 
         Raises `DataLossError` with the place, also for a stream that does not end as it must;
-        `OutOfDiskError` if a large frame finds no room. Closing the generator lets go of everything.
+        `OutOfDiskError` if a large frame finds no room, MemoryError if that was to be memory. Closing the
+        generator lets go of everything.
         """
         with closing(self._items()) as items:
             for channel, item in items:
@@ -189,7 +192,7 @@ def spills(directory: str | None, off_disk: bool) -> Callable[[], RecordSpill]:
 
 
 class RecordSpill:
-    """A nameless temporary file in which one large record is put together. A `payload.spanning.Spill`."""
+    """Where one large record is put together: a nameless temporary file. A `payload.spanning.Spill`."""
 
     def __init__(self, directory: str | None) -> None:
         self._directory = directory or tempfile.gettempdir()
@@ -199,8 +202,7 @@ class RecordSpill:
     def write(self, data: memoryview) -> None:
         """Append all of it. Raises `OutOfDiskError`."""
         with _room_in(self._directory, len(data)):
-            while data:
-                data = data[calls.write(self._file.fileno(), data) :]
+            self._append(data)
 
     def view(self) -> memoryview:
         """Everything, mapped: the page cache's memory, not this process's."""
@@ -210,13 +212,26 @@ class RecordSpill:
         """What was mapped stays readable."""
         self._file.close()
 
+    def _append(self, data: memoryview) -> None:
+        while data:
+            data = data[calls.write(self._file.fileno(), data) :]
+
 
 class MemorySpill(RecordSpill):
-    """The same in memory that grows as the record comes: a file without a disk."""
+    """The same in memory that grows as the record comes, and that no budget counts: a file without a disk."""
 
     def __init__(self) -> None:
-        self._directory = tempfile.gettempdir()
         self._file = io.FileIO(calls.memfd_create("sortshuffle-record", os.MFD_CLOEXEC), "r+b")
+
+    def write(self, data: memoryview) -> None:
+        """Append all of it. Raises MemoryError."""
+        wanted = len(data)
+        try:
+            self._append(data)
+        except OSError as error:
+            if error.errno not in _NO_MEMORY:
+                raise
+            raise MemoryError(f"the system gives no {wanted} bytes for a large record: {error}") from error
 
 
 @contextmanager

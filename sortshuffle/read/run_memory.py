@@ -58,8 +58,8 @@ class RunSize:
 
     @property
     def least_part(self) -> int:
-        """Bytes of a part that its largest buffer fits, so that no part is fetched in vain to learn how large
-        its first buffer is."""
+        """Size of a part into which the largest buffer fits, so that no part is fetched in vain to learn how
+        large its first buffer is."""
         return min(self.stored, max(LEAST_PART, self.in_largest_buffer(self.stored)))
 
     def part(self, spare: int) -> int:

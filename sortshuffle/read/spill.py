@@ -117,9 +117,8 @@ class SpillWriter:
                 extents = extents_of(read_index(file, file_id), 0)
                 reader = PartitionedFileReader(file, file_id, "this task's own merge", key=self._writer.key)
             finally:
-                with suppress(
-                    OSError
-                ):  # it can be read all the same, and goes as a forgotten map output does
+                # A file that cannot be deleted can still be read; the janitor removes it later.
+                with suppress(OSError):
                     file.delete()
         self._metrics.add(bytes_spilled=self._writer.data_bytes)
         spilled = SpillFile(reader, len(self._ends))

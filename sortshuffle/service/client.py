@@ -120,8 +120,8 @@ class ServiceClients:
             return client
 
     def close(self) -> None:
-        """Give up what is still being read, and close all connections. Threads have ended when it returns.
-        May be called again."""
+        """Give up what is still being read, and close all connections. Waits for each thread to end, but no
+        longer than `JOIN_TIMEOUT`. May be called again."""
         if self._process != os.getpid():
             return
         with self._lock:
@@ -337,7 +337,7 @@ class ServiceClient:
             connection.leave(pack_close())
 
     def join(self) -> None:
-        """Until the thread has ended, which it does when the client is closed."""
+        """Until the thread has ended, which it does when the client is closed, or for `JOIN_TIMEOUT`."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(JOIN_TIMEOUT)

@@ -149,8 +149,8 @@ class ClientChannel(ABC):
         return self._place(header.length)
 
     def filled(self, count: int) -> bool:
-        """So many bytes are in place. If that is less than there was place for, the connection broke. Whether
-        the service got on with that: the end of something came, or enough bytes since it last did."""
+        """So many bytes are in place. If that is less than there was place for, the connection broke. Returns
+        whether that counts as progress: an extent ended, or `LEAST_BYTES` came since the last progress."""
         self._gained += count
         is_end = self._filled(count)
         if not is_end and self._gained < LEAST_BYTES:

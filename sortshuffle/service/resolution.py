@@ -35,7 +35,7 @@ class _Question:
 
 
 _lock = threading.Lock()
-_open: dict[str, _Question] = {}  # by host: not answered, or not by an address that somebody has taken
+_open: dict[str, _Question] = {}  # by host: what is being asked, and late answers that nobody has used yet
 
 
 def resolve(host: str, timeout: float) -> tuple[str, ...]:

@@ -3,6 +3,7 @@ large frames through a file that nobody finds; nothing stays open or charged."""
 
 from __future__ import annotations
 
+import errno
 import gc
 import itertools
 import os
@@ -264,6 +265,22 @@ def test_no_room_for_the_file_of_a_large_frame_is_said_with_the_directory(tmp_pa
             list(gate_of([frame_channel(output.file, 1)], spill=disk).records())
         assert caught.value.path == str(disk)
         assert open_files(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOMEM])
+def test_no_memory_for_a_large_frame_is_said_of_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def full(descriptor: int, data: memoryview) -> int:
+        raise OSError(number, os.strerror(number))
+
+    output = write_map(tmp_path, 0, [bytes(SPILL_BYTES + 1)], segments=4096)
+    monkeypatch.setattr(calls, "write", full)
+    channels = [frame_channel(output.file, 1)]
+    gate = RecordGate(channels, FramesPayload(Codec.NONE), MemoryBudget(MIB), 1, TaskMetrics(), off_disk=True)
+    with pytest.raises(MemoryError, match=rf"no \d+ bytes for a large record: .*{os.strerror(number)}"):
+        list(gate.records())
+    assert open_files(tmp_path) == []
 
 
 # Memory
