@@ -176,10 +176,12 @@ class InsufficientBuffersError(SortShuffleError, MemoryError):
 class ServiceUnavailableError(SortShuffleError, ConnectionError):
     """A shuffle service could not be reached, or did not answer, for as long as it was given.
 
-    ``address``: its host:port, where that is known.
+    ``address``: its host:port, where that is known. ``refused``: what was asked for, where the service
+    answers and cannot serve this; None where it is unavailable as a whole.
     """
 
     address = ""
+    refused: Place | None = None
 
 
 class AuthenticationError(SortShuffleError, PermissionError):

@@ -228,7 +228,9 @@ class ClientChannel(ABC):
             return self._loss(CorruptDataError, response)
         if response.fault is Fault.BAD_REQUEST:
             return ProtocolError(f"{who} does not understand what was asked, {asked.what}: {response.what}")
-        return ServiceUnavailableError(f"{who} cannot serve {asked.what}: {response.what}")
+        error = ServiceUnavailableError(f"{who} cannot serve {asked.what}: {response.what}")
+        error.refused = asked.place
+        return error
 
     def _loss(self, kind: Callable[..., DataLossError], response: ErrorResponse) -> DataLossError:
         what = f"{response.what}, says the shuffle service of {self.asked.host}"

@@ -246,12 +246,13 @@ class _Sending:
 class HonestService:
     """Serves these files as `docs/protocol.md` says. ``piece``: bytes that a response has at most.
 
-    ``verdict``: what it answers to reports of damage; ``change``: what becomes of bytes on their way.
-    ``most_credit``: that any channel ever had.
+    ``refuses``: requests that it says it cannot serve now. ``verdict``: what it answers to reports of damage;
+    ``change``: what becomes of bytes on their way. ``most_credit``: that any channel ever had.
     """
 
     files: Sequence[PartitionedFile]
     piece: int = SEGMENT
+    refuses: Callable[[PartitionRequest], bool] = lambda request: False
     verdict: Verdict = Verdict.SOUND
     change: Callable[[PartitionRequest, bytes], bytes] = lambda request, data: data
     reports: list[DamageReport] = field(default_factory=list)
@@ -266,6 +267,9 @@ class HonestService:
                 case Kind.PARTITION_REQUEST:
                     request = PartitionRequest.unpack(header, body)
                     self.requests.append(request)
+                    if self.refuses(request):
+                        peer.fail(request.channel, Fault.INTERNAL)
+                        continue
                     sending[request.channel] = _Sending(request, self._pieces(request), request.credit)
                 case Kind.ADD_CREDIT:
                     if header.channel in sending:

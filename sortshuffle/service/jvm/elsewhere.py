@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol, TypeAlias
 
-from sortshuffle.errors import DataLossError, UsageError
+from sortshuffle.errors import Place, UsageError
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.format.index import Index
@@ -211,9 +211,9 @@ class BlocksElsewhere(ABC):
     def _channels(self, found: Found) -> Iterator[InputChannel]:
         """What a block is read through whose index is known."""
 
-    def _blocks_of(self, error: DataLossError) -> set[int]:
-        """The numbers of the blocks of that map output which the error names."""
-        name = base_name(error.place.file)
+    def _blocks_of(self, place: Place) -> set[int]:
+        """The numbers of the blocks of that map output whose file it names."""
+        name = base_name(place.file)
         return {each.number for each in self._found if base_name(each.path) == name}
 
     def _pieces(self) -> Iterator[BytesLike]:

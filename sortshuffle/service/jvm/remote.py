@@ -4,7 +4,8 @@ The engine asks for a JVM of its own host: credit, reconnecting and verifying ar
 (`service.client`, `read.fetcher`).
 
 A service that does not answer for its time-out has its blocks counted as unreachable, together: Spark then
-runs the map tasks of that host again. As long as nothing must be asked of a service, nobody notices that it
+runs the map tasks of that host again. One that answers and refuses a map output for as long loses that one,
+unless it refuses many (`MOST_REFUSED`). As long as nothing must be asked of a service, nobody notices that it
 is gone: the records that are kept are those that the id of the map output stands for, wherever it is now.
 What is known of a removed shuffle is forgotten; what is kept just after that stays until room is wanted.
 
@@ -23,7 +24,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from sortshuffle.errors import CorruptDataError, DataLossError, ProtocolError, ServiceUnavailableError
+from sortshuffle.errors import CorruptDataError, DataLossError, Place, ProtocolError, ServiceUnavailableError
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import Index
@@ -46,13 +47,17 @@ from sortshuffle.storage.reader import verified_index
 # other out
 MOST_SMALL_BYTES = 32 * MIB
 MOST_ASKED = 16  # services at a time: those that are gone are waited for together
+# Map outputs that a service may refuse in one request before it counts as unreachable: each refusal takes a
+# time-out, and some are made at once. A host whose disk is broken may refuse hundreds
+MOST_REFUSED = 8
 # A call is two questions, and each takes at most one and a half time-outs
 PATIENCE_FACTOR = 3
 
 _log = logging.getLogger(__name__)
 
 Answer: TypeAlias = Known | DataLossError | ServiceUnavailableError
-"""What is heard of a map output: what it has, that it is lost, or that its service does not answer."""
+"""What is heard of a map output: what it has, that it is lost, or that its service does not answer or refuses
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +94,11 @@ class RemoteBlocks(BlocksElsewhere):
 
     def locate(self) -> None:
         answers = self._answers()
-        lost = [number for number, answer in answers.items() if isinstance(answer, DataLossError)]
+        lost = [number for number, answer in answers.items() if _is_of_one(answer)]
         unreachable = {
             self._service(block): str(answers[number])
             for number, block in self._blocks
-            if isinstance(answers[number], ServiceUnavailableError)
+            if isinstance(answers[number], ServiceUnavailableError) and not _is_of_one(answers[number])
         }
         if unreachable:
             raise self._unreachable(unreachable, lost)
@@ -114,11 +119,11 @@ class RemoteBlocks(BlocksElsewhere):
         }
         unknown = self._by_turns([each for each in self._blocks if each[0] not in answers])
         if unknown:
-            unreachable: dict[str, ServiceUnavailableError] = {}
+            unanswered = _Unanswered()
             services = {block.service for _, block in unknown}
             most = max(THREADS, min(len(services), MOST_ASKED))
             with ThreadPoolExecutor(min(len(unknown), most), "sortshuffle-read-elsewhere") as threads:
-                asked = threads.map(lambda each: self._ask(each[1], unreachable), unknown)
+                asked = threads.map(lambda each: self._ask(each[1], unanswered), unknown)
                 answers.update(zip([number for number, _ in unknown], asked, strict=True))
         return answers
 
@@ -131,11 +136,11 @@ class RemoteBlocks(BlocksElsewhere):
             seen[block.service] += 1
         return [(number, block) for _, number, block in sorted(turns, key=lambda each: each[:2])]
 
-    def _ask(self, block: Block, unreachable: dict[str, ServiceUnavailableError]) -> Answer:
-        """``unreachable``: services that have not answered others; they are not asked again."""
+    def _ask(self, block: Block, unanswered: _Unanswered) -> Answer:
+        """``unanswered``: what is not asked for again."""
         service = self._service(block)
-        if service in unreachable:
-            return unreachable[service]
+        if (known := unanswered.get(service, block.file_id)) is not None:
+            return known
         key, settings = service.encode() + block.file_id, self._settings
         try:
             return settings.under_way.do(
@@ -144,7 +149,7 @@ class RemoteBlocks(BlocksElsewhere):
         except DataLossError as error:
             return error
         except ServiceUnavailableError as error:
-            return unreachable.setdefault(service, error)
+            return unanswered.add(service, block.file_id, error)
         except ProtocolError as error:
             raise ProtocolError(f"the shuffle service at {service} breaks the protocol: {error}") from error
 
@@ -152,17 +157,19 @@ class RemoteBlocks(BlocksElsewhere):
         try:
             yield from self._pieces()
         except DataLossError as error:
-            raise self._lost(error) from error
+            raise self._lost(error.place, str(error)) from error
         except ServiceUnavailableError as error:
+            if error.refused is not None:
+                raise self._lost(error.refused, str(error)) from error
             raise self._unreachable({error.address: str(error)}) from error
 
     def close(self) -> None:
         super().close()
         self._clients.close()
 
-    def _lost(self, error: DataLossError) -> LostBlocksError:
-        """The block that the error is of, and all others that are lost by now: the services tell."""
-        lost = self._blocks_of(error)
+    def _lost(self, place: Place, why: str) -> LostBlocksError:
+        """The blocks of what lies there, and all others that are lost by now: the services tell."""
+        lost = self._blocks_of(place)
         for each in self._found:
             self._settings.known.indexes.forget(each.block.file_id)
         self._found.clear()
@@ -174,7 +181,7 @@ class RemoteBlocks(BlocksElsewhere):
             is_reachable = others.is_reachable
         except (OSError, RuntimeError) as problem:  # what is known to be lost is told all the same
             _log.warning("what else is lost of shuffle %d cannot be told: %s", self._request.shuffle, problem)
-        return LostBlocksError(sorted(lost), str(error), is_reachable)
+        return LostBlocksError(sorted(lost), why, is_reachable)
 
     def _unreachable(self, services: dict[str, str], lost: Sequence[int] = ()) -> LostBlocksError:
         """All blocks of services that do not answer, and what is lost besides."""
@@ -229,6 +236,35 @@ class RemoteBlocks(BlocksElsewhere):
         return PartitionedFile.named(
             self._service(block), self._request.shuffle, block.map_index, block.map_id
         )
+
+
+class _Unanswered:
+    """What the services of one request have not answered: all that is asked of some, and single map outputs
+    that others refuse. For several threads: each change is one operation of a dict."""
+
+    def __init__(self) -> None:
+        self._services: dict[str, ServiceUnavailableError] = {}
+        self._refused: dict[str, dict[bytes, ServiceUnavailableError]] = {}
+
+    def get(self, service: str, file_id: bytes) -> ServiceUnavailableError | None:
+        return self._services.get(service) or self._refused.get(service, {}).get(file_id)
+
+    def add(self, service: str, file_id: bytes, error: ServiceUnavailableError) -> ServiceUnavailableError:
+        """What is known from now on."""
+        if error.refused is None:
+            return self._services.setdefault(service, error)
+        refused = self._refused.setdefault(service, {})
+        refused[file_id] = error
+        if len(refused) < MOST_REFUSED:
+            return error
+        whole = ServiceUnavailableError(f"it refuses {len(refused)} map outputs, the last time so: {error}")
+        return self._services.setdefault(service, whole)
+
+
+def _is_of_one(answer: Answer) -> bool:
+    """Whether it says that a map output cannot be had, and nothing of others."""
+    is_refused = isinstance(answer, ServiceUnavailableError) and answer.refused is not None
+    return is_refused or isinstance(answer, DataLossError)
 
 
 class _WholeReader(ExtentReader):

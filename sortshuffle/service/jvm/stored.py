@@ -97,7 +97,7 @@ class StoredBlocks(BlocksElsewhere):
         try:
             yield from self._pieces()
         except DataLossError as error:
-            raise self._lost(dict.fromkeys(self._blocks_of(error), error), self._sizes()) from error
+            raise self._lost(dict.fromkeys(self._blocks_of(error.place), error), self._sizes()) from error
 
     def _outputs(self, blocks: Sequence[tuple[int, Block]]) -> dict[int, Known | DataLossError]:
         """Of these blocks, by number."""

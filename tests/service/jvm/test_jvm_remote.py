@@ -43,8 +43,9 @@ from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm import protocol
 from sortshuffle.service.jvm.elsewhere import THREADS
 from sortshuffle.service.jvm.outputs import KnownOutputs
+from sortshuffle.service.jvm.remote import MOST_REFUSED
 from sortshuffle.service.jvm.unheard import MOST_UNHEARD, RETRY_AFTER, UnheardServices
-from sortshuffle.service.protocol import Fault
+from sortshuffle.service.protocol import Fault, Stream
 from sortshuffle.service.shuffle_service import ServerSettings, ShuffleService, listen
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import read_index
@@ -565,6 +566,39 @@ def test_a_service_that_answers_is_not_blamed_for_another(tmp_path: Path, there:
             assert client.read(blocks, services).status == DONE
         answer = client.read(blocks, services)
         assert (answer.status, answer.lost) == (UNREACHABLE, tuple(range(8)))
+
+
+@SIZES
+@pytest.mark.parametrize("stream", Stream)
+def test_what_a_service_refuses_is_lost_alone(tmp_path: Path, there: Host, size: int, stream: Stream) -> None:
+    """It has no such fault as to be gone: the map tasks of its host do not all run again."""
+    outputs = [there.write(at, some(at, size)) for at in range(3)]
+    service = HonestService(
+        [there.file(each) for each in outputs],
+        refuses=lambda request: request.output.map_index == 1 and request.stream is stream,
+    )
+    with ScriptedServer(service, secret=SECRET) as server, impatient(tmp_path) as client:
+        answer = client.read([each.block(0, 4) for each in outputs], [server.address])
+        assert (answer.status, answer.lost) == (LOST, (1,)), answer.text
+        assert "cannot serve" in answer.text
+        rest = [outputs[at] for at in (0, 2)]
+        answer = client.read([each.block(0, 4) for each in rest], [server.address])
+        assert answer.data == b"".join(each.expected(0, 4) for each in rest)
+
+
+def test_a_service_that_refuses_many_is_unreachable(tmp_path: Path) -> None:
+    """Each is refused for a time-out: that is not waited for hundreds of times."""
+    count = 5 * MOST_REFUSED
+    service = HonestService([], refuses=lambda request: True)
+    with (
+        ScriptedServer(service, secret=SECRET) as server,
+        refused_address() as gone,
+        impatient(tmp_path) as client,
+    ):
+        blocks = [Block(at, at, 0, 1, at.to_bytes(16, "big")) for at in range(count)]
+        answer = client.read([*blocks, Block(count, count, 0, 1, bytes(16), 1)], [server.address, gone])
+        assert (answer.status, answer.lost) == (UNREACHABLE, tuple(range(count + 1)))
+        assert len({each.output.map_index for each in service.requests}) < MOST_REFUSED + 2 * THREADS
 
 
 def test_one_that_breaks_the_protocol_is_an_error_in_words(tmp_path: Path) -> None:
