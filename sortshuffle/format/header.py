@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from sortshuffle.format.checksum import checksum
+from sortshuffle.format.checksum import BytesLike, checksum
 from sortshuffle.format.malformed import Malformed
 
 DATA_MAGIC = b"\x89SSD\r\n\x1a\n"
@@ -90,7 +90,7 @@ class FileHeader:
         return packed[:_CHECKED_BYTES] + checksum(packed[:_CHECKED_BYTES]).to_bytes(8, "little")
 
     @staticmethod
-    def unpack(data: bytes, magic: bytes) -> FileHeader:
+    def unpack(data: BytesLike, magic: bytes) -> FileHeader:
         """Read a header back. Raises `Malformed`."""
         if len(data) < HEADER_BYTES:
             raise Malformed("the file header is cut short", len(data), HEADER_BYTES, len(data))

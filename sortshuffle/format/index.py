@@ -1,7 +1,8 @@
 """The index file: entries, and the tail that makes a pair self-describing (`docs/format.md`).
 
 Entries are a NumPy structured array of shape ``(regions, subpartitions)``, byte for byte the file's own
-layout, so that reading an index of any size costs one copy and look-up is arithmetic.
+layout and in the memory that it was read into, so that look-up is arithmetic, and an index of any size is
+held once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sortshuffle.format.checksum import checksum
+from sortshuffle.format.checksum import BytesLike, checksum
 from sortshuffle.format.header import HEADER_BYTES, INDEX_MAGIC, FileHeader
 from sortshuffle.format.malformed import Malformed
 
@@ -157,8 +158,10 @@ def pack_tail(
     return bytes(kinds) + schema + writer, footer[:-_UNCHECKED_BYTES]
 
 
-def unpack_index(data: bytes) -> Index:
-    """Parse and verify a whole index file. Raises `Malformed`; nothing of it is believed before that."""
+def unpack_index(data: BytesLike) -> Index:
+    """Parse and verify a whole index file. Raises `Malformed`; nothing of it is believed before that. The
+    entries are views of ``data``, which must not change from then on."""
+    data = memoryview(data).toreadonly()
     header = FileHeader.unpack(data, INDEX_MAGIC)
     if len(data) < HEADER_BYTES + FOOTER_BYTES:
         raise Malformed("the index is cut short", len(data), HEADER_BYTES + FOOTER_BYTES, len(data))
@@ -167,7 +170,7 @@ def unpack_index(data: bytes) -> Index:
     regions, schema_bytes, writer_bytes, reserved, data_bytes, records, buffers, stored, magic = footer
     if magic != INDEX_MAGIC:
         raise Malformed("the index does not end with its magic: it is cut short", len(data) - 8)
-    computed = checksum(memoryview(data)[: len(data) - _UNCHECKED_BYTES])
+    computed = checksum(data[: len(data) - _UNCHECKED_BYTES])
     if computed != stored:
         raise Malformed("the index fails its checksum", end + 40, f"{stored:#018x}", f"{computed:#018x}")
     tail = regions + schema_bytes + writer_bytes
@@ -177,7 +180,7 @@ def unpack_index(data: bytes) -> Index:
     position = HEADER_BYTES + regions * header.subpartitions * ENTRY_BYTES
     kinds = _unpack_kinds(data, position, regions)
     position += regions
-    schema = data[position : position + schema_bytes]
+    schema = bytes(data[position : position + schema_bytes])
     writer = _unpack_writer(data, position + schema_bytes, writer_bytes)
     entries = unpack_entries(data[HEADER_BYTES:], regions, header.subpartitions)
     if entries["reserved"].any():
@@ -217,8 +220,8 @@ def _check_broadcast(entries: Entries, kinds: tuple[RegionKind, ...]) -> None:
             raise Malformed(f"the entries of region {region}, a broadcast region, differ", place)
 
 
-def _unpack_kinds(data: bytes, start: int, regions: int) -> tuple[RegionKind, ...]:
-    kinds = data[start : start + regions]
+def _unpack_kinds(data: memoryview, start: int, regions: int) -> tuple[RegionKind, ...]:
+    kinds = bytes(data[start : start + regions])
     try:
         return tuple(map(_KINDS.__getitem__, kinds))
     except KeyError as unknown:
@@ -227,16 +230,16 @@ def _unpack_kinds(data: bytes, start: int, regions: int) -> tuple[RegionKind, ..
         raise Malformed("the region kind is not known", place, "a known one", kind) from None
 
 
-def _unpack_writer(data: bytes, start: int, size: int) -> Writer:
+def _unpack_writer(data: memoryview, start: int, size: int) -> Writer:
     try:
-        return Writer.unpack(data[start : start + size])
+        return Writer.unpack(bytes(data[start : start + size]))
     except (ValueError, TypeError) as error:
         raise Malformed(
             "the writer is not a JSON object of the known form", start, found=str(error)
         ) from None
 
 
-def unpack_entries(data: bytes, regions: int, subpartitions: int) -> Entries:
+def unpack_entries(data: BytesLike, regions: int, subpartitions: int) -> Entries:
     """``regions x subpartitions`` entries from the bytes that follow an index header."""
     flat = np.frombuffer(data, ENTRY, count=regions * subpartitions)
     return flat.reshape(regions, subpartitions)

@@ -20,8 +20,9 @@ Rules
 * Closing never waits for the service.
 * Connections are not inherited: in a forked process the clients begin anew.
 
-Lock order: a client's lock, then that of `FloatingCredits`. Nothing is sent, received or waited for under
-them, and loans are given back under none.
+Lock order: the turn of large indexes, a client's lock, that of `FloatingCredits`. Nothing is sent, received
+or waited for under the last two, and loans are given back under none. Who has the turn waits for its index,
+and for nothing else.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ from sortshuffle.storage.ranges import SubpartitionRange
 FLOATING_BYTES = 8 * MIB  # of the 64 MiB that a task reads ahead by default
 SILENCES = 2  # a silent service is connected to anew once before its time is over
 SCRATCH_BYTES = 64 << 10  # what comes for channels that nobody wants any more is read into that
+TURN_TICK = 1.0  # seconds between two looks at whether a large index that waits for its turn is still wanted
 JOIN_TIMEOUT = 10.0  # seconds; a thread that is told to end does so at once, but for a connection being made
 
 _log = logging.getLogger(__name__)
@@ -99,10 +101,12 @@ class _BreachError(ProtocolError):
 
 
 class ServiceClients:
-    """The clients of one task, made when they are first needed. The caller closes them."""
+    """The clients of one task, made when they are first needed. The caller closes them. ``turn``: of large
+    indexes, where others in this process ask for such, too."""
 
-    def __init__(self, settings: ClientSettings) -> None:
+    def __init__(self, settings: ClientSettings, turn: threading.Lock | None = None) -> None:
         self.settings = settings
+        self._shared_turn = turn
         self._begin()
 
     def client(self, address: str) -> ServiceClient:
@@ -116,7 +120,9 @@ class ServiceClients:
             client = self._clients.get(address)
             if client is None:
                 split_address(address)
-                client = self._clients[address] = ServiceClient(address, self.settings, self.floating)
+                client = self._clients[address] = ServiceClient(
+                    address, self.settings, self.floating, turn=self._turn
+                )
             return client
 
     def close(self) -> None:
@@ -137,11 +143,12 @@ class ServiceClients:
         self._lock = threading.Lock()
         self._clients: dict[str, ServiceClient] = {}
         self._closed = False
+        self._turn = self._shared_turn or threading.Lock()
         self.floating = FloatingCredits(self.settings.floating_bytes)
 
 
 class ServiceClient:
-    """All that a task asks of the service at ``address``."""
+    """All that a task asks of the service at ``address``. ``turn``: of large indexes, also of others."""
 
     def __init__(
         self,
@@ -149,11 +156,13 @@ class ServiceClient:
         settings: ClientSettings,
         floating: FloatingCredits,
         clock: Callable[[], float] = time.monotonic,
+        turn: threading.Lock | None = None,
     ) -> None:
         self.address = address
         self.floating = floating
         self._settings = settings
         self._clock = clock
+        self._turn = turn or threading.Lock()
         self._lock = threading.Lock()
         self._woken = threading.Condition(self._lock)  # the thread, where it waits before it tries again
         self._dial = Dial(address, settings.secret, settings.tls, settings.timeout / SILENCES)
@@ -178,13 +187,18 @@ class ServiceClient:
 
     # --- what may be asked ---------------------------------------------------------------------------------
 
-    def index(self, output: MapOutputAddress, host: str, regions: int | None = None) -> bytes:
+    def index(self, output: MapOutputAddress, host: str, regions: int | None = None) -> memoryview:
         """The index file of a map output, not verified. ``regions``: how many it has, None if that is not
-        known. Raises `DataLossError` if it is gone, `ServiceUnavailableError`, `AuthenticationError`,
-        `ProtocolError` for one that is larger than such an index can be."""
+        known. A large one waits until no other large one comes. Raises `DataLossError` if it is gone,
+        `ServiceUnavailableError`, `AuthenticationError`, `ProtocolError` for one that is larger than such an
+        index can be."""
         channel = IndexChannel(_asked("the index", output, host), output, regions)
         with self.opened(channel):
-            self.wait(channel, lambda: channel.is_complete)
+            self.wait(channel, lambda: channel.is_complete or channel.needs_turn)
+            if not channel.is_complete:
+                with self._in_turn(channel):
+                    self.change(channel, channel.take_turn)
+                    self.wait(channel, lambda: channel.is_complete)
         return channel.data
 
     def extents(
@@ -274,7 +288,7 @@ class ServiceClient:
                     raise channel.failure
                 if channel.is_closed:
                     raise StateError(f"nobody waits any more for {channel.asked.what}")
-                if not (requested := self._request(channel)):
+                if not (requested := self._request(channel)) and not is_there():
                     channel.changed.wait(self._until_retry(channel))
             if requested:
                 self._flush()
@@ -341,6 +355,17 @@ class ServiceClient:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(JOIN_TIMEOUT)
+
+    @contextmanager
+    def _in_turn(self, channel: IndexChannel) -> Iterator[None]:
+        """No other large index comes while the block runs. Raises `StateError` if it is closed meanwhile."""
+        while not self._turn.acquire(timeout=TURN_TICK):
+            if channel.is_closed:
+                raise StateError(f"nobody waits any more for {channel.asked.what}")
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     # --- under the lock ------------------------------------------------------------------------------------
 

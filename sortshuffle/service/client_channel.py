@@ -59,6 +59,9 @@ from sortshuffle.service.protocol import (
 MOST_INDEX_BYTES = 1 << 30
 MOST_TAIL_BYTES = 16 << 20  # of an index, behind the regions: the schema of 10,000 columns takes 1 MiB
 INDEX_CREDIT = 16  # segments; an index file seldom has more than one
+# Of an index, before it must wait for its turn. One of 1,000 subpartitions and 300 regions takes 14 MiB. So
+# those of most jobs come side by side, and those that a peer makes as large as it can come one at a time
+LARGE_INDEX_BYTES = 16 << 20
 MOST_PROTOCOL_ERRORS = 3  # in a row: a peer that breaks the protocol so often will do it again
 
 
@@ -315,7 +318,8 @@ class IndexChannel(ClientChannel):
     not known.
 
     No place is given out for more than an index of so many regions, and of as many subpartitions as its
-    header says, can have, nor for more than `MOST_INDEX_BYTES`.
+    header says, can have, nor for more than `MOST_INDEX_BYTES`; nor for more than `LARGE_INDEX_BYTES` or one
+    segment before it has its turn. The header is believed only if it carries the id that was asked for.
     """
 
     def __init__(self, asked: Asked, output: MapOutputAddress, regions: int | None = None) -> None:
@@ -325,25 +329,47 @@ class IndexChannel(ClientChannel):
         self._received = bytearray()
         self._piece = bytearray()
         self._ended = False
+        self._has_turn = False
 
     @property
     def is_complete(self) -> bool:
         return self._ended
 
     @property
-    def data(self) -> bytes:
-        """The whole file, when it is complete."""
-        return bytes(self._received)
+    def needs_turn(self) -> bool:
+        """Whether it is large, and nothing more of it may come for now."""
+        return not (self._most_credit() or self.credit or self._ended)
+
+    @property
+    def data(self) -> memoryview:
+        """The whole file, when it is complete: read-only, and not a copy."""
+        return memoryview(self._received).toreadonly()
+
+    def take_turn(self) -> None:
+        """No other large index comes now."""
+        self._has_turn = True
 
     def credit_due(self) -> int:
-        due = INDEX_CREDIT - self.credit
-        if 2 * due < INDEX_CREDIT:
+        most = self._most_credit()
+        due = most - self.credit
+        if due <= 0 or 2 * due < most:
             return 0
         self.credit += due
         return due
 
-    def _request(self, number: int) -> bytes:
-        self.credit = INDEX_CREDIT
+    def _most_credit(self) -> int:
+        """For what is not here yet."""
+        if self._has_turn:
+            return INDEX_CREDIT
+        here = len(self._received) + len(self._piece)
+        allowed = (LARGE_INDEX_BYTES - here) // max(1, self.segment_bytes)
+        return max(0 if here else 1, min(INDEX_CREDIT, allowed))
+
+    def _request(self, number: int) -> bytes | None:
+        self.credit = self._most_credit()
+        if not self.credit:
+            self.changed.notify_all()  # it needs its turn, if segments are larger than before
+            return None
         return PartitionRequest(
             number, self.credit, self._output, skip=len(self._received), stream=Stream.INDEX
         ).pack()
@@ -360,6 +386,8 @@ class IndexChannel(ClientChannel):
         self._piece = bytearray()
         if isinstance(self._header(), Malformed):
             self._gained = 0  # what is no index is no progress
+        if self.needs_turn:
+            self.changed.notify_all()
         return False
 
     def _header(self) -> FileHeader | Malformed | None:
@@ -367,15 +395,19 @@ class IndexChannel(ClientChannel):
         if len(self._received) < HEADER_BYTES:
             return None
         try:
-            return FileHeader.unpack(bytes(self._received[:HEADER_BYTES]), INDEX_MAGIC)
+            header = FileHeader.unpack(bytes(self._received[:HEADER_BYTES]), INDEX_MAGIC)
         except Malformed as problem:
             return problem
+        wanted = self._output.file_id
+        if header.file_id != wanted:
+            return Malformed("the id is another map output's", 16, wanted.hex(), header.file_id.hex())
+        return header
 
     def _most_bytes(self) -> int:
         header = self._header()
         if isinstance(header, Malformed):
             self._received.clear()  # what is asked for again begins anew
-            raise ProtocolError(f"what came does not begin as an index does: {header.what}")
+            raise ProtocolError(f"what came does not begin as the index does: {header.what}")
         if header is None or self._regions is None:
             return MOST_INDEX_BYTES
         region_bytes = header.subpartitions * ENTRY_BYTES + 1

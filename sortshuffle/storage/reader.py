@@ -28,6 +28,7 @@ from sortshuffle.errors import (
     MissingDataError,
     Place,
 )
+from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, FileHeader
 from sortshuffle.format.index import Index, unpack_index
@@ -172,7 +173,7 @@ def _contents(path: str) -> bytes:
         close_after_reading(descriptor)
 
 
-def verified_index(data: bytes, path: str, file_id: bytes | None = None) -> Index:
+def verified_index(data: BytesLike, path: str, file_id: bytes | None = None) -> Index:
     """The index whose bytes these are; ``path``: of its file. Raises as `read_index` does."""
     try:
         index = unpack_index(data)

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import os
 import threading
+import tracemalloc
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from consumers import together
 from engine import DRIVER, ID, Pair, Region, eventually, write_pair
@@ -24,7 +27,9 @@ from sortshuffle.errors import (
     UsageError,
 )
 from sortshuffle.format.header import INDEX_MAGIC, Codec, FileHeader, PayloadKind
+from sortshuffle.format.index import unpack_index
 from sortshuffle.service import backoff, client_channel
+from sortshuffle.service import client as service_client
 from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceClients
 from sortshuffle.service.client_channel import Asked, find_question
 from sortshuffle.service.credits import FloatingCredits
@@ -169,9 +174,106 @@ def test_no_index_is_larger_than_the_largest(regions: int | None, monkeypatch: p
 
 def test_what_does_not_begin_as_an_index_is_none() -> None:
     with ScriptedServer(endless(b"no index"), segment_bytes=MIB) as server, client_of(server) as client:
-        with pytest.raises(ProtocolError, match="does not begin as an index does: the magic is wrong"):
+        with pytest.raises(ProtocolError, match="does not begin as the index does: the magic is wrong"):
             client.index(OUTPUT, "far", regions=1)
         assert server.connections == 3
+
+
+def test_the_index_of_another_map_output_is_not_believed() -> None:
+    """Nor is how large it says that it is."""
+    other = FileHeader(bytes(16), 1 << 24, 0, Codec.NONE, PayloadKind.PICKLE).pack(INDEX_MAGIC)
+    with ScriptedServer(endless(other), segment_bytes=MIB) as server, client_of(server) as client:
+        with pytest.raises(ProtocolError, match="does not begin as the index does: the id is another"):
+            client.index(OUTPUT, "far", regions=1)
+        assert server.connections == 3
+        assert max(peer.sent for peer in server.peers) <= 17 * MIB
+
+
+def test_an_index_is_held_once(tmp_path: Path) -> None:
+    """From the first byte that comes to the entries that are looked up."""
+    regions = [Region({s: [b"x"] for s in range(1000)}) for _ in range(100)]
+    file = write_pair(tmp_path, Pair(1000, 0, regions))
+    size = os.path.getsize(file.index_path)
+    sent = Path(file.index_path).read_bytes()
+    honest = HonestService([file], piece=64 << 10)
+    with ScriptedServer(honest, segment_bytes=64 << 10) as server, client_of(server) as client:
+        data = client.index(OUTPUT, "far")
+        assert data.readonly
+        tracemalloc.start()
+        try:
+            index = unpack_index(data)
+            taken = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert np.shares_memory(index.entries, np.frombuffer(data, np.uint8))
+        assert data == sent
+        assert not index.entries.flags.writeable
+        assert taken < 0.75 * size, "some numbers of each entry are compared"
+
+
+def test_large_indexes_come_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several services and of several requests, as soon as they are larger than most are."""
+    monkeypatch.setattr(client_channel, "LARGE_INDEX_BYTES", 64 << 10)
+    regions = [Region({s: [b"x"] for s in range(1000)}) for _ in range(10)]
+    file = write_pair(tmp_path, Pair(1000, 0, regions))
+    expected = Path(file.index_path).read_bytes()
+    services = [HonestService([file]) for _ in range(4)]
+    turn, most, taken = threading.Lock(), [0], threading.Lock()
+
+    class OneAtATime(client_channel.IndexChannel):
+        def take_turn(self) -> None:
+            assert turn.locked(), "it has its turn"
+            assert len(self._received) <= 64 << 10, "nothing more has come before"
+            assert taken.acquire(blocking=False), "another one has its turn"
+            most[0] += 1
+            super().take_turn()
+
+        def _check_end(self) -> None:
+            super()._check_end()
+            taken.release()
+
+    monkeypatch.setattr(service_client, "IndexChannel", OneAtATime)
+    with ExitStack() as stack:
+        servers = [stack.enter_context(ScriptedServer(each)) for each in services]
+        found: list[memoryview] = []
+        asked = [
+            stack.enter_context(closing(ServiceClients(ClientSettings(timeout=20.0), turn))).client(
+                server.address
+            )
+            for server in servers
+        ]
+        with together(*[lambda each=each: found.append(each.index(OUTPUT, "far")) for each in asked]):
+            pass
+    assert found == [expected] * 4
+    assert most == [4]
+    assert not turn.locked()
+
+
+def test_a_large_index_whose_turn_does_not_come_can_be_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_channel, "LARGE_INDEX_BYTES", 8 << 10)
+    monkeypatch.setattr(service_client, "TURN_TICK", 0.01)
+    file = write_pair(tmp_path, Pair(1000, 0, [Region({s: [b"x"] for s in range(1000)})]))
+    waits = threading.Event()
+
+    class Noted(client_channel.IndexChannel):
+        @property
+        def needs_turn(self) -> bool:
+            if super().needs_turn:
+                waits.set()
+            return super().needs_turn
+
+    monkeypatch.setattr(service_client, "IndexChannel", Noted)
+    turn = threading.Lock()
+    with ScriptedServer(HonestService([file])) as server, turn:
+        clients = ServiceClients(ClientSettings(timeout=20.0), turn)
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(clients.client(server.address).index, OUTPUT, "far")
+            assert waits.wait(20)
+            clients.close()
+            with pytest.raises(StateError, match="nobody waits any more"):
+                asked.result(20)
 
 
 def test_what_did_not_begin_as_an_index_is_no_part_of_the_next(honest: HonestService) -> None:

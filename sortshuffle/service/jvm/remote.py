@@ -15,10 +15,11 @@ Owns its connections. The threads of `locate` end with it.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -63,13 +64,15 @@ it."""
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
     """How the engine talks to other hosts. ``known``: what it knows of their map outputs. ``under_way``: map
-    outputs that are being read, by service and file id. ``key``: by which they are decrypted."""
+    outputs that are being read, by service and file id. ``key``: by which they are decrypted. ``turn``: of
+    large indexes, of all requests."""
 
     application: str
     clients: ClientSettings
     known: KnownElsewhere
     under_way: SingleFlight[Known]
     key: EncryptionKey | None = None
+    turn: threading.Lock = field(default_factory=threading.Lock)
 
     @staticmethod
     def of(application: str, clients: ClientSettings) -> RemoteSettings:
@@ -90,7 +93,7 @@ class RemoteBlocks(BlocksElsewhere):
         super().__init__(blocks)
         self._request = request
         self._settings = settings
-        self._clients = ServiceClients(settings.clients)
+        self._clients = ServiceClients(settings.clients, settings.turn)
 
     def locate(self) -> None:
         answers = self._answers()
