@@ -1,7 +1,8 @@
 """One target for some time, in this process: `python -m fuzz.run TARGET SECONDS SEED CASES`.
 
 Exits with status 0 if there was no fault in the time. Else the case lies in the directory CASES, and standard
-error says what is wrong. A case has `CASE_SECONDS` and `MEMORY`.
+error says what is wrong. A case has `CASE_SECONDS` and `MEMORY`. One that ends the process, or never comes
+back from C, lies in CASES as `CURRENT`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from fuzz.targets import TARGETS, Target
 CASE_SECONDS = 10  # of one case; the longest takes some ms
 MEMORY = 1 << 30  # bytes of address space beside what the process has when it begins
 MOST_CHANGES = 6  # of a case that is made by chance
+CURRENT = "current"  # the case that is tried
 MOST_BYTES = 4096  # of a case that atheris makes
 
 
@@ -35,7 +37,7 @@ def main(name: str, seconds: float, seed: int, cases: str) -> None:
     target = TARGETS[name]
     for data in target.seeds():
         target.check(data)
-    _limit_memory()
+    limit_memory()
     if atheris is None:
         _by_chance(target, seconds, seed, cases)
     else:
@@ -46,17 +48,19 @@ def _by_chance(target: Target, seconds: float, seed: int, cases: str) -> None:
     chance, seeds, end = random.Random(seed), target.seeds(), time.monotonic() + seconds
     signal.signal(signal.SIGALRM, _too_long)
     tried = 0
-    while time.monotonic() < end:
-        data = _changed(chance, chance.choice(seeds))
-        signal.alarm(CASE_SECONDS)
-        try:
-            target.check(data)
-        except BaseException:
-            _keep(data, cases)
-            raise
-        finally:
-            signal.alarm(0)
-        tried += 1
+    with _Current(cases) as current:
+        while time.monotonic() < end:
+            data = _changed(chance, chance.choice(seeds))
+            current.write(data)
+            signal.alarm(CASE_SECONDS)
+            try:
+                target.check(data)
+            except BaseException:
+                _keep(data, cases)
+                raise
+            finally:
+                signal.alarm(0)
+            tried += 1
     print(f"{tried} cases by chance", file=sys.stderr)
 
 
@@ -78,6 +82,26 @@ def _changed(chance: random.Random, data: bytes) -> bytes:
                 start = chance.randrange(len(changed) + 1)
                 changed[at:at] = changed[start : start + chance.randint(1, 64)]
     return bytes(changed)
+
+
+class _Current:
+    """The case that is tried, in a file: whatever ends the process leaves it there. It is written in place,
+    which takes much less time than most cases."""
+
+    def __init__(self, cases: str) -> None:
+        self._path = os.path.join(cases, CURRENT)
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+    def __enter__(self) -> _Current:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+        os.unlink(self._path)
+
+    def write(self, data: bytes) -> None:
+        os.ftruncate(self._file, len(data))
+        os.pwrite(self._file, data, 0)
 
 
 class TooLongError(BaseException):
@@ -105,15 +129,21 @@ def _by_coverage(name: str, seconds: float, seed: int, cases: str) -> None:
         f"-timeout={CASE_SECONDS}",
         f"-max_len={MOST_BYTES}",
         f"-artifact_prefix={cases}/",
-        "-rss_limit_mb=0",  # `_limit_memory` has it
+        "-rss_limit_mb=0",  # `limit_memory` has it
         "-verbosity=0",
         "-print_final_stats=1",
     ]
-    atheris.Setup([sys.argv[0], *options, corpus], TARGETS[name].check)
+    current = _Current(cases)  # which stays; it counts only where the process has not ended well
+
+    def check(data: bytes) -> None:
+        current.write(data)
+        TARGETS[name].check(data)
+
+    atheris.Setup([sys.argv[0], *options, corpus], check)
     atheris.Fuzz()  # ends the process
 
 
-def _limit_memory() -> None:
+def limit_memory() -> None:
     with open("/proc/self/statm") as opened:
         pages = int(opened.read().split()[0])
     most = pages * resource.getpagesize() + MEMORY
