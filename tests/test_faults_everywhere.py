@@ -1,5 +1,6 @@
-"""A fault at each call to the system in turn: the result is right, or the error is typed and names place and
-remedy; and nothing is left over: no file that sweeps do not remove, no memory, descriptor or thread.
+"""A fault at each call to the system in turn: the result is right, or the error is typed and names the place,
+and the remedy where it is an OSError; and nothing is left over: no file that sweeps do not remove, no memory,
+descriptor or thread.
 
 What is done is in `fault_scenarios`, what a fault is in `faults`. Each run is a process of its own.
 """
@@ -19,10 +20,11 @@ import pytest
 from engine import read_pair
 from fault_host import FaultHost, Report
 from fault_scenarios import KNOWN, PREPARED, store_url
-from faults import KILL, SHORT, Fault, Site, all_faults
+from faults import ERRORS, KILL, SHORT, Fault, Site, all_faults
 from s3_server import S3Server, running_s3_server
 from stores import Store
 
+from sortshuffle import calls
 from sortshuffle.storage import janitor, lifetime
 from sortshuffle.storage.home_failures import MARKER_FILE
 from sortshuffle.storage.lifetime import HOME_ROOT, OWNER_FILE, Owner
@@ -33,11 +35,18 @@ HOSTS = 2  # that fork side by side
 # Where threads race, a call that was made in the first run may not be made in another
 THREADED = {"read", "merge", "service", "killed service", "manager"}
 LEAST_MET = 0.8  # of all faults, also there: most are met each time
-# Scenarios whose error is not one of the package's, and why
+# Scenarios whose error is not one of the package's, and which it is
 EXCUSED = {
-    ("service", "new_selector"): "a service that cannot start says why, and is started again",
-    ("service", "socketpair"): "the same",
-    ("manager", "mmap"): "a MemoryError names the option that mends it",
+    ("service", "new_selector"): "OSError",  # a service that cannot start says why, and is started again
+    ("service", "socketpair"): "OSError",
+    ("manager", "mmap"): "MemoryError",  # it names the option that mends it
+}
+# One of these is in the text of each error of the package that is an OSError
+REMEDIES = {
+    "MissingDataError": ("must run again",),
+    "OutOfDiskError": ("name directories on other disks with spark.sortshuffle.dir",),
+    "ServiceUnavailableError": ("See that it runs, or wait longer with spark.sortshuffle.service.timeout",),
+    "FileAccessError": ("(ulimit -n)", "look at the disk, or name directories on others"),
 }
 HELD_FOR_LIFE = janitor.LOCK_FILE  # by a janitor, so that there is one
 # What the error of a store must tell: it is of the kind that the store gives it, and so of many classes
@@ -136,13 +145,18 @@ class Everywhere:
         return found + self._left(directory, ended_well)
 
     def _of_error(self, fault: Fault | None, report: Report, directory: Path) -> list[str]:
-        if fault and (self._scenario, fault.site.name) in EXCUSED:
-            return []
+        excused = EXCUSED.get((self._scenario, fault.site.name)) if fault else None
+        if excused:
+            return [] if report.error[0] == excused else [f"{report.error[0]}, no {excused}: {report.output}"]
         if fault is None or fault.what == SHORT:
             return [f"an error for what was only short: {report.output}"]
         of_store = "s3://" in report.text and REMEDY_OF_STORES in report.text
         if "SortShuffleError" not in report.error and not of_store:
             return [f"an untyped error: {report.output}"]
+        if not of_store and "OSError" in report.error:
+            remedies = REMEDIES.get(report.error[0], ())
+            if not any(remedy in report.text for remedy in remedies):
+                return [f"names no remedy: {report.output}"]
         places = (str(directory), str(self._prepared), "127.0.0.1:")
         return [] if any(place in report.text for place in places) else [f"names no place: {report.text}"]
 
@@ -200,6 +214,11 @@ def swept(directory: Path, ended_well: bool) -> list[str]:
     )
     found = [] if len(kept) == 2 else [f"of what Spark knows there is {kept}"]
     return found + files_left(directory, ended_well)
+
+
+def test_each_call_has_its_faults() -> None:
+    asked = {name for name, each in vars(calls).items() if callable(each) and not name.startswith("_")}
+    assert asked - {"Any", "Iterable"} == {name for name in ERRORS if "." not in name}
 
 
 def names_of(sites: tuple[Site, ...]) -> set[str]:

@@ -42,8 +42,9 @@ def test_python_tasks(tmp_path: Path, door: str, row: int) -> None:
 
 
 def test_the_managers_engine(tmp_path: Path) -> None:
-    limited = tmp_path / "python"
-    limited.write_text(f'#!/bin/sh\nulimit -v {LIMIT // 1024}\nexec {sys.executable} "$@"\n')
+    limited, told = tmp_path / "python", tmp_path / "limit"
+    limit = LIMIT // 1024
+    limited.write_text(f'#!/bin/sh\nulimit -v {limit}\nulimit -v >>{told}\nexec {sys.executable} "$@"\n')
     os.chmod(limited, 0o755)
     more = {"spark_sortshuffle_manager_memory": f"{MEMORY // MIB}m"}
     more |= {"spark_sortshuffle_manager_python": str(limited)}
@@ -51,6 +52,7 @@ def test_the_managers_engine(tmp_path: Path) -> None:
     found = run("doors.py", "manager", EACH, chosen)
     total = 2 * (EACH // 1024)
     assert (found["rows"], found["sum"], found["right"]) == ([total], total * (total - 1) // 2, True)
+    assert set(told.read_text().split()) == {str(limit)}
 
 
 def test_one_batch_beyond_2_gib(tmp_path: Path) -> None:
