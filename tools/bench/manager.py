@@ -33,7 +33,7 @@ from cases import QUICK_EFFORT, QUICK_SETUP
 from comparison import comparisons, run_steps
 from harness import ROOT
 from manager_cases import CASES, FIRST, FOUR_TASKS, NAMES, ONE_TASK, SCALING
-from report import Row, compared, others_share, record_case, start_facts
+from report import Row, compared, others_share, record_case, start_facts, titled
 from rounds import Digests, Measured, Pass, measure
 from sides import OURS, SPARK, Pair, SessionProcess, Setup, running
 
@@ -132,7 +132,7 @@ def _scaling_row(side: str, measured: Measured) -> Row:
     is_ours = side == OURS
     missed = (f"{four / one:.2f}",) if is_ours and four / one > most else ()
     return Row(
-        f"{SCALING.about}, {side}",
+        titled(f"{SCALING.about}, {side}", measured),
         f"4: {four:.1f} s/GB",
         f"1: {one:.1f} s/GB",
         "",

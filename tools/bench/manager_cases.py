@@ -54,8 +54,17 @@ def _lineitem(partitions: int, quick: bool) -> dict[str, object]:
 
 
 def small_blocks(tasks: int, rows: int, quick: bool) -> list[Request]:
+    return [Request("blocks", "blocks", _blocks(tasks, rows, quick))]
+
+
+def blocks_placed(tasks: int, rows: int, quick: bool) -> list[Request]:
+    """Which rows are in which partition."""
+    return [Request("placement", "blocks", _blocks(tasks, rows, quick) | {"is_placed": True})]
+
+
+def _blocks(tasks: int, rows: int, quick: bool) -> dict[str, object]:
     tasks = QUICK_TASKS if quick else tasks
-    return [Request("blocks", "blocks", {"maps": tasks, "partitions": tasks, "rows": rows})]
+    return {"maps": tasks, "partitions": tasks, "rows": rows}
 
 
 def tiny_jobs(quick: bool) -> list[Request]:
@@ -135,6 +144,7 @@ CASES = [
         partial(lineitem, 1000),
         Aim(wall=0.75, cpu=0.9),
         setup=Setup(memory=LITTLE_MEMORY),
+        verification=partial(lineitem_placed, 1000),
         check=spills,
     ),
     Case(
@@ -143,6 +153,7 @@ CASES = [
         partial(lineitem, 1000),
         Aim(wall=0.75, cpu=0.9),
         setup=Setup(memory=LITTLE_MEMORY, container=CONTAINER_MEMORY),
+        verification=partial(lineitem_placed, 1000),
         check=spills,
     ),
     Case(
@@ -150,12 +161,14 @@ CASES = [
         "200 x 200 blocks of 10 rows",
         partial(small_blocks, 200, 10),
         Aim(wall=0.6, cpu=0.5),
+        verification=partial(blocks_placed, 200, 10),
     ),
     Case(
         "blocks-1000",
         "1000 x 1000 blocks of 1 row",
         partial(small_blocks, 1000, 1),
         Aim(wall=1.0, cpu=1.0),
+        verification=partial(blocks_placed, 1000, 1),
     ),
     Case("tiny", "100 tiny jobs", tiny_jobs, Aim(wall=0.95)),
     Case("rdd", "PySpark's reduceByKey, 5 M pairs", pairs, Aim(wall=1.0, cpu=1.0)),

@@ -2,7 +2,9 @@
 
 * rows come home as they are, and are hashed sorted; what the query orders by is hashed once more in the order
   in which it came;
-* of large outputs Spark itself makes a count and a sum of a 64-bit hash of all columns of each row.
+* of large outputs Spark itself makes a count and a sum of a 64-bit hash of all columns of each row, and where
+  the place of the rows is looked at, these for each partition;
+* of pairs, Python makes sums for each partition.
 """
 
 from __future__ import annotations
@@ -75,12 +77,14 @@ def repartition(spark: SparkSession, data: str, partitions: int, is_placed: bool
     return Job(run, str)
 
 
-def blocks(spark: SparkSession, maps: int, partitions: int, rows: int) -> Job:
-    """``maps`` map tasks, each with ``rows`` rows for each of so many partitions, on average."""
+def blocks(spark: SparkSession, maps: int, partitions: int, rows: int, is_placed: bool = False) -> Job:
+    """``maps`` map tasks, each with ``rows`` rows for each of so many partitions, on average. ``is_placed``:
+    sums of each partition."""
 
     def run() -> list[Row]:
         numbers = spark.range(0, maps * partitions * rows, 1, maps).selectExpr("id", "id * 7 as other")
-        return _hashed(numbers.repartition(partitions, "id")).collect()
+        shuffled = numbers.repartition(partitions, "id")
+        return _placed(shuffled) if is_placed else _hashed(shuffled).collect()
 
     return Job(run, str)
 
@@ -142,7 +146,8 @@ def reduce_by_key(spark: SparkSession, pairs: int, partitions: int) -> Job:
         return made.reduceByKey(add, partitions).mapPartitions(totals).collect()
 
     def digest(found: list[tuple[int, int, int]]) -> str:
-        return repr([sum(column) for column in zip(*found, strict=True)])
+        """Of all pairs, and of each partition."""
+        return f"{[sum(column) for column in zip(*found, strict=True)]} {text_hash(map(repr, found))}"
 
     return Job(run, digest)
 

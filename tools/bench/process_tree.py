@@ -30,12 +30,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MARKER = "SORTSHUFFLE_BENCH_SIDE"
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-# One look at a side with a JVM of 3 GB takes 10 to 30 ms of a core, so this is a few percent of one.
-MEMORY_INTERVAL = 0.5  # seconds
+# One look at a side with a JVM of 3 GB takes 10 to 30 ms of a core, so this is up to half of one: only for a
+# pass that is not timed.
+MEMORY_INTERVAL = 0.1  # seconds
 _PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 _SIGCHLD_BIT = 1 << (signal.SIGCHLD - 1)
 
@@ -124,16 +125,29 @@ def reap_orphans(own_children: set[int]) -> None:
                 os.waitpid(pid, os.WNOHANG)
 
 
+@dataclass(slots=True)
+class Peaks:
+    """``most``: `ProcessTree.memory` of each side when it had most, of so many ``looks``."""
+
+    most: list[Counter[str]]
+    looks: int = 1
+    failures: list[BaseException] = field(default_factory=list)
+
+
 @contextmanager
-def peak_memory(trees: list[ProcessTree]) -> Iterator[list[Counter[str]]]:
-    """`ProcessTree.memory` of each side when it had most, while the block runs; looked at every
-    `MEMORY_INTERVAL`."""
-    peaks, stop = [tree.memory() for tree in trees], threading.Event()
+def peak_memory(trees: list[ProcessTree]) -> Iterator[Peaks]:
+    """The peaks of all sides while the block runs; looked at every `MEMORY_INTERVAL`. Raises what looking
+    raised, when the block has ended."""
+    peaks, stop = Peaks([tree.memory() for tree in trees]), threading.Event()
 
     def watch() -> None:
-        while not stop.wait(MEMORY_INTERVAL):
-            for at, tree in enumerate(trees):
-                peaks[at] = max(peaks[at], tree.memory(), key=Counter.total)
+        try:
+            while not stop.wait(MEMORY_INTERVAL):
+                for at, tree in enumerate(trees):
+                    peaks.most[at] = max(peaks.most[at], tree.memory(), key=Counter.total)
+                peaks.looks += 1
+        except BaseException as error:
+            peaks.failures.append(error)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -142,6 +156,8 @@ def peak_memory(trees: list[ProcessTree]) -> Iterator[list[Counter[str]]]:
     finally:
         stop.set()
         watcher.join()
+    if peaks.failures:
+        raise peaks.failures[0]
 
 
 def _pids() -> list[int]:

@@ -52,7 +52,7 @@ def compared(case: Case, measured: Measured) -> Row:
     ]
     ours, spark = measured.walls(OURS), measured.walls(SPARK)
     return Row(
-        case.about,
+        titled(case.about, measured),
         f"{median(ours):.2f} s",
         f"{median(spark):.2f} s",
         f"{wall:.2f} ({_spread(ours, spark)})",
@@ -63,6 +63,11 @@ def compared(case: Case, measured: Measured) -> Row:
         (measured.peaks[OURS], measured.peaks[SPARK]) if measured.peaks else None,
         ENGINE_MEMORY if case.setup.door is Door.MANAGER else None,
     )
+
+
+def titled(about: str, measured: Measured) -> str:
+    """What a line of the table begins with."""
+    return f"{about} (NOT SETTLED)" if measured.is_unsettled else about
 
 
 def others_share(measured: Measured) -> str:
@@ -188,6 +193,8 @@ def record_case(
     ours_off: bool,
 ) -> None:
     """One line in the file of results. ``facts``: those of the start, and what else is to be told."""
+    if facts.get("dirty"):
+        print("  WARNING: the checkout has been changed since its commit; the record says dirty", flush=True)
     record(
         f"{suite} null {case.name}" if ours_off else f"{suite} {case.name}",
         about=case.about,
@@ -196,8 +203,9 @@ def record_case(
         warm_up={
             "passes": len(measured.warm_ups),
             "settled": measured.settled,
-            "rule": f"at least {LEAST_WARM_UPS}, until one is at most {SETTLED:.0%} quicker than the best",
+            "rule": f"at least {LEAST_WARM_UPS}, until one is within {SETTLED:.0%} of the best or the last",
         },
+        peak_looks=measured.looks,
         runs_not_in_quiet=measured.unquiet,
         verified=measured.verified,
         sides=[_side(measured, side) for side in sides],

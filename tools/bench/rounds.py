@@ -3,8 +3,10 @@
 A *pass* is all jobs of a case once, on both sides: A B, then B A, and so on, job by job and pass by pass.
 
 1. The jobs of the verification, once. What these give shows each row, and where it is.
-2. Warm-up: passes until both sides have settled. A side has settled when its last pass was at most `SETTLED`
-   quicker than the best one before. At least `LEAST_WARM_UPS`, at most as many as the case says.
+2. Warm-up: passes until both sides have settled. A side has settled when its last pass took as long as the
+   best one before, or as the one right before, within `SETTLED`. (The best one alone could be a single pass
+   that was quick by chance.) At least `LEAST_WARM_UPS`, at most as many as the case says. A case that has not
+   settled then is measured all the same, and its line in the table says so.
 3. The timed passes, as many as the case says.
 4. One pass in which memory is looked at. It is not timed, because looking disturbs.
 
@@ -22,7 +24,7 @@ from process_tree import peak_memory
 from side_session import Ran
 from sides import BenchError, Pair, Request
 
-SETTLED = 0.05  # of the best pass before
+SETTLED = 0.05  # of the pass that is compared with
 LEAST_WARM_UPS = 2
 
 Pass = dict[str, dict[str, Ran]]
@@ -41,15 +43,21 @@ class Effort:
 
 @dataclass(slots=True)
 class Measured:
-    """What came out for a case. ``peaks``: of each side when it had most memory, bytes by program.
-    ``verified``: jobs of the verification."""
+    """What came out for a case. ``peaks``: of each side when it had most memory, bytes by program; of so many
+    ``looks``. ``verified``: jobs of the verification."""
 
     passes: list[Pass] = field(default_factory=list)
     warm_ups: list[Pass] = field(default_factory=list)
     settled: bool = False
     peaks: dict[str, Counter[str]] = field(default_factory=dict)
+    looks: int = 0
     unquiet: int = 0
     verified: int = 0
+
+    @property
+    def is_unsettled(self) -> bool:
+        """It was to settle, and has not."""
+        return bool(self.warm_ups) and not self.settled
 
     def walls(self, side: str, job: str | None = None) -> list[float]:
         """Seconds of each timed pass, of all jobs or of one."""
@@ -108,7 +116,8 @@ def measure(
         print(f"    pass {number + 1}: {_shown(found.passes[-1])}", flush=True)
     with peak_memory([side.tree for side in pair.sides]) as peaks:
         one_pass(pair, requests, 0, digests)
-    found.peaks = {side.name: peak for side, peak in zip(pair.sides, peaks, strict=True)}
+    found.peaks = {side.name: peak for side, peak in zip(pair.sides, peaks.most, strict=True)}
+    found.looks = peaks.looks
     found.unquiet = pair.unquiet
     return found
 
@@ -145,11 +154,13 @@ def _warm_up(
         ):
             found.settled = True
             return
+    print(f"    not settled after {effort.most_warm_ups} passes", flush=True)
 
 
 def has_settled(walls: Sequence[float]) -> bool:
-    """Whether the last pass was not much quicker than the best one before it."""
-    return walls[-1] >= (1 - SETTLED) * min(walls[:-1])
+    """Whether the last pass took as long as the best one before it, or as the one right before it."""
+    *before, last = walls
+    return any(abs(last / other - 1) <= SETTLED for other in (min(before), before[-1]))
 
 
 def _sum(runs: dict[str, Ran], what: str, job: str | None = None) -> float:
