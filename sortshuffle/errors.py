@@ -21,7 +21,7 @@ BufferTimeoutError     find who holds the buffers; give more memory   TimeoutErr
 ServiceUnavailableError
                        see that the named service runs; the network   ConnectionError
 AuthenticationError    give both sides the same secret or certificate PermissionError
-DecryptionError        give the key with which the files were written ValueError
+DecryptionError        give the files' key; or see who writes there   ValueError
 ProtocolError          use one version of the package on all hosts    ConnectionError
 WorkerSetupError       install what the workers' Python lacks         ImportError
 =====================  =============================================  ==========================
@@ -189,20 +189,20 @@ class AuthenticationError(SortShuffleError, PermissionError):
 
 
 class DecryptionError(SortShuffleError, ValueError):
-    """Encrypted data cannot be opened: there is no key, or another one, or bytes were changed on purpose. No
-    producer runs again for it: what it would write could not be read either.
+    """Encrypted data cannot be opened: there is no key, or another one, or bytes were changed on purpose. Or
+    data is not encrypted where all is: somebody else wrote it. No producer runs again for any of these: with
+    the wrong key, what it would write could not be read either, and what somebody wrote on purpose is for a
+    person to look at. ``remedy``: what to do, the end of the message.
     """
 
-    def __init__(self, place: Place, what: str) -> None:
+    def __init__(self, place: Place, what: str, remedy: str) -> None:
         self.place = place
         self.what = what
-        super().__init__(
-            f"{what} ({place}). It opens with the key of the application that wrote it alone"
-            " (spark.io.encryption.enabled)"
-        )
+        self.remedy = remedy
+        super().__init__(f"{what} ({place}). {remedy}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return DecryptionError, (self.place, self.what)
+        return DecryptionError, (self.place, self.what, self.remedy)
 
 
 class ProtocolError(SortShuffleError, ConnectionError):

@@ -1,7 +1,8 @@
 """What `dump --json` prints, as plain dictionaries.
 
-Sizes are in bytes, `ratio` is raw bytes by stored bytes. What is not known is null. Nothing is left out
-because it is long. Keys are only ever added: scripts depend on them.
+Sizes are in bytes, `ratio` is raw bytes by stored bytes. `encryption` says whether payloads were opened; it
+is empty where they are not encrypted. What is not known is null. Nothing is left out because it is long.
+Keys are only ever added: scripts depend on them.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def summary(look: Look) -> dict[str, Any]:
         "data": _file(inspection.data),
         "index": _file(inspection.index),
         "header": _header(inspection.header),
+        "encryption": look.encryption,
         "writer": None if inspection.writer is None else asdict(inspection.writer),
         "schema": None
         if schema is None

@@ -63,8 +63,9 @@ def dump(
     verified on the way. Files that are unfinished (.partial), damaged or without their other half are shown
     as far as they can be.
 
-    Exit codes: 0 all is well, 1 something is damaged, missing or unfinished, or a directory cannot be listed,
-    2 the call is wrong, 4 the store refuses or does not answer, or its library is not installed.
+    Exit codes: 0 all is well, 1 something is damaged, missing or unfinished, a directory cannot be listed, or
+    the key that was given does not open all in it, 2 the call is wrong, 4 the store refuses or does not
+    answer, or its library is not installed.
     """
     if unpickle and records is None:
         raise UsageError("--unpickle needs --records N: how many objects to show")
@@ -88,7 +89,7 @@ def _dumped(path: str, wanted: _Wanted, as_json: bool, quick: bool) -> bool:
             print_json(documents.directory(path, found, passed_over.documents))
         else:
             pages.directory(Output(), path, found, wanted.everything)
-        return not found.wrong and not passed_over.documents
+        return not found.wrong and not found.has_locked and not passed_over.documents
     pair = look(path, quick, key=wanted.key)
     _check_subpartition(pair, wanted.subpartition)
     _print_pair(pair, as_json, wanted)

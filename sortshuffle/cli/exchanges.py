@@ -47,6 +47,11 @@ class Listing:
         """The pairs that are not complete, and so not added up."""
         return [look for look in self.looks if look.state is not State.COMPLETE]
 
+    @property
+    def has_locked(self) -> bool:
+        """Whether a key was given, and does not open all pairs."""
+        return any(look.is_locked for look in self.looks)
+
 
 def listing(looks: Iterable[Look]) -> Listing:
     """All of them, added up."""

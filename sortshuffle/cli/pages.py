@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -320,7 +321,7 @@ _PAIR_COLUMNS = (
 
 
 def directory(out: Output, path: str, found: Listing, everything: bool) -> None:
-    """One row for each pair, then each exchange added up, then what is wrong."""
+    """One row for each pair, then each exchange added up, then what was opened, then what is wrong."""
     if not found.looks:
         out.line(f"There are no map outputs below {path}.")
         return
@@ -332,6 +333,7 @@ def directory(out: Output, path: str, found: Listing, everything: bool) -> None:
     for exchange in exchanges:
         _print_exchange(out, exchange)
     _print_left_out(out, len(found.exchanges) - len(exchanges), "more exchange")
+    _print_encryption(out, found)
     _print_wrong_pairs(out, found, everything)
 
 
@@ -374,6 +376,16 @@ def _print_exchange(out: Output, exchange: Exchange) -> None:
     out.line(f"{outputs}, {subpartitions}, {_totals(exchange.totals)}")
     out.gap()
     _print_skew(out, exchange.bytes, exchange.records)
+
+
+def _print_encryption(out: Output, found: Listing) -> None:
+    by_word = Counter((look.is_locked, look.encryption) for look in found.looks if look.encryption)
+    if not by_word:
+        return
+    out.gap()
+    for (is_locked, word), number in sorted(by_word.items()):
+        said = f"{plural(number, 'map output')} of {count(len(found.looks))}: {word}"
+        out.line(said, "red" if is_locked else "")
 
 
 def _print_wrong_pairs(out: Output, found: Listing, everything: bool) -> None:

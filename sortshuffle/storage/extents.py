@@ -40,6 +40,10 @@ from sortshuffle.format.malformed import CutShort, Malformed
 
 Self = TypeVar("Self", bound="ExtentReader")
 
+# what to do about data that does not open
+BY_KEY_ALONE = "It opens with the key of the application that wrote it alone (spark.io.encryption.enabled)"
+_SOMEBODY_ELSES = "Somebody else wrote it: see who can write to this directory"
+
 
 @dataclass(frozen=True, slots=True)
 class Extent:
@@ -174,7 +178,7 @@ class ExtentReader(ABC):
             offset = extent.offset + position + buffer.start - BUFFER_HEADER_BYTES
             if not buffer.encrypted:
                 what = "the data is not encrypted, as all of this application's is"
-                raise DecryptionError(self.place(offset, extent), what)
+                raise DecryptionError(self.place(offset, extent), what, _SOMEBODY_ELSES)
             place = BufferPlace(offset, extent.region, None if buffer.broadcast else extent.subpartition)
             try:
                 found.append(decrypted(source, buffer, cipher, place, target))
@@ -202,13 +206,13 @@ class ExtentReader(ABC):
 
     def _unopened(self, offset: int, extent: Extent) -> DecryptionError:
         what = "the data does not open: the key is another one, or the bytes were changed on purpose"
-        return DecryptionError(self.place(offset, extent), what)
+        return DecryptionError(self.place(offset, extent), what, BY_KEY_ALONE)
 
     def _expect_plain(self, buffers: list[StoredBuffer], extent: Extent) -> None:
         for buffer in buffers:  # no generator: making one takes longer than looking at a few
             if buffer.encrypted:
                 what = "the data is encrypted, and there is no key"
-                raise DecryptionError(self.place(extent.offset, extent), what)
+                raise DecryptionError(self.place(extent.offset, extent), what, BY_KEY_ALONE)
 
     def _plain_part(self, part: ExtentPart, extent: Extent, position: int) -> ExtentPart:
         if self._key is None:

@@ -34,7 +34,7 @@ from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, FileHeader
 from sortshuffle.format.index import Index, unpack_index
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.storage.descriptors import close_after_reading, read_at
-from sortshuffle.storage.extents import Extent, ExtentReader, aligned_memory
+from sortshuffle.storage.extents import BY_KEY_ALONE, Extent, ExtentReader, aligned_memory
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.stored_files import MOUNTED_SCHEMES, store_error
 
@@ -84,7 +84,7 @@ class PartitionedFileReader(ExtentReader):
 
     def _check_key(self, key: EncryptionKey) -> None:
         if self._file_cipher(key).check != self.header.key_check:
-            raise DecryptionError(self.place(), "the file is encrypted with another key")
+            raise DecryptionError(self.place(), "the file is encrypted with another key", BY_KEY_ALONE)
 
     def fetch(self, size: int, extent: Extent, position: int = 0) -> pa.Buffer:
         memory, view = aligned_memory(size)

@@ -156,6 +156,35 @@ def test_dump_says_of_a_wrong_key_that_it_is_one(file: PartitionedFile, tmp_path
     assert document["records"]["problem"].endswith("they are encrypted, and the key is another one")
 
 
+def test_dump_of_a_directory_says_what_was_opened_and_fails_for_what_the_key_does_not_open(
+    file: PartitionedFile, tmp_path: Path
+) -> None:
+    """Of one file the page says it, and `verify` fails."""
+    directory = os.path.dirname(file.base)
+    build(directory, attempt=300)
+    other = EncryptionKey(bytes(16))
+    build(directory, attempt=400, key=other)
+    locked = "encrypted, and the key is another one"
+    ours = key_file(tmp_path)
+    for options, code, said in (
+        ((), 0, ["encrypted, and there is no key"] * 2),
+        (("--key-file", ours), 1, ["encrypted", locked]),
+        (("--key-file", ours, "--quick"), 1, ["encrypted", locked]),
+    ):
+        exit_code, document = run_json("dump", directory, *options)
+        assert (exit_code, document["incomplete"]) == (code, 0)
+        assert [pair["encryption"] for pair in document["pairs"]] == [said[0], "", said[1]]
+    result = run("dump", directory, "--key-file", ours)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-2:] == [
+        "1 map output of 3: encrypted",
+        f"1 map output of 3: {locked}",
+    ]
+    lines = run("dump", directory).stdout.splitlines()
+    assert lines[-1] == "2 map outputs of 3: encrypted, and there is no key"
+    assert run("dump", file.data_path, "--key-file", key_file(tmp_path, "ab" * 24)).exit_code == 0
+
+
 @pytest.mark.parametrize("text", ["", "no hex", "00" * 15, "00" * 33, "\x00\xff"])
 def test_a_file_that_holds_no_key_is_refused(file: PartitionedFile, tmp_path: Path, text: str) -> None:
     for command in ("dump", "verify"):

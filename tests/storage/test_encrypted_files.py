@@ -31,6 +31,7 @@ from sortshuffle.storage.writer import ENCRYPTED_AT_ONCE, PartitionedFileWriter
 
 KEY = EncryptionKey(bytes(range(16)))
 OTHER_KEY = EncryptionKey(bytes(range(1, 33)))
+BY_KEY = "It opens with the key of the application that wrote it alone (spark.io.encryption.enabled)"
 PAIR = Pair(
     subpartitions=3,
     first=2,
@@ -96,6 +97,7 @@ def test_a_wrong_key_is_known_at_once_and_is_no_lost_data(
         read_pair(file, part_bytes, OTHER_KEY)
     assert not isinstance(caught.value, DataLossError)
     assert caught.value.place.file == file.data_path
+    assert str(caught.value).endswith(BY_KEY)
     again = pickle.loads(pickle.dumps(caught.value))
     assert (type(again), str(again), again.place) == (DecryptionError, str(caught.value), caught.value.place)
 
@@ -104,8 +106,9 @@ def test_a_wrong_key_is_known_at_once_and_is_no_lost_data(
 def test_without_a_key_payloads_are_refused_and_checksums_are_verified(
     file: PartitionedFile, part_bytes: int | None
 ) -> None:
-    with pytest.raises(DecryptionError, match="there is no key"):
+    with pytest.raises(DecryptionError, match="there is no key") as caught:
         read_pair(file, part_bytes)
+    assert str(caught.value).endswith(BY_KEY)
     with PartitionedFileReader(file) as reader:
         found = [list(reader.checked_parts(each, 64)) for each in extents_of(read_index(file), 0)]
         assert [len(parts) for parts in found] == [2, 1, 2]
@@ -116,8 +119,12 @@ def test_without_a_key_payloads_are_refused_and_checksums_are_verified(
 
 def test_a_plain_file_is_refused_where_there_is_a_key(tmp_path: Path) -> None:
     plain = write_pair(tmp_path, PAIR)
-    with pytest.raises(DecryptionError, match="is not encrypted, as all of this application's is"):
+    with pytest.raises(DecryptionError, match="is not encrypted, as all of this application's is") as caught:
         read_pair(plain, key=KEY)
+    assert "opens with the key" not in str(caught.value)
+    assert str(caught.value).endswith("Somebody else wrote it: see who can write to this directory")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.place) == (str(caught.value), caught.value.place)
 
 
 def test_a_change_of_any_byte_is_corrupt_data_before_it_is_decrypted(file: PartitionedFile) -> None:
