@@ -7,6 +7,8 @@ traceback; so does a standard output that takes no more, whatever prints (`cli.p
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from importlib import import_module
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import click
 
 import sortshuffle
-from sortshuffle.cli.printing import printing
+from sortshuffle.cli.printing import CannotPrint, printing
 from sortshuffle.errors import SortShuffleError, UsageError
 
 SUMMARIES = {
@@ -50,6 +52,10 @@ class LazyGroup(click.Group):
             formatter.write_dl(sorted(SUMMARIES.items()))
 
     def main(self, *args: Any, **extra: Any) -> Any:
+        if sys.stdout is None:  # it was closed before the command began
+            refusal = CannotPrint(OSError(errno.EBADF, os.strerror(errno.EBADF)))
+            click.echo(f"Error: {refusal.format_message()}", err=True)
+            sys.exit(refusal.exit_code)
         with printing():
             return super().main(*args, **extra)
 

@@ -182,6 +182,20 @@ def test_a_pipe_that_was_closed_is_no_fault_of_the_files(
     assert (result.returncode, result.stderr) == (3, b"")
 
 
+@pytest.mark.parametrize("arguments", [("verify", "{file}"), ("dump", "{file}"), ("--help",)], ids=" ".join)
+def test_an_output_that_was_closed_before_has_the_same_code(
+    file: PartitionedFile, arguments: tuple[str, ...]
+) -> None:
+    """As a shell's ``>&-`` leaves it."""
+    words = [word.format(file=file.data_path) for word in arguments]
+    line = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, *words]
+    result = subprocess.run(line, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert result.stderr == "Error: the output cannot be written: Bad file descriptor\n"
+    assert result.returncode == 3
+    silent = subprocess.run(["/bin/sh", "-c", 'exec "$@" >&- 2>&-', "sh", *COMMAND, *words], env=ENVIRONMENT)
+    assert silent.returncode == 3
+
+
 def test_values_that_the_terminal_cannot_show_are_escaped(tmp_path: Path) -> None:
     file = build(tmp_path, application="größer 数")
     result = subprocess.run(
