@@ -12,9 +12,10 @@ Rules
 * What leaves an application's directory is forgotten when that is listed anew. Applications that are gone are
   forgotten when another comes, at most once in `FORGETS_EVERY`.
 
-Each root has a lock, which is held while directories are looked at and listed: others would list the same. A
-disk that stands still stops those who ask for what is on it, and no others. Lock order: that of `EndedHomes`,
-under which nothing is looked at, is never held together with one of a root.
+Each root has a lock, which is held while directories are looked at and listed: others would list the same.
+Where one question has held it for `HELD_AT_MOST`, the disk may stand still. Others then pass the root over: a
+disk that stands still stops the first who asks, and of the others keeps only what is on it. Lock order: that
+of `EndedHomes`, under which nothing is looked at, is never held together with one of a root.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 from sortshuffle.storage.lifetime import HOME_ROOT, Owner, is_gone
@@ -32,6 +34,7 @@ from sortshuffle.storage.partitioned_file import INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.reader import NOT_OF_THE_FILE
 from sortshuffle.storage.shared_home import is_shared
 
+HELD_AT_MOST = 0.5  # seconds; to list 10,000 files of a disk that gets on takes a tenth of that
 FORGETS_EVERY = 60.0  # seconds; a look at each application that is known
 _INDEX = re.compile(rf"exchange-(\d+)-map-(\d+)-attempt-(\d+){re.escape(INDEX_SUFFIX)}")
 
@@ -51,7 +54,8 @@ class EndedHomes:
         self, roots: Iterable[str], application: str, exchange: int, map_index: int
     ) -> list[tuple[PartitionedFile, Owner]]:
         """What ended executors of an application left of one map task, and whose it was; the first attempt
-        first. Raises OSError where this process cannot look for want of descriptors or memory."""
+        first. Nothing of a root whose disk may stand still. Raises OSError where this process cannot look for
+        want of descriptors or memory."""
         found = [
             each for root in roots for each in self._root(root).outputs(application, exchange, map_index)
         ]
@@ -71,6 +75,7 @@ class _Root:
         self._above = os.path.join(root, HOME_ROOT)
         self._clock = clock
         self._lock = threading.Lock()
+        self._held_since: float | None = None  # by `time.monotonic`; None for a moment when it is taken
         self._applications: Listings[list[str]] = Listings(lambda names, before: sorted(names))
         self._homes: Listings[Attempts] = Listings(lambda names, before: _attempts(names))
         self._names: dict[str, list[str]] = {}  # by directory of an application, as last listed
@@ -82,7 +87,9 @@ class _Root:
     ) -> list[tuple[int, PartitionedFile, Owner]]:
         """As `EndedHomes.outputs`, not in order, each with its attempt."""
         found: list[tuple[int, PartitionedFile, Owner]] = []
-        with self._lock:
+        with self._held() as is_held:
+            if not is_held:
+                return []
             for home in self._homes_in(os.path.join(self._above, application)):
                 owner = self._ended_owner(home)
                 left = None if owner is None else _listed(self._homes, home)
@@ -93,6 +100,27 @@ class _Root:
                     file = PartitionedFile.named(home, exchange, map_index, attempt)
                     found.append((attempt, file, owner))
         return found
+
+    @contextmanager
+    def _held(self) -> Iterator[bool]:
+        """Whether this thread has the lock. Not where one other thread has had it for long."""
+        left = self._patience()
+        while not self._lock.acquire(timeout=left):
+            left = self._patience()
+            if not left:
+                yield False
+                return
+        self._held_since = time.monotonic()
+        try:
+            yield True
+        finally:
+            self._held_since = None
+            self._lock.release()
+
+    def _patience(self) -> float:
+        """Seconds for which whoever has the lock may have it still."""
+        since = self._held_since
+        return HELD_AT_MOST if since is None else max(0.0, since + HELD_AT_MOST - time.monotonic())
 
     def _homes_in(self, directory: str) -> list[str]:
         """Those in this directory of an application."""

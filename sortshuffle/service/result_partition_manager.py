@@ -190,12 +190,18 @@ def _delete(file: PartitionedFile, deleted: Future[None]) -> None:
 
 
 def check_inside(file: PartitionedFile, roots: Sequence[str]) -> None:
-    """Raises `UsageError` unless both files of the pair lie below one of the roots, links followed."""
-    real_roots = [calls.realpath(root) for root in roots]
+    """Raises `UsageError` unless both files of the pair lie below one of the roots, links followed. The root
+    that the name begins with comes first, others only if they must: their disks may stand still."""
+    by_name = sorted(roots, key=lambda root: not file.base.startswith(os.path.join(root, "")))
     for path in (file.data_path, file.index_path):
         real = calls.realpath(path)
-        if not any(os.path.commonpath([root, real]) == root for root in real_roots):
-            raise UsageError(f"{path} is not below {' or '.join(real_roots)}: it is not served")
+        if not any(_is_below(real, root) for root in by_name):
+            raise UsageError(f"{path} is not below {' or '.join(roots)}: it is not served")
+
+
+def _is_below(real: str, root: str) -> bool:
+    real_root = calls.realpath(root)
+    return os.path.commonpath([real_root, real]) == real_root
 
 
 def _shut_down_cause(scheduler: ReadScheduler) -> StateError:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,8 +30,9 @@ from serving import (
     until,
 )
 
+from sortshuffle import calls
 from sortshuffle.errors import CorruptDataError, MissingDataError
-from sortshuffle.service import catalog
+from sortshuffle.service import catalog, ended_homes
 from sortshuffle.service.protocol import FoundOutput, PartitionRequest, Stream
 from sortshuffle.storage.lifetime import HOME_ROOT, OWNER_FILE
 from sortshuffle.storage.partitioned_file import PartitionedFile
@@ -294,6 +297,45 @@ def test_other_exchanges_and_maps_and_applications_are_not_adopted(tmp_path: Pat
     assert shelf.catalog.adoptable(replace(WANTED, exchange=OUTPUT.exchange + 1)) is None
     assert shelf.catalog.adoptable(replace(WANTED, application="app-2")) is None
     assert shelf.catalog.adoptable(replace(WANTED, file_id=bytes(16))) is None, "another driver counts alike"
+
+
+def test_a_disk_that_stands_still_does_not_keep_what_is_on_another(
+    tmp_path: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks first stays there; all who come later pass it over, in the threads that are left."""
+    monkeypatch.setattr(ended_homes, "HELD_AT_MOST", 0.01)
+    for at, root in enumerate(("one", "two")):
+        home = make_home(tmp_path / root, f"ended-{root}", ended_owner())
+        Disk(tmp_path / root, home).write_random(attempt=at)
+    reached, gets_on = threading.Event(), threading.Event()
+
+    def standing(call: Callable[..., object]) -> Callable[..., object]:
+        def stands(path: str, *arguments: object) -> object:
+            if path.startswith(str(tmp_path / "one")):
+                reached.set()
+                assert gets_on.wait(60)
+            return call(path, *arguments)
+
+        return stands
+
+    with ThreadPoolExecutor(1) as threads, monkeypatch.context() as patch:
+        for name in ("stat", "lstat", "listdir", "realpath", "open"):
+            patch.setattr(calls, name, standing(getattr(calls, name)))
+        waiting = threads.submit(adoptable, shelf)
+        try:
+            assert reached.wait(60)
+            for _ in range(3):
+                found = adoptable(shelf)
+                assert found is not None
+                assert (found.file_id, found.attempt) == (id_of(1), 1)
+        finally:
+            gets_on.set()
+        first = waiting.result(60)
+        assert first is not None
+        assert first.attempt == 0
+    again = adoptable(shelf)
+    assert again is not None
+    assert again.attempt == 0, "it is asked again when it gets on"
 
 
 @pytest.mark.parametrize("fault", ["index", "no data", "short", "other data", "partial"])
