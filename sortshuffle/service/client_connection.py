@@ -72,7 +72,7 @@ class ClientTls:
 @dataclass(frozen=True, slots=True)
 class Dial:
     """How a service is reached. ``silence``: seconds in which a service that owes something does not get on,
-    after which a connection is as good as cut."""
+    after which a connection is as good as cut. A connection is made in as many, or not at all."""
 
     address: str
     secret: bytes | None = field(repr=False)
@@ -123,16 +123,18 @@ class ClientConnection:
         return self._wire is not None and not self._aborted
 
     def connect(self) -> None:
-        """Connect and greet. Raises OSError if that fails, of which `AuthenticationError` and
-        `ProtocolError` are special cases. Whoever calls it calls `close` in any case."""
+        """Connect and greet, which takes ``silence`` at most, all steps together. Raises OSError if that
+        fails, of which `AuthenticationError` and `ProtocolError` are special cases. Whoever calls it calls
+        `close` in any case."""
         host, port = split_address(self._dial.address)
-        self._reach(host, port)
+        until = self._clock() + self._dial.silence
+        self._reach(host, port, until)
         connected = self._kept()
         calls.setsockopt(connected, socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._dial.tls is not None:
-            connected.settimeout(min(GREETING_TIMEOUT, self._dial.silence))
+            connected.settimeout(self._left(until, GREETING_TIMEOUT))
             connected = self._encrypted(connected, self._dial.tls, host)
-        self.segment_bytes = greet(connected, self._dial.secret, min(GREETING_TIMEOUT, self._dial.silence))
+        self.segment_bytes = greet(connected, self._dial.secret, self._left(until, GREETING_TIMEOUT))
         if isinstance(connected, ssl.SSLSocket):
             self._wire = _TlsWire(connected, self._tick, self._dial.silence)
         else:
@@ -219,10 +221,17 @@ class ClientConnection:
         except (OSError, ValueError):  # ValueError: closed meanwhile
             self.abort()
 
-    def _reach(self, host: str, port: int) -> None:
+    def _left(self, until: float, most: float) -> float:
+        """Seconds for the next step of connecting, above 0."""
+        left = until - self._clock()
+        if left <= 0:
+            raise ServiceUnavailableError(f"it was not reached within {self._dial.silence:g} s")
+        return min(left, most)
+
+    def _reach(self, host: str, port: int, until: float) -> None:
         """Connect to one of the addresses that the name leads to: the first that takes the connection."""
-        addresses = self._trusted(resolve(host, min(RESOLVE_TIMEOUT, self._dial.silence)))
-        until = self._clock() + min(CONNECT_TIMEOUT, self._dial.silence)
+        addresses = self._trusted(resolve(host, self._left(until, RESOLVE_TIMEOUT)))
+        until = self._clock() + self._left(until, CONNECT_TIMEOUT)
         error: OSError = ServiceUnavailableError("its name leads to no address")
         for number, address in enumerate(addresses):
             left = until - self._clock()

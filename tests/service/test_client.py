@@ -18,6 +18,7 @@ from consumers import together
 from engine import DRIVER, ID, Pair, Region, eventually, write_pair
 from scripted_server import HonestService, Peer, Script, ScriptedServer, after, cut, refused_address
 
+from sortshuffle import calls
 from sortshuffle.errors import (
     MissingDataError,
     Place,
@@ -128,6 +129,31 @@ def test_a_connection_that_went_while_this_process_stood_still_is_made_anew(
         with closing(client):
             assert client.index(OUTPUT, "far") == Path(honest.files[0].index_path).read_bytes()
     client.join()
+
+
+def test_a_host_that_cannot_be_reached_costs_one_and_a_half_time_outs_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its name is found slowly, and nothing answers there."""
+    monkeypatch.setattr(backoff, "FIRST_DELAY", 0.001)
+    now, getaddrinfo = [100.0], calls.getaddrinfo
+
+    def slow(host: str, *of: object, flags: int = 0, **others: object) -> object:
+        if not flags:
+            now[0] += 1.8
+        return getaddrinfo(host, *of, flags=flags, **others)
+
+    def nothing(address: object, timeout: float) -> None:
+        now[0] += timeout
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(calls, "getaddrinfo", slow)
+    monkeypatch.setattr(calls, "create_connection", nothing)
+    client = ServiceClient("localhost:1", ClientSettings(timeout=4.0), FloatingCredits(MIB), lambda: now[0])
+    with closing(client), pytest.raises(ServiceUnavailableError, match="could not be reached"):
+        client.index(OUTPUT, "far")
+    client.join()
+    assert now[0] - 100.0 <= 1.5 * 4.0
 
 
 MIB = 1 << 20

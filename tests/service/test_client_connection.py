@@ -171,6 +171,33 @@ def test_a_connection_is_as_good_as_cut_when_it_is_silent_though_it_must_not_be(
         connection.receive_header()
 
 
+def test_all_steps_of_connecting_share_one_time(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What finding the name takes is not there for the greeting."""
+    clock, patience = Clock(), []
+    getaddrinfo, recv = calls.getaddrinfo, calls.recv
+
+    def slow(host: str, *of: object, flags: int = 0, **others: object) -> object:
+        if not flags:
+            clock.now += 7.5
+        return getaddrinfo(host, *of, flags=flags, **others)
+
+    def noted(server: socket.socket, size: int) -> bytes:
+        patience.append(server.gettimeout())
+        return recv(server, size)
+
+    monkeypatch.setattr(calls, "getaddrinfo", slow)
+    monkeypatch.setattr(calls, "recv", noted)
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # which says nothing
+        dial = Dial(f"localhost:{listening.getsockname()[1]}", None, endpoint.tls, 8.0)
+        with closing(ClientConnection(dial, lambda: True, clock)) as connection:
+            with pytest.raises(OSError):
+                connection.connect()
+            assert connection._socket is not None
+            patience.append(connection._socket.gettimeout())
+    assert patience[0] is not None
+    assert 0 < patience[0] <= 0.5
+
+
 @dataclass
 class Clock:
     """Stands still but for the test."""
