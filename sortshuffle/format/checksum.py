@@ -9,7 +9,7 @@ Source: XXH3 by Yann Collet, through the `xxhash` package.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import xxhash
@@ -27,6 +27,11 @@ def checksum(data: BytesLike) -> int:
 
 def checksum_of_parts(*parts: BytesLike) -> int:
     """XXH3-64 of the concatenation of ``parts``, without concatenating them."""
+    return checksum_of_all(parts)
+
+
+def checksum_of_all(parts: Iterable[BytesLike]) -> int:
+    """The same of parts that come one by one."""
     state = xxhash.xxh3_64()
     for part in parts:
         state.update(part)

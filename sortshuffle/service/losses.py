@@ -11,7 +11,8 @@ Rules
 * An id is what a client must know: whoever names a map output that is there with another id changes nothing.
   Whoever names one that is not there makes Spark run that map task again. So the secret must keep strangers
   away.
-* Extents are verified in parts, so a report costs little memory however large the extent is.
+* Extents are verified in parts, and large buffers in pieces, so a report costs little memory however large
+  either is, or says that it is.
 
 Called by threads that may block, several at a time. Lock order: `_lock` is a leaf.
 """
@@ -85,8 +86,7 @@ class Losses:
         entry = index.entries[report.region, report.subpartition]
         extent: Extent = extent_of(entry, report.region, report.subpartition)
         with PartitionedFileReader(file, report.output.file_id, str(index.writer)) as reader:
-            for _ in reader.checked_parts(extent, VERIFIED_BYTES):
-                continue
+            reader.verify(extent, VERIFIED_BYTES)
 
 
 def _directories_of(file: PartitionedFile) -> tuple[str, ...]:

@@ -8,8 +8,9 @@
 A reader of bytes says only how they are fetched (`ExtentReader.fetch`).
 
 What is encrypted is decrypted here, after it was verified: whoever decodes gets plain payloads. A reader
-without a key moves and verifies (`checked`, `checked_parts`), and raises `DecryptionError` where payloads are
-asked for. A reader with a key takes no payload that is not encrypted: somebody else has written it.
+without a key moves and verifies (`checked`, `checked_parts`, `verify`), and raises `DecryptionError` where
+payloads are asked for. A reader with a key takes no payload that is not encrypted: somebody else has written
+it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import pyarrow as pa
 
 from sortshuffle.errors import CorruptDataError, DecryptionError, Place
 from sortshuffle.format.buffer import ALIGNMENT, BUFFER_HEADER_BYTES, StoredBuffer, scan_buffer, scan_extent
-from sortshuffle.format.checksum import checksum_of_checksums
+from sortshuffle.format.checksum import CHECKSUM_BYTES, checksum_of_all, checksum_of_checksums
 from sortshuffle.format.encryption import (
     BufferPlace,
     EncryptionKey,
@@ -151,6 +152,33 @@ class ExtentReader(ABC):
             wanted = part_bytes
             del memory  # the caller's from here on
             yield part.pop()
+
+    def verify(self, extent: Extent, part_bytes: int) -> None:
+        """Every checksum, in memory of ``part_bytes`` however large a buffer is, or says that it is. Raises
+        `CorruptDataError`."""
+        position = 0
+        checksums: list[int] = []
+        while position < extent.bytes:
+            left = extent.bytes - position
+            memory = self.fetch(min(part_bytes, left), extent, position)
+            with self.damage(extent.offset + position, extent):
+                _, end, needed = _whole_buffers(memory, left, checksums)
+                del memory
+                if needed:
+                    checksums.append(self._checksum_of_large(extent, position, needed, part_bytes))
+            position += needed or end
+        with self.damage(extent.offset, extent):
+            _check_extent(extent, checksums)
+
+    def _checksum_of_large(self, extent: Extent, position: int, size: int, part_bytes: int) -> int:
+        """Of the buffer there, if it is as its bytes are. Raises `Malformed`."""
+        end = position + size - CHECKSUM_BYTES
+        starts = range(position, end, part_bytes)
+        computed = checksum_of_all(self.fetch(min(part_bytes, end - at), extent, at) for at in starts)
+        stored = int.from_bytes(memoryview(self.fetch(CHECKSUM_BYTES, extent, end)), "little")
+        if computed != stored:
+            raise Malformed("a buffer fails its checksum", 0, f"{stored:#018x}", f"{computed:#018x}")
+        return stored
 
     @property
     def decrypts(self) -> bool:

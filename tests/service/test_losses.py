@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine import ID, OTHER_ID, changed
+from engine import ID, OTHER_ID, Pair, Region, arrow_memory, changed
 from serving import OUTPUT, Disk, Shelf, ended_owner, make_disk, make_home
 
 from sortshuffle.errors import UsageError
+from sortshuffle.options import KIB, MIB
+from sortshuffle.service import losses
 from sortshuffle.service.losses import Losses
 from sortshuffle.service.protocol import DamageReport, Verdict
+from sortshuffle.storage.reader import read_index
 
 
 @pytest.fixture
@@ -35,14 +39,14 @@ def test_a_loss_is_told_once(tmp_path: Path, shelf: Shelf) -> None:
     other = control.with_name("shuffle_5_205_0.index")
     home = make_home(tmp_path / "two", "ended", ended_owner([str(tmp_path / "blockmgr")]))
     _, output = Disk(tmp_path / "two", home).write_random()
-    losses = Losses(shelf.catalog)
+    judge = Losses(shelf.catalog)
     control.touch()
     other.touch()
-    losses.tell(output)
+    judge.tell(output)
     assert not control.exists()
     assert other.exists()
     control.touch()
-    losses.tell(output)
+    judge.tell(output)
     assert control.exists()
 
 
@@ -111,3 +115,35 @@ def test_an_extent_that_there_is_not_cannot_be_judged(disk: Disk, shelf: Shelf) 
     for subpartition, region in [(2, 0), (0, 2)]:
         with pytest.raises(UsageError, match="2 regions and 2 subpartitions"):
             Losses(shelf.catalog).judge(DamageReport(1, output, subpartition, region))
+
+
+@pytest.mark.parametrize(
+    ("payloads", "offset", "mask", "verdict"),
+    [
+        ([8 * MIB, 100], None, 0, Verdict.SOUND),
+        ([8 * MIB, 100], 5 * MIB, 1, Verdict.DAMAGED),
+        ([8 * MIB, 100], 8 * MIB + 60, 1, Verdict.DAMAGED),
+        ([20_000] * 400, None, 0, Verdict.SOUND),
+        ([20_000] * 400, 6, 0x40, Verdict.DAMAGED),
+        ([20_000] * 400, 5 * MIB, 1, Verdict.DAMAGED),
+    ],
+    ids=["large", "changed", "other checksum", "many", "says that it is large", "changed one"],
+)
+def test_a_report_costs_little_memory_however_large_a_buffer_is(
+    disk: Disk,
+    shelf: Shelf,
+    monkeypatch: pytest.MonkeyPatch,
+    payloads: list[int],
+    offset: int | None,
+    mask: int,
+    verdict: Verdict,
+) -> None:
+    """``offset``: in the extent, of which one byte is changed."""
+    monkeypatch.setattr(losses, "VERIFIED_BYTES", 256 * KIB)
+    chosen = random.Random(1)
+    region = Region({0: [chosen.randbytes(size) for size in payloads]})
+    file, output = disk.write(Pair(1, 0, [region]))
+    start = int(read_index(file).entries[0, 0]["offset"])
+    with changed(file.data_path, start + (offset or 0), mask), arrow_memory() as memory:
+        assert Losses(shelf.catalog).judge(DamageReport(1, output, 0, 0)) is verdict
+    assert 0 < (memory.max_memory() or 0) < MIB
