@@ -35,7 +35,6 @@ from sortshuffle.storage.descriptors import close_after_reading
 from sortshuffle.storage.environment import environment
 from sortshuffle.storage.home_listings import HomeListings
 from sortshuffle.storage.lifetime import (
-    OWNER_FILE,
     Owner,
     is_gone,
     is_locked,
@@ -74,12 +73,11 @@ def _unattended_ended(place: str) -> str | None:
     if now < _looked.get(place, float("-inf")) + LOOKS_AFTER:
         return None
     _looked[place] = now
-    lock = _lock_place(place)
+    lock = _lock_place_soon(place)
     if lock is None:
         return None
-    close_after_reading(
-        lock
-    )  # before the homes are looked at: a janitor that found it taken leaves them to us
+    # before the homes are looked at: a janitor that found it taken leaves them to us
+    close_after_reading(lock)
     try:
         homes = [os.path.join(place, name) for name in calls.listdir(place)]
     except OSError:
@@ -110,7 +108,24 @@ def _start(homes: Sequence[str]) -> None:
 def main(homes: Sequence[str]) -> None:
     """Run until the executor has ended and left nothing to look after."""
     locks = _take_over(homes)
-    owners = {home: owner for home in locks if (owner := _owner_of(home)) is not None}
+    unread, left = dict.fromkeys(locks), []
+    while unread:
+        owners = _until_the_end(unread)
+        for home, owner in owners.items():
+            if owner.leaves_outputs_to_spark:
+                left.append(home)
+            else:
+                _clear(home, owner)
+        if unread:
+            time.sleep(TICK)
+    for lock in locks.values():  # a home that nobody holds can be removed: `sortshuffle clean --older-than`
+        close_after_reading(lock)
+    _look_after_ended(map(os.path.dirname, left))
+
+
+def _until_the_end(unread: dict[str, None]) -> dict[str, Owner]:
+    """Keep homes tidy until their executor has ended; those whose owner was told, which ``unread`` loses."""
+    owners = _told_owners(unread)
     listings = HomeListings()
     tick = 0
     while any(not is_gone(home) and owner.is_live() for home, owner in owners.items()):
@@ -118,13 +133,23 @@ def main(homes: Sequence[str]) -> None:
             _tidy(home, owner, listings, whole=tick % TICKS_PER_SWEEP == 0)
         tick += 1
         time.sleep(TICK)
-    for home, owner in owners.items():
-        if not owner.leaves_outputs_to_spark:
-            _clear(home, owner)
-    for lock in locks.values():  # a home that nobody holds can be removed: `sortshuffle clean --older-than`
-        close_after_reading(lock)
-    left = [home for home, owner in owners.items() if owner.leaves_outputs_to_spark]
-    _look_after_ended(dict.fromkeys(map(os.path.dirname, left)))
+        owners.update(_told_owners(unread))
+    return owners
+
+
+def _told_owners(unread: dict[str, None]) -> dict[str, Owner]:
+    """The owners of these homes. A home that the system does not tell of stays in ``unread``: a janitor that
+    passed it over would leave everything in it behind."""
+    owners: dict[str, Owner] = {}
+    for home in list(unread):
+        try:
+            owner = Owner.found(home)
+        except OSError:
+            continue
+        del unread[home]
+        if owner is not None:
+            owners[home] = owner
+    return owners
 
 
 def _look_after_ended(places: Iterable[str]) -> None:
@@ -133,17 +158,34 @@ def _look_after_ended(places: Iterable[str]) -> None:
     An executor has ended before its janitor comes here. So whoever finds a lock taken can rely on the holder,
     which looks once more when it has let go of the lock.
     """
-    held = {place: lock for place in places if (lock := _lock_place(place)) is not None}
+    untried, held = dict.fromkeys(places), dict[str, int]()
     listings = HomeListings()
-    while held:
+    while True:
+        held.update(_locks_of(untried))
         for place in list(held):
             if _is_any_left(place, listings):
                 continue
             close_after_reading(held.pop(place))
-            if _is_any_left(place, listings) and (lock := _lock_place(place)) is not None:
-                held[place] = lock
-        if held:
-            time.sleep(TICK * TICKS_PER_SWEEP)
+            if _is_any_left(place, listings):
+                untried[place] = None
+        if not held and not untried:
+            return
+        time.sleep(TICK * TICKS_PER_SWEEP)
+
+
+def _locks_of(untried: dict[str, None]) -> dict[str, int]:
+    """The locks of these directories that this process gets. A directory whose lock cannot be asked for now
+    stays in ``untried``: nobody else may have it."""
+    taken: dict[str, int] = {}
+    for place in list(untried):
+        try:
+            lock = _lock_place(place)
+        except OSError:
+            continue
+        del untried[place]
+        if lock is not None:
+            taken[place] = lock
+    return taken
 
 
 def _is_any_left(place: str, listings: HomeListings) -> bool:
@@ -155,25 +197,29 @@ def _is_any_left(place: str, listings: HomeListings) -> bool:
 
 def _lock_place(place: str) -> int | None:
     """A descriptor that holds the lock of an application's directory, None if another process has it, or the
-    directory is gone."""
+    directory is gone. Raises OSError where the system does not tell."""
+    try:
+        descriptor = calls.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        close_after_reading(descriptor)
+        return None
+    except OSError:
+        close_after_reading(descriptor)
+        raise
+    return descriptor
+
+
+def _lock_place_soon(place: str) -> int | None:
+    """The same in a task, which is not kept for long: None as well where the system does not tell."""
     for _ in range(TRIES):
         try:
-            descriptor = calls.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
+            return _lock_place(place)
         except OSError:
             time.sleep(TICK / TRIES)
-            continue
-        try:
-            calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            close_after_reading(descriptor)
-            return None
-        except OSError:
-            close_after_reading(descriptor)
-            time.sleep(TICK / TRIES)
-            continue
-        return descriptor
     return None
 
 
@@ -215,18 +261,6 @@ def _take_over(homes: Sequence[str]) -> dict[str, int]:
             break
         time.sleep(TICK / TRIES)
     return taken
-
-
-def _owner_of(home: str) -> Owner | None:
-    """None where there is none. What cannot be read for the moment is there: a janitor that passed a home
-    over would leave everything in it behind."""
-    path = os.path.join(home, OWNER_FILE)
-    for _ in range(TRIES):
-        owner = Owner.read(home)
-        if owner is not None or is_gone(path):
-            return owner
-        time.sleep(TICK / TRIES)
-    return None
 
 
 def is_running(home: str) -> bool:

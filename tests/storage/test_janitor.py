@@ -10,10 +10,11 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine import WRITER, Pair, eventually, names, open_files, printed, running, write_pair
@@ -341,6 +342,95 @@ def test_a_killed_janitor_of_ended_executors_is_replaced_by_a_task_of_another(
     control.unlink()
     eventually(lambda: not os.path.exists(home), "what Spark has forgotten goes")
     assert started[1].wait(SOON) == 0
+
+
+class Untold:
+    """A call that fails for a path, so many times: the host is out of files."""
+
+    def __init__(self, name: str, path: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._real: Callable[..., Any] = getattr(calls, name)
+        self._path = path
+        self.left = times
+        monkeypatch.setattr(calls, name, self)
+
+    def __call__(self, path: str, *arguments: Any, **how: Any) -> Any:
+        if path == self._path and self.left:
+            self.left -= 1
+            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE), path)
+        return self._real(path, *arguments, **how)
+
+
+LONG = 3 * janitor.TRIES
+"""Times that a call fails: longer than a task would wait."""
+
+
+def test_what_ended_executors_left_is_looked_after_however_long_the_host_is_out_of_files(
+    executor: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "application"
+    home, control = served_by_spark(executor, place)
+    executor.end()
+    control.unlink()
+    monkeypatch.setattr(janitor.time, "sleep", lambda seconds: None)
+    untold = Untold("open", os.path.dirname(home), LONG, monkeypatch)
+    janitor._look_after_ended([os.path.dirname(home)])
+    assert untold.left == 0
+    assert names(place) == []
+
+
+def test_a_task_is_not_kept_while_the_host_is_out_of_files(
+    executor: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, _ = served_by_spark(executor, tmp_path / "application")
+    executor.end()
+    monkeypatch.setattr(janitor.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(janitor, "_looked", {})
+    untold = Untold("open", os.path.dirname(home), LONG, monkeypatch)
+    assert janitor._unattended_ended(os.path.dirname(home)) is None
+    assert untold.left == LONG - janitor.TRIES
+
+
+def test_a_link_is_no_directory_of_an_application(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    janitor._look_after_ended([str(tmp_path / "link"), str(tmp_path / "gone")])
+
+
+def test_homes_whose_owner_is_not_told_for_long_are_cleared_when_it_is(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those beside them do not wait."""
+    first, second = executor.homes
+    executor.end()
+    there: list[bool] = []
+    untold = Untold("open_file", os.path.join(first, "owner.json"), LONG, monkeypatch)
+
+    def sleep(seconds: float) -> None:
+        if untold.left:
+            there.append(os.path.exists(second))
+
+    monkeypatch.setattr(janitor.time, "sleep", sleep)
+    janitor.main(executor.homes)
+    assert there == [False] * (LONG - 1)
+    assert [names(local) for local in executor.local] == [[], []]
+
+
+def test_a_home_whose_owner_is_told_later_is_kept_tidy_from_then_on(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = executor.homes
+    killed = partial(first, 1)
+    untold = Untold("open_file", os.path.join(first, "owner.json"), LONG, monkeypatch)
+    left: list[tuple[int, bool]] = []
+
+    def sleep(seconds: float) -> None:
+        left.append((untold.left, os.path.exists(killed.partial_data_path)))
+        if not left[-1][1] or len(left) > LONG:
+            executor.end()
+
+    monkeypatch.setattr(janitor.time, "sleep", sleep)
+    janitor.main([second, first])
+    assert left == [*((number, True) for number in reversed(range(LONG))), (0, False)]
+    assert [names(local) for local in executor.local] == [[], []]
 
 
 def test_what_ended_executors_left_to_spark_is_held_by_nobody(executor: Executor, tmp_path: Path) -> None:
