@@ -21,10 +21,8 @@ def make_private(directory: str) -> None:
         try:
             calls.mkdir(directory, MODE)
             return
-        except FileExistsError:
-            if not calls.isdir(directory):
-                raise
-            return
-        except FileNotFoundError:
+        except (FileExistsError, FileNotFoundError):  # it was there, or what is above is gone, a moment ago
+            if calls.isdir(directory):
+                return
             if not left:
                 raise

@@ -56,6 +56,30 @@ def test_what_others_remove_above_is_made_again(tmp_path: Path, monkeypatch: pyt
     assert (above / "home").is_dir()
 
 
+def test_what_others_have_made_and_remove_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there when it is to be made, and gone, with what is above, when that is looked at."""
+    above = tmp_path / "sortshuffle" / "app-1"
+    (above / "home").mkdir(parents=True)
+    times = 0
+
+    def mkdir(path: str, mode: int) -> None:
+        nonlocal times
+        try:
+            os.mkdir(path, mode)
+        except FileExistsError:
+            times += 1
+            os.removedirs(path)
+            tmp_path.mkdir(exist_ok=True)
+            raise
+
+    monkeypatch.setattr(calls, "mkdir", mkdir)
+    make_private(str(above / "home"))
+    assert times == 1
+    assert (above / "home").is_dir()
+
+
 def test_what_is_removed_again_and_again_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def mkdir(path: str, mode: int) -> None:
         raise FileNotFoundError(path)
