@@ -174,7 +174,7 @@ class Registration:
     def is_read(self) -> bool:
         """Whether it has ended, and Spark's shuffle service serves what it left: then other hosts may read
         the map outputs of its homes until these are gone. Those that are to be kept are read as well. Only
-        executors of this host, since it was started, register in a rendezvous: that is not asked again."""
+        executors of this host and this boot register in a rendezvous, so neither is checked here."""
         if not replace(self.owner, keep=False).leaves_outputs_to_spark or self.owner.is_live():
             return False
         below = (HOME_ROOT, self.owner.application, self.owner.home_name)

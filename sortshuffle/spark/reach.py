@@ -113,8 +113,9 @@ class ClusterReach:
             _log.warning("the adopters of lost map outputs cannot be told", exc_info=True)
 
     def _tell(self, lost: list[MapOutput]) -> None:
-        """Have the services of the adopters look for map outputs of these. They have none of these names, so
-        they let Spark run those attempts again. If one is gone with its host, Spark knows that itself."""
+        """Have the services of the adopters look for map outputs of these. Those services have no file of
+        that name. They take the output for lost and remove the adopter's control files, so Spark runs the
+        adopter again. If one is gone with its host, Spark knows that itself."""
         from sortshuffle.service.asking import ask_each
 
         by_service: dict[str, list[tuple[MapOutputAddress, str]]] = {}

@@ -22,7 +22,9 @@ from sortshuffle.storage.partitioned_file import (
 )
 
 BLOCK_DIRECTORY_DIGITS = 2  # hexadecimal, of the directories in which Spark's DiskBlockManager puts its files
-# of a task attempt; Spark writes it first, and its external service leaves the checksums of what it removes
+
+# Spark's index file of a task attempt's shuffle output; Spark writes it first, and its external service
+# leaves the checksums of what it removes
 _CONTROL_INDEX = re.compile(r"shuffle_\d+_(\d+)_0\.index")
 
 

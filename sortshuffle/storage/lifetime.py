@@ -12,7 +12,7 @@ A map output lives exactly as long as Spark's own shuffle files of the same task
   ``shuffle_<any>_<attempt>_0.index`` any more (Spark removes that when no frame can use it);
 * a whole home whose executor has ended: its process is gone, or Spark removed its local directories. But
   where Spark's own shuffle files outlive the executor (`Owner.served_by_spark`) each map output of an ended
-  executor goes with its own, without a grace time: no task of its is still to end. And where an external
+  executor goes with its own, without a grace time: none of its tasks can still finish. And where an external
   service of this package serves map outputs they outlive it, and the service sweeps them.
 
 Only the standard library is imported here: the janitor process (`storage.janitor`) must stay small.
@@ -309,8 +309,8 @@ def sweep(home: str, owner: Owner, listings: HomeListings | None = None) -> list
 
 def sweep_ended(place: str, listings: HomeListings | None = None) -> bool:
     """The same for all homes in an application's directory whose executors have ended and have left their map
-    outputs to Spark. Homes without a map output are removed; returns whether any is left. One of which the
-    system does not tell whose it is counts as left."""
+    outputs to Spark. Homes without a map output are removed; returns whether any is left. A home whose owner
+    cannot be read for the moment counts as left."""
     is_left = False
     listings = listings or HomeListings()
     for name in _names(place):
