@@ -4,7 +4,8 @@ A few are asked at once, and the next as soon as one has answered. So a service 
 one place of these, and not the others.
 
 Rules
-* What is asked is over when the time is: who has not answered then is not waited for.
+* What is asked is over when the time is: who has not answered then is not waited for. That nothing was heard
+  of a service counts only if it had all of its own time.
 * A worker may run at the limit of its address space, its threads or its files: then fewer are asked at once,
   at the least one after another by the caller's own thread. Whom it cannot ask at all has not been asked:
   nothing is said of that service.
@@ -21,12 +22,13 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TypeVar
 
-from sortshuffle.errors import SortShuffleError
+from sortshuffle.errors import ServiceUnavailableError, SortShuffleError
 from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceClients
 
-# services; each takes two threads for a moment, and the address space of their stacks, 8 MiB each: these fit
-# into a worker whose address space is limited to 1 GiB (spark.executor.pyspark.memory)
-AT_ONCE = 16
+# services; each takes up to three threads (who asks, who receives, who finds the host), and the address space
+# of their stacks, 8 MiB each: these 240 MiB fit into a worker whose address space is limited to 1 GiB
+# (spark.executor.pyspark.memory)
+AT_ONCE = 10
 
 # what this process, or its host, has no more of: descriptors, memory, ports
 OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL)
@@ -41,9 +43,10 @@ def ask_each(
     within: float,
 ) -> dict[str, Answer | None]:
     """What ``ask`` gives of the service at each address, None where that does not answer. ``settings``: say
-    how long one service may take; ``within``: all together, in seconds. Those whose turn does not come in
-    that time are not in the result, nor are those that this process had no thread, memory or descriptor to
-    ask. Does not raise what services, threads or memory are at fault for."""
+    how long one service may take; ``within``: all together, in seconds, however much ``ask`` asks for. Those
+    whose turn does not come in that time are not in the result, nor those that did not answer in what was
+    left of it, nor those that this process had no thread, memory or descriptor to ask. Does not raise what
+    services, threads or memory are at fault for."""
     until = time.monotonic() + within
     left = deque(dict.fromkeys(addresses))
     answers: dict[str, Answer | None] = {}
@@ -55,11 +58,12 @@ def ask_each(
             except IndexError:
                 return
             try:
-                timed = replace(settings, timeout=min(settings.timeout, seconds))
+                timed = replace(settings, timeout=min(settings.timeout, seconds), until=until)
                 with closing(ServiceClients(timed)) as clients:
                     answers[address] = ask(clients.client(address))
             except (SortShuffleError, OSError, RuntimeError, MemoryError) as error:
-                if not _is_own(error):
+                is_cut = seconds < settings.timeout or time.monotonic() >= until
+                if not (_is_own(error) or (is_cut and _is_silence(error))):
                     answers[address] = None
 
     helpers: list[threading.Thread] = []
@@ -72,8 +76,13 @@ def ask_each(
         pass  # no thread to be had: those that run ask all
     work()
     for helper in helpers:
-        helper.join()
-    return answers
+        helper.join(max(0.0, until - time.monotonic()))
+    return dict(answers)  # one that is late, because it closes its connection, changes that no more
+
+
+def _is_silence(error: BaseException) -> bool:
+    """Whether it might have answered later."""
+    return isinstance(error, ServiceUnavailableError) and error.refused is None
 
 
 def _is_own(error: BaseException | None) -> bool:

@@ -88,12 +88,14 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
     """``secret``: None where services ask for none. ``timeout``: seconds without progress until it is given
-    up. ``floating_bytes``: room for data ahead of their consumers, of all channels together."""
+    up. ``floating_bytes``: room for data ahead of their consumers, of all channels together. ``until``: when
+    all that is asked is given up, by `time.monotonic`; None: never."""
 
     secret: bytes | None = field(default=None, repr=False)
     tls: ClientTls | None = None
     timeout: float = 60.0
     floating_bytes: int = FLOATING_BYTES
+    until: float | None = None
 
 
 class _BreachError(ProtocolError):
@@ -126,8 +128,8 @@ class ServiceClients:
             return client
 
     def close(self) -> None:
-        """Give up what is still being read, and close all connections. Waits for each thread to end, but no
-        longer than `JOIN_TIMEOUT`. May be called again."""
+        """Give up what is still being read, and close all connections. Waits for the threads to end, but no
+        longer than `JOIN_TIMEOUT` together, nor longer than ``until``. May be called again."""
         if self._process != os.getpid():
             return
         with self._lock:
@@ -135,8 +137,11 @@ class ServiceClients:
             clients = list(self._clients.values())
         for client in clients:
             client.close()
+        until = time.monotonic() + JOIN_TIMEOUT
+        if self.settings.until is not None:
+            until = min(until, self.settings.until)
         for client in clients:
-            client.join()
+            client.join(max(0.0, until - time.monotonic()))
 
     def _begin(self) -> None:
         self._process = os.getpid()
@@ -276,7 +281,8 @@ class ServiceClient:
 
     def wait(self, channel: ClientChannel, is_there: Callable[[], bool]) -> None:
         """Until ``is_there``, asked under the lock whenever the channel has changed. Raises what the channel
-        failed with, `StateError` if it was closed."""
+        failed with, `ServiceUnavailableError` if the time for all questions is over, `StateError` if it was
+        closed."""
         self.announce(channel)
         while True:
             with self._lock:
@@ -289,7 +295,7 @@ class ServiceClient:
                 if channel.is_closed:
                     raise StateError(f"nobody waits any more for {channel.asked.what}")
                 if not (requested := self._request(channel)) and not is_there():
-                    channel.changed.wait(self._until_retry(channel))
+                    channel.changed.wait(self._until_look(channel))
             if requested:
                 self._flush()
 
@@ -350,11 +356,11 @@ class ServiceClient:
         if connection is not None:
             connection.leave(pack_close())
 
-    def join(self) -> None:
-        """Until the thread has ended, which it does when the client is closed, or for `JOIN_TIMEOUT`."""
+    def join(self, within: float = JOIN_TIMEOUT) -> None:
+        """Until the thread has ended, which it does when the client is closed, or for so many seconds."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(JOIN_TIMEOUT)
+            thread.join(within)
 
     @contextmanager
     def _in_turn(self, channel: IndexChannel) -> Iterator[None]:
@@ -392,6 +398,22 @@ class ServiceClient:
             return None
         left = channel.retry_at - self._clock()
         return left if left > 0 else None
+
+    def _until_look(self, channel: ClientChannel) -> float | None:
+        """Seconds for which its consumer may wait before it looks again; None: until the channel changes.
+        Raises `ServiceUnavailableError` if the time for all questions is over."""
+        retry = self._until_retry(channel)
+        if self._settings.until is None:
+            return retry
+        left = self._settings.until - self._clock()
+        if left <= 0:
+            error = ServiceUnavailableError(
+                f"the shuffle service at {self.address} was asked for {channel.asked.what}, and has not"
+                " answered in the time that there was for all questions"
+            )
+            error.address = self.address
+            raise error
+        return left if retry is None else min(left, retry)
 
     def _announce(self, channel: ClientChannel) -> None:
         if not (channel.is_requested and channel.is_wanted) or self._connection is None:

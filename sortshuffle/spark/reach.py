@@ -124,11 +124,19 @@ class ClusterReach:
                 adopted = replace(self._address_of(output), attempt=output.adopter.attempt)
                 by_service.setdefault(output.adopter.service, []).append((adopted, output.host))
 
-        def tell(client: ServiceClient) -> None:
+        def tell(client: ServiceClient) -> bool:
             for adopted, host in by_service[client.address]:
                 client.report_damage(adopted, host, 0, 0)
+            return True
 
-        ask_each(by_service, tell, self._service.client_settings(0, TOLD_WITHIN), TOLD_WITHIN)
+        told = ask_each(by_service, tell, self._service.client_settings(0, TOLD_WITHIN), TOLD_WITHIN)
+        untold = [service for service in by_service if not told.get(service)]
+        if untold:
+            _log.warning(
+                "adopters of lost map outputs are not told, their services did not answer within %g s: %s",
+                TOLD_WITHIN,
+                ", ".join(untold),
+            )
 
     def _note(self, output: MapOutput) -> None:
         if output.adopter is not None:

@@ -20,6 +20,7 @@ from sortshuffle.service.client import ClientSettings, ServiceClient
 from sortshuffle.service.protocol import FoundOutput, Kind, MapOutputAddress, pack_find_response
 
 WANTED = MapOutputAddress("app", 1, 2, file_id=DRIVER)
+MANY = 100_000  # more questions than can be answered in a second
 NOBODY = "127.0.0.1:1"  # where nobody listens
 
 
@@ -66,8 +67,27 @@ def test_silent_services_hold_up_no_others(opened: ExitStack) -> None:
 
 def test_where_the_time_is_over_nobody_else_is_asked(opened: ExitStack) -> None:
     silent = silent_ones(opened, 2 * AT_ONCE)
-    answers = ask_each(silent, find, ClientSettings(timeout=600.0), within=0.5)
+    assert ask_each(silent, find, ClientSettings(timeout=600.0), within=0.5) == {}
+
+
+def test_services_that_did_not_have_all_of_their_time_do_not_count_as_silent(opened: ExitStack) -> None:
+    """The last ones are asked when less is left than they may take."""
+    silent = silent_ones(opened, 2 * AT_ONCE)
+    answers = ask_each(silent, find, ClientSettings(timeout=1.2), within=2.35)
     assert answers == dict.fromkeys(silent[:AT_ONCE])
+
+
+def test_however_many_questions_there_are_they_end_with_the_time(opened: ExitStack) -> None:
+    """Each is answered in time."""
+    asked = []
+
+    def find_again_and_again(client: ServiceClient) -> int:
+        while len(asked) < MANY:
+            asked.append(client.find(WANTED))
+        return len(asked)
+
+    assert ask_each(services(opened, 1), find_again_and_again, ClientSettings(), within=1.0) == {}
+    assert 0 < len(asked) < MANY
 
 
 def test_a_process_that_gets_no_thread_gets_no_answer(opened: ExitStack) -> None:

@@ -29,7 +29,7 @@ from sortshuffle.service.asking import AT_ONCE
 from sortshuffle.service.client import ServiceClient
 from sortshuffle.service.protocol import FoundOutput, MapOutputAddress
 from sortshuffle.service.shuffle_service import ShuffleService, serve
-from sortshuffle.spark import adoption
+from sortshuffle.spark import adoption, reach
 from sortshuffle.spark.adoption import adopt
 from sortshuffle.spark.control import INLINE_REGIONS, Adopter, channels, control_batches
 from sortshuffle.spark.reach import ClusterReach
@@ -318,6 +318,24 @@ def test_a_worker_that_gets_no_thread_asks_and_tells_nobody(root: Path, service:
         with pytest.raises(MissingDataError, match="as told"), running(consumer, Silent(), False, noted):
             raise MissingDataError(Place(found[0].file.data_path), "as told")
     adopter.reach.close()
+
+
+def test_adopters_that_are_not_told_are_in_the_log(
+    root: Path, service: ShuffleService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where one is not gone with its host, the retry finds the same again: somebody may look for why."""
+    monkeypatch.setattr(reach, "TOLD_WITHIN", 0.3)
+    lost = lost_output(root, "127.0.0.9")
+    adopter = task_on(root, service)
+    found = adopt(adopter, [EXCHANGE])
+    assert found is not None and found[0].adopter is not None
+    consumer = task_on(root, service)
+    elsewhere = replace(found[0].adopter, service="127.0.0.1:1")  # where nobody listens
+    consumer.reach.channel(replace(found[0], adopter=elsewhere), ())
+    consumer.reach.tell_adopters(MissingDataError(Place(lost.data_path), "as told"))
+    assert "are not told, their services did not answer within 0.3 s: 127.0.0.1:1" in caplog.text
+    adopter.reach.close()
+    consumer.reach.close()
 
 
 def flipped(data: bytes) -> bytes:
