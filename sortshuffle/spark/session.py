@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from sortshuffle import calls
+from sortshuffle import __version__, calls
 from sortshuffle.errors import StateError, UsageError, WorkerSetupError
 from sortshuffle.options import Options
 from sortshuffle.spark.manager.choice import begins_connect_server, turn_on
@@ -180,35 +180,44 @@ def check_workers(spark: SparkSession | SparkContext, encrypts: bool = False) ->
     if asked in _checked:
         return
     if isinstance(asked, SparkContext):
-        executable, version, missing = asked.parallelize([0], 1).mapPartitions(_probe(encrypts)).collect()
+        answer = asked.parallelize([0], 1).mapPartitions(_probe(encrypts)).collect()
     else:
-        columns = "executable string, version string, missing array<string>"
+        columns = "executable string, version string, missing array<string>, why string"
         one = asked.range(0, 1, 1, 1)  # in one partition: of several, Spark 4.1 shuffles the first row
-        executable, version, missing = one.mapInArrow(_arrow_probe(_probe(encrypts)), columns).first()
+        answer = one.mapInArrow(_arrow_probe(_probe(encrypts)), columns).first()
+    executable, version, missing, why = answer
+    their_python = f"the Python that Spark's workers run, {executable} ({version}),"
     if missing:
         raise WorkerSetupError(
-            f"the Python that Spark's workers run, {executable} ({version}), lacks {', '.join(missing)}."
+            f"{their_python} lacks {', '.join(missing)}."
             f" Install sortshuffle there, or set the environment variable PYSPARK_PYTHON, before the session"
             f" is created, to an interpreter that has it, such as the driver's own, {sys.executable}"
         )
+    if why:
+        raise WorkerSetupError(f"{their_python} cannot encrypt files: {why}")
     _checked[asked] = True
 
 
 def _probe(encrypts: bool) -> Any:
     """A function that is pickled whole: the workers may not have this module, which is the question."""
-    modules = NEEDED_MODULES
+    modules, release = NEEDED_MODULES, __version__
 
     def probe(_: Any) -> Any:
         import importlib.util
         import sys
 
         missing = [name for name in modules if importlib.util.find_spec(name) is None]
+        why = ""  # they cannot encrypt
         if encrypts and not missing:
-            from sortshuffle.format.encryption import PACKAGE, REMEDY, why_no_encryption
+            try:
+                from sortshuffle.format.encryption import why_no_encryption
 
-            if why_no_encryption():
-                missing = [f"{PACKAGE}, by which files are encrypted ({REMEDY})"]
-        return [sys.executable, sys.version.split()[0], missing]
+                why = why_no_encryption()
+            except ImportError:  # a release from before there was encryption
+                from sortshuffle import __version__ as theirs
+
+                why = f"it has sortshuffle {theirs}, and the driver has {release}: install that"
+        return [sys.executable, sys.version.split()[0], missing, why]
 
     probe.__module__ = "__main__"
     return probe
@@ -221,10 +230,10 @@ def _arrow_probe(probe: Any) -> Any:
         import pyarrow as pa
 
         for _ in batches:
-            executable, version, missing = probe(None)
-            answer = {"executable": executable, "version": version, "missing": missing}
-            kinds = {"executable": pa.string(), "version": pa.string(), "missing": pa.list_(pa.string())}
-            yield pa.RecordBatch.from_pylist([answer], pa.schema(kinds))
+            names = ("executable", "version", "missing", "why")
+            kinds = (pa.string(), pa.string(), pa.list_(pa.string()), pa.string())
+            columns = [pa.array([value], kind) for value, kind in zip(probe(None), kinds, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, names)
 
     run.__module__ = "__main__"
     return run

@@ -126,6 +126,49 @@ for action in (frame.toDF, frame.count, lambda: frame.write.parquet({str(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("module", "text", "said"),
+    [
+        (
+            "cryptography/__init__.py",
+            "raise ImportError('libssl.so.3 is not there')",
+            "cannot encrypt files: this Python lacks the package cryptography, by which files are encrypted,"
+            " or has one that does not work (libssl.so.3 is not there).",
+        ),
+        (
+            "sortshuffle/__init__.py",
+            # an editable installation would find what the package does not have
+            "import sys\n__version__ = '0.0.1'\nsys.modules['sortshuffle.format.encryption'] = None",
+            "cannot encrypt files: it has sortshuffle 0.0.1, and the driver has"
+            f" {sortshuffle.__version__}: install that",
+        ),
+    ],
+    ids=["a package that does not load", "an older release"],
+)
+def test_workers_that_cannot_encrypt_say_why(tmp_path: Path, module: str, text: str, said: str) -> None:
+    file = tmp_path / "packages" / module
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    python = tmp_path / "python"
+    path = f"{tmp_path}/packages:$PYTHONPATH"
+    python.write_text(f'#!/bin/sh\nexec env PYTHONPATH={path} {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    code = """
+import sortshuffle
+from pyspark.sql import SparkSession
+from sortshuffle.errors import WorkerSetupError
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+spark = builder.config("spark.io.encryption.enabled", "true").getOrCreate()
+try:
+    sortshuffle.frame(spark.range(5)).repartition(2, "id").count()
+except WorkerSetupError as error:
+    print(error)
+"""
+    told = run(code, PYSPARK_PYTHON=str(python)).splitlines()[-1]
+    version = sys.version.split()[0]
+    assert told.startswith(f"the Python that Spark's workers run, {sys.executable} ({version}), {said}")
+
+
 def test_workers_are_asked_once(spark: SparkSession) -> None:
     check_workers(spark.sparkContext)
     with jobs(spark) as run:
