@@ -158,6 +158,18 @@ def test_zeros_have_the_sign_that_spark_gives_them(spark: SparkSession) -> None:
     assert ours == sparks
 
 
+def columns_scanned_by_spark(frame: ShuffleFrame) -> list[str]:
+    """What Spark reads of files for the first stage: the ``ReadSchema`` of its plan."""
+    origin = frame._chain.origin
+    while exchanges := origin.exchanges():
+        (exchange,) = exchanges
+        origin = exchange.upstream.origin
+    plan: Any = origin.rows()._jdf.queryExecution().executedPlan()  # type: ignore[operator]
+    leaves = plan.collectLeaves()
+    assert leaves.size() == 1, plan.toString()
+    return list(leaves.apply(0).requiredSchema().fieldNames())
+
+
 def test_only_columns_that_are_needed_are_read(
     spark: SparkSession, typed: DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,6 +196,8 @@ def test_only_columns_that_are_needed_are_read(
             assert listed is not None, text
             names = [name.strip() for name in (listed[1] or listed[2] or "").split(",")]
             assert sorted(filter(None, names)) == sorted(read)
+            if frame is bare:
+                assert sorted(columns_scanned_by_spark(ours)) == sorted(read)
     assert (bare.count(), scan.count()) == (1200, 1200)
     few = scan.filter(pc.field("id") < 700).groupBy("g").count()
     assert differences(few, files.filter("id < 700").groupBy("g").count(), places=False) == []
