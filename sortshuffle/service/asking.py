@@ -6,9 +6,10 @@ one place of these, and not the others.
 Rules
 * What is asked is over when the time is: who has not answered then is not waited for. That nothing was heard
   of a service counts only if it had all of its own time.
-* A worker may run at the limit of its address space, its threads or its files: then fewer are asked at once,
-  at the least one after another by the caller's own thread. Whom it cannot ask at all has not been asked:
-  nothing is said of that service.
+* A worker may run at the limit of its address space, its threads or its files: then fewer are asked at once.
+  A thread that finds no room leaves its service to the others and ends. When all helpers have ended, the
+  caller's own thread asks those that are left, one after another. Whom it cannot ask even then has not been
+  asked: nothing is said of that service.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def ask_each(
     left = deque(dict.fromkeys(addresses))
     answers: dict[str, Answer | None] = {}
 
-    def work() -> None:
+    def work(is_alone: bool = False) -> None:
+        """``is_alone``: no other thread takes room, and none would take over what is left to it."""
         while (seconds := until - time.monotonic()) > 0:
             try:
                 address = left.popleft()  # which threads may do at once
@@ -62,8 +64,13 @@ def ask_each(
                 with closing(ServiceClients(timed)) as clients:
                     answers[address] = ask(clients.client(address))
             except (SortShuffleError, OSError, RuntimeError, MemoryError) as error:
+                if _is_own(error):
+                    if not is_alone:
+                        left.appendleft(address)  # first: what comes first is what the caller wants most
+                        return
+                    continue
                 is_cut = seconds < settings.timeout or time.monotonic() >= until
-                if not (_is_own(error) or (is_cut and _is_silence(error))):
+                if not (is_cut and _is_silence(error)):
                     answers[address] = None
 
     helpers: list[threading.Thread] = []
@@ -77,6 +84,7 @@ def ask_each(
     work()
     for helper in helpers:
         helper.join(max(0.0, until - time.monotonic()))
+    work(is_alone=True)
     return dict(answers)  # one that is late, because it closes its connection, changes that no more
 
 

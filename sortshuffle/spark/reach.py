@@ -133,7 +133,8 @@ class ClusterReach:
         untold = [service for service in by_service if not told.get(service)]
         if untold:
             _log.warning(
-                "adopters of lost map outputs are not told, their services did not answer within %g s: %s",
+                "adopters of lost map outputs are not told: within %g s these services could not be asked,"
+                " or did not answer: %s",
                 TOLD_WITHIN,
                 ", ".join(untold),
             )

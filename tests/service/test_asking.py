@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -97,6 +99,37 @@ def test_a_process_that_gets_no_thread_gets_no_answer(opened: ExitStack) -> None
     assert ask_each(speaking, find, ClientSettings(), within=60.0) == {
         address: answered(address) for address in speaking
     }
+
+
+def test_where_there_is_room_for_a_few_at_once_all_are_asked(opened: ExitStack) -> None:
+    room, met, calls_so_far = threading.Semaphore(2), threading.Barrier(AT_ONCE), itertools.count()
+
+    def find_where_there_is_room(client: ServiceClient) -> FoundOutput | None:
+        if next(calls_so_far) < AT_ONCE:
+            met.wait(60.0)
+        if not room.acquire(blocking=False):
+            raise MemoryError
+        try:
+            return find(client)
+        finally:
+            room.release()
+
+    speaking = services(opened, 4 * AT_ONCE)
+    answers = ask_each(speaking, find_where_there_is_room, ClientSettings(), within=60.0)
+    assert answers == {address: answered(address) for address in speaking}
+
+
+def test_where_there_is_no_room_at_all_each_is_tried_once_and_once_by_each_thread() -> None:
+    tried = []
+
+    def fail(client: ServiceClient) -> None:
+        tried.append(client.address)
+        raise MemoryError
+
+    addresses = [f"127.0.0.1:{1 + number}" for number in range(4 * AT_ONCE)]
+    assert ask_each(addresses, fail, ClientSettings(), within=60.0) == {}
+    assert set(tried) == set(addresses)
+    assert len(tried) == len(addresses) + AT_ONCE
 
 
 @pytest.mark.parametrize("what", ["EMFILE", "ENFILE", "ENOMEM", "EADDRNOTAVAIL"])
