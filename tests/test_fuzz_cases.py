@@ -155,7 +155,8 @@ def test_no_time_to_fuzz_for_is_refused(minutes: str) -> None:
 
 
 def test_a_run_without_a_case_fails() -> None:
-    done = _command("--minutes", "0.000000001", "event")
+    code = "import sys; sys.modules['atheris'] = None; from fuzz.__main__ import main; sys.exit(main())"
+    done = _run("-c", code, "--minutes", "0.000000001", "event")
     assert done.returncode == 1
     assert "event: no case was tried" in done.stdout
 

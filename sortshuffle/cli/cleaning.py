@@ -102,15 +102,14 @@ def homes_below(directory: str, on_error: Callable[[OSError], None]) -> Iterator
 
 def remove(verdict: Verdict) -> bool:
     """Delete what was judged on this host; False if something is left of it."""
-    if verdict.what is Thing.HOME:
-        remove_home(verdict.path)
-        return is_gone(verdict.path)
-    file = PartitionedFile(verdict.path)
     try:
+        if verdict.what is Thing.HOME:
+            remove_home(verdict.path)
+            return is_gone(verdict.path)
         if verdict.what is Thing.UNFINISHED_OUTPUT:
-            delete_unfinished(file)
+            delete_unfinished(PartitionedFile(verdict.path))
         else:
-            file.delete()
+            PartitionedFile(verdict.path).delete()
     except OSError:
         return False
     return True

@@ -16,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
@@ -24,11 +25,15 @@ from sortshuffle.storage.descriptors import close_after_reading
 
 PREFIX = "forgotten-"
 SUFFIX = ".json"
+# Looks at the lock, and seconds between them. Whoever has it writes some hundred bytes. Where that takes
+# longer, because the holder was stopped, a later task leaves the word
+TRIES = 20
+PAUSE = 0.01
 
 
 def tell(home: str, driver: str, exchanges: Collection[int]) -> None:
-    """Leave word of these exchanges in a home, beside what is said there. Waits for others that do so, some
-    milliseconds. Raises OSError."""
+    """Leave word of these exchanges in a home, beside what is said there. Waits for others that do so, but
+    not for long: BlockingIOError where the turn does not come. Raises OSError."""
     path = os.path.join(home, f"{PREFIX}{driver}{SUFFIX}")
     with _locked(home):
         said = _read(path)
@@ -54,10 +59,24 @@ def told(home: str) -> set[tuple[str, int]]:
 def _locked(home: str) -> Iterator[None]:
     descriptor = calls.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        calls.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        _wait_for(descriptor)
+        try:
+            yield
+        finally:
+            # not by closing it alone: a process that was forked meanwhile has the descriptor, too
+            calls.flock(descriptor, fcntl.LOCK_UN)
     finally:
         close_after_reading(descriptor)
+
+
+def _wait_for(descriptor: int) -> None:
+    for _ in range(TRIES - 1):
+        try:
+            calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(PAUSE)
+    calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _read(path: str) -> set[int]:

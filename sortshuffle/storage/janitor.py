@@ -49,6 +49,9 @@ LOCK_FILE = "janitor.lock"
 TICK = 1.0  # seconds between looks at the executor and its unfinished files
 TICKS_PER_SWEEP = 5
 TRIES = 10
+# seconds for which a home or a lock is asked for again that the system does not tell of: it may be out of
+# files for minutes. What it never tells of is left to `sortshuffle clean`
+UNTOLD_FOR = 600.0
 LOOKS_AFTER = 60.0  # seconds between looks of a worker whether homes of ended executors have a janitor
 
 _looked: dict[str, float] = {}  # applications' directories, and when this process last looked
@@ -109,16 +112,20 @@ def main(homes: Sequence[str]) -> None:
     """Run until the executor has ended and left nothing to look after."""
     locks = _take_over(homes)
     unread, left = dict.fromkeys(locks), []
-    while unread:
+    looks = 0
+    while unread and looks < UNTOLD_FOR / TICK:
         owners = _until_the_end(unread)
         for home, owner in owners.items():
             if owner.leaves_outputs_to_spark:
                 left.append(home)
             else:
                 _clear(home, owner)
+            # a home that nobody holds can be removed: `sortshuffle clean --older-than`
+            close_after_reading(locks.pop(home))
+        looks = 0 if owners else looks + 1
         if unread:
             time.sleep(TICK)
-    for lock in locks.values():  # a home that nobody holds can be removed: `sortshuffle clean --older-than`
+    for lock in locks.values():
         close_after_reading(lock)
     _look_after_ended(map(os.path.dirname, left))
 
@@ -160,15 +167,17 @@ def _look_after_ended(places: Iterable[str]) -> None:
     """
     untried, held = dict.fromkeys(places), dict[str, int]()
     listings = HomeListings()
+    looks = 0
     while True:
         held.update(_locks_of(untried))
+        looks = looks + 1 if untried else 0
         for place in list(held):
             if _is_any_left(place, listings):
                 continue
             close_after_reading(held.pop(place))
             if _is_any_left(place, listings):
                 untried[place] = None
-        if not held and not untried:
+        if not held and (not untried or looks * TICK * TICKS_PER_SWEEP >= UNTOLD_FOR):
             return
         time.sleep(TICK * TICKS_PER_SWEEP)
 
@@ -202,15 +211,7 @@ def _lock_place(place: str) -> int | None:
         descriptor = calls.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
-        calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        close_after_reading(descriptor)
-        return None
-    except OSError:
-        close_after_reading(descriptor)
-        raise
-    return descriptor
+    return _locked(descriptor)
 
 
 def _lock_place_soon(place: str) -> int | None:
@@ -251,16 +252,31 @@ def _clear(home: str, owner: Owner) -> None:
 
 def _take_over(homes: Sequence[str]) -> dict[str, int]:
     """The homes whose locks this process gets, and the descriptors that hold these. Tries for a while: a task
-    that looks whether there is a janitor holds a lock for a moment."""
+    that looks whether there is a janitor holds a lock for a moment. Longer where the system does not tell
+    whether a lock is free: the next task might be long in coming."""
     taken: dict[str, int] = {}
-    for _ in range(TRIES):
-        for home in homes:
-            if home not in taken and (lock := _lock(home)) is not None:
-                taken[home] = lock
-        if len(taken) == len(homes):
-            break
-        time.sleep(TICK / TRIES)
-    return taken
+    pause = TICK / TRIES
+    tries = 0
+    while True:
+        untold = _take(homes, taken)
+        tries += 1
+        if len(taken) == len(homes) or tries >= (UNTOLD_FOR / pause if untold else TRIES):
+            return taken
+        time.sleep(pause)
+
+
+def _take(homes: Sequence[str], taken: dict[str, int]) -> bool:
+    """Add the locks that are free to ``taken``. Whether the system does not tell of some."""
+    untold = False
+    for home in (home for home in homes if home not in taken):
+        try:
+            lock = _lock(home)
+        except OSError:
+            untold = True
+            continue
+        if lock is not None:
+            taken[home] = lock
+    return untold
 
 
 def is_running(home: str) -> bool:
@@ -272,16 +288,26 @@ def is_running(home: str) -> bool:
 
 
 def _lock(home: str) -> int | None:
-    """A descriptor that holds the lock, None if another process has it."""
+    """A descriptor that holds the lock, None if another process has it, or the home is gone. Raises OSError
+    where the system does not tell."""
     try:
         descriptor = calls.open(os.path.join(home, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    return _locked(descriptor)
+
+
+def _locked(descriptor: int) -> int | None:
+    """The descriptor, which holds its lock now. None if another process has the lock; then, and where this
+    raises OSError, the descriptor is closed."""
     try:
         calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # another process has it, or the system has none for the moment
+    except BlockingIOError:
         close_after_reading(descriptor)
         return None
+    except OSError:
+        close_after_reading(descriptor)
+        raise
     return descriptor
 
 

@@ -469,19 +469,23 @@ def test_a_home_that_can_be_listed_no_more_ends_nothing(
     tmp_path: Path, ended: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was listed once already, when it was judged."""
-    live, dead = home(tmp_path / "a", live_owner()), home(tmp_path / "b", owner_of(*ended))
+    live, failing, dead = (
+        home(tmp_path / name, owner)
+        for name, owner in (("a", live_owner()), ("b", owner_of(*ended)), ("c", owner_of(*ended)))
+    )
     listdir = calls.listdir
 
     def refuse(path: str) -> list[str]:
-        if path == str(live):
+        if path in (str(live), str(failing)):
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
         return listdir(path)
 
     monkeypatch.setattr(calls, "listdir", refuse)
     code, document = run_json("clean", tmp_path)
-    assert code == 0
+    assert code == 1
     assert [(each["outcome"], each["path"]) for each in document["found"]] == [
         ("kept", str(live)),
+        ("failed", str(failing)),
         ("removed", str(dead)),
     ]
 

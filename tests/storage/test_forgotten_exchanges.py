@@ -10,6 +10,7 @@ import pytest
 from engine import names
 
 from sortshuffle import calls
+from sortshuffle.storage import forgotten
 from sortshuffle.storage.forgotten import tell, told
 
 
@@ -58,6 +59,33 @@ def test_of_two_that_tell_at_once_both_are_heard(tmp_path: Path, monkeypatch: py
     others[0].join()
     assert told(str(tmp_path)) == {("0a0b", 3), ("0a0b", 5)}
     assert names(tmp_path) == ["forgotten-0a0b.json"]
+
+
+def test_a_holder_that_was_stopped_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forgotten.time, "sleep", lambda seconds: None)
+    with forgotten._locked(str(tmp_path)), pytest.raises(BlockingIOError):
+        tell(str(tmp_path), "0a0b", [3])
+    tell(str(tmp_path), "0a0b", [4])
+    assert told(str(tmp_path)) == {("0a0b", 4)}
+
+
+def test_a_process_that_was_forked_meanwhile_keeps_no_lock(tmp_path: Path) -> None:
+    with forgotten._locked(str(tmp_path)):
+        copies = [os.dup(int(name)) for name in os.listdir("/proc/self/fd") if _is(name, tmp_path)]
+    try:
+        tell(str(tmp_path), "0a0b", [3])
+    finally:
+        for each in copies:
+            os.close(each)
+    assert copies
+    assert told(str(tmp_path)) == {("0a0b", 3)}
+
+
+def _is(descriptor: str, path: Path) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}") == str(path)
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize("text", ["", "{", "7", '["a"]', "[[1]]"])

@@ -390,6 +390,55 @@ def test_a_task_is_not_kept_while_the_host_is_out_of_files(
     assert untold.left == LONG - janitor.TRIES
 
 
+ALWAYS = 10**9
+
+
+def test_a_directory_that_is_never_told_of_is_given_up(
+    executor: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, _ = served_by_spark(executor, tmp_path / "application")
+    executor.end()
+    monkeypatch.setattr(janitor.time, "sleep", lambda seconds: None)
+    untold = Untold("open", os.path.dirname(home), ALWAYS, monkeypatch)
+    janitor._look_after_ended([os.path.dirname(home)])
+    assert ALWAYS - untold.left == janitor.UNTOLD_FOR / janitor.TICK / janitor.TICKS_PER_SWEEP
+
+
+def test_a_home_whose_owner_is_never_told_keeps_no_other(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = executor.homes
+    executor.end()
+    monkeypatch.setattr(janitor.time, "sleep", lambda seconds: None)
+    Untold("open_file", os.path.join(first, "owner.json"), ALWAYS, monkeypatch)
+    janitor.main(executor.homes)
+    assert [os.path.exists(home) for home in (first, second)] == [True, False]
+    assert not is_attended(first)
+
+
+@pytest.mark.parametrize("call", ["open", "flock"])
+def test_a_janitor_that_cannot_ask_for_its_locks_at_once_gets_them(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A task that comes later might be long in coming."""
+    executor.end()
+    monkeypatch.setattr(janitor.time, "sleep", lambda seconds: None)
+    real = getattr(calls, call)
+    left = LONG
+
+    def untold(*arguments: Any, **how: Any) -> Any:
+        nonlocal left
+        is_meant = call == "flock" or str(arguments[0]).endswith(janitor.LOCK_FILE)
+        if is_meant and left:
+            left -= 1
+            raise OSError(errno.ENFILE if call == "open" else errno.ENOLCK, "not for now")
+        return real(*arguments, **how)
+
+    monkeypatch.setattr(calls, call, untold)
+    janitor.main(executor.homes)
+    assert [names(local) for local in executor.local] == [[], []]
+
+
 def test_a_link_is_no_directory_of_an_application(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     janitor._look_after_ended([str(tmp_path / "link"), str(tmp_path / "gone")])

@@ -372,7 +372,14 @@ class Soak:
             return
         ends = zip(what.jobs, outcomes, strict=False)
         right = [job for job, found in ends if found.end == "right" and works[job.work][0] == "manager"]
-        if decided := astray(driver.ask("decisions"), bool(right)):
+        try:
+            decisions = driver.ask("decisions")
+        except (
+            JobError,
+            FutureTimeoutError,
+        ):
+            return  # the driver has ended, which is told of the job that it ended in
+        if decided := astray(decisions, bool(right)):
             self._problem(what, f"shuffles of {driver.id}: {decided}", driver.log)
             self.tally.unexpected += 1
 

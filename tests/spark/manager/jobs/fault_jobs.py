@@ -14,10 +14,11 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from pyspark import TaskContext
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from registry import job
 
@@ -144,21 +145,25 @@ def hold_rows(
 
 
 @job
-def hold_frame(
-    spark: SparkSession, _: str, *, name: str, maps: int = 4, partitions: int = 3, rows: int = 8000
+def hold_frames(
+    spark: SparkSession, _: str, *, name: str, frames: int, maps: int = 2, rows: int = 2000
 ) -> dict[str, Any]:
-    """The map stage of a frame of sortshuffle's own, whose control rows Spark's shuffle moves."""
+    """The map stages of frames of sortshuffle's own, whose control rows Spark's shuffle moves. One stage
+    reads them all."""
     spark.conf.set("spark.sql.adaptive.enabled", "false")
-    source = spark.range(0, rows, 1, maps).selectExpr("id", "sha2(string(id), 512) as t")
-    frame = sortshuffle.frame(source).repartition(partitions, "id").toDF()
+    made = []
+    for first in range(0, frames * rows, rows):
+        source = spark.range(first, first + rows, 1, maps).selectExpr("id", "sha2(string(id), 512) as t")
+        made.append(sortshuffle.frame(source).repartition(3, "id").toDF())
+    united = reduce(DataFrame.union, made)
 
     def read() -> list[tuple[Any, ...]]:
-        return [(row.id, row.t) for row in frame.collect()]
+        return [(row.id, row.t) for row in united.collect()]
 
-    rdd = frame._jdf.queryExecution().executedPlan().execute()
-    shuffle = _run_map_stage(spark, rdd)
-    _held[name] = Held(read, rows, sha_of, rdd)
-    return {"shuffle": shuffle}
+    rdds = [frame._jdf.queryExecution().executedPlan().execute() for frame in made]
+    shuffles = [_run_map_stage(spark, rdd) for rdd in rdds]
+    _held[name] = Held(read, frames * rows, sha_of, rdds[0])
+    return {"shuffles": shuffles}
 
 
 @job

@@ -17,9 +17,9 @@ import scala.collection.Iterator;
  * its block manager. In local mode that is the only one, and it never comes back: shuffle files stay, task
  * results above 1 MiB are lost, and the session ends after some minutes.
  *
- * <p>So this reader forgets all map outputs of the shuffle, as Spark would. It then throws what Spark throws
- * when the tracker knows no location. That exception names no executor, so Spark drops none. The map stage
- * runs again.
+ * <p>So this reader forgets all that the executor had of all shuffles of Spark's own, as Spark would. It then
+ * throws what Spark throws when the tracker knows no location. That exception names no executor, so Spark
+ * drops none. The map stages run again.
  */
 final class LocalReader<K, C> implements ShuffleReader<K, C> {
     private final ShuffleReader<K, C> reader;
@@ -79,7 +79,7 @@ final class LocalReader<K, C> implements ShuffleReader<K, C> {
         if (shuffle.isEmpty())
             return;
         Option<MapStatus> known = shuffle.get().getMapStatus(lost.mapId());
-        if (known.isDefined())
-            tracker.unregisterAllMapAndMergeOutput(lost.shuffleId());
+        if (known.isDefined()) // of all shuffles: a stage that lost several would fail once for each
+            tracker.removeOutputsOnExecutor(lost.bmAddress().executorId());
     }
 }
