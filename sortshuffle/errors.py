@@ -177,7 +177,7 @@ class ServiceUnavailableError(SortShuffleError, ConnectionError):
     """A shuffle service could not be reached, or did not answer, for as long as it was given.
 
     ``address``: its host:port, where that is known. ``refused``: what was asked for, where the service
-    answers and cannot serve this; None where it is unavailable as a whole.
+    answers and cannot serve just this; None where it is unavailable as a whole, or has no room or time.
     """
 
     address = ""

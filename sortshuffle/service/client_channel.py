@@ -232,7 +232,8 @@ class ClientChannel(ABC):
         if response.fault is Fault.BAD_REQUEST:
             return ProtocolError(f"{who} does not understand what was asked, {asked.what}: {response.what}")
         error = ServiceUnavailableError(f"{who} cannot serve {asked.what}: {response.what}")
-        error.refused = asked.place
+        if response.fault is Fault.INTERNAL:  # the others would be refused for want of room or time, too
+            error.refused = asked.place
         return error
 
     def _loss(self, kind: Callable[..., DataLossError], response: ErrorResponse) -> DataLossError:

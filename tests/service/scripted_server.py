@@ -246,13 +246,15 @@ class _Sending:
 class HonestService:
     """Serves these files as `docs/protocol.md` says. ``piece``: bytes that a response has at most.
 
-    ``refuses``: requests that it says it cannot serve now. ``verdict``: what it answers to reports of damage;
-    ``change``: what becomes of bytes on their way. ``most_credit``: that any channel ever had.
+    ``refuses``: requests that it says it cannot serve now, with ``fault``. ``verdict``: what it answers to
+    reports of damage; ``change``: what becomes of bytes on their way. ``most_credit``: that any channel ever
+    had.
     """
 
     files: Sequence[PartitionedFile]
     piece: int = SEGMENT
     refuses: Callable[[PartitionRequest], bool] = lambda request: False
+    fault: Fault = Fault.INTERNAL
     verdict: Verdict = Verdict.SOUND
     change: Callable[[PartitionRequest, bytes], bytes] = lambda request, data: data
     reports: list[DamageReport] = field(default_factory=list)
@@ -268,7 +270,7 @@ class HonestService:
                     request = PartitionRequest.unpack(header, body)
                     self.requests.append(request)
                     if self.refuses(request):
-                        peer.fail(request.channel, Fault.INTERNAL)
+                        peer.fail(request.channel, self.fault)
                         continue
                     sending[request.channel] = _Sending(request, self._pieces(request), request.credit)
                 case Kind.ADD_CREDIT:

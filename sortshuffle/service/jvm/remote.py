@@ -4,9 +4,11 @@ The engine asks for a JVM of its own host: credit, reconnecting and verifying ar
 (`service.client`, `read.fetcher`).
 
 A service that does not answer for its time-out has its blocks counted as unreachable, together: Spark then
-runs the map tasks of that host again. One that answers and refuses a map output for as long loses that one,
-unless it refuses many (`MOST_REFUSED`). As long as nothing must be asked of a service, nobody notices that it
-is gone: the records that are kept are those that the id of the map output stands for, wherever it is now.
+runs the map tasks of that host again. So it does for one that has no room or time for what it is asked, for
+as long: it would refuse the next one, too. One that answers and fails at a map output for as long loses that
+one, unless it fails at many (`MOST_REFUSED`). As long as nothing must be asked of a service, nobody notices
+that it is gone: the records that are kept are those that the id of the map output stands for, wherever it is
+now.
 What is known of a removed shuffle is forgotten; what is kept just after that stays until room is wanted.
 
 Owns its connections. The threads of `locate` end with it.

@@ -586,6 +586,25 @@ def test_what_a_service_refuses_is_lost_alone(tmp_path: Path, there: Host, size:
         assert answer.data == b"".join(each.expected(0, 4) for each in rest)
 
 
+@SIZES
+@pytest.mark.parametrize("fault", [Fault.TIMEOUT, Fault.TOO_MUCH])
+def test_a_service_that_has_no_room_or_time_for_data_is_unreachable(
+    tmp_path: Path, there: Host, size: int, fault: Fault
+) -> None:
+    """It answers what is asked of indexes. If one map output at a time were lost, Spark would give up before
+    all are written anew."""
+    outputs = [there.write(at, some(at, size)) for at in range(3)]
+    service = HonestService(
+        [there.file(each) for each in outputs],
+        refuses=lambda request: request.stream is not Stream.INDEX,
+        fault=fault,
+    )
+    with ScriptedServer(service, secret=SECRET) as server, impatient(tmp_path) as client:
+        answer = client.read([each.block(0, 4) for each in outputs], [server.address])
+        assert (answer.status, answer.lost) == (UNREACHABLE, (0, 1, 2)), answer.text
+        assert "cannot serve" in answer.text
+
+
 def test_a_service_that_refuses_many_is_unreachable(tmp_path: Path) -> None:
     """Each is refused for a time-out: that is not waited for hundreds of times."""
     count = 5 * MOST_REFUSED
