@@ -174,19 +174,29 @@ def scan_buffer(extent: memoryview, position: int) -> BufferScan:
     computed = checksum(extent[position : end - CHECKSUM_BYTES])
     if computed != stored:
         raise Malformed("a buffer fails its checksum", position, f"{stored:#018x}", f"{computed:#018x}")
+    return BufferScan(_described(position, kind, flags, reserved, size), end, stored)
+
+
+def expect_known(header: BytesLike) -> None:
+    """For a buffer that is not scanned whole. Raises `Malformed` for a header that `scan_buffer` takes from
+    no buffer, whatever its checksum says."""
+    _described(0, *_HEADER.unpack_from(header))
+
+
+def _described(position: int, kind: int, flags: int, reserved: int, size: int) -> StoredBuffer:
+    """The buffer at ``position`` with this header. Raises `Malformed` for one that no reader takes."""
     data_type = _DATA_TYPES.get(kind)
     if data_type is None or flags not in _KNOWN_FLAGS or reserved:
         raise Malformed("a buffer header has values this release does not know", position, 0, (kind, flags))
     start = position + BUFFER_HEADER_BYTES
     if flags <= _COMPRESSED:
-        return BufferScan(StoredBuffer(start, size, data_type, bool(flags)), end, stored)
+        return StoredBuffer(start, size, data_type, bool(flags))
     least = TAG_BYTES + (RAW_SIZE_BYTES if flags & _COMPRESSED else 0)
     if size < least:
         raise Malformed("an encrypted buffer has no room for its tag", position, least, size)
-    found = StoredBuffer(
+    return StoredBuffer(
         start, size, data_type, bool(flags & _COMPRESSED), True, broadcast=bool(flags & _BROADCAST)
     )
-    return BufferScan(found, end, stored)
 
 
 def scan_extent(extent: memoryview, expected_checksum: int, expected_buffers: int) -> Iterator[StoredBuffer]:

@@ -25,7 +25,14 @@ from typing import TypeVar
 import pyarrow as pa
 
 from sortshuffle.errors import CorruptDataError, DecryptionError, Place
-from sortshuffle.format.buffer import ALIGNMENT, BUFFER_HEADER_BYTES, StoredBuffer, scan_buffer, scan_extent
+from sortshuffle.format.buffer import (
+    ALIGNMENT,
+    BUFFER_HEADER_BYTES,
+    StoredBuffer,
+    expect_known,
+    scan_buffer,
+    scan_extent,
+)
 from sortshuffle.format.checksum import CHECKSUM_BYTES, checksum_of_all, checksum_of_checksums
 from sortshuffle.format.encryption import (
     BufferPlace,
@@ -163,9 +170,11 @@ class ExtentReader(ABC):
             memory = self.fetch(min(part_bytes, left), extent, position)
             with self.damage(extent.offset + position, extent):
                 _, end, needed = _whole_buffers(memory, left, checksums)
+                header = bytes(memoryview(memory)[:BUFFER_HEADER_BYTES])
                 del memory
                 if needed:
                     checksums.append(self._checksum_of_large(extent, position, needed, part_bytes))
+                    expect_known(header)
             position += needed or end
         with self.damage(extent.offset, extent):
             _check_extent(extent, checksums)
