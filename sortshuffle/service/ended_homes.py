@@ -13,9 +13,10 @@ Rules
   forgotten when another comes, at most once in `FORGETS_EVERY`.
 
 Each root has a lock, which is held while directories are looked at and listed: others would list the same.
-Where one question has held it for `HELD_AT_MOST`, the disk may stand still. Others then pass the root over: a
-disk that stands still stops the first who asks, and of the others keeps only what is on it. Lock order: that
-of `EndedHomes`, under which nothing is looked at, is never held together with one of a root.
+Where one question has held it for `HELD_AT_MOST` and got on by no home, the disk may stand still. Others then
+pass the root over: a disk that stands still stops the first who asks, and of the others keeps only what is on
+it. One that gets on is waited for, however many homes it has. Lock order: that of `EndedHomes`, under which
+nothing is looked at, is never held together with one of a root.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from sortshuffle.storage.partitioned_file import INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.reader import NOT_OF_THE_FILE
 from sortshuffle.storage.shared_home import is_shared
 
-HELD_AT_MOST = 0.5  # seconds; to list 10,000 files of a disk that gets on takes a tenth of that
+HELD_AT_MOST = 0.5  # seconds, for one home; to list 10,000 files of a disk that gets on takes a tenth of that
 FORGETS_EVERY = 60.0  # seconds; a look at each application that is known
 _INDEX = re.compile(rf"exchange-(\d+)-map-(\d+)-attempt-(\d+){re.escape(INDEX_SUFFIX)}")
 
@@ -75,7 +76,7 @@ class _Root:
         self._above = os.path.join(root, HOME_ROOT)
         self._clock = clock
         self._lock = threading.Lock()
-        self._held_since: float | None = None  # by `time.monotonic`; None for a moment when it is taken
+        self._held_since: float | None = None  # it was taken, or got on; None for a moment when it is taken
         self._applications: Listings[list[str]] = Listings(lambda names, before: sorted(names))
         self._homes: Listings[Attempts] = Listings(lambda names, before: _attempts(names))
         self._names: dict[str, list[str]] = {}  # by directory of an application, as last listed
@@ -91,6 +92,7 @@ class _Root:
             if not is_held:
                 return []
             for home in self._homes_in(os.path.join(self._above, application)):
+                self._held_since = self._clock()
                 owner = self._ended_owner(home)
                 left = None if owner is None else _listed(self._homes, home)
                 if owner is None or left is None:
@@ -110,7 +112,7 @@ class _Root:
             if not left:
                 yield False
                 return
-        self._held_since = time.monotonic()
+        self._held_since = self._clock()
         try:
             yield True
         finally:
@@ -120,7 +122,7 @@ class _Root:
     def _patience(self) -> float:
         """Seconds for which whoever has the lock may have it still."""
         since = self._held_since
-        return HELD_AT_MOST if since is None else max(0.0, since + HELD_AT_MOST - time.monotonic())
+        return HELD_AT_MOST if since is None else max(0.0, since + HELD_AT_MOST - self._clock())
 
     def _homes_in(self, directory: str) -> list[str]:
         """Those in this directory of an application."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import threading
@@ -14,7 +15,7 @@ from engine import running
 from serving import APPLICATION, ended_owner, make_home
 
 from sortshuffle import calls
-from sortshuffle.service.ended_homes import FORGETS_EVERY, EndedHomes
+from sortshuffle.service.ended_homes import FORGETS_EVERY, HELD_AT_MOST, EndedHomes
 from sortshuffle.storage.lifetime import HOME_ROOT, Owner
 from sortshuffle.storage.partitioned_file import PartitionedFile
 
@@ -154,6 +155,42 @@ def test_questions_for_an_application_that_left_nothing_look_at_no_homes(
     for _ in range(100):
         assert attempts(homes, tmp_path, 1, "app-2") == []
     assert looked == []
+
+
+def test_a_disk_that_gets_on_is_waited_for_however_many_homes_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each home takes less than a disk may stand still for, and all of them more than twice as much."""
+    for number in range(3):
+        put(make_home(tmp_path, f"ended-{number}", ended_owner()), (1, number))
+    now, looked = 0.0, itertools.count(1)
+    at_last, gets_on, other_looks = threading.Event(), threading.Event(), itertools.count(1)
+
+    def clock() -> float:
+        is_other = at_last.is_set() and threading.current_thread() is threading.main_thread()
+        if is_other and next(other_looks) == 2:  # it has waited, and now finds out whether it may wait on
+            gets_on.set()
+        return now
+
+    def stat(path: str) -> os.stat_result:
+        nonlocal now
+        if os.path.basename(path).startswith("ended-") and not gets_on.is_set():
+            now += 0.8 * HELD_AT_MOST
+            if next(looked) == 3:
+                at_last.set()
+                assert gets_on.wait(60)
+        return os.stat(path)
+
+    homes = EndedHomes(clock)
+    monkeypatch.setattr(calls, "stat", stat)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(attempts, homes, tmp_path, 1)
+        try:
+            assert at_last.wait(60)
+            assert attempts(homes, tmp_path, 1) == [0, 1, 2]
+        finally:
+            gets_on.set()
+        assert first.result() == [0, 1, 2]
 
 
 def test_a_disk_that_stands_still_stops_no_question_for_another(
