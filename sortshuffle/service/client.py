@@ -22,7 +22,7 @@ Rules
 
 Lock order: the turn of large indexes, a client's lock, that of `FloatingCredits`. Nothing is sent, received
 or waited for under the last two, and loans are given back under none. Who has the turn waits for its index,
-and for nothing else.
+and for nothing else, and for a time-out at most: then it goes on without the turn, beside the next one.
 """
 
 from __future__ import annotations
@@ -194,16 +194,18 @@ class ServiceClient:
 
     def index(self, output: MapOutputAddress, host: str, regions: int | None = None) -> memoryview:
         """The index file of a map output, not verified. ``regions``: how many it has, None if that is not
-        known. A large one waits until no other large one comes. Raises `DataLossError` if it is gone,
-        `ServiceUnavailableError`, `AuthenticationError`, `ProtocolError` for one that is larger than such an
-        index can be."""
+        known. A large one waits until no other large one comes, or the other has had its time-out. Raises
+        `DataLossError` if it is gone, `ServiceUnavailableError`, `AuthenticationError`, `ProtocolError` for
+        one that is larger than such an index can be."""
         channel = IndexChannel(_asked("the index", output, host), output, regions)
         with self.opened(channel):
             self.wait(channel, lambda: channel.is_complete or channel.needs_turn)
             if not channel.is_complete:
                 with self._in_turn(channel):
+                    until = self._clock() + self._settings.timeout
                     self.change(channel, channel.take_turn)
-                    self.wait(channel, lambda: channel.is_complete)
+                    self.wait(channel, lambda: channel.is_complete or self._clock() >= until, until)
+                self.wait(channel, lambda: channel.is_complete)
         return channel.data
 
     def extents(
@@ -279,10 +281,12 @@ class ServiceClient:
                 self._thread, self._is_running = thread, True
         self._flush()
 
-    def wait(self, channel: ClientChannel, is_there: Callable[[], bool]) -> None:
-        """Until ``is_there``, asked under the lock whenever the channel has changed. Raises what the channel
-        failed with, `ServiceUnavailableError` if the time for all questions is over, `StateError` if it was
-        closed."""
+    def wait(
+        self, channel: ClientChannel, is_there: Callable[[], bool], look_at: float | None = None
+    ) -> None:
+        """Until ``is_there``, asked under the lock whenever the channel has changed, and at ``look_at`` by
+        the client's clock. Raises what the channel failed with, `ServiceUnavailableError` if the time for all
+        questions is over, `StateError` if it was closed."""
         self.announce(channel)
         while True:
             with self._lock:
@@ -295,7 +299,7 @@ class ServiceClient:
                 if channel.is_closed:
                     raise StateError(f"nobody waits any more for {channel.asked.what}")
                 if not (requested := self._request(channel)) and not is_there():
-                    channel.changed.wait(self._until_look(channel))
+                    channel.changed.wait(self._until_look(channel, look_at))
             if requested:
                 self._flush()
 
@@ -364,14 +368,16 @@ class ServiceClient:
 
     @contextmanager
     def _in_turn(self, channel: IndexChannel) -> Iterator[None]:
-        """No other large index comes while the block runs. Raises `StateError` if it is closed meanwhile."""
-        while not self._turn.acquire(timeout=TURN_TICK):
-            if channel.is_closed:
-                raise StateError(f"nobody waits any more for {channel.asked.what}")
+        """No other large index takes its turn while the block runs. Without the turn where nothing more is to
+        come: the channel is complete, has failed, or was closed."""
+        has_turn = False
+        while channel.is_wanted and not has_turn:
+            has_turn = self._turn.acquire(timeout=TURN_TICK)
         try:
             yield
         finally:
-            self._turn.release()
+            if has_turn:
+                self._turn.release()
 
     # --- under the lock ------------------------------------------------------------------------------------
 
@@ -399,10 +405,13 @@ class ServiceClient:
         left = channel.retry_at - self._clock()
         return left if left > 0 else None
 
-    def _until_look(self, channel: ClientChannel) -> float | None:
+    def _until_look(self, channel: ClientChannel, look_at: float | None) -> float | None:
         """Seconds for which its consumer may wait before it looks again; None: until the channel changes.
         Raises `ServiceUnavailableError` if the time for all questions is over."""
         retry = self._until_retry(channel)
+        if look_at is not None:
+            left = max(0.0, look_at - self._clock())
+            retry = left if retry is None else min(left, retry)
         if self._settings.until is None:
             return retry
         left = self._settings.until - self._clock()

@@ -60,7 +60,8 @@ MOST_INDEX_BYTES = 1 << 30
 MOST_TAIL_BYTES = 16 << 20  # of an index, behind the regions: the schema of 10,000 columns takes 1 MiB
 INDEX_CREDIT = 16  # segments; an index file seldom has more than one
 # Of an index, before it must wait for its turn. One of 1,000 subpartitions and 300 regions takes 14 MiB. So
-# those of most jobs come side by side, and those that a peer makes as large as it can come one at a time
+# those of most jobs come side by side. Of those that a peer makes as large as it can one begins at a time:
+# the next when that is here, or has had its time-out
 LARGE_INDEX_BYTES = 16 << 20
 MOST_PROTOCOL_ERRORS = 3  # in a row: a peer that breaks the protocol so often will do it again
 
@@ -347,7 +348,7 @@ class IndexChannel(ClientChannel):
         return memoryview(self._received).toreadonly()
 
     def take_turn(self) -> None:
-        """No other large index comes now."""
+        """Room for all of it: others wait for theirs now."""
         self._has_turn = True
 
     def credit_due(self) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -156,11 +156,12 @@ def test_a_host_that_cannot_be_reached_costs_one_and_a_half_time_outs_at_most(
     assert now[0] - 100.0 <= 1.5 * 4.0
 
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 
 
-def endless(begin: bytes) -> Script:
-    """An index that begins so and does not end, as long as there is credit for it."""
+def endless(begin: bytes, size: int = MIB, pace: Callable[[], object] = lambda: None) -> Script:
+    """An index that begins so and does not end, as long as there is credit for it. ``size``: of its pieces,
+    before each of which it calls ``pace``."""
 
     def run(peer: Peer) -> None:
         request = peer.request()
@@ -170,7 +171,8 @@ def endless(begin: bytes) -> Script:
             while not credit:
                 header, _ = peer.next()
                 credit += header.credit
-            peer.send_data(request.channel, sequence, begun + bytes(MIB - len(begun)), backlog=99)
+            pace()
+            peer.send_data(request.channel, sequence, begun + bytes(size - len(begun)), backlog=99)
             credit, sequence, begun = credit - 1, sequence + 1, b""
 
     return run
@@ -275,22 +277,29 @@ def test_large_indexes_come_one_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
     assert not turn.locked()
 
 
-def test_a_large_index_whose_turn_does_not_come_can_be_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when somebody knows that an index must wait for its turn, as they do after 8 KiB here."""
     monkeypatch.setattr(client_channel, "LARGE_INDEX_BYTES", 8 << 10)
     monkeypatch.setattr(service_client, "TURN_TICK", 0.01)
-    file = write_pair(tmp_path, Pair(1000, 0, [Region({s: [b"x"] for s in range(1000)})]))
-    waits = threading.Event()
+    known = threading.Event()
 
     class Noted(client_channel.IndexChannel):
         @property
         def needs_turn(self) -> bool:
-            if super().needs_turn:
-                waits.set()
-            return super().needs_turn
+            needs = super().needs_turn
+            if needs and threading.current_thread().name not in client_threads():
+                known.set()
+            return needs
 
     monkeypatch.setattr(service_client, "IndexChannel", Noted)
+    return known
+
+
+def test_a_large_index_whose_turn_does_not_come_can_be_given_up(
+    tmp_path: Path, waits: threading.Event
+) -> None:
+    file = write_pair(tmp_path, Pair(1000, 0, [Region({s: [b"x"] for s in range(1000)})]))
     turn = threading.Lock()
     with ScriptedServer(HonestService([file])) as server, turn:
         clients = ServiceClients(ClientSettings(timeout=20.0), turn)
@@ -300,6 +309,73 @@ def test_a_large_index_whose_turn_does_not_come_can_be_given_up(
             clients.close()
             with pytest.raises(StateError, match="nobody waits any more"):
                 asked.result(20)
+
+
+def test_a_large_index_whose_service_goes_does_not_wait_for_its_turn(
+    tmp_path: Path, waits: threading.Event
+) -> None:
+    file = write_pair(tmp_path, Pair(1000, 0, [Region({s: [b"x"] for s in range(1000)})]))
+    turn = threading.Lock()
+    with turn, ThreadPoolExecutor(1) as threads:
+        with ScriptedServer(HonestService([file])) as server:
+            clients = ServiceClients(ClientSettings(timeout=0.5), turn)
+            asked = threads.submit(clients.client(server.address).index, OUTPUT, "far")
+            assert waits.wait(20)
+        try:
+            with pytest.raises(ServiceUnavailableError, match="could not be reached"):
+                asked.result(20)
+        finally:
+            clients.close()
+
+
+def test_a_large_index_that_is_complete_does_not_wait_for_its_turn(waits: threading.Event) -> None:
+    """Its last byte took the room that it had without one, and its end came later."""
+    data = HEADER + bytes((8 << 10) - len(HEADER))
+
+    def ends_late(peer: Peer) -> None:
+        request = peer.request()
+        peer.send_data(request.channel, 0, data[:4096])
+        peer.send_data(request.channel, 1, data[4096:])
+        assert waits.wait(20)
+        peer.send_end(request.channel, 2)
+        peer.until_gone()
+
+    turn = threading.Lock()
+    with ScriptedServer(ends_late) as server, turn, ThreadPoolExecutor(1) as threads:
+        clients = ServiceClients(ClientSettings(timeout=20.0), turn)
+        asked = threads.submit(clients.client(server.address).index, OUTPUT, "far")
+        try:
+            assert asked.result(20) == data
+        finally:
+            clients.close()
+
+
+def test_whoever_has_the_turn_for_a_time_out_goes_on_without_it(
+    tmp_path: Path, waits: threading.Event
+) -> None:
+    """A host that gets on, however slowly, does not hold up what others have."""
+    file = write_pair(tmp_path, Pair(1000, 0, [Region({s: [b"x"] for s in range(1000)})]))
+    turn, is_over = threading.Lock(), threading.Event()
+    slow = endless(HEADER, 64 * KIB, pace=lambda: is_over.wait(0.1))
+    with (
+        ScriptedServer(slow, segment_bytes=64 * KIB) as holder,
+        ScriptedServer(HonestService([file])) as other,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        clients = ServiceClients(ClientSettings(timeout=1.0), turn)
+        others = ServiceClients(ClientSettings(timeout=20.0), turn)
+        try:
+            holding = threads.submit(clients.client(holder.address).index, OUTPUT, "far")
+            eventually(turn.locked, "it has the turn")
+            asked = threads.submit(others.client(other.address).index, OUTPUT, "far")
+            assert asked.result(20) == Path(file.index_path).read_bytes()
+            assert not holding.done()
+        finally:
+            clients.close()
+            others.close()
+            is_over.set()
+        with pytest.raises(StateError, match="nobody waits any more"):
+            holding.result(20)
 
 
 def test_what_did_not_begin_as_an_index_is_no_part_of_the_next(honest: HonestService) -> None:

@@ -53,7 +53,8 @@ MOST_ASKED = 16  # services at a time: those that are gone are waited for togeth
 # Map outputs that a service may refuse in one request before it counts as unreachable: each refusal takes a
 # time-out, and some are made at once. A host whose disk is broken may refuse hundreds
 MOST_REFUSED = 8
-# A call is two questions, and each takes at most one and a half time-outs
+# A call is two questions, and each takes at most one and a half time-outs. Not in it is what a large index
+# waits for its turn: at most a time-out for each one before it
 PATIENCE_FACTOR = 3
 
 _log = logging.getLogger(__name__)
