@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -373,6 +373,13 @@ def eventually(condition: Callable[[], object], what: str, seconds: float = 30.0
         waited = time.monotonic() - began
         assert waited < seconds, f"not within {seconds} s: {what}"
         time.sleep(min(max(0.005, waited / 10), 0.2))
+
+
+def fill(disk: Path) -> None:
+    """Write to a small disk until it is full."""
+    with open(disk / "filled", "wb", buffering=0) as opened, suppress(OSError):
+        while True:
+            opened.write(bytes(1 << 16))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from sortshuffle import calls
 from sortshuffle.errors import OutOfDiskError, UsageError
 from sortshuffle.options import MIB, Options, format_size
 from sortshuffle.storage import home_failures, janitor
-from sortshuffle.storage.lifetime import HOME_ROOT, Owner, executor_pid
+from sortshuffle.storage.lifetime import HOME_ROOT, Owner, executor_pid, remove_unowned
 from sortshuffle.storage.private import make_private
 
 Made = TypeVar("Made")
@@ -160,7 +160,8 @@ def _is_made(home: str, owner: Owner) -> bool:
         if Owner.read(home) != owner:
             owner.write(home)
     except OSError as error:
-        home_failures.remember(home, error)
+        remove_unowned(home)
+        home_failures.remember_here(home, error)
         return False
     return True
 

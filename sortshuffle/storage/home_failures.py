@@ -63,13 +63,18 @@ def note_failure(error: OSError) -> None:
 
 
 def remember(home: str, error: OSError) -> None:
-    """Pass over this home for a while."""
-    _failures[home] = Failure(time.time(), copy.copy(error))
+    """Pass over this home for a while. It has an owner, or is gone."""
+    remember_here(home, error)
     try:
         with calls.open_file(os.path.join(home, MARKER_FILE), "w", encoding="utf-8") as opened:
             opened.write(f"{error}\n")
     except OSError:
         pass  # the others find out by themselves
+
+
+def remember_here(home: str, error: OSError) -> None:
+    """The same, in this process alone: for a home that could not be made. A file in it would stay."""
+    _failures[home] = Failure(time.time(), copy.copy(error))
 
 
 def failed_at(home: str) -> float | None:

@@ -354,9 +354,22 @@ def remove_home(home: str) -> None:
             _remove(os.path.join(home, name))
     if _names(home) in ([], [OWNER_FILE]):
         calls.rmtree(home, ignore_errors=True)
-    for above in (os.path.dirname(home), os.path.dirname(os.path.dirname(home))):
+    application = os.path.dirname(home)
+    _remove_empty(application, os.path.dirname(application))
+
+
+def remove_unowned(home: str) -> None:
+    """Remove a home that no owner could be written to, and the directories above it that this leaves empty.
+    No janitor would know of it. One that another process has written an owner to meanwhile stays."""
+    application = os.path.dirname(home)
+    _remove_empty(home, application, os.path.dirname(application))
+
+
+def _remove_empty(*directories: str) -> None:
+    """Each lies in the next one."""
+    for directory in directories:
         try:
-            calls.rmdir(above)
+            calls.rmdir(directory)
         except OSError:
             return
 

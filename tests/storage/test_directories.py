@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine import Pair, eventually, names, small_disk, write_pair
+from engine import Pair, eventually, fill, names, small_disk, write_pair
 
 from sortshuffle.errors import OutOfDiskError, UsageError
 from sortshuffle.options import Options
@@ -188,6 +188,20 @@ def test_if_no_other_is_left_it_is_tried_again(local: list[Path]) -> None:
     local[1].mkdir()
     homes = Homes.of(Options(), "app-1")
     assert homes.paths == homes_in(homes, local[1])
+
+
+def test_of_a_home_that_a_full_disk_has_no_room_for_nothing_is_left(
+    local: list[Path], tmp_path: Path
+) -> None:
+    """No janitor knows of it."""
+    with small_disk(tmp_path / "disk", "size=1m") as disk:
+        fill(disk)
+        homes = Homes.of(Options(directories=(str(disk), str(local[0]))), "app-1")
+        assert homes.paths == homes_in(homes, local[0])
+        assert names(disk) == ["filled"]
+        home_failures._failures.clear()  # as in another worker
+        assert Homes.of(Options(directories=(str(disk), str(local[0]))), "app-1").paths == homes.paths
+        assert names(disk) == ["filled"]
 
 
 def test_a_home_that_is_there_is_used_although_it_failed(local: list[Path]) -> None:

@@ -46,7 +46,7 @@ from sortshuffle.service.jvm.writing import SEGMENT_BYTES, MapOutputWriting, Wri
 from sortshuffle.service.protocol import MapOutputAddress
 from sortshuffle.storage import home_failures
 from sortshuffle.storage.host import host_name
-from sortshuffle.storage.lifetime import PARTIAL_SETTLES, sweep_partials
+from sortshuffle.storage.lifetime import PARTIAL_SETTLES, remove_unowned, sweep_partials
 from sortshuffle.storage.shared_home import expect_stored_home, make_shared_home
 from sortshuffle.storage.stored_cleaning import remove_remains
 from sortshuffle.storage.stored_files import is_url, root_and_application
@@ -289,7 +289,8 @@ class Engine:
             make_shared_home(home, self.settings.keeper, found.keep, makes_root=makes_root)
         except OSError as error:
             if home_failures.is_homes_fault(error):
-                home_failures.remember(home, error)
+                remove_unowned(home)
+                home_failures.remember_here(home, error)
             return
         home_failures.watch((home,))
         if home not in self._ready:

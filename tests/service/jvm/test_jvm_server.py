@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine import eventually, open_files, small_disk
+from engine import eventually, fill, names, open_files, small_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jvm_client import (
@@ -457,6 +457,14 @@ def test_a_disk_that_runs_full_is_told_and_left_empty(
         again = engine.connect()
         again.write([[(0, b"x")]], map_id=9)
         assert os.path.exists(written(engine.homes[0], 9).data_path), "the next attempt goes elsewhere"
+
+
+def test_of_a_home_that_a_full_disk_has_no_room_for_nothing_is_left(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk, serving(tmp_path, disk) as engine:
+        fill(disk)
+        with engine.connect() as client:
+            client.write([[(0, b"x")]])
+        assert names(disk) == ["filled"]
 
 
 def test_disks_without_room_are_told_before_anything_is_written(tmp_path: Path) -> None:
