@@ -15,8 +15,8 @@ Rules
 Each root has a lock, which is held while directories are looked at and listed: others would list the same.
 Where one question has held it for `HELD_AT_MOST` and got on by no home, the disk may stand still. Others then
 pass the root over: a disk that stands still stops the first who asks, and of the others keeps only what is on
-it. One that gets on is waited for, however many homes it has. Lock order: that of `EndedHomes`, under which
-nothing is looked at, is never held together with one of a root.
+it. One that gets on is waited for, at the longest `WAITED_AT_MOST`. Lock order: that of `EndedHomes`, under
+which nothing is looked at, is never held together with one of a root.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from sortshuffle.storage.reader import NOT_OF_THE_FILE
 from sortshuffle.storage.shared_home import is_shared
 
 HELD_AT_MOST = 0.5  # seconds, for one home; to list 10,000 files of a disk that gets on takes a tenth of that
+# seconds, for all homes of a root. Who asks has given up by then, and the service has few threads for that
+WAITED_AT_MOST = 5.0
 FORGETS_EVERY = 60.0  # seconds; a look at each application that is known
 _INDEX = re.compile(rf"exchange-(\d+)-map-(\d+)-attempt-(\d+){re.escape(INDEX_SUFFIX)}")
 
@@ -106,10 +108,9 @@ class _Root:
     @contextmanager
     def _held(self) -> Iterator[bool]:
         """Whether this thread has the lock. Not where one other thread has had it for long."""
-        left = self._patience()
-        while not self._lock.acquire(timeout=left):
-            left = self._patience()
-            if not left:
+        until = self._clock() + WAITED_AT_MOST
+        while not self._lock.acquire(timeout=self._patience(until)):
+            if not self._patience(until):
                 yield False
                 return
         self._held_since = self._clock()
@@ -119,10 +120,11 @@ class _Root:
             self._held_since = None
             self._lock.release()
 
-    def _patience(self) -> float:
-        """Seconds for which whoever has the lock may have it still."""
-        since = self._held_since
-        return HELD_AT_MOST if since is None else max(0.0, since + HELD_AT_MOST - self._clock())
+    def _patience(self, until: float) -> float:
+        """Seconds for which whoever has the lock may have it still, and this thread waits for it."""
+        since, now = self._held_since, self._clock()
+        held = HELD_AT_MOST if since is None else since + HELD_AT_MOST - now
+        return max(0.0, min(held, until - now))
 
     def _homes_in(self, directory: str) -> list[str]:
         """Those in this directory of an application."""

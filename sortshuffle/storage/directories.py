@@ -156,14 +156,22 @@ def _make_homes(roots: Sequence[str], owner: Owner) -> tuple[str, ...]:
 
 def _is_made(home: str, owner: Owner) -> bool:
     try:
-        make_private(home)
-        if Owner.read(home) != owner:
-            owner.write(home)
+        try:
+            _make_home(home, owner)
+        except FileNotFoundError:  # another worker could write no owner to it, and has removed it
+            _make_home(home, owner)
     except OSError as error:
-        remove_unowned(home)
+        if home_failures.is_homes_fault(error):
+            remove_unowned(home)
         home_failures.remember_here(home, error)
         return False
     return True
+
+
+def _make_home(home: str, owner: Owner) -> None:
+    make_private(home)
+    if Owner.read(home) != owner:
+        owner.write(home)
 
 
 def _free_bytes(home: str) -> int:

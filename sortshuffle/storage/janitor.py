@@ -23,6 +23,7 @@ Started by the first producer task of an executor (`ensure`). Standard library o
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -52,6 +53,7 @@ TRIES = 10
 # seconds for which a home or a lock is asked for again that the system does not tell of: it may be out of
 # files for minutes. What it never tells of is left to `sortshuffle clean`
 UNTOLD_FOR = 600.0
+OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOLCK)
 LOOKS_AFTER = 60.0  # seconds between looks of a worker whether homes of ended executors have a janitor
 
 _looked: dict[str, float] = {}  # applications' directories, and when this process last looked
@@ -288,13 +290,15 @@ def is_running(home: str) -> bool:
 
 
 def _lock(home: str) -> int | None:
-    """A descriptor that holds the lock, None if another process has it, or the home is gone. Raises OSError
-    where the system does not tell."""
+    """A descriptor that holds the lock, None if another process has it, or the home takes no lock. Raises
+    OSError where the host is out of something for the moment."""
     try:
         descriptor = calls.open(os.path.join(home, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return _locked(descriptor)
+        return _locked(descriptor)
+    except OSError as error:
+        if error.errno in OUT_OF:
+            raise
+        return None  # other homes of this janitor must not wait for it
 
 
 def _locked(descriptor: int) -> int | None:

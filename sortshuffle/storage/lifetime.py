@@ -370,6 +370,8 @@ def _remove_empty(*directories: str) -> None:
     for directory in directories:
         try:
             calls.rmdir(directory)
+        except FileNotFoundError:
+            continue
         except OSError:
             return
 

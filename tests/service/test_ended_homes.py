@@ -15,7 +15,7 @@ from engine import running
 from serving import APPLICATION, ended_owner, make_home
 
 from sortshuffle import calls
-from sortshuffle.service.ended_homes import FORGETS_EVERY, HELD_AT_MOST, EndedHomes
+from sortshuffle.service.ended_homes import FORGETS_EVERY, HELD_AT_MOST, WAITED_AT_MOST, EndedHomes
 from sortshuffle.storage.lifetime import HOME_ROOT, Owner
 from sortshuffle.storage.partitioned_file import PartitionedFile
 
@@ -191,6 +191,38 @@ def test_a_disk_that_gets_on_is_waited_for_however_many_homes_it_has(
         finally:
             gets_on.set()
         assert first.result() == [0, 1, 2]
+
+
+def test_a_disk_that_gets_on_slowly_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each home of it, and there are many, takes nearly as long as a disk may stand still for."""
+    put(make_home(tmp_path, "ended-0", ended_owner()), (1, 0))
+    now, homes_looked_at = 0.0, 0
+    is_held, other_gave_up = threading.Event(), threading.Event()
+    homes = EndedHomes(lambda: now)
+
+    def stat(path: str) -> os.stat_result:
+        nonlocal now, homes_looked_at
+        if os.path.basename(path).startswith("ended-") and not is_held.is_set():
+            is_held.set()
+            while not other_gave_up.wait(0.001):  # another home each time
+                (root,) = homes._roots.values()
+                root._held_since = now + 0.9 * HELD_AT_MOST
+                now += 0.9 * HELD_AT_MOST
+                homes_looked_at += 1
+        return os.stat(path)
+
+    monkeypatch.setattr(calls, "stat", stat)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(attempts, homes, tmp_path, 1)
+        try:
+            assert is_held.wait(60)
+            assert attempts(homes, tmp_path, 1) == []
+        finally:
+            other_gave_up.set()
+        assert first.result() == [0]
+    assert homes_looked_at >= WAITED_AT_MOST / HELD_AT_MOST
 
 
 def test_a_disk_that_stands_still_stops_no_question_for_another(

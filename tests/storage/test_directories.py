@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import socket
 import stat
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from engine import Pair, eventually, fill, names, small_disk, write_pair
 
+from sortshuffle import calls
 from sortshuffle.errors import OutOfDiskError, UsageError
 from sortshuffle.options import Options
 from sortshuffle.storage import home_failures, janitor
@@ -202,6 +204,42 @@ def test_of_a_home_that_a_full_disk_has_no_room_for_nothing_is_left(
         home_failures._failures.clear()  # as in another worker
         assert Homes.of(Options(directories=(str(disk), str(local[0]))), "app-1").paths == homes.paths
         assert names(disk) == ["filled"]
+
+
+def test_of_a_home_that_cannot_be_made_no_directory_above_is_left(
+    local: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home, other) = homes_in(Homes.of(Options(), "app-1"), *local)
+    shutil.rmtree(local[0] / "sortshuffle")
+    mkdir = calls.mkdir
+
+    def making(path: str, mode: int) -> None:
+        if path == home:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        mkdir(path, mode)
+
+    monkeypatch.setattr(calls, "mkdir", making)
+    assert Homes.of(Options(), "app-1").paths == (other,)
+    assert names(local[0]) == []
+
+
+def test_a_home_that_another_worker_gives_up_meanwhile_is_made_again(
+    local: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = calls.replace
+    left = 1
+
+    def replacing(partial: str, path: str) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            shutil.rmtree(os.path.dirname(path))
+        replace(partial, path)
+
+    monkeypatch.setattr(calls, "replace", replacing)
+    homes = Homes.of(Options(), "app-1")
+    assert homes.paths == homes_in(homes, *local)
+    assert [Owner.read(home) for home in homes.paths] == [homes.owner] * 2
 
 
 def test_a_home_that_is_there_is_used_although_it_failed(local: list[Path]) -> None:

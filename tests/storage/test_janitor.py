@@ -345,9 +345,12 @@ def test_a_killed_janitor_of_ended_executors_is_replaced_by_a_task_of_another(
 
 
 class Untold:
-    """A call that fails for a path, so many times: the host is out of files."""
+    """A call that fails for a path, so many times: by default the host is out of files."""
 
-    def __init__(self, name: str, path: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, name: str, path: str, times: int, monkeypatch: pytest.MonkeyPatch, error: int = errno.ENFILE
+    ) -> None:
+        self._error = error
         self._real: Callable[..., Any] = getattr(calls, name)
         self._path = path
         self.left = times
@@ -356,7 +359,7 @@ class Untold:
     def __call__(self, path: str, *arguments: Any, **how: Any) -> Any:
         if path == self._path and self.left:
             self.left -= 1
-            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE), path)
+            raise OSError(self._error, os.strerror(self._error), path)
         return self._real(path, *arguments, **how)
 
 
@@ -414,6 +417,20 @@ def test_a_home_whose_owner_is_never_told_keeps_no_other(
     janitor.main(executor.homes)
     assert [os.path.exists(home) for home in (first, second)] == [True, False]
     assert not is_attended(first)
+
+
+def test_a_home_that_takes_no_lock_file_keeps_no_other(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk was remounted, and is read-only."""
+    first, second = executor.homes
+    executor.end()
+    monkeypatch.setattr(janitor.time, "sleep", lambda seconds: None)
+    path = os.path.join(first, janitor.LOCK_FILE)
+    refused = Untold("open", path, ALWAYS, monkeypatch, errno.EROFS)
+    janitor.main(executor.homes)
+    assert ALWAYS - refused.left == janitor.TRIES
+    assert [os.path.exists(home) for home in (first, second)] == [True, False]
 
 
 @pytest.mark.parametrize("call", ["open", "flock"])
