@@ -141,18 +141,23 @@ def exchange(
 def _scanned(spark: SparkSession, ours: bool, files: list[str], scan: str) -> Any:
     if scan == "read" and ours:
         return sortshuffle.read(spark).parquet(*files)
-    df = _scanned_in_python(spark, files) if scan == "python" else spark.read.parquet(*files)
+    if scan == "python":
+        numbers = spark.range(0, len(files), 1, len(files))
+        return _scanned_in_python(sortshuffle.frame(numbers) if ours else numbers, files)
+    df = spark.read.parquet(*files)
     return sortshuffle.frame(df) if ours else df
 
 
-def _scanned_in_python(spark: SparkSession, files: list[str]) -> Any:
+def _scanned_in_python(numbers: Any, files: list[str]) -> Any:
+    """``numbers``: a frame or a DataFrame of the numbers of the files."""
+
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 with pq.ParquetFile(files[number], pre_buffer=False, buffer_size=READ_BUFFER) as file:
                     yield from file.iter_batches(BATCH_ROWS, use_threads=False)
 
-    return spark.range(0, len(files), 1, len(files)).mapInArrow(read, COLUMNS)
+    return numbers.mapInArrow(read, COLUMNS)
 
 
 # ---- sort -----------------------------------------------------------------------------------------------
