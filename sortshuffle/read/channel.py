@@ -19,6 +19,7 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -87,6 +88,11 @@ class InputChannel(Protocol):
     def read_ahead(self) -> int:
         """Bytes that a reader of parts may hold beyond its part; 0 where it has nothing but that."""
 
+    @property
+    def held_parts(self) -> int:
+        """How many parts of an extent are in memory while it is streamed. More than one: the next is fetched
+        while one is used."""
+
     def open(self, extents: Sequence[Extent]) -> ExtentReader:
         """A reader for these extents of the channel, which are read in this order. The caller closes it.
         Raises `DataLossError`."""
@@ -114,6 +120,10 @@ class LocalInputChannel:
     @property
     def read_ahead(self) -> int:
         return 0
+
+    @property
+    def held_parts(self) -> int:
+        return 1
 
     def open(self, extents: Sequence[Extent]) -> ExtentReader:
         return PartitionedFileReader(self.file, self.file_id, self.writer, key=self.key)
@@ -199,16 +209,42 @@ class Fetch:
         raised, only behind the last batch of an extent.
         """
         with self.channel.open(self.extents) as reader:
-            for extent in self.extents:
-                with closing(_ExtentDecoder(reader, extent, payload, metrics)) as decoder:
-                    for part in metrics.timed(reader.read_parts(extent, part_bytes), "read"):
-                        size = part.memory.size
-                        budget.charge(size)
-                        try:
-                            yield from decoder.decode(part)
-                        finally:
-                            budget.release(size)
-                    decoder.finish()
+            yield from self.items(reader, self.parts(reader, part_bytes), payload, budget, metrics)
+
+    def parts(self, reader: ExtentReader, part_bytes: int) -> Iterator[ExtentPart]:
+        """Of all extents, one behind the other."""
+        return chain.from_iterable(reader.read_parts(extent, part_bytes) for extent in self.extents)
+
+    def items(
+        self,
+        reader: ExtentReader,
+        parts: Iterator[ExtentPart],
+        payload: Payload,
+        budget: MemoryBudget,
+        metrics: TaskMetrics,
+        step: str = "read",
+    ) -> Generator[Any, None, None]:
+        """What is in `parts`. Each is charged while it is decoded. ``step``: what the time counts as that
+        they take to come."""
+        timed = metrics.timed(parts, step)
+        for extent in self.extents:
+            with closing(_ExtentDecoder(reader, extent, payload, metrics)) as decoder:
+                for part in _up_to(extent.bytes, timed):
+                    size = part.memory.size
+                    budget.charge(size)
+                    try:
+                        yield from decoder.decode(part)
+                    finally:
+                        budget.release(size)
+                decoder.finish()
+
+
+def _up_to(size: int, parts: Iterator[ExtentPart]) -> Iterator[ExtentPart]:
+    """The next parts, up to so many bytes, where one ends."""
+    while size:
+        part = [next(parts)]
+        size -= part[0].bytes
+        yield part.pop()
 
 
 class _ExtentDecoder:

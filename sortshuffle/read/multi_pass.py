@@ -33,6 +33,7 @@ from sortshuffle.read.fetcher import Batches, Fetcher
 from sortshuffle.read.merge import SortedRun, merge_runs
 from sortshuffle.read.run_memory import MOST_OPEN_FILES, Demands, Load, RunSize
 from sortshuffle.read.spill import HELD_REGIONS, NewFile, SpilledRun, SpillSize, SpillWriter, spill_header
+from sortshuffle.read.stream_ahead import StreamsAhead
 from sortshuffle.storage.writer import PartitionedFileWriter
 
 LEAST_FAN_IN = 2  # runs that a pass merges at least, whatever they take: or else it would not come to an end
@@ -40,12 +41,14 @@ LEAST_FAN_IN = 2  # runs that a pass merges at least, whatever they take: or els
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run that waits to be merged. ``held``, ``streamed``: bytes that it takes one way or the other."""
+    """A run that waits to be merged. ``held``, ``streamed``: bytes that it takes one way or the other.
+    ``parts``: how many of it are in memory while it is streamed."""
 
     source: Fetch | SpilledRun
     size: RunSize
     held: int
     streamed: int
+    parts: int = 1
 
     @property
     def is_spilled(self) -> bool:
@@ -55,6 +58,10 @@ class Run:
     def is_held(self) -> bool:
         """Whether that takes less. The file of a spilled one is open in any case."""
         return self.held <= self.streamed and not self.is_spilled
+
+    @property
+    def is_fetched_ahead(self) -> bool:
+        return self.parts > 1
 
     @property
     def load(self) -> Load:
@@ -97,8 +104,10 @@ class MultiPassMerge:
             yield from self._merge(runs, self._budget.limit)
 
     def _run(self, source: Fetch | SpilledRun, size: RunSize) -> Run:
-        ahead = source.channel.read_ahead if isinstance(source, Fetch) else 0
-        return Run(source, size, self._demands.held(size), self._demands.streamed(size, ahead))
+        ahead, parts = 0, 1
+        if isinstance(source, Fetch):
+            ahead, parts = source.channel.read_ahead, source.channel.held_parts
+        return Run(source, size, self._demands.held(size), self._demands.streamed(size, ahead, parts), parts)
 
     def _fit(self, runs: Sequence[Run]) -> bool:
         limit = self._budget.limit
@@ -194,15 +203,19 @@ class MultiPassMerge:
         for batches in stack.enter_context(closing(self._fetcher.fetched(fetches))):
             held.append(stack.enter_context(closing(HeldRun(batches, self._budget))))
         spare = max(0, memory - _load_of(runs).memory) // max(1, len(runs) - len(held))
+        streams = stack.enter_context(StreamsAhead(self._payload, self._budget, self._metrics))
         sources: list[SortedRun] = []
         for run in runs:
+            copied = 1 if run.is_fetched_ahead else 0  # while it comes, as the store's library gave it
+            part = run.size.part(spare // (run.parts + copied))
             if isinstance(run.source, SpilledRun):
-                part = run.size.part(spare)
                 sources.append(run.source.stream(self._payload, part, self._budget, self._metrics))
             elif whole or run.is_held:
                 sources.append(held.popleft())
+            elif run.is_fetched_ahead:
+                sources.append(stack.enter_context(closing(streams.stream(run.source, part))))
             else:
-                sources.append(self._fetcher.streamed(run.source, run.size.part(spare)))
+                sources.append(self._fetcher.streamed(run.source, part))
         return sources
 
 

@@ -83,11 +83,11 @@ class Demands:
         """A run that is read whole."""
         return size.stored + size.raw + self._merging(size)
 
-    def streamed(self, size: RunSize, ahead: int = 0) -> int:
-        """A run of which there are a part, the batch decoded of it, and what is left of the one before.
+    def streamed(self, size: RunSize, ahead: int = 0, parts: int = 1) -> int:
+        """A run of which there are ``parts``, the batch decoded of one, and what is left of the one before.
         ``ahead``: bytes that its reader may hold beyond the part, beside what it then keeps of a buffer
         that the part cuts; 0 for a reader that keeps nothing."""
-        stored = size.least_part
+        stored = min(size.stored, parts * size.least_part)
         if ahead:
             stored += min(size.stored, ahead + size.in_largest_buffer(size.stored))
         rows = min(WINDOW_ROWS // 2, size.in_largest_buffer(size.records))

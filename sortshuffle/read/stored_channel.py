@@ -41,6 +41,13 @@ class StoredInputChannel:
     def read_ahead(self) -> int:
         return 0
 
+    @property
+    def held_parts(self) -> int:
+        if mounted(self.file) is not None:
+            return 1
+        # one in use, one that comes, and what the store gave of an encrypted one
+        return 2 if self.key is None else 3
+
     def open(self, extents: Sequence[Extent]) -> ExtentReader:
         local = mounted(self.file)
         if local is not None:

@@ -45,6 +45,10 @@ class RemoteInputChannel:
     def read_ahead(self) -> int:
         return SEGMENT_BYTES
 
+    @property
+    def held_parts(self) -> int:
+        return 1  # the service sends ahead, `read_ahead` bytes
+
     def open(self, extents: Sequence[Extent]) -> ExtentReader:
         file = RemoteFile(self.output, self.host, self.path, self.writer)
         return RemoteReader(self.clients.client(self.service), file, extents, self.key)

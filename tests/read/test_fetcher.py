@@ -155,6 +155,7 @@ class WaitingChannel:
     local: LocalInputChannel
     gone: Gone
     read_ahead: int = 0
+    held_parts: int = 1
 
     @property
     def map_index(self) -> int:

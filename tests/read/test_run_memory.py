@@ -68,6 +68,7 @@ def test_what_a_reader_holds_beyond_its_part_counts_with_what_it_keeps_of_a_buff
     assert demands.streamed(size, 65_536) - demands.streamed(size) == 65_536 + 125_000
     small = RunSize(1000, 1000, 10, 1)
     assert demands.streamed(small, 65_536) - demands.streamed(small) == 1000
+    assert demands.streamed(size, parts=2) - demands.streamed(size) == size.least_part
 
 
 def test_a_streamed_run_takes_the_same_however_long_it_is() -> None:

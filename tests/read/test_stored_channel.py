@@ -166,6 +166,21 @@ def test_a_merge_asks_for_each_byte_once_and_for_a_buffer_at_least(tmp_path: Pat
     assert len(sizes) <= sum(extent.buffers for extent in channel.extents)
 
 
+def test_the_first_parts_of_all_runs_of_a_merge_are_asked_for_together(
+    meeting: type[MeetingFileSystem], tmp_path: Path
+) -> None:
+    """A merge that asked for one after the other would wait for as many answers as there are runs."""
+    regions = [{0: [batch(start + at, 2000) for at in range(0, 40_000, 2000)]} for start in range(24)]
+    output = write_map("meeting://bucket/app-1", SCHEMA, regions, codec=Codec.NONE)
+    channel = channel_of(output)
+    together = meeting.meeting = Meeting(8)
+    gate = gate_of([channel], output, 8 * MIB, str(tmp_path))
+    assert numbers(list(gate.sorted_batches(RowOrder((0,))))) == sorted(
+        start + at for start in range(24) for at in range(40_000)
+    )
+    assert together.came >= 8
+
+
 def test_what_is_gone_or_damaged_says_where(store: Store) -> None:
     output = written(store)
     channel = channel_of(output)
@@ -181,21 +196,36 @@ def test_what_is_gone_or_damaged_says_where(store: Store) -> None:
         fetch.run(output.payload)
 
 
+class Meeting:
+    """Those who come wait until there are ``enough``; later ones do not wait."""
+
+    def __init__(self, enough: int) -> None:
+        self.came = 0
+        self._enough = enough
+        self._changed = threading.Condition()
+
+    def wait(self, timeout: float) -> None:
+        with self._changed:
+            self.came += 1
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self.came >= self._enough, timeout)
+
+
 class MeetingFileSystem(MemoryFileSystem):
     """fsspec's memory, in which requests wait until there are enough of them at a time."""
 
     protocol = "meeting"
     store: dict[str, object] = {}  # noqa: RUF012  (of the class, as MemoryFileSystem has it)
     pseudo_dirs: list[str] = [""]  # noqa: RUF012
-    meeting: threading.Barrier | None = None
+    meeting: threading.Barrier | Meeting | None = None
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
         return super()._strip_protocol(path.replace("meeting://", "memory://"))
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **how: object) -> bytes:
-        if self.meeting is not None:
-            self.meeting.wait(timeout=30)
+        if (meeting := self.meeting) is not None:
+            meeting.wait(timeout=30)
         data: bytes = super().cat_file(path, start, end)
         return data
 

@@ -21,6 +21,7 @@ import frames  # noqa: E402
 import growth  # noqa: E402
 import harness  # noqa: E402
 import manager  # noqa: E402
+import merges  # noqa: E402
 import partitioners  # noqa: E402
 import python_cases  # noqa: E402
 import readers  # noqa: E402
@@ -32,6 +33,7 @@ from cases import Case  # noqa: E402
 CASES = {
     "engine": engine.main,
     "frames": frames.main,
+    "merges": merges.main,
     "partitioners": partitioners.main,
     "readers": readers.main,
     "service": service.main,
