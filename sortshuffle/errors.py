@@ -36,6 +36,10 @@ import errno
 import os
 from dataclasses import dataclass
 
+OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What an OSError may have that says nothing of the file, or the peer: this process or its host has no more
+descriptors, or no more memory."""
+
 
 class SortShuffleError(Exception):
     """Base of everything this package raises on purpose."""

@@ -23,7 +23,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TypeVar
 
-from sortshuffle.errors import ServiceUnavailableError, SortShuffleError
+from sortshuffle.errors import OUT_OF, ServiceUnavailableError, SortShuffleError
 from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceClients
 
 # services; each takes up to three threads (who asks, who receives, who finds the host), and the address space
@@ -31,8 +31,8 @@ from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceCli
 # (spark.executor.pyspark.memory)
 AT_ONCE = 10
 
-# what this process, or its host, has no more of: descriptors, memory, ports
-OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL)
+# of these there are no more for another connection: descriptors, memory, ports
+OF_THIS_PROCESS = (*OUT_OF, errno.ENOBUFS, errno.EADDRNOTAVAIL)
 
 Answer = TypeVar("Answer")
 
@@ -99,7 +99,7 @@ def _is_own(error: BaseException | None) -> bool:
         is_no_thread = isinstance(error, RuntimeError) and not isinstance(error, SortShuffleError)
         if is_no_thread or isinstance(error, MemoryError):
             return True
-        if isinstance(error, OSError) and error.errno in OUT_OF:
+        if isinstance(error, OSError) and error.errno in OF_THIS_PROCESS:
             return True
         error = error.__cause__
     return False

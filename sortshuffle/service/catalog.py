@@ -29,7 +29,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from sortshuffle import calls
-from sortshuffle.errors import DataLossError, MissingDataError, Place, UsageError
+from sortshuffle.errors import OUT_OF, DataLossError, MissingDataError, Place, UsageError
 from sortshuffle.format.index import Index
 from sortshuffle.read.scheduler import ReadScheduler
 from sortshuffle.read.subpartition_reader import SubpartitionReader
@@ -41,7 +41,7 @@ from sortshuffle.service.status import ApplicationStatus
 from sortshuffle.storage.lifetime import HOME_ROOT, is_gone
 from sortshuffle.storage.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.ranges import RangePart
-from sortshuffle.storage.reader import NOT_OF_THE_FILE, PartitionedFileReader, read_index
+from sortshuffle.storage.reader import PartitionedFileReader, read_index
 
 # seconds for which a directory cannot be listed before what was there counts as lost: longer than a disk or a
 # mount takes to come back, shorter than clients try by themselves (60)
@@ -203,7 +203,7 @@ class _Unlisted:
         try:
             found = sorted(calls.listdir(directory))
         except OSError as error:
-            if error.errno in NOT_OF_THE_FILE or self._may_pass(directory, error):
+            if error.errno in OUT_OF or self._may_pass(directory, error):
                 raise
             return []
         self._failures.pop(directory, None)
@@ -241,7 +241,7 @@ def _names(directory: str) -> list[str]:
     try:
         return calls.listdir(directory)
     except OSError as error:
-        if error.errno in NOT_OF_THE_FILE:
+        if error.errno in OUT_OF:
             raise
         return []
 

@@ -29,10 +29,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
+from sortshuffle.errors import OUT_OF
 from sortshuffle.storage.lifetime import HOME_ROOT, Owner, is_gone
 from sortshuffle.storage.listings import Listings, Made
 from sortshuffle.storage.partitioned_file import INDEX_SUFFIX, PartitionedFile
-from sortshuffle.storage.reader import NOT_OF_THE_FILE
 from sortshuffle.storage.shared_home import is_shared
 
 HELD_AT_MOST = 0.5  # seconds, for one home; to list 10,000 files of a disk that gets on takes a tenth of that
@@ -168,7 +168,7 @@ def _listed(listings: Listings[Made], directory: str) -> Made | None:
     try:
         return listings.list_if_changed(directory)
     except OSError as error:
-        if error.errno in NOT_OF_THE_FILE:
+        if error.errno in OUT_OF:
             raise
         return None
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from sortshuffle import calls
-from sortshuffle.errors import CorruptDataError, DataLossError, MissingDataError, Place, UsageError
+from sortshuffle.errors import OUT_OF, CorruptDataError, DataLossError, MissingDataError, Place, UsageError
 from sortshuffle.storage.descriptors import close_after_reading, read_at
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import NOT_OF_THE_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ class IndexView:
         return -(-size // self._segment_bytes)
 
     def _raise_missing(self, error: OSError) -> NoReturn:
-        if error.errno in NOT_OF_THE_FILE:
+        if error.errno in OUT_OF:
             raise error
         what = f"the index file cannot be opened: {error.strerror}"
         raise MissingDataError(Place(self._path), what) from error

@@ -11,9 +11,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from sortshuffle import calls
 from sortshuffle.storage.lifetime import SILENT_FILE
+from sortshuffle.storage.small_files import replace_json
 
 SILENT_FOR = 30.0  # seconds that a service which did not answer is left alone
 
@@ -34,13 +36,8 @@ class Silence:
         """These did not answer. What cannot be written is not known to others."""
         until = self._clock() + SILENT_FOR
         silent = {**self._read(), **dict.fromkeys(addresses, until)}
-        partial = f"{self._path}.{os.getpid()}"
-        try:
-            with calls.open_file(partial, "w", encoding="utf-8") as opened:
-                json.dump(silent, opened)
-            calls.replace(partial, self._path)
-        except OSError:
-            return
+        with suppress(OSError):
+            replace_json(self._path, silent)
 
     def _read(self) -> dict[str, float]:
         """Those that are silent, and until when."""

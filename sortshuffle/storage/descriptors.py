@@ -1,10 +1,13 @@
-"""Descriptors of files that are read: what every reader of this package does with them alike.
+"""Descriptors of files that are read, and of locks: what every module does with them alike.
 
 Standard library only: the janitor uses it, too.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import time
 from contextlib import suppress
 
 from sortshuffle import calls
@@ -23,3 +26,16 @@ def read_at(descriptor: int, size: int, offset: int) -> bytes:
     while len(data) < size and (more := calls.pread(descriptor, size - len(data), offset + len(data))):
         data += more
     return data
+
+
+def lock_until(descriptor: int, path: str, until: float, pause: float) -> None:
+    """Take the lock of a file. ``until``: on the monotonic clock; ``pause``: seconds between looks. Raises
+    TimeoutError where others hold it all the time, and other OSErrors."""
+    while True:
+        try:
+            calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise TimeoutError(errno.ETIMEDOUT, "other processes hold the lock", path) from None
+            time.sleep(pause)

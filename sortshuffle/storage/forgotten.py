@@ -21,28 +21,25 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from sortshuffle import calls
-from sortshuffle.storage.descriptors import close_after_reading
+from sortshuffle.storage.descriptors import close_after_reading, lock_until
+from sortshuffle.storage.small_files import replace_json
 
 PREFIX = "forgotten-"
 SUFFIX = ".json"
-# Looks at the lock, and seconds between them. Whoever has it writes some hundred bytes. Where that takes
+# Seconds for the lock, and between looks at it. Whoever has it writes some hundred bytes. Where that takes
 # longer, because the holder was stopped, a later task leaves the word
-TRIES = 20
-PAUSE = 0.01
+LOCK_PATIENCE = 0.2
+LOOK = 0.01
 
 
 def tell(home: str, driver: str, exchanges: Collection[int]) -> None:
     """Leave word of these exchanges in a home, beside what is said there. Waits for others that do so, but
-    not for long: BlockingIOError where the turn does not come. Raises OSError."""
+    not for long: TimeoutError where the turn does not come. Raises OSError."""
     path = os.path.join(home, f"{PREFIX}{driver}{SUFFIX}")
     with _locked(home):
         said = _read(path)
-        if said.issuperset(exchanges):
-            return
-        partial = f"{path}.{os.getpid()}"
-        with calls.open_file(partial, "w", encoding="utf-8") as opened:
-            json.dump(sorted(said.union(exchanges)), opened)
-        calls.replace(partial, path)  # a service that reads it meanwhile has the old or the new
+        if not said.issuperset(exchanges):
+            replace_json(path, sorted(said.union(exchanges)))
 
 
 def told(home: str) -> set[tuple[str, int]]:
@@ -59,7 +56,7 @@ def told(home: str) -> set[tuple[str, int]]:
 def _locked(home: str) -> Iterator[None]:
     descriptor = calls.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _wait_for(descriptor)
+        lock_until(descriptor, home, time.monotonic() + LOCK_PATIENCE, LOOK)
         try:
             yield
         finally:
@@ -67,16 +64,6 @@ def _locked(home: str) -> Iterator[None]:
             calls.flock(descriptor, fcntl.LOCK_UN)
     finally:
         close_after_reading(descriptor)
-
-
-def _wait_for(descriptor: int) -> None:
-    for _ in range(TRIES - 1):
-        try:
-            calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            time.sleep(PAUSE)
-    calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _read(path: str) -> set[int]:

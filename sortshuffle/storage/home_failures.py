@@ -20,12 +20,12 @@ import time
 from dataclasses import dataclass
 
 from sortshuffle import calls
-from sortshuffle.errors import OutOfDiskError
+from sortshuffle.errors import OUT_OF, OutOfDiskError
 
 # seconds; Spark's next attempts follow within a few, and a disk that others have emptied is used again soon
 PASSED_OVER = 60.0
 MARKER_FILE = "passed-over"
-_OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EEXIST)
+_OF_THIS_PROCESS = (*OUT_OF, errno.EINTR, errno.EEXIST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def watch(homes: tuple[str, ...]) -> None:
 def is_homes_fault(error: OSError) -> bool:
     """Whether another home may do what this one did not. A file that exists already does not count, nor does
     what is said of this process."""
-    return error.errno not in _OF_THE_PROCESS
+    return error.errno not in _OF_THIS_PROCESS
 
 
 def note_failure(error: OSError) -> None:

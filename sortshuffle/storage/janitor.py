@@ -32,6 +32,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from sortshuffle import calls
+from sortshuffle.errors import OUT_OF
 from sortshuffle.storage.descriptors import close_after_reading
 from sortshuffle.storage.environment import environment
 from sortshuffle.storage.home_listings import HomeListings
@@ -53,7 +54,7 @@ TRIES = 10
 # seconds for which a home or a lock is asked for again that the system does not tell of: it may be out of
 # files for minutes. What it never tells of is left to `sortshuffle clean`
 UNTOLD_FOR = 600.0
-OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOLCK)
+OF_THIS_PROCESS = (*OUT_OF, errno.ENOLCK)
 LOOKS_AFTER = 60.0  # seconds between looks of a worker whether homes of ended executors have a janitor
 
 _looked: dict[str, float] = {}  # applications' directories, and when this process last looked
@@ -296,7 +297,7 @@ def _lock(home: str) -> int | None:
         descriptor = calls.open(os.path.join(home, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         return _locked(descriptor)
     except OSError as error:
-        if error.errno in OUT_OF:
+        if error.errno in OF_THIS_PROCESS:
             raise
         return None  # other homes of this janitor must not wait for it
 

@@ -35,6 +35,7 @@ from sortshuffle.storage.descriptors import close_after_reading
 from sortshuffle.storage.home_listings import HomeListings
 from sortshuffle.storage.host import host_name, is_this_host
 from sortshuffle.storage.partitioned_file import PartitionedFile, unlink_all
+from sortshuffle.storage.small_files import replace_json
 
 HOME_ROOT = "sortshuffle"
 OWNER_FILE = "owner.json"
@@ -106,15 +107,7 @@ class Owner:
         return f"{self.host}-{self.pid}-{digest}"
 
     def write(self, home: str) -> None:
-        path = os.path.join(home, OWNER_FILE)
-        partial = f"{path}.{os.getpid()}"
-        try:
-            with calls.open_file(partial, "w", encoding="utf-8") as opened:
-                json.dump(asdict(self), opened)
-            calls.replace(partial, path)
-        except BaseException:
-            _remove(partial)
-            raise
+        replace_json(os.path.join(home, OWNER_FILE), asdict(self))
 
     @staticmethod
     def read(home: str) -> Owner | None:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from sortshuffle import calls
@@ -40,7 +40,9 @@ class LocalPair:
         self._file = file
         self._mounted = mounted
         if makes_directory:
-            _make(os.path.dirname(file.base))
+            directory = os.path.dirname(file.base)
+            with _failing_at(directory):
+                make_private(directory)
         self._data, self._index = _create_pair(file, locked=not mounted)
 
     def append_data(self, pieces: Sequence[BytesLike]) -> None:
@@ -54,8 +56,13 @@ class LocalPair:
         """Give both files their names, the index last: an index means a complete pair."""
         if self._mounted:
             self._close()
-        _rename(self._file.partial_data_path, self._file.data_path)
-        _rename(self._file.partial_index_path, self._file.index_path)
+        # a full disk may have no room for a directory's new entry
+        for path, name in (
+            (self._file.partial_data_path, self._file.data_path),
+            (self._file.partial_index_path, self._file.index_path),
+        ):
+            with _failing_at(path):
+                calls.rename(path, name)
         self._close()
 
     def discard(self) -> None:
@@ -82,7 +89,8 @@ def _create_pair(file: PartitionedFile, locked: bool) -> tuple[int, int]:
     data = _create(file.partial_data_path)
     try:
         if locked:
-            _lock(data, file.partial_data_path)
+            with _failing_at(file.partial_data_path):
+                calls.flock(data, fcntl.LOCK_EX)
         return data, _create(file.partial_index_path)
     except BaseException:
         with suppress(OSError):
@@ -95,50 +103,23 @@ def _create_pair(file: PartitionedFile, locked: bool) -> tuple[int, int]:
 def _expect_nothing_at(path: str) -> None:
     """So that a finished file is not replaced. ``lexists`` would say no where the system does not tell."""
     try:
-        calls.lstat(path)
+        with _failing_at(path):
+            calls.lstat(path)
     except FileNotFoundError:
         return
-    except OSError as error:
-        _fail(error, path, 0)
     raise FileExistsError(errno.EEXIST, "this attempt's map output is there already", path)
 
 
 def _create(path: str) -> int:
-    try:
+    with _failing_at(path):
         return calls.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        _fail(error, path, 0)
-
-
-def _make(directory: str) -> None:
-    try:
-        make_private(directory)
-    except OSError as error:
-        _fail(error, directory, 0)
-
-
-def _lock(descriptor: int, path: str) -> None:
-    try:
-        calls.flock(descriptor, fcntl.LOCK_EX)
-    except OSError as error:
-        _fail(error, path, 0)
-
-
-def _rename(path: str, new: str) -> None:
-    """A full disk may have no room for a directory's new entry."""
-    try:
-        calls.rename(path, new)
-    except OSError as error:
-        _fail(error, path, 0)
 
 
 def _close(descriptor: int, path: str) -> None:
     if descriptor == _CLOSED:
         return
-    try:
+    with _failing_at(path):
         calls.close(descriptor)
-    except OSError as error:
-        _fail(error, path, 0)
 
 
 def _write_all(descriptor: int, pieces: Sequence[BytesLike], path: str) -> None:
@@ -158,6 +139,14 @@ def _write_all(descriptor: int, pieces: Sequence[BytesLike], path: str) -> None:
             written -= len(views[start])
             start += 1
         views[start] = memoryview(views[start])[written:]
+
+
+@contextmanager
+def _failing_at(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        _fail(error, path, 0)
 
 
 def _fail(error: OSError, path: str, wanted: int) -> NoReturn:

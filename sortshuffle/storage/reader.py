@@ -14,7 +14,6 @@ The caller closes the reader. Memory read into belongs to the pyarrow buffers th
 
 from __future__ import annotations
 
-import errno
 import os
 from typing import NoReturn
 
@@ -22,6 +21,7 @@ import pyarrow as pa
 
 from sortshuffle import calls
 from sortshuffle.errors import (
+    OUT_OF,
     CorruptDataError,
     DecryptionError,
     FileAccessError,
@@ -37,10 +37,6 @@ from sortshuffle.storage.descriptors import close_after_reading, read_at
 from sortshuffle.storage.extents import BY_KEY_ALONE, Extent, ExtentReader, aligned_memory
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.stored_files import MOUNTED_SCHEMES, store_error
-
-NOT_OF_THE_FILE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""What an OSError may have that says nothing of the file but of this process."""
-
 
 INDEX_READ_BYTES = 64 << 20  # at a time, where a mount gives less of an index than was asked for
 
@@ -151,7 +147,7 @@ def read_index(file: PartitionedFile, file_id: bytes | None = None, mounted: boo
 
 def _raise_unless_lost(error: OSError, path: str, mounted: bool) -> None:
     """Raises what does not say that the file is lost."""
-    if error.errno in NOT_OF_THE_FILE:
+    if error.errno in OUT_OF:
         raise FileAccessError(error.errno, path) from error
     if mounted and not isinstance(error, FileNotFoundError):
         raise store_error("reading a map output", MOUNTED_SCHEMES[0] + path, error) from error

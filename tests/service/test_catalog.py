@@ -137,24 +137,32 @@ def test_a_directory_that_cannot_be_listed_for_a_moment_loses_nothing(
     assert made.happened
 
 
+def unlisted(monkeypatch: pytest.MonkeyPatch, number: int) -> SimpleNamespace:
+    """From now on no directory can be listed; the catalog's clock, which stands at ``now``."""
+
+    def broken(directory: str) -> list[str]:
+        raise OSError(number, os.strerror(number), directory)
+
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(catalog, "time", clock)
+    monkeypatch.setattr(catalog.calls, "listdir", broken)
+    return clock
+
+
 def test_a_directory_that_can_never_be_listed_is_lost(
     disk: Disk, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the producers run again."""
     file, output = disk.write_random()
 
-    def broken(directory: str) -> list[str]:
-        raise OSError(errno.EIO, "Input/output error", directory)
-
-    now = 100.0
-    monkeypatch.setattr(catalog, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(catalog.calls, "listdir", broken)
+    clock = unlisted(monkeypatch, errno.EIO)
     for passed in (0.0, catalog.LISTED_WITHIN - 1):
-        now = 100.0 + passed
+        clock.now += passed
         with pytest.raises(OSError) as failed:
             shelf.catalog.find(output)
         assert failed.value.errno == errno.EIO
-    now = 100.0 + catalog.LISTED_WITHIN
+    clock.now += 1
     with pytest.raises(MissingDataError, match="no directory that this service serves"):
         shelf.catalog.find(output)
     monkeypatch.undo()
@@ -167,18 +175,13 @@ def test_failures_that_are_long_apart_lose_nothing(
     """Nobody asked between them: whether it could be listed then is not known."""
     _, output = disk.write_random()
 
-    def broken(directory: str) -> list[str]:
-        raise OSError(errno.ESTALE, "Stale file handle", directory)
-
-    now = 100.0
-    monkeypatch.setattr(catalog, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(catalog.calls, "listdir", broken)
+    clock = unlisted(monkeypatch, errno.ESTALE)
     for passed in (0.0, 3600.0, 7200.0, catalog.LISTED_WITHIN - 1):
-        now += passed
+        clock.now += passed
         with pytest.raises(OSError) as failed:
             shelf.catalog.find(output)
         assert failed.value.errno == errno.ESTALE
-    now += 1
+    clock.now += 1
     with pytest.raises(MissingDataError, match="no directory that this service serves"):
         shelf.catalog.find(output)
 

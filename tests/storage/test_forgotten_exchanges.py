@@ -62,8 +62,8 @@ def test_of_two_that_tell_at_once_both_are_heard(tmp_path: Path, monkeypatch: py
 
 
 def test_a_holder_that_was_stopped_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forgotten.time, "sleep", lambda seconds: None)
-    with forgotten._locked(str(tmp_path)), pytest.raises(BlockingIOError):
+    monkeypatch.setattr(forgotten, "LOCK_PATIENCE", 0.02)
+    with forgotten._locked(str(tmp_path)), pytest.raises(TimeoutError, match="hold the lock"):
         tell(str(tmp_path), "0a0b", [3])
     tell(str(tmp_path), "0a0b", [4])
     assert told(str(tmp_path)) == {("0a0b", 4)}
