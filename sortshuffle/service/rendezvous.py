@@ -39,7 +39,6 @@ Standard library only: the supervisor uses it, too.
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import json
 import os
@@ -56,7 +55,7 @@ from sortshuffle import calls
 from sortshuffle.errors import ServiceUnavailableError, UsageError
 from sortshuffle.options import Options
 from sortshuffle.service.address import LONGEST_PATH, join_address, listen_at_host, listen_on_path
-from sortshuffle.storage.descriptors import close_after_reading
+from sortshuffle.storage.descriptors import close_after_reading, lock_until
 from sortshuffle.storage.environment import environment
 from sortshuffle.storage.host import is_this_host
 from sortshuffle.storage.lifetime import (
@@ -307,12 +306,14 @@ def registrations(directory: str) -> list[Registration]:
 def forget_ended(directory: str) -> Life:
     """Drop the registrations of executors that have ended, but for those whose shared homes are still to be
     removed, or whose own are still read; what is known of the application then."""
-    life = Life.OVER
-    for each in registrations(directory):
-        life = max(life, _life_of(each))
-        if not (each.has_to_be_removed or each.owner.is_live() or each.is_read()):
+    found = registrations(directory)
+    for each in found:
+        if not (each.has_to_be_removed or each.is_driver or each.owner.is_live() or each.is_read()):
             _remove(os.path.join(directory, ROOTS, each.owner.home_name))
-    return life
+    life = max(map(_life_of, found), default=Life.OVER)
+    # an application that is waited for comes again by its driver alone
+    has_no_driver = any(each.is_driver and not each.owner.is_live() for each in found)
+    return Life.OVER if life is Life.WAITING and has_no_driver else life
 
 
 def _life_of(registration: Registration) -> Life:
@@ -536,23 +537,12 @@ def _locked(directory: str) -> Iterator[None]:
             time.sleep(LOOK)
             continue
         try:
-            _wait_for(lock, path, until)
+            lock_until(lock, path, until, LOOK)
             if _is_still_there(lock, path):
                 yield
                 return
         finally:
             close_after_reading(lock)
-
-
-def _wait_for(lock: int, path: str, until: float) -> None:
-    while True:
-        try:
-            calls.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise TimeoutError(f"another process holds {path} for {LOCK_PATIENCE:g} s") from None
-            time.sleep(LOOK)
 
 
 def _is_still_there(lock: int, path: str) -> bool:

@@ -456,6 +456,22 @@ def test_one_whose_shared_homes_outlive_its_executors_waits_until_spark_removes_
     assert [each.shared_homes for each in rendezvous.registrations(place)] == [waiting.shared_homes]
 
 
+def test_none_is_waited_for_whose_driver_was_here_and_has_ended(
+    place: str, ended: int, tmp_path: Path
+) -> None:
+    blocks = tmp_path / "above" / "blockmgr-1"
+    blocks.parent.mkdir()
+    register(place, outliving(executor(ended, str(blocks.parent), token=TOKEN), blocks))
+    driver = replace(executor(os.getpid(), "/d"), is_driver=True)
+    register(place, driver)
+    assert rendezvous.forget_ended(place) is Life.LIVE
+    Path(place, rendezvous.ROOTS, driver.owner.home_name).unlink()
+    assert rendezvous.forget_ended(place) is Life.WAITING
+    register(place, replace(executor(ended, "/d"), is_driver=True))
+    for _ in range(2):  # it is remembered
+        assert rendezvous.forget_ended(place) is Life.OVER
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_one_whose_homes_spark_serves_counts_as_live_until_they_are_gone(
     place: str, ended: int, tmp_path: Path, keep: bool
