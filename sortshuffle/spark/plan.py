@@ -33,8 +33,8 @@ from sortshuffle.spark.service import NO_SERVICE, HostService, ServiceSettings
 from sortshuffle.spark.session import (
     application_of,
     check_workers,
+    context_of,
     context_settings,
-    is_classic,
     require_session,
     settings_of,
 )
@@ -74,8 +74,8 @@ class FrameContext:
         planner = planner_of(session)
         of_context, options = context_settings(session), Options.of(settings_of(session))
         check_sparks_shuffle(of_context, options)
-        context, application = session.sparkContext if is_classic(session) else None, application_of(session)
-        options = shared_storage.use(context, options, application)
+        application = application_of(session)
+        options = shared_storage.use(context_of(session), options, application)
         return FrameContext(
             session,
             options,
@@ -89,7 +89,7 @@ class FrameContext:
 
     def spark_context(self) -> Any:
         """The SparkContext; None over Spark Connect."""
-        return self.spark.sparkContext if is_classic(self.spark) else None
+        return context_of(self.spark)
 
     def host_service(self) -> HostService:
         """What a task asks of its host's shuffle service."""

@@ -28,7 +28,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import SparkSession
 
 from sortshuffle.metrics import FIGURES, TaskMetrics
-from sortshuffle.spark.session import is_classic
+from sortshuffle.spark.session import context_of
 
 LOGGER = "sortshuffle.task"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -77,7 +77,7 @@ class SourceReports:
     @staticmethod
     def of(spark: SparkSession) -> SourceReports:
         """Those of a new source in this session."""
-        return SourceReports(spark.sparkContext if is_classic(spark) else None)
+        return SourceReports(context_of(spark))
 
     @property
     def arrive(self) -> bool:

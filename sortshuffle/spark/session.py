@@ -122,10 +122,16 @@ def is_classic(spark: Any) -> bool:
     return hasattr(spark, "_jsparkSession")
 
 
+def context_of(spark: SparkSession) -> SparkContext | None:
+    """None over Spark Connect."""
+    return spark.sparkContext if is_classic(spark) else None
+
+
 def application_of(spark: SparkSession) -> str:
     """The application's id, as its tasks know it."""
-    if is_classic(spark):
-        return str(spark.sparkContext.applicationId)
+    context = context_of(spark)
+    if context is not None:
+        return str(context.applicationId)
     return str(spark.conf.get("spark.app.id"))  # as the server's context has set it
 
 

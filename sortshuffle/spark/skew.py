@@ -40,7 +40,6 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from sortshuffle.errors import DataLossError
 from sortshuffle.options import Options, format_size
 from sortshuffle.spark import planner
 from sortshuffle.spark.control import channels
@@ -50,7 +49,7 @@ from sortshuffle.spark.origins import ExchangeOrigin, TogetherOrigin
 from sortshuffle.spark.reach import ClusterReach
 from sortshuffle.spark.service import HostService
 from sortshuffle.spark.stages import PER_BATCH, Batches, Opening, Step
-from sortshuffle.spark.task import Task, make_spark_rerun
+from sortshuffle.spark.task import Task, tell_of_loss
 
 if TYPE_CHECKING:
     from sortshuffle.spark.exchange import Exchange
@@ -117,9 +116,7 @@ def _summed(batches: Iterator[pa.RecordBatch], service: HostService) -> Iterator
                     size = sum(extent.raw_bytes for extent in channel.extents)
                     sizes.setdefault(number, {})[channel.map_index] = size
     except Exception as error:  # of an index file that is not inline in its control row
-        if isinstance(error, DataLossError):
-            make_spark_rerun(error, service.settings.served_by_spark)
-        reach.tell_adopters(error)
+        tell_of_loss(error, reach, service.settings.served_by_spark)
         raise
     threshold = service.options.skew_threshold
     found: list[tuple[int, int | None, int]] = []

@@ -179,11 +179,9 @@ def running(
         raise
     except BaseException as error:
         outcome = type(error).__name__
-        if isinstance(error, DataLossError):
-            make_spark_rerun(error, task.served_by_spark)
-        elif isinstance(error, OSError):
+        if isinstance(error, OSError) and not isinstance(error, DataLossError):
             note_failure(error)
-        task.reach.tell_adopters(error)
+        tell_of_loss(error, task.reach, task.served_by_spark)
         raise
     finally:
         report = _report(task, time.perf_counter() - started, user_seconds)
@@ -215,6 +213,14 @@ def settle_worker() -> None:
     gc.freeze()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def tell_of_loss(error: BaseException, reach: Reach, served_by_spark: bool) -> None:
+    """Where a task's error tells of a lost map output: let Spark run its producer again, and tell the
+    executors that have adopted it."""
+    if isinstance(error, DataLossError):
+        make_spark_rerun(error, served_by_spark)
+    reach.tell_adopters(error)
 
 
 def make_spark_rerun(error: DataLossError, served_by_spark: bool = False) -> None:
