@@ -10,7 +10,8 @@ A fault is put where the system would have it:
 * a call that fails does nothing, except `close`, which has closed the descriptor all the same;
 * what says no, or nothing, where the system gives an error (`isdir`, `glob`) says so;
 * a file that `open_file` opened fails when it is read, written or closed, not only when it is opened;
-* a short call does half of what it was asked for, at least one byte.
+* a short call does half of what it was asked for, at least one byte;
+* a slow call is made `SLOW_FOR` seconds later.
 EINTR is left out: Python makes the call again by itself, before a caller sees it.
 """
 
@@ -22,6 +23,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -36,6 +38,8 @@ PACKAGE = str(ROOT / "sortshuffle") + os.sep
 FRAMES = 3  # of a site: a line that serves several callers is several sites
 SHORT = "short"
 KILL = "kill"
+SLOW = "slow"
+SLOW_FOR = 0.1  # seconds; a call takes microseconds, and who waits for a thread or a peer looks more often
 
 DISK = ("ENOSPC", "EIO")
 OPENING = ("EMFILE", "EIO")
@@ -140,7 +144,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``what``: an errno's name, `SHORT` or `KILL`."""
+    """``what``: an errno's name, `SHORT`, `SLOW` or `KILL`."""
 
     site: Site
     what: str
@@ -151,14 +155,14 @@ class Fault:
 
 def all_faults(sites: Iterable[Site], kinds: Iterable[str] = ()) -> Iterator[Fault]:
     """Every fault (or of these ``kinds``) that the first call at each place can meet. A kill at the last one,
-    too, when there is more that can be left behind."""
+    too, when there is more that can be left behind. Slow ones must be asked for: they take their time."""
     numbers: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for site in sites:
         numbers.setdefault((site.name, site.lines), []).append(site.number)
     wanted = set(kinds)
     for (name, lines), found in numbers.items():
         first, last = Site(name, lines, min(found)), Site(name, lines, max(found))
-        faults = [Fault(first, what) for what in (*ERRORS[name], KILL)]
+        faults = [Fault(first, what) for what in (*ERRORS[name], KILL, *wanted.intersection([SLOW]))]
         faults += [Fault(last, KILL)] if last != first else []
         yield from (fault for fault in faults if not wanted or fault.what in wanted)
 
@@ -202,6 +206,9 @@ class Faults:
         self.happened = True
         if self.fault.what == KILL:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault.what == SLOW:
+            time.sleep(SLOW_FOR)
+            return ""
         return self.fault.what
 
     def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ import pytest
 from engine import read_pair
 from fault_host import FaultHost, Report
 from fault_scenarios import KNOWN, PREPARED, store_url
-from faults import ERRORS, KILL, SHORT, Fault, Site, all_faults
+from faults import ERRORS, KILL, SHORT, SLOW, Fault, Site, all_faults
 from s3_server import S3Server, running_s3_server
 from stores import Store
 
@@ -48,6 +48,22 @@ REMEDIES = {
     "ServiceUnavailableError": ("See that it runs, or wait longer with spark.sortshuffle.service.timeout",),
     "FileAccessError": ("(ulimit -n)", "look at the disk, or name directories on others"),
 }
+WAITING = {
+    "service": {
+        "getaddrinfo",
+        "create_connection",
+        "accept",
+        "recv",
+        "recv_into",
+        "send",
+        "sendall",
+        "sendmsg",
+        "pread",
+        "preadv",
+    },
+    "manager": {"flock", "accept", "recv_into", "sendmsg", "pread", "preadv", "writev", "open_file.write"},
+}
+"""By scenario: calls that wait for a disk or a peer, and are made there."""
 HELD_FOR_LIFE = janitor.LOCK_FILE  # by a janitor, so that there is one
 # What the error of a store must tell: it is of the kind that the store gives it, and so of many classes
 REMEDY_OF_STORES = "See that this host reaches the store"
@@ -148,8 +164,8 @@ class Everywhere:
         excused = EXCUSED.get((self._scenario, fault.site.name)) if fault else None
         if excused:
             return [] if report.error[0] == excused else [f"{report.error[0]}, no {excused}: {report.output}"]
-        if fault is None or fault.what == SHORT:
-            return [f"an error for what was only short: {report.output}"]
+        if fault is None or fault.what in (SHORT, SLOW):
+            return [f"an error for what was only short, or slow: {report.output}"]
         of_store = "s3://" in report.text and REMEDY_OF_STORES in report.text
         if "SortShuffleError" not in report.error and not of_store:
             return [f"an untyped error: {report.output}"]
@@ -244,6 +260,15 @@ def test_a_fault_at_each_call(
     everywhere = Everywhere(hosts, scenario, tmp_path, left)
     assert calls <= names_of(everywhere.sites)
     assert everywhere.wrong(list(all_faults(everywhere.sites))) == []
+
+
+@pytest.mark.parametrize("scenario", WAITING)
+def test_a_call_that_is_slow_changes_nothing(hosts: Hosts, tmp_path: Path, scenario: str) -> None:
+    """At each place that waits for a disk or a peer: others wait for that in other threads and processes."""
+    everywhere = Everywhere(hosts, scenario, tmp_path, files_left)
+    waiting = tuple(site for site in everywhere.sites if site.name in WAITING[scenario])
+    assert names_of(waiting) == WAITING[scenario]
+    assert everywhere.wrong(list(all_faults(waiting, [SLOW]))) == []
 
 
 def test_a_service_that_is_killed_at_each_call_and_started_again(hosts: Hosts, tmp_path: Path) -> None:
