@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import driver_process
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -322,7 +323,7 @@ def test_shuffles_that_went_past_the_manager(
 def test_a_driver_that_does_not_start_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "soak").mkdir()
     (tmp_path / "soak" / "driver.py").write_text("import sys\nsys.stdin.read()\n")
-    monkeypatch.setattr(application, "START_PATIENCE", 0.1)
+    monkeypatch.setattr(driver_process, "START_PATIENCE", 0.1)
     mark = str(tmp_path)  # in the command line of this driver, and of no other process
     with pytest.raises(FutureTimeoutError):
         application.Driver(tmp_path / "log", {"mark": mark}, {"PYTHONPATH": mark}, is_ours=True)

@@ -36,6 +36,7 @@ SHARED_THREADS = {
 SHARED_PROCESSES = {
     "org.apache.spark.deploy.master.Master": "of the cluster of tests/spark/cluster, which its files share",
     "org.apache.spark.deploy.worker.Worker": "the same",
+    "/job_server.py": "runs the jobs of all files, with a JVM, which is known by its parent",
 }
 """How names begin, or words of a command line, and why they may stay."""
 
@@ -107,14 +108,19 @@ def processes(spark: SharedSpark | None) -> dict[tuple[int, float], str]:
             if process.pid == os.getpid() or process.environ().get(MARK) != str(os.getpid()):
                 continue
             command = " ".join(process.cmdline())
-            if command and not (is_shared(command) or (spark and belongs_to(spark, process, command))):
+            if command and not (
+                is_shared(process, command) or (spark and belongs_to(spark, process, command))
+            ):
                 found[process.pid, process.create_time()] = f"process {process.pid}: {command[-200:]}"
         except psutil.Error:  # it has ended meanwhile
             continue
     return found
 
 
-def is_shared(command: str) -> bool:
+def is_shared(process: psutil.Process, command: str) -> bool:
+    if command.endswith(" pyspark-shell"):  # a JVM of a Python process
+        parent = process.parent()
+        command = " ".join(parent.cmdline()) if parent else ""
     return any(word in command for word in SHARED_PROCESSES)
 
 

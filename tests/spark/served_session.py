@@ -10,9 +10,7 @@ import glob
 import json
 import os
 import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -26,7 +24,6 @@ from java_options import submit_arguments
 
 JOBS = Path(__file__).parent / "manager" / "jobs"
 PATHS = (JOBS, JOBS.parents[1], JOBS.parents[2], ROOT / "tests", ROOT, ROOT / "tools" / "bench")
-START_PATIENCE = 180.0  # seconds; a session takes about 5
 PATIENCE = 180.0  # seconds until a job counts as hanging
 GONE = 15.0  # seconds after a session's end in which all that it left must go
 ON_EXECUTORS = {"spark.executorEnv.PYTHONPATH": os.pathsep.join(map(str, PATHS))}
@@ -44,10 +41,6 @@ SETTINGS = {
     "spark.default.parallelism": "4",
     "spark.sql.session.timeZone": "America/New_York",
 }
-
-
-class JobError(Exception):
-    """A job raised; the text is its error's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +67,6 @@ class Session(DriverProcess):
         self.directory = directory
         self.local = directory / "local"
         self.temporary = directory / "t"
-        self.log = directory / "log"
         for each in (self.local, self.temporary):
             each.mkdir(parents=True)
         chosen = {
@@ -84,80 +76,39 @@ class Session(DriverProcess):
             "spark.sql.warehouse.dir": str(directory / "warehouse"),
             **settings,
         }
-        self._answers: dict[int, Future[Answer]] = {}
-        self._about: Future[dict[str, Any]] = Future()
-        with open(self.log, "wb") as opened:
-            self._process = subprocess.Popen(
-                [sys.executable, str(JOBS / "session.py"), json.dumps(chosen)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=opened,
-                text=True,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(map(str, PATHS)),
-                    "TMPDIR": str(self.temporary),
-                    MARK: str(directory),
-                    "PYSPARK_SUBMIT_ARGS": submit_arguments("off", has_manager=is_ours),
-                    **environment,
-                },
-                start_new_session=True,
-            )
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self._jobs = 0
+        super().__init__(
+            [sys.executable, str(JOBS / "session.py"), json.dumps(chosen)],
+            directory / "log",
+            {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(map(str, PATHS)),
+                "TMPDIR": str(self.temporary),
+                MARK: str(directory),
+                "PYSPARK_SUBMIT_ARGS": submit_arguments("off", has_manager=is_ours),
+                **environment,
+            },
+        )
 
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        end = "the session has ended"
-        try:
-            for line in self._process.stdout:
-                self._take(json.loads(line))
-        except Exception as error:
-            end = f"the session has answered what cannot be read: {error!r}"
-            raise
-        finally:
-            for waiting in (self._about, *self._answers.values()):
-                if not waiting.done():
-                    waiting.set_exception(JobError(f"{end}; its log: {self.log}"))
-
-    def _take(self, answer: dict[str, Any]) -> None:
-        if "application" in answer:
-            self._about.set_result(answer)
-        elif "error" in answer:
-            self._answers[answer["id"]].set_exception(JobError(answer["error"]))
-        else:
-            found = Answer(answer["value"], answer["shuffles"], answer["decisions"])
-            self._answers[answer["id"]].set_result(found)
-
-    @property
-    def application(self) -> str:
-        return str(self._about.result(START_PATIENCE)["application"])
+    def _value(self, answer: dict[str, Any]) -> Answer:
+        return Answer(answer["value"], answer["shuffles"], answer["decisions"])
 
     @property
     def jvm(self) -> int:
         """The driver's JVM."""
-        return int(self._about.result(START_PATIENCE)["jvm"])
+        return int(self.about["jvm"])
 
     def start(self, job: str, **arguments: Any) -> Future[Answer]:
         """Ask for a job; those that were asked for before come first."""
-        number = len(self._answers)
-        answer: Future[Answer] = Future()
-        self._answers[number] = answer
-        assert self._process.stdin is not None
-        request = {"id": number, "job": job, "directory": self.job_directory(number), "arguments": arguments}
-        self._about.result(START_PATIENCE)
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        return answer
-
-    def job_directory(self, number: int) -> str:
-        directory = self.directory / f"job-{number}"
-        directory.mkdir()
-        return str(directory)
+        self.about  # noqa: B018  (so that a driver that does not start says why)
+        self._jobs += 1
+        self.last_directory.mkdir()
+        return self.request(job=job, directory=str(self.last_directory), arguments=arguments)
 
     @property
     def last_directory(self) -> Path:
         """Of the job that was asked for last."""
-        return self.directory / f"job-{len(self._answers) - 1}"
+        return self.directory / f"job-{self._jobs}"
 
     def run(self, job: str, **arguments: Any) -> Answer:
         """Raises `JobError` if it failed, TimeoutError if it hangs."""

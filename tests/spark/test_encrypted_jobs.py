@@ -14,7 +14,7 @@ JOB = Path(__file__).parent / "jobs" / "encrypted.py"
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_job(JOB, str(tmp_path_factory.mktemp("encrypted")))
+    return run_job(JOB, str(tmp_path_factory.mktemp("encrypted")), has_manager=True)
 
 
 def test_every_door_gives_what_it_gives_without(found: dict[str, Any]) -> None:

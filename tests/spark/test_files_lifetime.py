@@ -1,15 +1,11 @@
-"""Files live as long as they can be read and no longer: across actions, garbage collection, cancelled jobs,
-and every way in which an application can end.
+"""Files live as long as they can be read and no longer: across actions, garbage collection, cancelled jobs.
+What is left when an application ends is looked at in `test_shared_storage.py`.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from job_process import run_job
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
@@ -68,13 +65,7 @@ def test_a_second_action_and_derived_frames_write_nothing_new(
 
 
 def test_fifty_forgotten_exchanges_go_when_the_driver_has_collected_garbage(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(JOBS / "forget.py"), str(tmp_path), str(PATIENCE)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = run_job(JOBS / "forget.py", str(tmp_path), str(PATIENCE))
 
     assert len(found["kept"]) == 2
     assert len(found["made"]) >= 2 + 50
@@ -110,47 +101,3 @@ def test_a_cancelled_job_leaves_no_unfinished_file(
     assert not thread.is_alive()
     assert "cancelled" in str(failures[0])
     eventually(lambda: not files(own_directory), "the janitor removes what the killed workers left")
-
-
-@pytest.mark.parametrize("how", ["stop", "exit", "exception", "interrupt", "kill"])
-def test_nothing_is_left_however_the_application_ends(tmp_path: Path, how: str) -> None:
-    argument = {"interrupt": "wait", "kill": "wait"}.get(how, how)
-    process = subprocess.Popen(
-        [sys.executable, str(JOBS / "leave.py"), str(tmp_path), argument],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None and process.stdin is not None
-    assert process.stdout.readline() == "ready\n"
-    if how == "interrupt":
-        os.killpg(process.pid, signal.SIGINT)
-    if how == "kill":
-        process.kill()
-    if how == "stop":
-        assert process.stdout.readline() == "stopped\n"
-    else:
-        process.wait(PATIENCE)
-
-    eventually(lambda: not files(tmp_path), "the files go with the application")
-    eventually(lambda: not janitors(tmp_path), "the janitor ends")
-
-    process.stdin.close()
-    process.stdout.close()
-    process.wait(PATIENCE)
-
-
-def janitors(directory: Path) -> list[int]:
-    """Processes that tidy homes below a directory."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                command = Path(f"/proc/{entry}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"sortshuffle.storage.janitor" in command and str(directory).encode() in command:
-                found.append(int(entry))
-    return found

@@ -1,16 +1,18 @@
 """What a frame needs of a session: `configure`, the check of the workers' Python, and public names that are
-there whatever was imported first. What depends on how a process starts is tried in a process of its own.
+there whatever was imported first. What depends on how a process starts is tried in a process of its own, what
+depends on a SparkContext in one of its own.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from job_process import run_job
 from oracle import confs, jobs
 from pyspark.sql import SparkSession
 
@@ -24,20 +26,22 @@ from sortshuffle.spark.session import NO_ROLLBACK, UNIX_SOCKETS, check_workers, 
 PATIENCE = 180  # seconds; each takes about 10
 
 
-def run(code: str, **environment: str) -> str:
-    """What a fresh interpreter prints for this code, without the names of this session's interpreters."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
+def run(code: str) -> str:
+    """What a fresh interpreter prints for this code."""
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd="/",  # whose workers do not find the package in the working directory
-        env={**inherited, **environment},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
+
+
+def found_by(code: str, directory: Path, workers: str = "") -> Any:
+    """What this code leaves in `found`, with a SparkContext of its own. ``workers``: the interpreter that
+    PYSPARK_PYTHON names, if one is to be named."""
+    names = f"os.environ['PYSPARK_PYTHON'] = {workers!r}" if workers else "del os.environ['PYSPARK_PYTHON']"
+    job = directory / "job.py"
+    job.write_text(f"import json, os\n{names}\n{code}\nprint(json.dumps({{'found': found}}))\nspark.stop()\n")
+    return run_job(job)["found"]
 
 
 # --- configure ------------------------------------------------------------------------------------------
@@ -72,18 +76,19 @@ def test_configure_leaves_the_choice_of_the_workers_python(monkeypatch: pytest.M
     assert os.environ["PYSPARK_PYTHON"] == "/opt/other/python"
 
 
-def test_a_configured_session_runs_workers_of_the_drivers_python_over_unix_sockets() -> None:
+def test_a_configured_session_runs_workers_of_the_drivers_python_over_unix_sockets(
+    tmp_path: Path,
+) -> None:
     code = """
-import json
 import sortshuffle
 from pyspark.sql import SparkSession
 builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
 spark = sortshuffle.configure(builder.config("spark.sortshuffle.manager", "off")).getOrCreate()
 worker = spark.sparkContext.parallelize([0], 1).map(lambda _: __import__("sys").executable).first()
 rows = sortshuffle.frame(spark.range(7)).repartition(2).count()
-print(json.dumps([worker, spark.conf.get("spark.python.unix.domain.socket.enabled"), rows]))
+found = [worker, spark.conf.get("spark.python.unix.domain.socket.enabled"), rows]
 """
-    assert json.loads(run(code).splitlines()[-1]) == [sys.executable, "true", 7]
+    assert found_by(code, tmp_path) == [sys.executable, "true", 7]
 
 
 # --- the workers' Python --------------------------------------------------------------------------------
@@ -102,20 +107,23 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_workers_that_lack_the_package_are_named_on_the_driver_before_anything_runs(
     bare_python: str, tmp_path: Path
 ) -> None:
+    directory = tmp_path / "nothing"
+    directory.mkdir()
     code = f"""
 import sortshuffle
 from pyspark.sql import SparkSession
 from sortshuffle.errors import WorkerSetupError
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-spark.conf.set("spark.sortshuffle.dir", {str(tmp_path)!r})
+spark.conf.set("spark.sortshuffle.dir", {str(directory)!r})
+found = []
 frame = sortshuffle.frame(spark.range(5)).repartition(2, "id")
-for action in (frame.toDF, frame.count, lambda: frame.write.parquet({str(tmp_path / "out")!r})):
+for action in (frame.toDF, frame.count, lambda: frame.write.parquet({str(directory / "out")!r})):
     try:
         action()
     except WorkerSetupError as error:
-        print(error)
+        found.append(str(error))
 """
-    told = run(code, PYSPARK_PYTHON=bare_python).splitlines()
+    told = found_by(code, tmp_path, bare_python)
 
     assert len(told) == 3
     interpreter = f"{bare_python} ({sys.version.split()[0]})"
@@ -123,7 +131,7 @@ for action in (frame.toDF, frame.count, lambda: frame.write.parquet({str(tmp_pat
         assert f"that Spark's workers run, {interpreter}, lacks pyarrow, numpy, xxhash, sortshuffle." in line
         assert "PYSPARK_PYTHON" in line
         assert line.endswith(sys.executable)
-    assert list(tmp_path.iterdir()) == []
+    assert list(directory.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -162,9 +170,9 @@ spark = builder.config("spark.io.encryption.enabled", "true").getOrCreate()
 try:
     sortshuffle.frame(spark.range(5)).repartition(2, "id").count()
 except WorkerSetupError as error:
-    print(error)
+    found = str(error)
 """
-    told = run(code, PYSPARK_PYTHON=str(python)).splitlines()[-1]
+    told = found_by(code, tmp_path, str(python))
     version = sys.version.split()[0]
     assert told.startswith(f"the Python that Spark's workers run, {sys.executable} ({version}), {said}")
 
@@ -245,7 +253,6 @@ print(read is sortshuffle.read, InputGate.__module__)
 # --- a session that was stopped -------------------------------------------------------------------------
 
 AFTER_STOP = """
-import json
 from pyspark.sql import SparkSession
 import sortshuffle
 from sortshuffle.errors import StateError
@@ -269,21 +276,20 @@ calls = {
     "rdd": lambda: sortshuffle.rdd(plain),
     "partitionBy": lambda: pairs.partitionBy(2).collect(),
 }
-said = {}
+found = {}
 for name, call in calls.items():
     try:
         call()
-        said[name] = "nothing"
+        found[name] = "nothing"
     except StateError as error:
-        said[name] = str(error)
+        found[name] = str(error)
     except Exception as error:
-        said[name] = f"{type(error).__name__}: {error}"[:300]
-print(json.dumps(said))
+        found[name] = f"{type(error).__name__}: {error}"[:300]
 """
 
 
-def test_after_the_stop_of_a_session_everything_says_so() -> None:
-    said = json.loads(run(AFTER_STOP, PYSPARK_PYTHON=sys.executable).splitlines()[-1])
+def test_after_the_stop_of_a_session_everything_says_so(tmp_path: Path) -> None:
+    said = found_by(AFTER_STOP, tmp_path, sys.executable)
     assert {
         name for name, text in said.items() if "the SparkContext has been stopped" not in text
     } == set(), said

@@ -1,9 +1,11 @@
 """Jobs that shuffle through storage that every host sees, with Spark's own results; and that the driver
-leaves nothing behind there, however it ends."""
+leaves nothing behind there or on local disks, however it ends."""
 
 from __future__ import annotations
 
+import fnmatch
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from engine import ENVIRONMENT, Pair, printed, write_pair
+from engine import ENVIRONMENT, Pair, eventually, printed, write_pair
+from job_process import run_job
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, count, sum
 from s3_server import S3Server
@@ -104,111 +108,171 @@ def test_an_unknown_kind_of_storage_is_refused_on_the_driver(spark: SparkSession
         spark.conf.unset(DIR)
 
 
-# The end of the application
+# The end of the application, which has files in such storage and on a local disk
 
-JOB = """
-import sys, fsspec, sortshuffle
+WRITE = """
+import os, signal, sys, threading
+import fsspec, sortshuffle
 from pyspark.sql import SparkSession
-url, kept, ending = sys.argv[1:]
+
+url, kept, local, store = {arguments}
+os.environ.update(store)
 spark = (
     sortshuffle.configure(SparkSession.builder).master("local[2]").config("spark.ui.enabled", "false")
-    .config("spark.sortshuffle.dir", url).getOrCreate()
+    .config(map={{f"spark.executorEnv.{{name}}": value for name, value in store.items()}})
+    .config("spark.local.dir", f"{{local}}/spark").getOrCreate()
 )
-def job():
-    assert sortshuffle.frame(spark.range(100)).repartition(3, "id").count() == 100
+def job(directory):
+    spark.conf.set("spark.sortshuffle.dir", directory)
+    frame = sortshuffle.frame(spark.range(100)).repartition(3, "id")
+    assert frame.count() == 100
+    return frame
 def files(url):
     filesystem, path = fsspec.core.url_to_fs(url)
     filesystem.invalidate_cache()
-    print("files", len(filesystem.find(path)), flush=True)
-job()
-files(url)
-exec(ending)
+    return filesystem.find(path)
+held = job(local)
+frame = job(url)
+# Spark's own files are below the local directory, too
+counted = [sum("/exchange-" in name for name in files(each)) for each in (local, url)]
+assert all(counted), counted
 """
 STOP = """
-spark.conf.set("spark.sortshuffle.dir", kept)
-spark.conf.set("spark.sortshuffle.keep", "true")
-job()
-spark.stop()
-files(url)
-files(kept)
-"""
-LOSE = """
-frame = sortshuffle.frame(spark.range(100)).repartition(3, "id")
-assert frame.count() == 100
-filesystem, path = fsspec.core.url_to_fs(url)
-filesystem.invalidate_cache()
-for name in filesystem.find(path):
+import json
+for name in files(url):
     if name.endswith(".data"):
-        filesystem.rm_file(name)
+        fsspec.core.url_to_fs(url)[0].rm_file(name)
 try:
     frame.collect()
 except Exception as error:
     assert "MissingDataError" in str(error), error
 else:
     raise AssertionError
-assert len(frame.collect()) == 100  # with one attempt for each task: it is the next action that can
+rows = len(frame.collect())  # with one attempt for each task: it is the next action that can
+spark.conf.set("spark.sortshuffle.keep", "true")
+job(kept)
+spark.stop()
+print(json.dumps({"rows": rows, "left": files(url), "kept": len(files(kept))}))
 """
-KILL = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+ENDINGS = {
+    "exit": "",
+    "exception": "raise ZeroDivisionError",
+    "interrupt": "os.killpg(0, signal.SIGINT); threading.Event().wait()",
+    "kill": "os.kill(os.getpid(), signal.SIGKILL)",
+}
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that has ended. ``counted``: the numbers of files that it saw. ``left``: names in its storage."""
+    """A job that has ended. ``left``: names in its storage. ``local``: its local disk."""
 
     store: Store
-    kept: Store
-    counted: list[int]
+    local: Path
     said: str
     code: int
     left: list[str]
 
 
-def run_job(kind: str, directory: Path, server: S3Server, ending: str) -> Ended:
+def program(store: Store, directory: Path, server: S3Server, ending: str) -> str:
+    # by name, because resolving names is what a Python that exits no longer does
+    endpoint = server.environment["AWS_ENDPOINT_URL_S3"].replace("127.0.0.1", "localhost")
+    environment = {**server.environment, "AWS_ENDPOINT_URL_S3": endpoint}
+    arguments = (store.root, f"file://{directory}/kept", str(directory / "local"), environment)
+    return WRITE.format(arguments=arguments) + ending
+
+
+def end(kind: str, directory: Path, server: S3Server, ending: str) -> Ended:
     directory.mkdir()
-    kept = Store(f"file://{directory}/kept")
     with store_of(kind, directory, server) as store:
-        # by name, because resolving names is what a Python that exits no longer does
-        endpoint = server.environment["AWS_ENDPOINT_URL_S3"].replace("127.0.0.1", "localhost")
-        environment = {**ENVIRONMENT, **server.environment, "AWS_ENDPOINT_URL_S3": endpoint}
-        command = [sys.executable, "-c", JOB, store.root, kept.root, ending]
         done = subprocess.run(
-            command, env=environment, text=True, capture_output=True, timeout=180, check=False
+            [sys.executable, "-c", program(store, directory, server, ending)],
+            env=ENVIRONMENT,
+            text=True,
+            capture_output=True,
+            timeout=180,
+            check=False,
+            start_new_session=True,
         )
-        lines = [line.split() for line in done.stdout.splitlines() if line.startswith("files")]
-        counted = [int(number) for _, number in lines]
-        return Ended(store, kept, counted, done.stderr, done.returncode, store.names())
+        return Ended(store, directory / "local", done.stderr, done.returncode, store.names())
 
 
 @pytest.fixture(scope="module")
-def jobs(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+def ended(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     """Each is an application with a driver of its own, and takes some seconds: all at once."""
-    endings = {
-        "exit": ("s3", ""),
-        "exception": ("file", "raise ZeroDivisionError"),
-        "stop": ("s3", STOP),
-        "kill": ("file", KILL),
-        "lose": ("s3", LOSE),
-    }
+    kinds = {"exit": "s3", "exception": "s3", "interrupt": "file", "kill": "file"}
     directory = tmp_path_factory.mktemp("jobs")
-    with ThreadPoolExecutor(len(endings)) as pool:
+    with ThreadPoolExecutor(len(ENDINGS)) as pool:
         running = {
-            name: pool.submit(run_job, kind, directory / name, s3, ending)
-            for name, (kind, ending) in endings.items()
+            name: pool.submit(end, kinds[name], directory / name, s3, ending)
+            for name, ending in ENDINGS.items()
         }
         return {name: job.result() for name, job in running.items()}
 
 
-@pytest.mark.parametrize(("ending", "code"), [("exit", 0), ("exception", 1)])
-def test_a_driver_that_ends_leaves_nothing(jobs: dict[str, Ended], ending: str, code: int) -> None:
-    job = jobs[ending]
-    assert job.code == code, job.said
-    assert job.counted[0] > 0
+@pytest.fixture(scope="module")
+def stopped(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What an application found that lost its files, and then stopped; and its directory."""
+    directory = tmp_path_factory.mktemp("stopped")
+    job = directory / "job.py"
+    with store_of("s3", directory, s3) as store:
+        job.write_text(program(store, directory, s3, STOP))
+        return {**run_job(job), "names": store.names(), "directory": directory}
+
+
+def local_files(directory: Path) -> list[str]:
+    return [name for _, _, names in os.walk(directory) for name in fnmatch.filter(names, "exchange-*")]
+
+
+def janitors(directory: Path) -> list[int]:
+    """Processes that tidy homes below a directory."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            command = Path(f"/proc/{entry}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"sortshuffle.storage.janitor" in command and str(directory).encode() in command:
+            found.append(int(entry))
+    return found
+
+
+def nothing_is_left_on(directory: Path) -> None:
+    eventually(lambda: not local_files(directory), "the files go with the application", 60.0)
+    eventually(lambda: not janitors(directory), "the janitor ends", 60.0)
+
+
+CODES = {"exit": 0, "exception": 1, "interrupt": -signal.SIGINT, "kill": -signal.SIGKILL}
+
+
+def assert_ended_as_told(ended: Ended, ending: str) -> None:
+    """And by nothing else, after it had seen its files."""
+    assert ended.code == CODES[ending], ended.said
+    assert ("ZeroDivisionError" in ended.said) == (ending == "exception"), ended.said
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_nothing_is_left_on_local_disks_however_the_application_ends(
+    ended: dict[str, Ended], ending: str
+) -> None:
+    job = ended[ending]
+    assert_ended_as_told(job, ending)
+    nothing_is_left_on(job.local)
+
+
+def test_nothing_is_left_on_local_disks_while_the_driver_goes_on(stopped: dict[str, Any]) -> None:
+    nothing_is_left_on(stopped["directory"] / "local")
+
+
+@pytest.mark.parametrize("ending", ["exit", "exception", "interrupt"])
+def test_a_driver_that_ends_leaves_nothing(ended: dict[str, Ended], ending: str) -> None:
+    job = ended[ending]
+    assert_ended_as_told(job, ending)
     assert "are left below" not in job.said
     assert job.left == []
 
 
-def test_map_tasks_run_again_whose_outputs_are_lost(jobs: dict[str, Ended]) -> None:
-    assert jobs["lose"].code == 0, jobs["lose"].said
+def test_map_tasks_run_again_whose_outputs_are_lost(stopped: dict[str, Any]) -> None:
+    assert stopped["rows"] == 100
 
 
 def test_where_the_driver_cannot_reach_the_storage_it_warns(spark: SparkSession) -> None:
@@ -238,19 +302,14 @@ def test_drivers_of_one_application_id_share_no_directory(tmp_path: Path) -> Non
     assert os.listdir(tmp_path) == [os.path.basename(theirs)]
 
 
-def test_a_session_that_stops_leaves_what_is_to_be_kept(jobs: dict[str, Ended]) -> None:
-    job = jobs["stop"]
-    assert job.code == 0, job.said
-    before, after, kept = job.counted
-    assert before > 0
-    assert after == 0
-    assert kept == len(job.kept.names()) > 0
-    assert job.left == []
+def test_a_session_that_stops_leaves_what_is_to_be_kept(stopped: dict[str, Any]) -> None:
+    kept = Store(f"file://{stopped['directory']}/kept")
+    assert stopped["left"] == stopped["names"] == []
+    assert stopped["kept"] == len(kept.names()) > 0
 
 
-def test_a_killed_driver_leaves_it_to_clean(jobs: dict[str, Ended]) -> None:
-    job = jobs["kill"]
-    assert job.code == -9
+def test_a_killed_driver_leaves_it_to_clean(ended: dict[str, Ended]) -> None:
+    job = ended["kill"]
     (application,) = {name.split("/")[0] for name in job.left}
     root = job.store.root
     command = [sys.executable, "-m", "sortshuffle.cli.main", "clean", root, "--application", application]

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -28,7 +26,6 @@ from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import read_index
 
 JOBS = Path(__file__).parent / "jobs"
-START_PATIENCE = 120.0  # seconds; a driver takes about 5
 PATIENCE = 150.0  # seconds until a job counts as hanging
 TASK_PATIENCE = 90.0  # seconds until what tasks do by themselves counts as not done
 SETTINGS = {
@@ -42,61 +39,29 @@ SETTINGS = {
 }
 
 
-class JobError(Exception):
-    """A job raised; the text is its error's."""
-
-
 class Application(DriverProcess):
-    """A driver on the cluster. Jobs may be asked for side by side."""
+    """A driver on the cluster, which has started. Jobs may be asked for side by side."""
 
     def __init__(self, cluster: Cluster, log: Path, settings: Mapping[str, str]) -> None:
         state = cluster.state()
         assert state is not None
         self.cluster = cluster
-        self.log = log
-        self._answers: defaultdict[int, Future[Any]] = defaultdict(Future)
-        self._id: Future[str] = Future()
-        self._asked = 0
         self._jobs: list[Job] = []
         chosen = {**SETTINGS, "spark.master": state.master, **settings}
         paths = chosen["spark.executorEnv.PYTHONPATH"]
-        with open(log, "wb") as opened:
-            self._process = subprocess.Popen(
-                [sys.executable, str(JOBS / "driver.py"), json.dumps(chosen)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=opened,
-                env={**os.environ, **cluster.driver_environment(), "PYTHONPATH": paths},
-                text=True,
-                start_new_session=True,
-            )
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-        self.id = self._id.result(START_PATIENCE)
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            answer = json.loads(line)
-            if "application" in answer:
-                self._id.set_result(answer["application"])
-            elif "error" in answer:
-                self._answers[answer["id"]].set_exception(JobError(answer["error"]))
-            else:
-                self._answers[answer["id"]].set_result(answer["value"])
-        ended = JobError(f"the driver has ended; its log: {self.log}")
-        for waiting in [self._id, *self._answers.values()]:
-            if not waiting.done():
-                waiting.set_exception(ended)
+        super().__init__(
+            [sys.executable, str(JOBS / "driver.py"), json.dumps(chosen)],
+            log,
+            {**os.environ, **cluster.driver_environment(), "PYTHONPATH": paths},
+        )
+        self.id = self.started()
 
     def start(self, name: str, directory: Path, settings: Mapping[str, str] = {}, **arguments: Any) -> Job:
         """Ask for a job."""
         directory.mkdir(parents=True, exist_ok=True)
-        self._asked += 1
-        request = {"id": self._asked, "job": name, "directory": str(directory), "settings": dict(settings)}
-        answer = self._answers[self._asked]
-        assert self._process.stdin is not None
-        print(json.dumps({**request, "arguments": arguments}), file=self._process.stdin, flush=True)
+        answer = self.request(
+            job=name, directory=str(directory), settings=dict(settings), arguments=arguments
+        )
         job = Job(answer, directory)
         self._jobs.append(job)
         return job

@@ -15,7 +15,8 @@ from typing import IO, Any
 
 import pytest
 from cluster import Cluster
-from cluster_driver import Application, Job, JobError, files_below, left_of, services_of
+from cluster_driver import Application, Job, files_below, left_of, services_of
+from driver_process import JobError
 from engine import eventually
 
 HOSTS = FIRST, SECOND, THIRD = "127.0.0.2", "127.0.0.3", "127.0.0.4"

@@ -43,10 +43,11 @@ def marks(directory: str, what: str) -> list[tuple[int, int]]:
 
 
 def kill_and_wipe(directory: str, pid: int) -> None:
+    pattern = os.path.join(directory, "local", "**", f"*-{pid}-{HEX_DIGIT * 12}")
+    homes = glob.glob(pattern, recursive=True)
+    assert homes, f"nothing is at {pattern}"  # before a janitor sweeps what is a dead process's
     os.kill(pid, signal.SIGKILL)
-    for home in glob.glob(
-        os.path.join(directory, "local", "**", f"*-{pid}-{HEX_DIGIT * 12}"), recursive=True
-    ):
+    for home in homes:
         shutil.rmtree(home, ignore_errors=True)
 
 

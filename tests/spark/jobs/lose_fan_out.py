@@ -9,11 +9,10 @@ from __future__ import annotations
 import glob
 import json
 import os
-import shutil
-import signal
 import sys
 from collections import Counter
 
+from lose_executor import kill_and_wipe
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
@@ -63,9 +62,7 @@ def main(directory: str) -> None:
     before = outputs()
 
     victim = min(pid for _, pid in runs())
-    os.kill(victim, signal.SIGKILL)
-    for home in glob.glob(os.path.join(directory, "local", "**", f"*-{victim}"), recursive=True):
-        shutil.rmtree(home, ignore_errors=True)
+    kill_and_wipe(directory, victim)
     groups = two.toDF().groupBy("k").count().collect()
     total = one.toDF().agg({"id": "sum"}).collect()[0][0]
     print(

@@ -15,6 +15,8 @@ from typing import Any
 
 import pyspark
 import pytest
+from java_options import SHORT_LIVED, java_options
+from job_process import run_job
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -27,7 +29,6 @@ from sortshuffle.spark.session import NO_ROLLBACK
 
 MANAGER = "spark.sortshuffle.manager"
 ALWAYS = {"spark.python.unix.domain.socket.enabled": "true", "spark.executorEnv.MIMALLOC_PURGE_DELAY": "3000"}
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # as in conftest.py
 PATIENCE = 180  # seconds; each takes about 15
 
 
@@ -318,7 +319,7 @@ from sortshuffle.spark.manager.settings import is_on
 
 def session(wanted, configured=True):
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-    builder.config("spark.driver.extraJavaOptions", "{SHORT_LIVED}")
+    builder.config("spark.driver.extraJavaOptions", "{java_options(has_manager=True)}")
     if wanted:
         builder.config("{MANAGER}", wanted)
     if configured:
@@ -348,7 +349,7 @@ def run(*command: str) -> tuple[Any, str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr  # spark-submit mixes them
 
 
 def test_two_contexts_of_one_process_one_after_the_other_have_it() -> None:
@@ -370,40 +371,48 @@ print(json.dumps(answers))
     assert "stay sortshuffle's: the SparkContext runs already, with the shuffle manager. Stop it" in line
 
 
-def test_each_context_of_a_jvm_has_what_it_asks_for() -> None:
-    code = """
+def test_each_context_of_a_jvm_that_pyspark_started_has_what_it_asks_for(tmp_path: Path) -> None:
+    """It was started without the classes."""
+    job = tmp_path / "job.py"
+    job.write_text(f"""{HEAD}
+import os
+del os.environ["PYSPARK_SUBMIT_ARGS"]  # which says whether tests have the manager
 session("off").stop()
-answers = shuffled(session("on"))  # in a JVM that was started without the classes
+answers = shuffled(session("on"))
 session("on").stop()
 spark = session("off")
 answers += shuffled(spark)
 spark.stop()
-answers += shuffled(session(None))  # which is auto: the first builder's answer was its own
-print(json.dumps(answers))
-"""
-    answers, _ = run(sys.executable, "-c", HEAD + code)
-    assert answers == [True, 2, False, 0, True, 2]
+spark = session(None)  # which is auto: what the JVM was started with is the first builder's answer
+answers += shuffled(spark)
+spark.stop()
+print(json.dumps({{"answers": answers}}))
+""")
+    assert run_job(job)["answers"] == [True, 2, False, 0, True, 2]
 
 
-def test_a_session_that_was_made_without_it_is_named_in_one_line() -> None:
-    code = """
+def test_each_context_under_spark_submit_has_what_it_asks_for(tmp_path: Path) -> None:
+    """The JVM was started without the classes: spark-submit was not given their lines. A session that was
+    made without the manager is named in one line."""
+    program = tmp_path / "job.py"
+    program.write_text(f"""{HEAD}
+answers = shuffled(session("auto"))
+session("auto").stop()
 plain = session(None, configured=False)
 spark = session("auto")
-claimed = spark.conf.get("spark.shuffle.manager", None)
-print(json.dumps([spark is plain, claimed, is_on(spark.sparkContext)]))
-"""
-    answers, log = run(sys.executable, "-c", HEAD + code)
-    assert answers == [True, None, False]
-    (line,) = (line for line in log.splitlines() if line.startswith(LOGGER))
-    assert "the SparkContext runs already" in line
-
-
-def test_under_spark_submit_it_is_on_without_its_lines(tmp_path: Path) -> None:
-    program = tmp_path / "job.py"
-    program.write_text(f'{HEAD}\nprint(json.dumps(shuffled(session("auto"))))\n')
+answers += [spark is plain, spark.conf.get("spark.shuffle.manager", None), is_on(spark.sparkContext)]
+spark.stop()
+spark = session("off")
+answers += shuffled(spark)
+spark.stop()
+answers += shuffled(session(None))  # which is auto: an earlier builder's answer was its own
+print(json.dumps(answers))
+""")
     submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
-    answers, _ = run(submit, "--driver-java-options", SHORT_LIVED, str(program))
-    assert answers == [True, 2]
+    answers, log = run(submit, "--driver-java-options", java_options(), str(program))
+    assert answers == [True, 2, True, None, False, False, 0, True, 2]
+    (line,) = (line for line in log.splitlines() if line.startswith(LOGGER))
+    assert "stay Spark's own: the SparkContext runs already" in line
 
 
 def test_under_spark_submit_executors_get_the_jar_that_the_driver_has(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ rows are known by their columns and stay Spark's; all other shuffles are the man
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ PATIENCE = 250  # seconds; the job takes about 25
 @pytest.fixture(scope="module")
 def cases() -> dict[str, Any]:
     pytest.importorskip("grpc", reason="Spark Connect's packages are not installed: the extra `connect`")
-    return run_job(JOB, patience=PATIENCE)
+    # alone: one process cannot have sessions of both kinds
+    return run_job(JOB, patience=PATIENCE, environment=os.environ)
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,16 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from driver_process import JobError
 from engine import eventually, small_disk
 from fault_stages import attempts, map_runs, paused
-from served_session import ON_EXECUTORS, JobError, Session
+from served_session import ON_EXECUTORS, Session
 
 from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.service.address import split_address
@@ -32,6 +33,13 @@ EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 PATIENCE = 90.0  # seconds until tasks that are told nothing must have got somewhere
 BOUND = 60.0  # seconds in which a job that cannot go on must have failed
 MANY_ROWS = 300_000  # 20 MB more than two slots hold, for each of two tasks that wait in the middle
+SOON_TRIED_AGAIN = {
+    "spark.network.timeout": "6s",
+    "spark.executor.heartbeatInterval": "1s",  # it must be shorter
+    "spark.rpc.askTimeout": "120s",  # the rest is as without these
+    "spark.storage.blockManagerHeartbeatTimeoutMs": "120s",
+}
+"""A removal that fails is tried again after two network time-outs."""
 MAPS, REDUCES = 4, 3  # of the shuffles that `hold_pairs` and `hold_rows` make
 
 
@@ -156,8 +164,12 @@ def test_a_task_that_reads_no_further_has_read_what_came(session: Session) -> No
     assert 3 <= stage["read_rows"] < 200_000
 
 
-@pytest.mark.parametrize("lose", WAYS)
-@pytest.mark.parametrize("job", ["hold_pairs", "hold_rows"])
+@pytest.mark.parametrize(
+    ("job", "lose"),
+    # The engine finds all damage, and does not know rows from pairs: other code only decodes them afterwards.
+    # So two ways are enough for pairs: one that it meets when it opens the files, one when it reads them
+    [*(("hold_rows", way) for way in WAYS), ("hold_pairs", both_deleted), ("hold_pairs", flipped)],
+)
 def test_one_map_output_that_is_lost_is_one_task_run_again(
     session: Session, job: str, lose: Callable[[Path], None]
 ) -> None:
@@ -371,17 +383,39 @@ def test_it_is_all_gone_after_the_driver_is_killed(session: Session) -> None:
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with small_disk(tmp_path_factory.mktemp("small") / "disk", "size=80m") as disk:
+    with small_disk(tmp_path_factory.mktemp("small") / "disk", "size=110m") as disk:
         yield disk
 
 
 @pytest.fixture(scope="module")
-def strict(disk: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """A session on a small disk, which ends a job with the first task that fails."""
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with what `strict` runs in place of the engine's Python, and with what that is told."""
+    directory = tmp_path_factory.mktemp("launcher")
+    changed = directory / "changed"
+    changed.mkdir()
+    (changed / "sitecustomize.py").write_text("import os\ndel os.memfd_create\n")
+    script(
+        directory / "python",
+        f"[ -e {directory / 'broken'} ] && exit 1",
+        f"[ -e {directory / 'no_memory'} ] && export PYTHONPATH={changed}",
+        f'[ -e {directory / "mended"} ] && exec {sys.executable} "$@"',
+        f"echo run >> {directory / 'runs'}",
+        f"while [ ! -e {directory / 'go'} ]; do sleep 0.05; done",
+        "echo this Python is broken >&2; exit 1",
+    )
+    return directory
+
+
+@pytest.fixture(scope="module")
+def strict_session(disk: Path, launcher: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """A session on a small disk, which ends a job with the first task that fails. Its engine cannot be
+    started yet."""
     settings = {
         "spark.sortshuffle.dir": str(disk),
         "spark.sortshuffle.codec": "none",
         "spark.sortshuffle.manager.memory": "16m",
+        "spark.sortshuffle.manager.python": str(launcher / "python"),
+        **SOON_TRIED_AGAIN,
     }
     session = Session(tmp_path_factory.mktemp("strict"), True, settings)
     try:
@@ -390,17 +424,56 @@ def strict(disk: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ses
         session.kill()
 
 
+@pytest.fixture
+def strict(strict_session: Session, launcher: Path) -> Session:
+    """The same, whose engine can be started. No launcher waits any more: the test that lets them go may have
+    failed, or not have run."""
+    for name in ("mended", "go"):
+        (launcher / name).touch()
+    return strict_session
+
+
+def script(path: Path, *lines: str) -> None:
+    """A program to run instead of the engine's Python."""
+    path.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    path.chmod(0o755)
+
+
 def below(directory: Path) -> list[Path]:
     return [path for path in directory.rglob("*") if path.is_file()]
 
 
+def test_tasks_that_wait_for_a_launch_fail_with_it_and_later_ones_launch_again(
+    strict_session: Session, launcher: Path
+) -> None:
+    """The first test of this session. However many wait, the launcher runs once: it may take minutes to
+    fail."""
+    found = strict_session.run("wait_for_one_launch", tasks=2, go=str(launcher / "go")).value
+    for words in (
+        "The shuffle engine of this host cannot be started by",
+        str(launcher / "python"),
+        "this Python is broken",
+        "spark.sortshuffle.manager.python",
+    ):
+        assert words in found
+    assert (launcher / "runs").read_text() == "run\n"
+    (launcher / "mended").touch()
+    hold(strict_session, "hold_pairs")
+    assert strict_session.run("read_held", name="held").value["right"]
+
+
 def test_a_full_disk_fails_the_job_with_its_name_and_leaves_nothing(strict: Session, disk: Path) -> None:
+    before = {path for path in below(disk) if "exchange-" in path.name}
     with pytest.raises(JobError) as raised:
         strict.start("large", megabytes=140, maps=2).result(BOUND)
     assert "The shuffle engine reports" in str(raised.value)
     assert str(disk) in str(raised.value)
     assert "no space left" in str(raised.value).lower()
-    eventually(lambda: not [path for path in below(disk) if "exchange-" in path.name], "what was begun goes")
+
+    def is_gone() -> bool:
+        return {path for path in below(disk) if "exchange-" in path.name} <= before
+
+    eventually(is_gone, "what was begun goes")
 
 
 def test_after_a_full_disk_what_fits_runs(strict: Session) -> None:
@@ -415,6 +488,43 @@ def test_an_engine_that_dies_fails_a_job_whose_tasks_may_not_fail(strict: Sessio
         answer.result(BOUND)
 
 
+@contextmanager
+def launched_with(told: Path) -> Iterator[None]:
+    """The launcher is told something until the end, also of a test that fails."""
+    told.touch()
+    try:
+        yield
+    finally:
+        told.unlink()
+
+
+def test_frames_come_through_the_socket_where_no_memory_can_be_shared(
+    strict: Session, launcher: Path
+) -> None:
+    with launched_with(launcher / "no_memory"):
+        kill_service(strict)
+        for job in ("hold_rows", "hold_pairs"):
+            strict.run(job, name="held", rows=50_000)
+            assert strict.run("read_held", name="held").value["right"]
+        assert "no memory can be shared" in strict.engine_log()
+    kill_service(strict)
+
+
+def test_a_removal_that_fails_is_tried_once_more(strict: Session, launcher: Path, disk: Path) -> None:
+    """Where nobody else removes the files: in local mode, and of executors that are gone."""
+    shuffle = strict.run("hold_rows", name="held").value["shuffle"]
+    outputs = [path for path in below(disk) if path.match(f"exchange-{shuffle}-*.data")]
+    assert len(outputs) == MAPS
+    with launched_with(launcher / "broken"):
+        kill_service(strict)
+        strict.run("forget_held", name="held")
+        eventually(lambda: not strict.run("is_known", shuffle=shuffle).value, "Spark forgets it", PATIENCE)
+        failed = f"Some files of shuffle {shuffle} may stay"
+        eventually(lambda: failed in strict.log.read_text(), "the removal fails", PATIENCE)
+        assert [each for each in outputs if each.exists()] == outputs
+    eventually(lambda: not any(each.exists() for each in outputs), "they are removed", PATIENCE)
+
+
 def test_a_session_on_its_own_disk_leaves_nothing_there(strict: Session, disk: Path) -> None:
     """The last test of this session."""
     strict.stop()
@@ -426,14 +536,98 @@ def test_a_session_on_its_own_disk_leaves_nothing_there(strict: Session, disk: P
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """Two executors on this host."""
-    settings = {**ON_EXECUTORS, "spark.master": "local-cluster[2,1,1024]", "spark.executor.memory": "768m"}
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the engine's Python of `cluster`: until it is mended it works on executors alone."""
+    directory = tmp_path_factory.mktemp("drivers")
+    script(
+        directory / "python",
+        f'[ -n "$ON_EXECUTOR" ] || [ -e {directory / "mended"} ] && exec {sys.executable} "$@"',
+        f"echo run >> {directory / 'runs'}; exit 1",
+    )
+    return directory
+
+
+@pytest.fixture(scope="module")
+def cluster_session(drivers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """Two executors on this host, which count as dead when they have been silent for 20 s."""
+    settings = {
+        **ON_EXECUTORS,
+        "spark.master": "local-cluster[2,1,1024]",
+        "spark.executor.memory": "768m",
+        "spark.executorEnv.ON_EXECUTOR": "1",
+        "spark.sortshuffle.manager.python": str(drivers / "python"),
+        "spark.storage.blockManagerHeartbeatTimeoutMs": "20s",
+        "spark.network.timeout": "15s",  # removals that fail are tried again after two of these
+        "spark.network.timeoutInterval": "2s",
+        "spark.executor.heartbeatInterval": "2s",
+        "spark.rpc.askTimeout": "60s",
+        "spark.cleaner.referenceTracking.blocking": "false",  # or Spark waits for the dead, and then cleans
+    }
     session = Session(tmp_path_factory.mktemp("cluster"), True, settings)
     try:
         yield session
     finally:
         session.kill()
+
+
+@pytest.fixture
+def cluster(cluster_session: Session, drivers: Path) -> Session:
+    """The same, in which the driver may have an engine."""
+    (drivers / "mended").touch()
+    return cluster_session
+
+
+def test_files_are_removed_where_executors_are_without_an_engine_of_the_driver(
+    cluster_session: Session, drivers: Path
+) -> None:
+    """The driver's host need not have this package's Python. The first test of this session: later ones kill
+    executors, whose files are the driver's to remove."""
+    for _ in range(2):  # when the second one's files are gone the driver has done with the first
+        outputs = hold(cluster_session, "hold_rows")
+        assert len(outputs) == MAPS
+        cluster_session.run("forget_held", name="held")
+        are_removed(cluster_session, outputs)
+    assert not (drivers / "runs").exists()
+
+
+def are_removed(session: Session, outputs: list[Path]) -> None:
+    def are_gone() -> bool:
+        session.run("collect_garbage")
+        return not any(path.exists() or index_of(path).exists() for path in outputs)
+
+    eventually(are_gone, "the files of a forgotten shuffle go", PATIENCE)
+
+
+def test_files_are_removed_whose_executors_are_dead_and_spark_does_not_know_it_yet(cluster: Session) -> None:
+    """The driver passes their service over first: an executor that is alive removes the files itself. When it
+    comes back it leaves those alone which Spark has made again meanwhile. This test comes before others that
+    kill executors: where none uses a service that was told, the driver asks it at once."""
+    eventually(lambda: len(cluster.run("executors").value) == 2, "two executors", PATIENCE)
+    shuffle = cluster.run("hold_rows", name="made again").value["shuffle"]
+    first = cluster.outputs_of(shuffle)
+    cluster.run("remove_and_make_again", name="made again")
+    eventually(lambda: not any(each.exists() for each in first), "they are removed, and made again")
+    made_again = cluster.outputs_of(shuffle)
+    assert len(made_again) == MAPS
+    forgotten = cluster.run("hold_rows", name="held").value["shuffle"]
+    outputs = cluster.outputs_of(forgotten)
+    assert len(outputs) == MAPS
+    victims = cluster.pids(EXECUTOR)
+    try:
+        for victim in victims:  # their connections stay, so only time tells
+            os.kill(victim, signal.SIGSTOP)
+        cluster.run("forget_held", name="held")
+        eventually(lambda: not cluster.run("is_known", shuffle=forgotten).value, "Spark forgets it", PATIENCE)
+        assert len(cluster.run("executors").value) == 2, "for Spark they are alive"
+        assert [each for each in outputs if each.exists()] == outputs
+        are_removed(cluster, outputs)
+        assert [each for each in made_again if each.exists()] == made_again
+    finally:
+        for victim in set(victims) & set(cluster.pids(EXECUTOR)):
+            with suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGCONT)  # to end in order, and remove their directories
+    eventually(lambda: not set(victims) & set(cluster.pids(EXECUTOR)), "they end", PATIENCE)
+    cluster.run("forget_held")
 
 
 def test_an_executor_killed_between_the_stages_costs_nothing(cluster: Session) -> None:
@@ -486,11 +680,17 @@ def test_a_service_that_comes_back_on_another_port_is_found_by_all_executors(clu
     assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
 
 
+def test_nothing_is_left_after_a_session_with_executors(cluster: Session) -> None:
+    """The last test of this session."""
+    cluster.stop()
+    cluster.nothing_is_left()
+
+
 def test_an_idle_executor_goes_and_its_map_outputs_stay(tmp_path: Path) -> None:
-    """With dynamic allocation. The stage that reads them has executors of its own."""
+    """With dynamic allocation. The stage that reads them has an executor of its own."""
     settings = {
         **ON_EXECUTORS,
-        "spark.master": "local-cluster[2,1,1024]",
+        "spark.master": "local-cluster[1,1,1024]",
         "spark.executor.memory": "768m",
         "spark.dynamicAllocation.enabled": "true",
         "spark.dynamicAllocation.executorIdleTimeout": "1",
@@ -498,170 +698,9 @@ def test_an_idle_executor_goes_and_its_map_outputs_stay(tmp_path: Path) -> None:
     session = Session(tmp_path, True, settings)
     try:
         assert len(hold(session, "hold_rows", maps=6)) == 6
-        eventually(lambda: not session.run("executors").value, "the executors go", PATIENCE)
+        eventually(lambda: not session.run("executors").value, "the executor goes", PATIENCE)
         found = session.run("read_held", name="held").value
         assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
-        session.stop()
-        session.nothing_is_left()
-    finally:
-        session.kill()
-
-
-def test_nothing_is_left_after_a_session_with_executors(cluster: Session) -> None:
-    """The last test of this session."""
-    cluster.stop()
-    cluster.nothing_is_left()
-
-
-# ---- what starts the engine --------------------------------------------------------------------------------
-
-
-def script(path: Path, *lines: str) -> Path:
-    """A program to run instead of the engine's Python."""
-    path.write_text("\n".join(("#!/bin/sh", *lines, "")))
-    path.chmod(0o755)
-    return path
-
-
-def test_frames_come_through_the_socket_where_no_memory_can_be_shared(tmp_path: Path) -> None:
-    changed = tmp_path / "changed"
-    changed.mkdir()
-    (changed / "sitecustomize.py").write_text("import os\ndel os.memfd_create\n")
-    python = script(tmp_path / "python", f'PYTHONPATH={changed} exec {sys.executable} "$@"')
-    session = Session(tmp_path / "session", True, {"spark.sortshuffle.manager.python": str(python)})
-    try:
-        for job in ("hold_rows", "hold_pairs"):
-            hold(session, job, rows=50_000)
-            assert session.run("read_held", name="held").value["right"]
-        assert "no memory can be shared" in session.engine_log()
-    finally:
-        session.kill()
-
-
-def test_tasks_that_wait_for_a_launch_fail_with_it_and_later_ones_launch_again(tmp_path: Path) -> None:
-    """However many wait, the launcher runs once: it may take minutes to fail."""
-    go, runs, is_mended = tmp_path / "go", tmp_path / "runs", tmp_path / "mended"
-    python = script(
-        tmp_path / "python",
-        f'[ -e {is_mended} ] && exec {sys.executable} "$@"',
-        f"echo run >> {runs}",
-        f"while [ ! -e {go} ]; do sleep 0.05; done",
-        "echo this Python is broken >&2; exit 1",
-    )
-    settings = {"spark.master": "local[4]", "spark.sortshuffle.manager.python": str(python)}
-    session = Session(tmp_path / "session", True, settings)
-    try:
-        found = session.run("wait_for_one_launch", tasks=4, go=str(go)).value
-        for words in (
-            "The shuffle engine of this host cannot be started by",
-            str(python),
-            "this Python is broken",
-            "spark.sortshuffle.manager.python",
-        ):
-            assert words in found
-        assert runs.read_text() == "run\n"
-        is_mended.touch()
-        hold(session, "hold_pairs")
-        assert session.run("read_held", name="held").value["right"]
-    finally:
-        session.kill()
-
-
-def test_files_are_removed_where_executors_are_without_an_engine_of_the_driver(tmp_path: Path) -> None:
-    """The driver's host need not have this package's Python."""
-    python = script(
-        tmp_path / "python",
-        f'[ -n "$ON_EXECUTOR" ] && exec {sys.executable} "$@"',
-        f"echo run >> {tmp_path / 'runs'}; exit 1",
-    )
-    settings = {
-        **ON_EXECUTORS,
-        "spark.master": "local-cluster[2,1,1024]",
-        "spark.executor.memory": "768m",
-        "spark.executorEnv.ON_EXECUTOR": "1",
-        "spark.sortshuffle.manager.python": str(python),
-    }
-    session = Session(tmp_path / "session", True, settings)
-    try:
-        outputs = hold(session, "hold_rows")
-        assert len(outputs) == MAPS
-        session.run("forget_held", name="held")
-        are_removed(session, outputs)
-        session.stop()  # after which nothing starts an engine any more
-        assert not (tmp_path / "runs").exists()
-    finally:
-        session.kill()
-
-
-def are_removed(session: Session, outputs: list[Path]) -> None:
-    def are_gone() -> bool:
-        session.run("collect_garbage")
-        return not any(path.exists() or index_of(path).exists() for path in outputs)
-
-    eventually(are_gone, "the files of a forgotten shuffle go", PATIENCE)
-
-
-def test_a_removal_that_fails_is_tried_once_more(tmp_path: Path) -> None:
-    """Where nobody else removes the files: in local mode, and of executors that are gone."""
-    is_broken = tmp_path / "broken"
-    python = script(tmp_path / "python", f'[ -e {is_broken} ] || exec {sys.executable} "$@"', "exit 1")
-    settings = {
-        "spark.sortshuffle.manager.python": str(python),
-        "spark.network.timeout": "10s",
-        "spark.network.timeoutInterval": "2s",
-        "spark.executor.heartbeatInterval": "2s",
-    }
-    session = Session(tmp_path / "session", True, settings)
-    try:
-        shuffle = session.run("hold_rows", name="held").value["shuffle"]
-        outputs = session.outputs_of(shuffle)
-        is_broken.touch()
-        kill_service(session)
-        session.run("forget_held", name="held")
-        eventually(lambda: not session.run("is_known", shuffle=shuffle).value, "Spark forgets it", PATIENCE)
-        failed = f"Some files of shuffle {shuffle} may stay"
-        eventually(lambda: failed in session.log.read_text(), "the removal fails", PATIENCE)
-        assert [each for each in outputs if each.exists()] == outputs
-        is_broken.unlink()
-        eventually(lambda: not any(each.exists() for each in outputs), "they are removed", PATIENCE)
-    finally:
-        session.kill()
-
-
-def test_files_are_removed_whose_executors_are_dead_and_spark_does_not_know_it_yet(tmp_path: Path) -> None:
-    """The driver passes their service over first: an executor that is alive removes the files itself. When it
-    comes back it leaves those alone which Spark has made again meanwhile."""
-    settings = {
-        **ON_EXECUTORS,
-        "spark.master": "local-cluster[2,1,1024]",
-        "spark.executor.memory": "768m",
-        "spark.network.timeout": "10s",
-        "spark.network.timeoutInterval": "2s",
-        "spark.executor.heartbeatInterval": "2s",
-        "spark.cleaner.referenceTracking.blocking": "false",  # or Spark waits for the dead, and then cleans
-    }
-    session = Session(tmp_path / "session", True, settings)
-    try:
-        shuffle = session.run("hold_rows", name="made again").value["shuffle"]
-        first = session.outputs_of(shuffle)
-        session.run("remove_and_make_again", name="made again")
-        eventually(lambda: not any(each.exists() for each in first), "they are removed, and made again")
-        made_again = session.outputs_of(shuffle)
-        assert len(made_again) == MAPS
-        forgotten = session.run("hold_rows", name="held").value["shuffle"]
-        outputs = session.outputs_of(forgotten)
-        assert len(outputs) == MAPS
-        victims = session.pids(EXECUTOR)
-        for victim in victims:  # their connections stay, so only time tells
-            os.kill(victim, signal.SIGSTOP)
-        session.run("forget_held", name="held")
-        eventually(lambda: not session.run("is_known", shuffle=forgotten).value, "Spark forgets it", PATIENCE)
-        assert len(session.run("executors").value) == 2, "for Spark they are alive"
-        assert [each for each in outputs if each.exists()] == outputs
-        are_removed(session, outputs)
-        assert [each for each in made_again if each.exists()] == made_again
-        for victim in set(victims) & set(session.pids(EXECUTOR)):
-            os.kill(victim, signal.SIGCONT)  # to end in order, and remove their directories
         session.stop()
         session.nothing_is_left()
     finally:

@@ -12,10 +12,11 @@ from typing import Any
 
 import psutil
 import pytest
-from both_sides import MASTER, Sides
+from both_sides import CONTROL, MASTER, ONE_HOST, Sides
 from engine import eventually
 
 HERE = MASTER.startswith("local")
+LATE = 60.0  # seconds for whatever comes by itself; about 7 for a map output that Spark does not know
 MOST_THREADS = 40  # of an engine whose JVM runs two tasks at a time: its own and some for each connection
 
 
@@ -189,14 +190,6 @@ def test_a_session(sides: Sides, job: str) -> None:
     sides.equal(job)
 
 
-@pytest.mark.skipif(not HERE, reason="the other sessions have all the cores")
-def test_without_compression(sides: Sides, sides_with: Callable[..., Sides]) -> None:
-    """The tests of TPC-H have the third codec."""
-    others = sides_with({"spark.sortshuffle.codec": "none"}, sides.plain)
-    others.writes("none")
-    others.ours.stop()
-
-
 @pytest.mark.parametrize("job", ["own_frames", "own_rdds"])
 def test_frames_and_rdds_of_this_package(sides: Sides, job: str) -> None:
     sides.equal(job, control=1)
@@ -213,6 +206,73 @@ def test_a_cancelled_job_leaves_nothing_and_spoils_nothing(sides: Sides, when: s
     found = sides.equal("cancelled", when=when, interrupt=interrupt)
     assert found.value["outcome"] == ["cancelled"]
     eventually(lambda: not sides.ours.unfinished(), "the unfinished files go")
+
+
+# ---- control rows stay with Spark's own shuffle, and nothing else does -------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shuffles(sides: Sides) -> dict[str, Any]:
+    if not ONE_HOST:
+        pytest.skip("whose a shuffle is does not depend on where executors are")
+    found: dict[str, Any] = sides.ours.run("control_rows").value
+    return found
+
+
+@pytest.mark.parametrize("where", ["frame", "in a thread"])
+def test_a_frames_control_rows_are_sparks_and_the_shuffles_of_its_source_are_ours(
+    shuffles: dict[str, Any], where: str
+) -> None:
+    assert shuffles[where] == [[3, "Spark's"], [7, "ours"]]
+
+
+def test_control_rows_of_several_exchanges_are_sparks(shuffles: dict[str, Any]) -> None:
+    assert shuffles["two exchanges in one pass"] == [[7, "Spark's"], [7, "ours"]]
+
+
+def test_an_rdds_control_rows_are_sparks_and_the_shuffles_of_its_source_are_ours(
+    shuffles: dict[str, Any],
+) -> None:
+    assert shuffles["RDD"] == [[3, "Spark's"], [7, "ours"]]
+    assert shuffles["cogrouped"] == [[3, "Spark's"], [7, "ours"], [7, "ours"]]
+
+
+def test_shuffles_behind_them_are_ours(shuffles: dict[str, Any]) -> None:
+    assert shuffles["behind a frame"] == [[5, "ours"], [3, "Spark's"], [7, "ours"]]
+    assert shuffles["behind an RDD"] == [[5, "ours"], [3, "Spark's"], [7, "ours"]]
+
+
+def test_rows_of_sql_whose_columns_are_not_found_are_sparks(shuffles: dict[str, Any]) -> None:
+    assert shuffles["unknown columns"] == [[2, "Spark's"], [2, "ours"]] * 2
+
+
+# ---- another session, without compression, and with a short grace time -------------------------------------
+
+
+@pytest.fixture(scope="module")
+def others(sides: Sides, sides_with: Callable[..., Sides]) -> Sides:
+    if not HERE:
+        pytest.skip("the other sessions have all the cores")
+    return sides_with({"spark.sortshuffle.codec": "none", "spark.sortshuffle.grace": "5s"}, sides.plain)
+
+
+@pytest.mark.skipif(not ONE_HOST, reason="other hosts' disks are elsewhere")
+def test_map_outputs_of_frames_live_as_long_as_they_can_be_read(others: Sides) -> None:
+    """Also when that is longer than their grace time: their control rows are in Spark's own shuffle files,
+    which say so. They go when nobody can read them."""
+    found = others.ours.run("late_reads", below=str(others.ours.directory), seconds=LATE)
+    for what in ("frame", "RDD"):
+        read = found.value[what]
+        assert read["found"] == list(range(1000))
+        assert read["after"] == read["before"] != []
+    assert found.value["left"] == []
+    assert found.decisions == {CONTROL: 2, "sortshuffle": 1}
+
+
+def test_without_compression(others: Sides) -> None:
+    """The last test of this session. The tests of TPC-H have the third codec."""
+    others.writes("none")
+    others.ours.stop()
 
 
 # ---- what there is of it: these are the last ---------------------------------------------------------------

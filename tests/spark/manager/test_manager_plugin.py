@@ -5,10 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
-import queue
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,35 +35,19 @@ class Contexts(DriverProcess):
     """A driver that runs one context after the other."""
 
     def __init__(self, directory: Path, settings: Mapping[str, str]) -> None:
-        self.log = directory / "log"
-        with open(self.log, "wb") as opened:
-            self._process = subprocess.Popen(
-                [sys.executable, str(JOB), json.dumps(settings)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=opened,
-                text=True,
-                env={
-                    **os.environ,
-                    "TMPDIR": str(directory),
-                    "PYSPARK_SUBMIT_ARGS": submit_arguments("on", has_manager=True),
-                },
-                start_new_session=True,
-            )
-        self._answers: queue.Queue[tuple[int, str]] = queue.Queue()
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._answers.put(tuple(json.loads(line)))
+        super().__init__(
+            [sys.executable, str(JOB), json.dumps(settings)],
+            directory / "log",
+            {
+                **os.environ,
+                "TMPDIR": str(directory),
+                "PYSPARK_SUBMIT_ARGS": submit_arguments("on", has_manager=True),
+            },
+        )
 
     def run(self, settings: Mapping[str, str]) -> Done:
-        assert self._process.stdin is not None
         before = self.log.stat().st_size
-        print(json.dumps(settings), file=self._process.stdin, flush=True)
-        code, printed = self._answers.get(timeout=PATIENCE)
+        code, printed = self.request(settings=dict(settings)).result(PATIENCE)
         with open(self.log, "rb") as log:
             log.seek(before)
             return Done(code, printed, log.read().decode(errors="replace"))

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from cluster import ROOT, Cluster
+from driver_process import JobError
 
 from soak import plan
 from soak.administrator import MEMORY, Administrator
-from soak.application import Driver, JobError
+from soak.application import STOP_PATIENCE, Driver
 from soak.checks import (
     Left,
     Survivors,
@@ -236,7 +237,7 @@ class Soak:
             driver.kill()
             return
         try:
-            status = driver.stop()
+            status = driver.end(STOP_PATIENCE)
         except subprocess.TimeoutExpired:
             self._problem(what, "the driver does not stop", driver.log)
             self.tally.hung += 1

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 import sortshuffle
 
-PATIENCE = 150.0  # seconds that a task waits for its go; more than any test gives
+PATIENCE = 400.0  # seconds until a task or job that waits gives up: more than any test or fixture takes
 LOOK = 0.02
 REPEATS = 25  # of an id's digits in its row: some 150 bytes
 
@@ -218,9 +218,9 @@ def exchange_pairs(
 
 
 @job
-def hold(spark: SparkSession, directory: str) -> None:
+def hold(spark: SparkSession, directory: str, *, maps: int = 6) -> None:
     """Write a frame, and need it until a test says that it goes on."""
-    held: Any = sortshuffle.frame(spark.range(0, 1000, 1, 6)).repartition(3, "id")
+    held: Any = sortshuffle.frame(spark.range(0, 1000, 1, maps)).repartition(3, "id")
     assert held.count() == 1000
     Path(directory, "all-mapped").touch()
     wait_for(directory, "go-between")

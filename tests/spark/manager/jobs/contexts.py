@@ -3,8 +3,9 @@ than all of them.
 
     python contexts.py SETTINGS        SETTINGS: those that the JVM starts with, as JSON
 
-A line on standard input is the settings of the next one, as JSON. A line on standard output tells how it
-went: ``[exit code, what the job printed]``. What the context has logged by then is on standard error.
+It is asked and answers as `driver_process` says. A request has the ``settings`` of the next context. The
+value of its answer tells how that went: ``[exit code, what the job printed]``. What the context has logged
+by then is on standard error.
 """
 
 from __future__ import annotations
@@ -42,17 +43,18 @@ def main(settings: dict[str, str]) -> None:
     os.dup2(2, 1)  # what the JVM prints is no answer
     session(settings).stop()
     for line in sys.stdin:
+        request = json.loads(line)
         code, printed = 0, io.StringIO()
         try:
             with contextlib.redirect_stdout(printed):
-                shuffle(json.loads(line))
+                shuffle(request["settings"])
         except Exception:
             code = 1
             traceback.print_exc()
         finally:
             if SparkContext._active_spark_context is not None:
                 SparkSession.builder.getOrCreate().stop()
-        print(json.dumps([code, printed.getvalue()]), file=answers)
+        print(json.dumps({"id": request["id"], "value": [code, printed.getvalue()]}), file=answers)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Run by test_manager_control_rows: prints which shuffles of plans and RDDs stay with Spark's own manager, as
-a JSON object of lists of [partitions, whose]. Its session has the manager on."""
+"""Which shuffles of plans and RDDs stay with Spark's own manager: lists of [partitions, whose]. The session
+has the manager."""
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from pyspark import RDD
 from pyspark.core.rdd import Partitioner
 from pyspark.sql import DataFrame, SparkSession
+from registry import job
 
 import sortshuffle
 from sortshuffle.spark.rdds import planner
@@ -120,16 +120,9 @@ def of_unknown_columns(spark: SparkSession) -> Found:
     ]
 
 
-def main() -> None:
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    builder.config("spark.sortshuffle.manager", "on")
-    spark = sortshuffle.configure(builder).getOrCreate()
+@job
+def control_rows(spark: SparkSession, _: str) -> dict[str, Found]:
     found = {**frames(spark), **rdds(spark), "cogrouped": cogrouped(spark)}
     found["unknown columns"] = of_unknown_columns(spark)
     found["in a thread"] = in_a_thread(lambda: frames(spark)["frame"])
-    print(json.dumps(found))
-    spark.stop()
-
-
-if __name__ == "__main__":
-    main()
+    return found

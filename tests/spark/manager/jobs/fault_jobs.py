@@ -329,6 +329,8 @@ def passed_on(spark: SparkSession, _: str, *, rows: int) -> int:
 @job
 def one_task_hangs(spark: SparkSession, directory: str, *, maps: int = 9, rows: int = 9000) -> dict[str, Any]:
     """The first attempt of one map task sends some rows and then no more, until it is killed."""
+    # read when a stage begins
+    spark.sparkContext._jsc.sc().conf().set("spark.speculation.quantile", "0.5")
     first = _next_stage(spark)
 
     def make(task: int, numbers: Iterable[int]) -> Iterator[Pair]:

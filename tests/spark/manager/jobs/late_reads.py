@@ -1,18 +1,14 @@
-"""A frame and an RDD that run longer than the grace time of their map outputs, with the manager on. Prints as
-JSON, for each: the map outputs it has written, those there were when it had been read to the end, and what
-it gave; besides, the map outputs that were left when both were forgotten, and the manager's decisions.
+"""A frame and an RDD that run longer than the grace time of their map outputs, with the manager on: for each
+the map outputs it has written, those there were when it had been read to the end, and what it gave; besides,
+the map outputs that were left when both were forgotten.
 
-    python late_reads.py DIRECTORY SECONDS
-
-A session of its own, because Spark stops cleaning up after a lost shuffle file, as other tests cause.
+In a session of which no shuffle file of Spark's is lost: Spark stops cleaning up after that.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
+from registry import job
 
 import sortshuffle
 
@@ -35,7 +32,7 @@ class Homes:
         self._seconds = seconds
 
     def files(self) -> list[Path]:
-        found = self._directory.glob("sortshuffle/*/*/exchange-*")
+        found = self._directory.rglob("sortshuffle/*/*/exchange-*")
         return sorted(each for each in found if not each.parent.name.startswith("shared-"))
 
     def names(self) -> list[str]:
@@ -82,11 +79,10 @@ def of_an_rdd(spark: SparkSession, homes: Homes) -> dict[str, Any]:
     return read_late(homes, (key for key, _ in placed.toLocalIterator()))
 
 
-def main(directory: str, seconds: str) -> None:
-    homes = Homes(directory, float(seconds))
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    builder.config("spark.sortshuffle.manager", "on").config("spark.sortshuffle.dir", directory)
-    spark = sortshuffle.configure(builder.config("spark.sortshuffle.grace", "5s")).getOrCreate()
+@job
+def late_reads(spark: SparkSession, _: str, *, below: str, seconds: float) -> dict[str, Any]:
+    """In a session with a grace time of 5 s. ``below``: a directory that has its map outputs."""
+    homes = Homes(below, seconds)
     jvm: Any = spark.sparkContext._jvm
 
     def are_gone() -> bool:
@@ -94,14 +90,8 @@ def main(directory: str, seconds: str) -> None:
         jvm.System.gc()
         return not homes.names()
 
-    found = {"frame": of_a_frame(spark, homes)}
+    found: dict[str, Any] = {"frame": of_a_frame(spark, homes)}
     homes.until(are_gone)  # before the RDD's are counted
     found["RDD"] = of_an_rdd(spark, homes)
     homes.until(are_gone)
-    decisions = dict(jvm.org.sortshuffle.SortMergeShuffleManager.decisions())
-    print(json.dumps({**found, "left": homes.names(), "decisions": decisions}))
-    spark.stop()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {**found, "left": homes.names()}

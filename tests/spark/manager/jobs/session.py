@@ -19,9 +19,11 @@ import os
 import sys
 from typing import Any
 
-import fault_jobs  # noqa: F401 - registers its jobs, as the others do
+import control_rows  # noqa: F401 - registers its jobs, as the others do
+import fault_jobs  # noqa: F401
 import frame_jobs  # noqa: F401
 import java_jobs  # noqa: F401
+import late_reads  # noqa: F401
 import launch_jobs  # noqa: F401
 import rdd_jobs  # noqa: F401
 import sql_jobs  # noqa: F401

@@ -1,0 +1,100 @@
+"""The client of drivers, with small programs in place of Spark: answers, errors; each end wakes who waits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
+
+import driver_process
+import psutil
+import pytest
+from driver_process import DriverProcess, JobError
+from engine import eventually
+
+PATIENCE = 30.0  # seconds
+ECHO = """
+import json, sys
+print(json.dumps({"application": "app-1"}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    answer = {"error": "no"} if asked["what"] == "fail" else {"value": asked["what"]}
+    print(json.dumps({"id": asked["id"], **answer}), flush=True)
+"""
+
+Start = Callable[[str], DriverProcess]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    drivers: list[DriverProcess] = []
+
+    def started(program: str) -> DriverProcess:
+        drivers.append(DriverProcess([sys.executable, "-c", program], tmp_path / "log", {}))
+        return drivers[-1]
+
+    yield started
+    for each in drivers:
+        each.kill()
+
+
+def test_each_request_gets_its_answer(start: Start) -> None:
+    driver = start(ECHO)
+    assert driver.started() == "app-1"
+    answers = [driver.request(what=word) for word in ("one", "fail", "two")]
+    assert answers[2].result(PATIENCE) == "two"
+    assert answers[0].result(PATIENCE) == "one"
+    with pytest.raises(JobError, match="no"):
+        answers[1].result(PATIENCE)
+    driver.stop()
+    with pytest.raises(JobError, match="the driver has ended"):
+        driver.request(what="three")
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [("raise SystemExit(3)", "has ended"), ("print('what?')", "cannot be read: JSONDecode")],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whoever_waits_hears_of_its_end(start: Start, tmp_path: Path, program: str, says: str) -> None:
+    driver = start(program)
+    with pytest.raises(JobError, match=says) as caught:
+        driver.started()
+    assert str(tmp_path / "log") in str(caught.value)
+
+
+def test_a_driver_that_does_not_start_is_killed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_process, "START_PATIENCE", 0.1)
+    driver = start("import sys; sys.stdin.read()")
+    with pytest.raises(FutureTimeoutError):
+        driver.started()
+    assert not psutil.pid_exists(driver.pid)
+
+
+def test_what_a_driver_has_not_read_is_not_in_the_way_of_its_end(start: Start) -> None:
+    driver = start("import os; os.close(0); import time; time.sleep(60)")
+    eventually(lambda: refuses(driver), "nobody reads what it is asked")
+    driver.kill()
+    assert driver._process.stdout is not None
+    assert driver._process.stdout.closed
+
+
+def refuses(driver: DriverProcess) -> bool:
+    try:
+        driver.request(what="one")
+    except JobError:
+        return True
+    return False
+
+
+def test_what_a_driver_leaves_running_is_killed_with_it(start: Start) -> None:
+    """It would hold what the driver writes to."""
+    driver = start(
+        "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, file=open('/dev/stderr', 'w'))"
+    )
+    driver._process.wait(PATIENCE)
+    left = int(driver.log.read_text())
+    assert psutil.pid_exists(left)
+    driver.kill()
+    eventually(lambda: not psutil.pid_exists(left), "its child has ended")
