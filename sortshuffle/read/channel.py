@@ -19,7 +19,6 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -208,12 +207,13 @@ class Fetch:
         What is held is charged to ``budget``. That rows and bytes are as many as promised is known, and
         raised, only behind the last batch of an extent.
         """
-        with self.channel.open(self.extents) as reader:
-            yield from self.items(reader, self.parts(reader, part_bytes), payload, budget, metrics)
+        with self.channel.open(self.extents) as reader, closing(self.parts(reader, part_bytes)) as parts:
+            yield from self.items(reader, parts, payload, budget, metrics)
 
-    def parts(self, reader: ExtentReader, part_bytes: int) -> Iterator[ExtentPart]:
-        """Of all extents, one behind the other."""
-        return chain.from_iterable(reader.read_parts(extent, part_bytes) for extent in self.extents)
+    def parts(self, reader: ExtentReader, part_bytes: int) -> Generator[ExtentPart, None, None]:
+        """Of all extents, one behind the other. The caller closes it, before the reader."""
+        for extent in self.extents:
+            yield from reader.read_parts(extent, part_bytes)
 
     def items(
         self,
@@ -229,7 +229,10 @@ class Fetch:
         timed = metrics.timed(parts, step)
         for extent in self.extents:
             with closing(_ExtentDecoder(reader, extent, payload, metrics)) as decoder:
-                for part in _up_to(extent.bytes, timed):
+                left = extent.bytes
+                while left:
+                    part = next(timed)
+                    left -= part.bytes
                     size = part.memory.size
                     budget.charge(size)
                     try:
@@ -237,14 +240,6 @@ class Fetch:
                     finally:
                         budget.release(size)
                 decoder.finish()
-
-
-def _up_to(size: int, parts: Iterator[ExtentPart]) -> Iterator[ExtentPart]:
-    """The next parts, up to so many bytes, where one ends."""
-    while size:
-        part = [next(parts)]
-        size -= part[0].bytes
-        yield part.pop()
 
 
 class _ExtentDecoder:

@@ -14,7 +14,7 @@ streams of the merge are given up then: each waits only for a request that is un
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any
@@ -104,11 +104,15 @@ class StreamAhead(SortedRun):
 
 
 class _PartsAhead(Iterator[ExtentPart]):
-    """``parts``: of these extents, all of them. ``held``: bytes that are charged from the start of a part's
-    fetch until it is given; no more than are left."""
+    """``parts``: of these extents, all of them; closed with this. ``held``: bytes that are charged from the
+    start of a part's fetch until it is given; no more than are left."""
 
     def __init__(
-        self, parts: Iterator[ExtentPart], extents: Iterable[Extent], held: int, streams: StreamsAhead
+        self,
+        parts: Generator[ExtentPart, None, None],
+        extents: Iterable[Extent],
+        held: int,
+        streams: StreamsAhead,
     ) -> None:
         self._parts = parts
         self._left = sum(extent.bytes for extent in extents)
@@ -151,6 +155,7 @@ class _PartsAhead(Iterator[ExtentPart]):
             if not self._next.cancel():
                 wait([self._next])
             self._forget()
+        self._parts.close()
 
     def _forget(self) -> None:
         self._next = None
