@@ -98,3 +98,13 @@ def test_what_a_driver_leaves_running_is_killed_with_it(start: Start) -> None:
     assert psutil.pid_exists(left)
     driver.kill()
     eventually(lambda: not psutil.pid_exists(left), "its child has ended")
+
+
+def test_what_ends_after_a_driver_that_is_stopped_may_end_by_itself(start: Start, tmp_path: Path) -> None:
+    """As its JVM does, which removes Spark's directories then."""
+    lasting = f"import os; os.read(0, 1); os.system('sleep 0.2; echo done > {tmp_path / 'end'}')"
+    child = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {lasting!r}], stdin=-1);"
+    driver = start(child + ECHO)
+    driver.started()
+    driver.stop()
+    assert (tmp_path / "end").read_text() == "done\n"

@@ -98,7 +98,10 @@ class DriverProcess:
         """The same, however it ends within so many seconds; returns the status of its process."""
         try:
             _close(self._process.stdin)
-            return self._process.wait(patience)
+            status = self._process.wait(patience)
+            # its JVM ends after it, and removes Spark's directories then; it has the driver's standard output
+            self._listener.join(patience)
+            return status
         finally:
             self.kill()
 
