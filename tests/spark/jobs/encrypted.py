@@ -29,7 +29,17 @@ from sortshuffle.storage.reader import PartitionedFileReader, read_index
 HERE = Path(__file__).parent
 ROWS, MAPS, REDUCES = 20_000, 4, 4
 MARKER = b"known-marker"
+ENGINES = "127.0.0.1"  # where the manager's engine listens
 LARGE = os.urandom(2 << 20)  # in a closure: above 1 MiB Spark broadcasts the pickled function, by a file
+
+
+def one_engine(directory: str) -> str:
+    """The engine's Python, with which both executors have one engine. Spark knows them by one host's
+    name, and would look for either's engine there."""
+    path = Path(directory, "python")
+    path.write_text(f'#!/bin/sh\nSPARK_LOCAL_IP={ENGINES} exec {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
 
 
 def session(directory: str) -> Any:
@@ -52,6 +62,7 @@ def session(directory: str) -> Any:
         .config("spark.eventLog.dir", f"file://{log}")
         .config("spark.sortshuffle.codec", "none")  # so that what is not encrypted can be read
         .config("spark.sortshuffle.memory", "1m")  # so that sorting spills
+        .config("spark.sortshuffle.manager.python", one_engine(directory))
         .config("spark.sortshuffle.dir", os.path.join(directory, "disk"))
         .getOrCreate()
     )
@@ -178,7 +189,7 @@ def main(directory: str) -> None:
                 "keys in files": files_with(directory, forms(keys)),
                 "keys in processes": processes_with(forms(keys)),
                 "opened": opened_by(find_pairs(os.path.join(directory, "disk")), keys),
-                "hosts": sorted({line.split(" ", 1)[0] for line in opened}),
+                "hosts": sorted({line.split(" ", 1)[0] for line in opened} - {ENGINES}),
             }
         ),
         flush=True,
