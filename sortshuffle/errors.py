@@ -37,8 +37,8 @@ import os
 from dataclasses import dataclass
 
 OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""What an OSError may have that says nothing of the file, or the peer: this process or its host has no more
-descriptors, or no more memory."""
+"""Errnos that say nothing of the file, or the peer: this process or its host has no more descriptors, or no
+more memory."""
 
 
 class SortShuffleError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -101,10 +102,32 @@ def test_what_a_driver_leaves_running_is_killed_with_it(start: Start) -> None:
 
 
 def test_what_ends_after_a_driver_that_is_stopped_may_end_by_itself(start: Start, tmp_path: Path) -> None:
-    """As its JVM does, which removes Spark's directories then."""
+    """As its JVM does, which removes Spark's directories then. It has another standard output."""
     lasting = f"import os; os.read(0, 1); os.system('sleep 0.2; echo done > {tmp_path / 'end'}')"
-    child = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {lasting!r}], stdin=-1);"
+    child = (
+        f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {lasting!r}], stdin=-1, stdout=2);"
+    )
     driver = start(child + ECHO)
     driver.started()
     driver.stop()
     assert (tmp_path / "end").read_text() == "done\n"
+
+
+def test_one_that_has_been_killed_is_not_killed_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may have its number by then."""
+    driver = start(ECHO)
+    driver.started()
+    driver.stop()
+    killed: list[int] = []
+    monkeypatch.setattr(driver_process.os, "killpg", lambda group, number: killed.append(group))
+    driver.kill()
+    assert killed == []
+
+
+def test_a_stop_that_takes_too_long_is_an_error(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_process, "STOP_PATIENCE", 1.0)
+    driver = start("import subprocess; subprocess.Popen(['sleep', '60']);" + ECHO)
+    driver.started()
+    with pytest.raises(subprocess.TimeoutExpired):
+        driver.stop()
+    eventually(lambda: not driver_process._runs(driver.pid), "what the driver has left is killed")

@@ -28,6 +28,7 @@ Rules
   still read its map outputs.
 * The home at a URL goes with the driver's rendezvous. So the driver is remembered, and other executors are
   not: their service may end with them.
+* An application whose driver has registered here and has ended is over: nobody else brings executors back.
 * A supervisor that has died is replaced by the next task that looks, on the same port if it can be had. One
   that is not in service.json, or no longer, ends: nobody finds it.
 * A directory that is a link, or not this user's alone, is refused: what is in it decides whom tasks talk to.
@@ -308,12 +309,11 @@ def forget_ended(directory: str) -> Life:
     removed, or whose own are still read; what is known of the application then."""
     found = registrations(directory)
     for each in found:
-        if not (each.has_to_be_removed or each.is_driver or each.owner.is_live() or each.is_read()):
+        if not (each.has_to_be_removed or each.owner.is_live() or each.is_read()):
             _remove(os.path.join(directory, ROOTS, each.owner.home_name))
     life = max(map(_life_of, found), default=Life.OVER)
-    # an application that is waited for comes again by its driver alone
-    has_no_driver = any(each.is_driver and not each.owner.is_live() for each in found)
-    return Life.OVER if life is Life.WAITING and has_no_driver else life
+    driver_has_ended = any(each.is_driver and not each.owner.is_live() for each in found)
+    return Life.OVER if life is Life.WAITING and driver_has_ended else life
 
 
 def _life_of(registration: Registration) -> Life:

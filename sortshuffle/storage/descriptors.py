@@ -30,7 +30,7 @@ def read_at(descriptor: int, size: int, offset: int) -> bytes:
 
 def lock_until(descriptor: int, path: str, until: float, pause: float) -> None:
     """Take the lock of a file. ``until``: on the monotonic clock; ``pause``: seconds between looks. Raises
-    TimeoutError where others hold it all the time, and other OSErrors."""
+    TimeoutError where others hold it until then, and any other OSError."""
     while True:
         try:
             calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,7 +14,8 @@ from sortshuffle import calls
 
 
 def replace_json(path: str, value: Any) -> None:
-    """Write the file anew, as a whole. Raises OSError; what it has begun is gone then."""
+    """Write the file anew, as a whole; one thread of a process at a time. Raises OSError, and leaves no
+    partial file then."""
     partial = f"{path}.{os.getpid()}"
     try:
         with calls.open_file(partial, "w", encoding="utf-8") as opened:

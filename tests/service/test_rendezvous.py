@@ -462,14 +462,16 @@ def test_none_is_waited_for_whose_driver_was_here_and_has_ended(
     blocks = tmp_path / "above" / "blockmgr-1"
     blocks.parent.mkdir()
     register(place, outliving(executor(ended, str(blocks.parent), token=TOKEN), blocks))
-    driver = replace(executor(os.getpid(), "/d"), is_driver=True)
-    register(place, driver)
-    assert rendezvous.forget_ended(place) is Life.LIVE
-    Path(place, rendezvous.ROOTS, driver.owner.home_name).unlink()
     assert rendezvous.forget_ended(place) is Life.WAITING
-    register(place, replace(executor(ended, "/d"), is_driver=True))
+    register(place, replace(executor(ended, "/d", token=TOKEN), is_driver=True))
     for _ in range(2):  # it is remembered
         assert rendezvous.forget_ended(place) is Life.OVER
+    another = replace(executor(os.getpid(), "/d", token=TOKEN), is_driver=True)
+    register(place, another)
+    assert rendezvous.forget_ended(place) is Life.LIVE
+    Path(place, rendezvous.ROOTS, another.owner.home_name).unlink()
+    assert rendezvous.dissolve(place)
+    assert not os.path.exists(place)
 
 
 @pytest.mark.parametrize("keep", [False, True])

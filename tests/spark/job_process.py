@@ -33,10 +33,11 @@ class JobServer:
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="sortshuffle-jobs-"))
         self._log = self.directory / "log"
+        self._is_over = False
         with socket.socket(socket.AF_UNIX) as listening, open(self._log, "wb") as log:
-            listening.bind("")  # Linux finds a name
+            self._address = str(self.directory / "socket")  # which nobody else may enter
+            listening.bind(self._address)
             listening.listen()
-            self._address = listening.getsockname()
             self._process = subprocess.Popen(
                 [sys.executable, str(SERVER), str(listening.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
@@ -87,7 +88,11 @@ class JobServer:
         return self._process.poll() is None
 
     def end(self) -> None:
-        """With its JVM, and the executors of that. They may clear away, which SIGKILL would prevent."""
+        """With its JVM, and the executors of that. They may clear away, which SIGKILL would prevent. May be
+        called again."""
+        if self._is_over:
+            return  # its number may be another process's by now
+        self._is_over = True
         atexit.unregister(self.end)
         self._signal(signal.SIGTERM)
         until = time.monotonic() + ENDING

@@ -131,7 +131,8 @@ def serve(listening: socket.socket) -> None:
         connection, _ = listening.accept()
         # who asked may have ended: then `end_with` ends this process, when it has cleared away
         with suppress(ConnectionError), connection, connection.makefile("rw") as stream:
-            print(json.dumps(run(**json.loads(stream.readline()))), file=stream)
+            if line := stream.readline():
+                print(json.dumps(run(**json.loads(line))), file=stream)
 
 
 def main(descriptor: str, starter: str) -> None:

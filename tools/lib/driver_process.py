@@ -1,8 +1,8 @@
 """`DriverProcess`: a driver of Spark in a process of its own, which is asked by lines of JSON and answers so.
 
-Its first line says what it is: ``{"application": id, ...}``. A request is ``{"id": number, ...}``; the answer
-to it ``{"id": number, "value": ...}`` or ``{"id": number, "error": text}``, in any order. It ends when its
-standard input does.
+Its first line says what it is: ``{"application": id, ...}``, with whatever else its users look up in `about`.
+A request is ``{"id": number, ...}``; the answer to it ``{"id": number, "value": ...}`` or ``{"id": number,
+"error": text}``, in any order. It ends when its standard input does.
 
 A thread takes the answers. Whatever ends it wakes all who wait.
 """
@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -23,6 +24,7 @@ from typing import IO, Any
 START_PATIENCE = 180.0  # seconds; a driver takes about 6
 STOP_PATIENCE = 60.0
 LISTENER_PATIENCE = 10.0
+LOOK = 0.02  # seconds between looks at what ends after a driver
 
 
 class JobError(Exception):
@@ -30,12 +32,13 @@ class JobError(Exception):
 
 
 class DriverProcess:
-    """``command``: the driver's. ``log``: to which it writes on. The caller kills it."""
+    """``command``: the driver's. ``log``: to which it writes on. The caller ends or kills it."""
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.log = log
         self._about: Future[dict[str, Any]] = Future()
         self._answers: dict[int, Future[Any]] = {}
+        self._killed = False
         self._ended = ""  # why no more answers come
         self._lock = threading.Lock()  # of the two above
         with open(log, "ab") as opened:
@@ -90,28 +93,37 @@ class DriverProcess:
         return answer
 
     def stop(self) -> None:
-        """End the application as its user would. It must end well."""
+        """End the application as its user would: the driver ends well, and then its JVM. Raises
+        TimeoutExpired."""
         status = self.end(STOP_PATIENCE)
         assert status == 0, f"status {status}; its log: {self.log}"
 
     def end(self, patience: float) -> int:
-        """The same, however it ends within so many seconds; returns the status of its process."""
+        """End the application as its user would; returns the status of the driver's process. Raises
+        TimeoutExpired where driver, JVM and executors have not ended within so many seconds."""
+        until = time.monotonic() + patience
         try:
             _close(self._process.stdin)
             status = self._process.wait(patience)
-            # its JVM ends after it, and removes Spark's directories then; it has the driver's standard output
-            self._listener.join(patience)
+            while _runs(self._process.pid):  # its JVM removes Spark's directories when the driver has ended
+                if time.monotonic() > until:
+                    raise subprocess.TimeoutExpired(self._process.args, patience)
+                time.sleep(LOOK)
             return status
         finally:
             self.kill()
 
     def kill(self) -> None:
-        """End the driver, its JVM included, with SIGKILL."""
+        """End the driver, its JVM included, with SIGKILL. May be called again."""
+        if self._killed:
+            return  # its number may be another process's by now
+        self._killed = True
         with suppress(ProcessLookupError):  # its group may go on without it, and hold what it writes to
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._listener.join(LISTENER_PATIENCE)
         _close(self._process.stdin)
+        self._listener.join(LISTENER_PATIENCE)
+        assert not self._listener.is_alive(), f"something has left its group; its log: {self.log}"
         _close(self._process.stdout)
 
     def _value(self, answer: dict[str, Any]) -> Any:
@@ -141,6 +153,16 @@ class DriverProcess:
             self._answers[answer["id"]].set_exception(JobError(answer["error"]))
         else:
             self._answers[answer["id"]].set_result(self._value(answer))
+
+
+def _runs(group: int) -> bool:
+    """Whether a process of this group runs. One that nobody has waited for yet does not."""
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError), open(f"/proc/{entry}/stat") as opened:
+            state, _, of_group = opened.read().rpartition(")")[2].split()[:3]
+            if int(of_group) == group and state not in "ZX":
+                return True
+    return False
 
 
 def _close(pipe: IO[str] | None) -> None:
