@@ -46,7 +46,7 @@ MANAGER = os.environ.get("SORTSHUFFLE_TEST_MANAGER", "off")
 os.environ["PYSPARK_SUBMIT_ARGS"] = submit_arguments(MANAGER)
 os.environ["SPARK_LAUNCHER_OPTS"] = SHORT_LIVED
 
-# The hundreds of processes that tests start compile the package once: compiling it takes each 0.2 s.
+# The hundreds of processes that tests start compile the package once: it takes each of them 0.2 s otherwise.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 os.environ["PYSPARK_PYTHON"] = sys.executable

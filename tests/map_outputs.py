@@ -143,5 +143,9 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
     return [row for batch in batches for row in batch.to_pylist()]
 
 
+READERS = ("sortshuffle-read", "sortshuffle-ahead")
+"""How the names of threads begin that read map outputs."""
+
+
 def reading_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("sortshuffle-read")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(READERS)]

@@ -89,8 +89,8 @@ class InputChannel(Protocol):
 
     @property
     def held_parts(self) -> int:
-        """How many parts of an extent are in memory while it is streamed. More than one: the next is fetched
-        while one is used."""
+        """How much memory a stream takes, in parts. More than one: the next is fetched while one is used.
+        That is one part more, and another for a copy that is made meanwhile."""
 
     def open(self, extents: Sequence[Extent]) -> ExtentReader:
         """A reader for these extents of the channel, which are read in this order. The caller closes it.
@@ -224,8 +224,8 @@ class Fetch:
         metrics: TaskMetrics,
         step: str = "read",
     ) -> Generator[Any, None, None]:
-        """What is in `parts`. Each is charged while it is decoded. ``step``: what the time counts as that
-        they take to come."""
+        """What is in `parts`. Each is charged while it is decoded. ``step``: to which the time is added that
+        is waited for them."""
         timed = metrics.timed(parts, step)
         for extent in self.extents:
             with closing(_ExtentDecoder(reader, extent, payload, metrics)) as decoder:

@@ -213,7 +213,7 @@ class MultiPassMerge:
             elif whole or run.is_held:
                 sources.append(held.popleft())
             elif run.is_fetched_ahead:
-                sources.append(stack.enter_context(closing(streams.stream(run.source, part))))
+                sources.append(streams.stream(run.source, part))
             else:
                 sources.append(self._fetcher.streamed(run.source, part))
         return sources

@@ -87,7 +87,8 @@ class Demands:
         """A run of which there are ``parts``, the batch decoded of one, and what is left of the one before.
         ``ahead``: bytes that its reader may hold beyond the part, beside what it then keeps of a buffer
         that the part cuts; 0 for a reader that keeps nothing."""
-        stored = min(size.stored, parts * size.least_part)
+        # Of a run that is one part: that part, and where it is encrypted, what it was decrypted from
+        stored = min(max(1, parts - 1) * size.stored, parts * size.least_part)
         if ahead:
             stored += min(size.stored, ahead + size.in_largest_buffer(size.stored))
         rows = min(WINDOW_ROWS // 2, size.in_largest_buffer(size.records))

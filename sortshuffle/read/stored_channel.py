@@ -45,7 +45,7 @@ class StoredInputChannel:
     def held_parts(self) -> int:
         if mounted(self.file) is not None:
             return 1
-        # one in use, one that comes, and what the store gave of an encrypted one
+        # one in use, the next, and the encrypted bytes of the next
         return 2 if self.key is None else 3
 
     def open(self, extents: Sequence[Extent]) -> ExtentReader:

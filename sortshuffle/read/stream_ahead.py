@@ -6,16 +6,19 @@ ninety runs takes a part of this run, then one of that. The next parts of the ot
     consumer's thread       decodes part n, charges, counts
     threads of the merge    fetch, verify and decrypt part n+1
 
-One thread at a time is in a reader, but for `give_up`. A failed fetch surfaces where its part is taken.
-
-A stream that is closed while a part of it is under way is one of a merge that has been abandoned. So all
-streams of the merge are given up then: each waits only for a request that is under way.
+Rules
+* One thread at a time is in a reader, but for `give_up`. A failed fetch surfaces where its part is taken.
+* A stream that is closed while a part of it is under way is one of a merge that has been abandoned. So all
+  streams of the merge are given up then: each waits only for a request that is under way.
+* A merge is closed by who reads it, not left to the garbage collector: that may run in one of these threads,
+  which would wait for itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing
 from types import TracebackType
 from typing import Any
 
@@ -28,7 +31,7 @@ from sortshuffle.storage.extents import Extent, ExtentPart
 
 
 class StreamsAhead:
-    """Owns the threads, which have ended when the context is left. The streams must have been closed then."""
+    """Owns the streams and the threads: all are closed, and have ended, when the context is left."""
 
     def __init__(self, payload: Payload, budget: MemoryBudget, metrics: TaskMetrics) -> None:
         self.payload = payload
@@ -38,13 +41,15 @@ class StreamsAhead:
         self._streams: list[StreamAhead] = []
 
     def stream(self, fetch: Fetch, part_bytes: int) -> StreamAhead:
-        """What `Fetch.stream` gives. The caller closes it."""
+        """What `Fetch.stream` gives. The fetch of its first part begins at once. Raises RuntimeError where no
+        thread can be started."""
         stream = StreamAhead(fetch, part_bytes, self)
-        self._streams.append(stream)
+        self._streams.append(stream)  # before a thread reads: whoever gives up must reach it
+        stream.start()
         return stream
 
     def give_up(self) -> None:
-        """Nobody wants any stream's next part."""
+        """Cancel what no thread fetches yet. Requests that are under way are not made again."""
         for stream in self._streams:  # all, before a thread that is free takes another
             stream.cancel()
         for stream in self._streams:
@@ -56,30 +61,31 @@ class StreamsAhead:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.pool.shutdown(wait=True)
+        try:
+            with ExitStack() as streams:  # which closes the others, too, where one fails
+                for stream in self._streams:
+                    streams.callback(stream.close)
+        finally:
+            self.pool.shutdown(wait=True)
 
 
 class StreamAhead(SortedRun):
-    """Made by `StreamsAhead.stream`. The fetch of the first part begins at once. Owns the reader, which
-    `close` closes; that may be done again. Raises `DataLossError`."""
+    """Made, and owned, by `StreamsAhead.stream`. Owns its reader. `close` may be called again. Raises
+    `DataLossError`."""
 
     def __init__(self, fetch: Fetch, part_bytes: int, streams: StreamsAhead) -> None:
         self._streams = streams
         self._reader = fetch.channel.open(fetch.extents)
-        self._parts = _PartsAhead(
-            fetch.parts(self._reader, part_bytes),
-            fetch.extents,
-            part_bytes * (fetch.channel.held_parts - 1),
-            streams,
-        )
+        parts = fetch.parts(self._reader, part_bytes)
+        more_parts = fetch.channel.held_parts - 1
+        self._parts = _PartsAhead(parts, fetch.extents, part_bytes, more_parts, streams)
         self._items = fetch.items(
             self._reader, self._parts, streams.payload, streams.budget, streams.metrics, "wait"
         )
-        try:
-            self._parts.start()
-        except BaseException:
-            self.close()
-            raise
+
+    def start(self) -> None:
+        """Begin to fetch the first part."""
+        self._parts.start()
 
     def __iter__(self) -> Iterator[Any]:
         return self._items
@@ -94,29 +100,30 @@ class StreamAhead(SortedRun):
 
     def close(self) -> None:
         """Waits for a request that is under way."""
-        try:
-            self._items.close()
-        finally:
-            if self._parts.is_under_way:
-                self._streams.give_up()
-            self._parts.close()
-            self._reader.close()
+        with closing(self._reader), closing(self._parts):
+            try:
+                self._items.close()
+            finally:
+                if self._parts.is_under_way:
+                    self._streams.give_up()
 
 
 class _PartsAhead(Iterator[ExtentPart]):
-    """``parts``: of these extents, all of them; closed with this. ``held``: bytes that are charged from the
-    start of a part's fetch until it is given; no more than are left."""
+    """``parts``: all parts of ``extents``, closed by `close`. ``copies``: how many of a part there are in
+    memory while it is fetched, and until it is used; so much is charged."""
 
     def __init__(
         self,
         parts: Generator[ExtentPart, None, None],
         extents: Iterable[Extent],
-        held: int,
+        part_bytes: int,
+        copies: int,
         streams: StreamsAhead,
     ) -> None:
         self._parts = parts
         self._left = sum(extent.bytes for extent in extents)
-        self._held = held
+        self._part_bytes = part_bytes
+        self._copies = copies
         self._streams = streams
         self._next: Future[ExtentPart] | None = None
         self._charged = 0
@@ -126,14 +133,16 @@ class _PartsAhead(Iterator[ExtentPart]):
         return self._next is not None
 
     def start(self) -> None:
-        """Fetch the next part, if there is one."""
+        """Begin to fetch the next part, if there is one."""
         if not self._left:
             return
+        size = self._copies * min(self._part_bytes, self._left)
+        self._streams.budget.charge(size)
+        self._charged = size
         self._next = Future()
-        self._charged = min(self._held, self._left)
-        self._streams.budget.charge(self._charged)
-        # where no thread can be started this raises, and one that there is may have begun all the same
-        self._streams.pool.submit(_fetch, self._parts, self._next)
+        # A future of its own: where no other thread can be started this raises, and yet a thread that the
+        # pool has may fetch the part. `close` looks at the future.
+        self._streams.pool.submit(_fetch, [(self._parts, self._next)])
 
     def __next__(self) -> ExtentPart:
         if self._next is None:  # the last one, or an error, has been given
@@ -141,7 +150,8 @@ class _PartsAhead(Iterator[ExtentPart]):
         try:
             part = self._next.result()
         finally:
-            self._forget()
+            if self._next.done():  # else the wait was interrupted, and the thread is still in the reader
+                self._forget()
         self._left -= part.bytes
         self.start()
         return part
@@ -151,21 +161,26 @@ class _PartsAhead(Iterator[ExtentPart]):
             self._next.cancel()
 
     def close(self) -> None:
-        if self._next is not None:
-            if not self._next.cancel():
-                wait([self._next])
-            self._forget()
+        if self._next is not None and not self._next.cancel():
+            wait([self._next])
+        self._forget()
         self._parts.close()
 
     def _forget(self) -> None:
         self._next = None
-        self._streams.budget.release(self._charged)
+        size, self._charged = self._charged, 0
+        self._streams.budget.release(size)
 
 
-def _fetch(parts: Iterator[ExtentPart], future: Future[ExtentPart]) -> None:
+def _fetch(wanted: list[tuple[Iterator[ExtentPart], Future[ExtentPart]]]) -> None:
+    """Take what is wanted out of the list, and fetch it. An error's traceback has this frame and those of its
+    callers. With the future in one of them, it would be held by its own error, and so would the part that was
+    read, until the garbage collector comes."""
+    parts, future = wanted.pop()
     if not future.set_running_or_notify_cancel():
         return
     try:
         future.set_result(next(parts))
     except BaseException as error:
         future.set_exception(error)
+        del parts, future

@@ -103,7 +103,7 @@ class StoredFileReader(ExtentReader):
         self._last_part = None
 
     def give_up(self) -> None:
-        """A request that is under way is waited for; it is not made again."""
+        """A request that is under way is waited for. None is made any more."""
         self._given_up.set()
 
     def _part(self, size: int, extent: Extent, position: int) -> pa.Buffer:
@@ -155,6 +155,7 @@ class StoredFileReader(ExtentReader):
         where the object ends."""
         answers: dict[Request, bytes] = {}
         try:
+            self._wait(0)
             patiently(lambda: self._ask(requests, answers), self._wait)
         except FileNotFoundError as error:
             raise MissingDataError(self.place(), "the data object is gone") from error

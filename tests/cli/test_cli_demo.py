@@ -53,12 +53,15 @@ def why_not_nameless() -> str:
 
 
 def test_with_the_jar_it_works_also_where_its_host_has_no_address(tmp_path: Path) -> None:
-    """It runs without the rights for the latter, too: it is the one run of the whole demo with the jar."""
-    code, said, errors = demo(tmp_path, nameless=not why_not_nameless())
+    """It runs where such a host cannot be had, too: it is the one run of the whole demo with the jar."""
+    reason = why_not_nameless()
+    code, said, errors = demo(tmp_path, nameless=not reason)
     assert code == 0, (said + errors)[-4000:]
     assert "\nSpark's own stages are shuffled by sortshuffle, too: its shuffle manager is on." in said
     assert "What was shuffled" in said
     assert "session's shuffles" not in errors
+    if reason:
+        pytest.skip(f"it works with the jar; no host name of its own can be had here: {reason}")
 
 
 def test_without_the_jar_it_works_and_says_so(tmp_path: Path) -> None:

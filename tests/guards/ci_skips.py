@@ -15,6 +15,7 @@ import pytest
 ALLOWED = {
     "the session that runs has the manager": "only with SORTSHUFFLE_TEST_MANAGER=on, which is a second run",
     "executors elsewhere write": "only in tools/manager_matrix, on a cluster; the suite runs it on this host",
+    "whose a shuffle is does not depend on where executors are": "only in tools/manager_matrix; as above",
     "the other sessions have all the cores": "only in tools/manager_matrix, on a cluster; as above",
     "the hosts' disks are elsewhere": "only in tools/manager_matrix, on a cluster; as above",
 }

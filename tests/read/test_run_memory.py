@@ -69,6 +69,9 @@ def test_what_a_reader_holds_beyond_its_part_counts_with_what_it_keeps_of_a_buff
     small = RunSize(1000, 1000, 10, 1)
     assert demands.streamed(small, 65_536) - demands.streamed(small) == 1000
     assert demands.streamed(size, parts=2) - demands.streamed(size) == size.least_part
+    assert demands.streamed(size, parts=3) - demands.streamed(size) == 2 * size.least_part
+    assert demands.streamed(small, parts=2) == demands.streamed(small), "there is no second part"
+    assert demands.streamed(small, parts=3) - demands.streamed(small) == 1000, "but for a copy of the first"
 
 
 def test_a_streamed_run_takes_the_same_however_long_it_is() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import fsspec
 import pyarrow as pa
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from map_outputs import MIB, MapOutput, files_in, rows_of, write_map
+from map_outputs import MIB, MapOutput, files_in, reading_threads, rows_of, write_map
 from stores import Store, s3_fixture, store_fixture  # noqa: F401
 
 from sortshuffle.errors import CorruptDataError, DecryptionError, MissingDataError
@@ -26,6 +27,7 @@ from sortshuffle.read.channel import Fetch, InputChannel
 from sortshuffle.read.gate import InputGate
 from sortshuffle.read.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
 from sortshuffle.storage.extents import extents_of
+from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.stored_reader import read_stored_index
 
 SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string())])
@@ -166,19 +168,47 @@ def test_a_merge_asks_for_each_byte_once_and_for_a_buffer_at_least(tmp_path: Pat
     assert len(sizes) <= sum(extent.buffers for extent in channel.extents)
 
 
-def test_the_first_parts_of_all_runs_of_a_merge_are_asked_for_together(
+def test_the_first_parts_of_many_runs_of_a_merge_are_asked_for_together(
     meeting: type[MeetingFileSystem], tmp_path: Path
 ) -> None:
-    """A merge that asked for one after the other would wait for as many answers as there are runs."""
+    """A merge that asked for one after the other would wait for as many answers as there are runs. Here the
+    first answer comes when eight are asked for."""
     regions = [{0: [batch(start + at, 2000) for at in range(0, 40_000, 2000)]} for start in range(24)]
     output = write_map("meeting://bucket/app-1", SCHEMA, regions, codec=Codec.NONE)
     channel = channel_of(output)
-    together = meeting.meeting = Meeting(8)
+    meeting.meeting = Meeting(8)
     gate = gate_of([channel], output, 8 * MIB, str(tmp_path))
     assert numbers(list(gate.sorted_batches(RowOrder((0,))))) == sorted(
         start + at for start in range(24) for at in range(40_000)
     )
-    assert together.came >= 8
+
+
+@pytest.mark.parametrize("key", [None, EncryptionKey(bytes(32))], ids=["plain", "encrypted"])
+def test_a_merge_that_is_abandoned_leaves_nothing(
+    store: Store, tmp_path: Path, key: EncryptionKey | None
+) -> None:
+    regions = [{0: [batch(start + at, 2000) for at in range(0, 40_000, 2000)]} for start in range(24)]
+    output = write_map(f"{store.root}/app-1", SCHEMA, regions, codec=Codec.NONE, key=key)
+    budget = MemoryBudget(8 * MIB)
+    channel = channel_of(output)
+    gate = InputGate([channel], output.payload, budget, 4, TaskMetrics(), files_in(str(tmp_path)))
+    merged = gate.sorted_batches(RowOrder((0,)))
+    assert isinstance(merged, Generator)
+    with closing(merged):
+        assert numbers([next(merged)])[:3] == [0, 1, 1]
+        is_ahead = any(name.startswith("sortshuffle-ahead") for name in reading_threads())
+        assert is_ahead == (channel.held_parts > 1)
+    assert budget.used == 0
+    assert reading_threads() == []
+
+
+def test_streams_of_a_store_take_more_memory_than_those_of_a_mounted_directory(tmp_path: Path) -> None:
+    file = PartitionedFile.named("s3://bucket/app-1", 1, 0, 0)
+    channel = StoredInputChannel(file, bytes(16), 0, "", ())
+    assert channel.held_parts == 2
+    assert replace(channel, key=EncryptionKey(bytes(32))).held_parts == 3
+    mounted = PartitionedFile.named(f"file://{tmp_path}/app-1", 1, 0, 0)
+    assert replace(channel, file=mounted, key=EncryptionKey(bytes(32))).held_parts == 1
 
 
 def test_what_is_gone_or_damaged_says_where(store: Store) -> None:

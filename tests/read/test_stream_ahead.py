@@ -3,8 +3,11 @@ and ends that leave nothing behind."""
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +137,6 @@ def test_one_part_is_fetched_ahead_from_the_start_and_no_more(
     next(items)
     gate.wait_until_begun(2)
     assert PART < streams.held <= 2 * PART
-    gate.open(2)
     next(items)  # of the first part
     assert gate.begun == 2
     gate.open(100)
@@ -162,10 +164,12 @@ def test_a_stream_that_is_closed_holds_nothing(output: MapOutput, streams: Strea
 
 
 class SilentStore:
-    """A store that does not answer: whoever reads asks again until it is given up."""
+    """A store that does not answer: whoever reads asks again until it is given up. ``forsaken``: how many
+    were not."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting = 0
+        self.forsaken = 0
         self._changed = threading.Condition()
         self._given_up: set[ExtentReader] = set()
         monkeypatch.setattr(Fetch, "parts", lambda _, reader, part_bytes: self._parts(reader))
@@ -180,7 +184,8 @@ class SilentStore:
         with self._changed:
             self.waiting += 1
             self._changed.notify_all()
-            assert self._changed.wait_for(lambda: reader in self._given_up, PATIENCE)
+            if not self._changed.wait_for(lambda: reader in self._given_up, PATIENCE):
+                self.forsaken += 1
         raise OSError("nobody waits for it any more")
         yield
 
@@ -199,8 +204,68 @@ def test_a_merge_that_is_abandoned_gives_up_all_that_its_threads_wait_for(
     opened[-1].close()
     for stream in opened[:-1]:
         stream.close()
-    assert store.waiting == CONCURRENT_FETCHES
+    assert (store.waiting, store.forsaken) == (CONCURRENT_FETCHES, 0)
     assert streams.held == 0
+
+
+def test_streams_that_nobody_has_closed_end_with_the_merge(
+    output: MapOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SilentStore(monkeypatch)
+    with Streams(output.payload) as streams:
+        for _ in range(2):
+            streams.stream(fetch_of(output), PART)
+        store.wait_until_waiting(2)
+    assert (store.forsaken, streams.held) == (0, 0)
+    assert open_files(Path(output.file.data_path).parent) == []
+
+
+def test_a_wait_that_is_interrupted_leaves_nothing(
+    output: MapOutput, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread is still in the reader then: it is waited for, and what it holds stays charged."""
+    store = SilentStore(monkeypatch)
+    stream = streams.stream(fetch_of(output), PART)
+    store.wait_until_waiting(1)
+
+    def interrupted(_: Future[ExtentPart]) -> ExtentPart:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(stream))
+    assert streams.held == PART
+    stream.close()
+    assert (store.forsaken, streams.held) == (0, 0)
+
+
+def test_a_failed_fetch_is_not_held_by_its_own_error(
+    output: MapOutput, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part that it has read is in the error's traceback."""
+    held: list[weakref.ref[Part]] = []
+
+    class Part(bytearray):
+        """Something that can be referred to weakly."""
+
+    def parts(*_: object) -> Iterator[ExtentPart]:
+        part = Part(PART)
+        held.append(weakref.ref(part))
+        raise OSError("damaged")
+        yield
+
+    monkeypatch.setattr(Fetch, "parts", parts)
+    gc.disable()
+    try:
+        stream = streams.stream(fetch_of(output), PART)
+        with pytest.raises(OSError, match="damaged"):
+            list(stream)
+        stream.close()
+        streams.pool.shutdown(wait=True)
+        assert [each() for each in held] == [None]
+    finally:
+        gc.enable()
 
 
 def test_damage_surfaces_where_its_part_is_taken(output: MapOutput, streams: Streams) -> None:
@@ -220,7 +285,7 @@ def test_damage_surfaces_where_its_part_is_taken(output: MapOutput, streams: Str
 
 def test_where_no_thread_can_be_started_nothing_is_held(output: MapOutput, streams: Streams) -> None:
     streams.pool.shutdown()
-    with pytest.raises(RuntimeError):
+    with streams, pytest.raises(RuntimeError):
         streams.stream(fetch_of(output), PART)
     assert streams.held == 0
     assert open_files(Path(output.file.data_path).parent) == []
@@ -242,6 +307,8 @@ def test_a_part_that_waits_although_no_thread_can_be_started_is_not_fetched(
         patch.setattr(threading.Thread, "start", fails)
         with pytest.raises(RuntimeError, match="new thread"):
             streams.stream(fetch_of(output), PART)
+    streams.give_up()
     go_on.set()
-    streams.pool.shutdown(wait=True)
+    with streams:
+        pass
     assert (gate.begun, streams.held) == (0, 0)

@@ -1,6 +1,6 @@
 """What a frame needs of a session: `configure`, the check of the workers' Python, and public names that are
 there whatever was imported first. What depends on how a process starts is tried in a process of its own, what
-depends on a SparkContext in one of its own.
+depends on a SparkContext with one of its own.
 """
 
 from __future__ import annotations

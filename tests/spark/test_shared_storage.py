@@ -157,7 +157,9 @@ print(json.dumps({"rows": rows, "left": files(url), "kept": len(files(kept))}))
 ENDINGS = {
     "exit": "",
     "exception": "raise ZeroDivisionError",
-    "interrupt": "os.killpg(0, signal.SIGINT); threading.Event().wait()",
+    # a shell that starts the tests in its background has it ignored
+    "interrupt": "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "os.killpg(0, signal.SIGINT); threading.Event().wait()",
     "kill": "os.kill(os.getpid(), signal.SIGKILL)",
 }
 

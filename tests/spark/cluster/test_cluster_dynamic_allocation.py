@@ -111,7 +111,8 @@ def test_nothing_runs_again_where_sparks_service_serves_what_they_left(removed: 
 
 
 def test_map_outputs_of_removed_executors_that_are_lost(removed: Removed) -> None:
-    """Spark drops all that the executor had; its map tasks run again, and no others."""
+    """Spark drops all that the executor had; its map tasks run again, and no others. This test comes after
+    those that read what the same executors have left."""
     job = removed.robbed
     host = max(job.hosts("map"))
     Path(removed.outputs[host][0].data_path).unlink()
@@ -122,7 +123,7 @@ def test_map_outputs_of_removed_executors_that_are_lost(removed: Removed) -> Non
 
 
 def test_with_the_application_all_of_it_goes(cluster: Cluster, served: Application, tmp_path: Path) -> None:
-    """Last, for it ends the application. Its executor has gone before, and its frame is needed."""
+    """Last, for it ends the application. Its executors are gone, and its frame's files are still needed."""
     served.start("hold", tmp_path, maps=1).until_mapped()
     until_executors_are_gone(cluster)
     assert left_of(served).files

@@ -256,7 +256,7 @@ def others(sides: Sides, sides_with: Callable[..., Sides]) -> Sides:
     return sides_with({"spark.sortshuffle.codec": "none", "spark.sortshuffle.grace": "5s"}, sides.plain)
 
 
-@pytest.mark.skipif(not ONE_HOST, reason="other hosts' disks are elsewhere")
+@pytest.mark.skipif(not ONE_HOST, reason="the hosts' disks are elsewhere")
 def test_map_outputs_of_frames_live_as_long_as_they_can_be_read(others: Sides) -> None:
     """Also when that is longer than their grace time: their control rows are in Spark's own shuffle files,
     which say so. They go when nobody can read them."""
@@ -270,7 +270,7 @@ def test_map_outputs_of_frames_live_as_long_as_they_can_be_read(others: Sides) -
 
 
 def test_without_compression(others: Sides) -> None:
-    """The last test of this session. The tests of TPC-H have the third codec."""
+    """The last test of this session. `test_manager_tpch` has the third codec."""
     others.writes("none")
     others.ours.stop()
 

@@ -329,8 +329,6 @@ def passed_on(spark: SparkSession, _: str, *, rows: int) -> int:
 @job
 def one_task_hangs(spark: SparkSession, directory: str, *, maps: int = 9, rows: int = 9000) -> dict[str, Any]:
     """The first attempt of one map task sends some rows and then no more, until it is killed."""
-    # read when a stage begins
-    spark.sparkContext._jsc.sc().conf().set("spark.speculation.quantile", "0.5")
     first = _next_stage(spark)
 
     def make(task: int, numbers: Iterable[int]) -> Iterator[Pair]:
@@ -341,7 +339,13 @@ def one_task_hangs(spark: SparkSession, directory: str, *, maps: int = 9, rows: 
             yield number, text_of(number)
 
     made = spark.sparkContext.parallelize(range(rows), maps).mapPartitionsWithIndex(make)
-    found = made.partitionBy(3).collect()
+    conf = spark.sparkContext._jsc.sc().conf()  # which is read when a stage begins, and which all jobs have
+    before = conf.get("spark.speculation.quantile")
+    conf.set("spark.speculation.quantile", "0.5")
+    try:
+        found = made.partitionBy(3).collect()
+    finally:
+        conf.set("spark.speculation.quantile", before)
     right = sorted(found) == [(number, text_of(number)) for number in range(rows)]
     # The job may be over before the other attempt is.
     wait_until(lambda: any(each["killed"] for each in _stages(spark, first)), "the task that hangs ends")

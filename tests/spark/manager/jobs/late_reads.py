@@ -8,6 +8,7 @@ In a session of which no shuffle file of Spark's is lost: Spark stops cleaning u
 from __future__ import annotations
 
 import gc
+import glob
 import shutil
 import threading
 import time
@@ -28,11 +29,12 @@ class Homes:
     """The map outputs of frames and RDDs below a directory."""
 
     def __init__(self, directory: str, seconds: float) -> None:
-        self._directory = Path(directory)
+        self._pattern = f"{glob.escape(directory)}/**/sortshuffle/*/*/exchange-*"
         self._seconds = seconds
 
     def files(self) -> list[Path]:
-        found = self._directory.rglob("sortshuffle/*/*/exchange-*")
+        # of this module, because a directory may go while it is looked into
+        found = map(Path, glob.glob(self._pattern, recursive=True))
         return sorted(each for each in found if not each.parent.name.startswith("shared-"))
 
     def names(self) -> list[str]:
