@@ -31,7 +31,8 @@ from sortshuffle.storage.extents import Extent, ExtentPart
 
 
 class StreamsAhead:
-    """Owns the streams and the threads: all are closed, and have ended, when the context is left."""
+    """Owns the streams and the threads. The streams are closed, and the threads have ended, when the context
+    is left."""
 
     def __init__(self, payload: Payload, budget: MemoryBudget, metrics: TaskMetrics) -> None:
         self.payload = payload
@@ -66,7 +67,7 @@ class StreamsAhead:
                 for stream in self._streams:
                     streams.callback(stream.close)
         finally:
-            self.pool.shutdown(wait=True)
+            self.pool.shutdown(wait=True, cancel_futures=True)
 
 
 class StreamAhead(SortedRun):

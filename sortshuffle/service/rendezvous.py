@@ -331,7 +331,7 @@ def _life_of(registration: Registration) -> Life:
 def dissolve(directory: str, most: Life = Life.OVER) -> bool:
     """Remove the rendezvous and the shared homes, unless more than ``most`` is known of the application. From
     then on it belongs to nobody, and who comes makes a new one: it loses its name, whole, under the lock."""
-    if not calls.isdir(directory):
+    if is_gone(directory):
         return True
     with _locked(directory):
         if forget_ended(directory) > most:

@@ -161,7 +161,10 @@ class StoredFileReader(ExtentReader):
             raise MissingDataError(self.place(), "the data object is gone") from error
         except Exception as error:
             if not is_behind_the_end(error):
-                raise store_error("reading ranges", self.path, error) from error
+                told = store_error("reading ranges", self.path, error)
+                if told is error:  # with itself as its cause it would hold what was read
+                    raise
+                raise told from error
             answers.update((request, b"") for request in requests if request not in answers)
         for request in requests:
             yield request, answers.pop(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -59,6 +60,7 @@ def test_with_the_jar_it_works_also_where_its_host_has_no_address(tmp_path: Path
     assert code == 0, (said + errors)[-4000:]
     assert "\nSpark's own stages are shuffled by sortshuffle, too: its shuffle manager is on." in said
     assert "What was shuffled" in said
+    assert re.search(r"^The files went with the job\..*demo --keep$", said, re.MULTILINE), "on one line"
     assert "session's shuffles" not in errors
     if reason:
         pytest.skip(f"it works with the jar; no host name of its own can be had here: {reason}")

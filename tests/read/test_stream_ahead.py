@@ -97,6 +97,7 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = 0
+        self.passed = 0
         self._changed = threading.Condition()
         self._open = 0
         real = Fetch.parts
@@ -114,6 +115,8 @@ class Gate:
             number = self.begun
             self._changed.notify_all()
             assert self._changed.wait_for(lambda: self._open >= number, PATIENCE)
+            self.passed += 1
+            self._changed.notify_all()
 
     def open(self, parts: int) -> None:
         with self._changed:
@@ -123,6 +126,10 @@ class Gate:
     def wait_until_begun(self, parts: int) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: self.begun >= parts, PATIENCE)
+
+    def wait_until_passed(self, parts: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.passed >= parts, PATIENCE)
 
 
 def test_one_part_is_fetched_ahead_from_the_start_and_no_more(
@@ -137,7 +144,10 @@ def test_one_part_is_fetched_ahead_from_the_start_and_no_more(
     next(items)
     gate.wait_until_begun(2)
     assert PART < streams.held <= 2 * PART
+    gate.open(2)
+    gate.wait_until_passed(2)
     next(items)  # of the first part
+    streams.pool.submit(lambda: None).result(PATIENCE)  # the thread that fetched has nothing more to do
     assert gate.begun == 2
     gate.open(100)
     assert len(list(items)) == 14

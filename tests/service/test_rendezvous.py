@@ -567,6 +567,23 @@ def test_a_producer_that_comes_while_it_is_dissolved_makes_a_new_one(
     assert os.listdir(os.path.dirname(place)) == [os.path.basename(place)]
 
 
+def test_one_that_the_system_does_not_tell_of_is_not_dissolved(
+    place: str, ended: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its supervisor asks again."""
+
+    def untold(path: str) -> os.stat_result:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    register(place, executor(ended, "/a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "lstat", untold)
+        patch.setattr(calls, "isdir", lambda _: False)  # what os.path makes of it
+        with pytest.raises(OSError, match="Input/output"):
+            rendezvous.dissolve(place)
+    assert rendezvous.roots_of(place) == ("/a",)
+
+
 def test_what_a_killed_supervisor_had_dissolved_goes_with_the_next_start(place: str) -> None:
     left = Path(place + "-0123" + rendezvous.DISSOLVED_SUFFIX)
     (left / rendezvous.ROOTS).mkdir(parents=True, mode=0o700)

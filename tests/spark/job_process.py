@@ -23,6 +23,7 @@ from typing import Any
 from java_options import submit_arguments
 
 PATIENCE = 240.0  # seconds; a job takes about 20
+SHORT = 60  # bytes
 ENDING = 10.0  # seconds for a JVM to end by itself
 SERVER = Path(__file__).with_name("job_server.py")
 
@@ -31,7 +32,7 @@ class JobServer:
     """A process that runs jobs. Between jobs this one holds no descriptor of it."""
 
     def __init__(self) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="sortshuffle-jobs-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="sortshuffle-jobs-", dir=short_directory()))
         self._log = self.directory / "log"
         self._is_over = False
         with socket.socket(socket.AF_UNIX) as listening, open(self._log, "wb") as log:
@@ -94,14 +95,16 @@ class JobServer:
             return  # its number may be another process's by now
         self._is_over = True
         atexit.unregister(self.end)
-        self._signal(signal.SIGTERM)
-        until = time.monotonic() + ENDING
-        while self._signal(0) and time.monotonic() < until:
-            self._process.poll()  # its group is there until it has been waited for
-            time.sleep(0.02)
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        try:
+            self._signal(signal.SIGTERM)
+            until = time.monotonic() + ENDING
+            while self._signal(0) and time.monotonic() < until:
+                self._process.poll()  # its group is there until it has been waited for
+                time.sleep(0.02)
+        finally:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def _signal(self, number: int) -> bool:
         """Whether there is anything in the server's process group."""
@@ -110,6 +113,12 @@ class JobServer:
         except ProcessLookupError:
             return False
         return True
+
+
+def short_directory() -> str:
+    """For temporary files. The path of a Unix socket below it must not be longer than the system takes."""
+    usual = tempfile.gettempdir()
+    return usual if len(usual) <= SHORT else "/tmp"
 
 
 _servers: list[JobServer] = []

@@ -1,4 +1,5 @@
-"""Over Spark Connect: the same rows as plain PySpark there, for every operator; and what is not to be had."""
+"""Over Spark Connect: the same rows as plain PySpark there, for each kind of operator; and what is not to be
+had."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ PATIENCE = 250  # seconds; the job takes about 25
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a job of every operator prints. It starts a server of its own."""
+    """What jobs with each kind of operator print. It starts a server of its own."""
     pytest.importorskip("grpc", reason="Spark Connect's packages are not installed: the extra `connect`")
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "spark")))
     environment = {**os.environ, "PYTHONPATH": paths}
@@ -26,7 +27,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_job(JOB, directory, "remote", patience=PATIENCE, environment=environment)
 
 
-def test_every_operator_gives_the_rows_that_plain_pyspark_gives(printed: dict[str, Any]) -> None:
+def test_each_kind_of_operator_gives_the_rows_that_plain_pyspark_gives(printed: dict[str, Any]) -> None:
     assert printed["differing"] == {}
     assert printed["cases"] >= 20
 

@@ -1,4 +1,5 @@
-"""On the oldest Spark that is supported: the same rows as plain PySpark of that release, for every operator.
+"""On the oldest Spark that is supported: the same rows as plain PySpark of that release, for each kind of
+operator.
 
 That PySpark is installed once, by pip, into a directory of the checkout that git ignores, and put in front of
 the environment's own. Some 470 MB, in half a minute or more; without an index in reach the test is skipped.
@@ -45,7 +46,7 @@ def pyspark() -> Path:
 
 
 @pytest.mark.timeout(PATIENCE + INSTALLING + 20)
-def test_every_operator_gives_the_rows_that_plain_pyspark_gives(pyspark: Path, tmp_path: Path) -> None:
+def test_each_kind_of_operator_gives_the_rows_that_plain_pyspark_gives(pyspark: Path, tmp_path: Path) -> None:
     paths = os.pathsep.join(map(str, (pyspark, ROOT, ROOT / "tests", ROOT / "tests" / "spark")))
     done = subprocess.run(
         [sys.executable, str(JOB), str(tmp_path), "classic"],

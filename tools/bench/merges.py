@@ -3,7 +3,7 @@ ahead, against one part after the other.
 
 The store is fsspec's memory, which waits before it gives a range. 90 runs of 2 MiB, in buffers of 256 KiB,
 with 64 MiB to merge them in: not all runs fit at once, so some are merged in a pass before. ``--quick``: a
-tenth of all.
+tenth of the runs and of the memory.
 """
 
 from __future__ import annotations

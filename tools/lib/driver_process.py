@@ -117,14 +117,14 @@ class DriverProcess:
         """End the driver, its JVM included, with SIGKILL. May be called again."""
         if self._killed:
             return  # its number may be another process's by now
-        self._killed = True
         with suppress(ProcessLookupError):  # its group may go on without it, and hold what it writes to
             os.killpg(self._process.pid, signal.SIGKILL)
+        self._killed = True
         self._process.wait()
         _close(self._process.stdin)
         self._listener.join(LISTENER_PATIENCE)
-        assert not self._listener.is_alive(), f"something has left its group; its log: {self.log}"
-        _close(self._process.stdout)
+        if not self._listener.is_alive():  # else something that has left its group holds the pipe
+            _close(self._process.stdout)
 
     def _value(self, answer: dict[str, Any]) -> Any:
         """Of a request that succeeded."""
@@ -158,9 +158,9 @@ class DriverProcess:
 def _runs(group: int) -> bool:
     """Whether a process of this group runs. One that nobody has waited for yet does not."""
     for entry in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError), open(f"/proc/{entry}/stat") as opened:
-            state, _, of_group = opened.read().rpartition(")")[2].split()[:3]
-            if int(of_group) == group and state not in "ZX":
+        with suppress(OSError), open(f"/proc/{entry}/stat", "rb") as opened:
+            state, _, of_group = opened.read().rpartition(b")")[2].split()[:3]
+            if int(of_group) == group and state not in (b"Z", b"X"):
                 return True
     return False
 

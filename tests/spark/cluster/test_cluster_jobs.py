@@ -112,7 +112,7 @@ def standing(application: Application, tmp_path_factory: pytest.TempPathFactory)
     job.go("reduce")
 
 
-def test_every_operator_gives_what_it_gives_on_one_host(
+def test_each_kind_of_operator_gives_what_it_gives_on_one_host(
     cluster: Cluster, application: Application, standing: Standing, tmp_path: Path
 ) -> None:
     opened_files(cluster)

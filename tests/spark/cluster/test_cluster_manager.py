@@ -150,14 +150,20 @@ def test_executors_killed_between_the_stages_cost_nothing(session: Session, clus
     too: the driver has them removed, since none of its executors is left."""
     forgotten = hold(session, cluster, name="forgotten", maps=9)
     hold(session, cluster, maps=9)
-    lost = session.run("executors").value
-    for host in HOSTS:
-        assert len(cluster.kill(host, "executor")) == 1
-        cluster.kill(host, "python")
+    lost = kill_executors(session, cluster)
     found = session.run("read_held", name="held").value
     assert (found["right"], map_runs(found), attempts(found)) == (True, 0, 1)
     wait_for_executors(session, lost)
+    wait_for_executors(session, kill_executors(session, cluster))  # which have not asked for an engine
     are_forgotten(session, [path for paths in forgotten.values() for path in paths], name="forgotten")
+
+
+def kill_executors(session: Session, cluster: Cluster) -> list[str]:
+    lost: list[str] = session.run("executors").value
+    for host in HOSTS:
+        assert len(cluster.kill(host, "executor")) == 1
+        cluster.kill(host, "python")
+    return lost
 
 
 def test_services_killed_between_the_stages_cost_nothing(session: Session, cluster: Cluster) -> None:

@@ -1,5 +1,5 @@
-"""A job that runs every operator of a `ShuffleFrame`, and plain PySpark for comparison. Prints as JSON which
-Spark it was and, for each operator that gave other rows, some of those.
+"""Jobs that use each kind of operator of a `ShuffleFrame`, and plain PySpark for comparison. Prints as JSON
+which Spark it was and, for each operator that gave other rows, some of those.
 
     python every_operator.py DIRECTORY classic|remote
 

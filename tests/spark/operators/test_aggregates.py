@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from oracle import (
     GROUP_KEYS,
@@ -168,6 +169,26 @@ def columns_scanned_by_spark(frame: ShuffleFrame) -> list[str]:
     leaves = plan.collectLeaves()
     assert leaves.size() == 1, plan.toString()
     return list(leaves.apply(0).requiredSchema().fieldNames())
+
+
+def test_rows_are_counted_without_their_columns(spark: SparkSession, tmp_path: Path) -> None:
+    """What cannot be read is not read."""
+    path = tmp_path / "damaged.parquet"
+    pq.write_table(pa.table({"n": range(1000), "text": ["some words"] * 1000}), path, compression="none")
+    footer = pq.read_metadata(path)
+    damaged = bytearray(path.read_bytes())
+    chunks = [footer.row_group(0).column(number) for number in range(2)]
+    starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+    for start in starts:
+        damaged[start : start + 16] = bytes(16)
+    path.write_bytes(damaged)
+    for frame in (
+        sortshuffle.read(spark).parquet(str(path)),
+        sortshuffle.frame(spark.read.parquet(str(path))),
+    ):
+        with pytest.raises(Exception, match=r"(?i)page|parquet|thrift"):
+            frame.collect()
+        assert frame.count() == 1000
 
 
 def test_only_columns_that_are_needed_are_read(

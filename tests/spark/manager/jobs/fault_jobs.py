@@ -339,7 +339,7 @@ def one_task_hangs(spark: SparkSession, directory: str, *, maps: int = 9, rows: 
             yield number, text_of(number)
 
     made = spark.sparkContext.parallelize(range(rows), maps).mapPartitionsWithIndex(make)
-    conf = spark.sparkContext._jsc.sc().conf()  # which is read when a stage begins, and which all jobs have
+    conf = spark.sparkContext._jsc.sc().conf()  # read when a stage begins, and shared by all jobs
     before = conf.get("spark.speculation.quantile")
     conf.set("spark.speculation.quantile", "0.5")
     try:

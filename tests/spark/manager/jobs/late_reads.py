@@ -33,7 +33,7 @@ class Homes:
         self._seconds = seconds
 
     def files(self) -> list[Path]:
-        # of this module, because a directory may go while it is looked into
+        # rather than Path.rglob, which raises where a directory goes while it is looked into
         found = map(Path, glob.glob(self._pattern, recursive=True))
         return sorted(each for each in found if not each.parent.name.startswith("shared-"))
 
