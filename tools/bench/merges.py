@@ -3,7 +3,7 @@ ahead, against one part after the other.
 
 The store is fsspec's memory, which waits before it gives a range. 90 runs of 2 MiB, in buffers of 256 KiB,
 with 64 MiB to merge them in: not all runs fit at once, so some are merged in a pass before. ``--quick``: a
-tenth of the runs and of the memory.
+tenth of the runs, and so much memory that they do not all fit either.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def new_files(base: Path) -> Callable[[FileHeader], PartitionedFileWriter]:
 def main(quick: bool) -> None:
     fsspec.register_implementation("slow", SlowStore, clobber=True)
     random = np.random.default_rng(1)
-    runs, memory = (RUNS // 10, MEMORY // 10) if quick else (RUNS, MEMORY)
+    runs, memory = (RUNS // 10, MEMORY // 3) if quick else (RUNS, MEMORY)
     files = [written(number, random) for number in range(runs)]
     milliseconds = round(ANSWER_SECONDS * 1000)
     with scratch() as directory:
