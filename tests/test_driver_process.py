@@ -9,6 +9,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 
 import driver_process
+import process_group
 import psutil
 import pytest
 from driver_process import DriverProcess, JobError
@@ -130,4 +131,4 @@ def test_a_stop_that_takes_too_long_is_an_error(start: Start, monkeypatch: pytes
     driver.started()
     with pytest.raises(subprocess.TimeoutExpired):
         driver.stop()
-    eventually(lambda: not driver_process._runs(driver.pid), "what the driver has left is killed")
+    eventually(lambda: not process_group.runs(driver.pid), "what the driver has left is killed")

@@ -44,6 +44,7 @@ from sortshuffle.storage.stored_files import (
     open_store,
     patiently,
     store_error,
+    store_errors,
 )
 
 # What lies between two extents is read with them up to here: at 100 MB/s a connection, 512 KiB take 5 ms, and
@@ -161,10 +162,8 @@ class StoredFileReader(ExtentReader):
             raise MissingDataError(self.place(), "the data object is gone") from error
         except Exception as error:
             if not is_behind_the_end(error):
-                told = store_error("reading ranges", self.path, error)
-                if told is error:  # with itself as its cause it would hold what was read
+                with store_errors("reading ranges", self.path):
                     raise
-                raise told from error
             answers.update((request, b"") for request in requests if request not in answers)
         for request in requests:
             yield request, answers.pop(request)

@@ -15,12 +15,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from java_options import submit_arguments
+from process_group import wait_until_ended
 
 PATIENCE = 240.0  # seconds; a job takes about 20
 SHORT = 60  # bytes
@@ -97,22 +98,15 @@ class JobServer:
         atexit.unregister(self.end)
         try:
             self._signal(signal.SIGTERM)
-            until = time.monotonic() + ENDING
-            while self._signal(0) and time.monotonic() < until:
-                self._process.poll()  # its group is there until it has been waited for
-                time.sleep(0.02)
+            wait_until_ended(self._process.pid, ENDING)
         finally:
             self._signal(signal.SIGKILL)
             self._process.wait()
             shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _signal(self, number: int) -> bool:
-        """Whether there is anything in the server's process group."""
-        try:
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            return False
-        return True
 
 
 def short_directory() -> str:

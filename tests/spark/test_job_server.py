@@ -29,7 +29,7 @@ job_server.main(*sys.argv[1:])
 """
 STARTER = f"""
 import sys
-sys.path[:0] = {[HERE, str(Path(HERE).parent)]!r}
+sys.path[:0] = {[HERE, str(Path(HERE).parent), str(Path(HERE).parents[1] / "tools" / "lib")]!r}
 import job_process
 from pathlib import Path
 job_process.SERVER = Path(sys.argv[1])

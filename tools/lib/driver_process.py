@@ -21,10 +21,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from process_group import wait_until_ended
+
 START_PATIENCE = 180.0  # seconds; a driver takes about 6
 STOP_PATIENCE = 60.0
 LISTENER_PATIENCE = 10.0
-LOOK = 0.02  # seconds between looks at what ends after a driver
 
 
 class JobError(Exception):
@@ -37,8 +38,8 @@ class DriverProcess:
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.log = log
         self._about: Future[dict[str, Any]] = Future()
-        self._answers: dict[int, Future[Any]] = {}
         self._killed = False
+        self._answers: dict[int, Future[Any]] = {}
         self._ended = ""  # why no more answers come
         self._lock = threading.Lock()  # of the two above
         with open(log, "ab") as opened:
@@ -105,10 +106,9 @@ class DriverProcess:
         try:
             _close(self._process.stdin)
             status = self._process.wait(patience)
-            while _runs(self._process.pid):  # its JVM removes Spark's directories when the driver has ended
-                if time.monotonic() > until:
-                    raise subprocess.TimeoutExpired(self._process.args, patience)
-                time.sleep(LOOK)
+            # its JVM removes Spark's directories when the driver has ended
+            if not wait_until_ended(self._process.pid, until - time.monotonic()):
+                raise subprocess.TimeoutExpired(self._process.args, patience)
             return status
         finally:
             self.kill()
@@ -153,16 +153,6 @@ class DriverProcess:
             self._answers[answer["id"]].set_exception(JobError(answer["error"]))
         else:
             self._answers[answer["id"]].set_result(self._value(answer))
-
-
-def _runs(group: int) -> bool:
-    """Whether a process of this group runs. One that nobody has waited for yet does not."""
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError), open(f"/proc/{entry}/stat", "rb") as opened:
-            state, _, of_group = opened.read().rpartition(b")")[2].split()[:3]
-            if int(of_group) == group and state not in (b"Z", b"X"):
-                return True
-    return False
 
 
 def _close(pipe: IO[str] | None) -> None:
