@@ -54,9 +54,12 @@ class FaultHost:
 
     def __init__(self, environment: dict[str, str] | None = None) -> None:
         path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        # children that are killed leave files, sockets among them, whose paths must be short
+        self._temporary = tempfile.TemporaryDirectory(prefix="faults-", dir="/tmp")
+        own = {"PYTHONPATH": path, "TMPDIR": self._temporary.name}
         self._process = subprocess.Popen(
             [sys.executable, "-c", "import fault_host; fault_host.main()"],
-            env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+            env={**os.environ, **own, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -84,9 +87,13 @@ class FaultHost:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait(HANGS)
+        with self._temporary, self._process:  # which closes what is still open, and waits
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+            try:
+                self._process.wait(HANGS)
+            finally:
+                self._process.kill()
 
 
 # ---- the host's own half -----------------------------------------------------------------------------------

@@ -125,6 +125,22 @@ def test_one_that_has_been_killed_is_not_killed_again(start: Start, monkeypatch:
     assert killed == []
 
 
+def test_what_has_left_the_group_and_holds_the_output_is_told_of(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_process, "LISTENER_PATIENCE", 0.2)
+    child = "import subprocess; p = subprocess.Popen(['sleep', '60'], start_new_session=True);"
+    driver = start(child + "import os; print(p.pid, file=open('/dev/stderr', 'w'));" + ECHO)
+    driver.started()
+    left = psutil.Process(int(driver.log.read_text()))
+    with pytest.warns(UserWarning, match=f"the driver has left holds its output; its log: {driver.log}"):
+        driver.stop()
+    left.kill()
+    driver._listener.join(PATIENCE)
+    assert not driver._listener.is_alive()
+    driver_process._close(driver._process.stdout)
+
+
 def test_a_stop_that_takes_too_long_is_an_error(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_process, "STOP_PATIENCE", 1.0)
     driver = start("import subprocess; subprocess.Popen(['sleep', '60']);" + ECHO)

@@ -367,7 +367,7 @@ def is_recorded(directory: str, pid: int) -> bool:
 
 def is_recorded_by_its_starter(directory: str, pid: int) -> bool:
     """The same, once the starter of the process has told of it, or has ended before."""
-    if not calls.isdir(directory):
+    if is_gone(directory):
         return False
     with _locked(directory):
         return is_recorded(directory, pid)

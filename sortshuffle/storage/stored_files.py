@@ -153,21 +153,23 @@ def store_errors(doing: str, url: str) -> Iterator[None]:
     except SortShuffleError:
         raise
     except Exception as error:
-        told = store_error(doing, url, error)
-        if told is error:
+        if _names(url, error):
             raise
-        raise told from error
+        raise store_error(doing, url, error) from error  # of no variable: that would hold what was read
 
 
 def store_error(doing: str, url: str, error: Exception) -> OSError:
     """The OSError to raise for ``error``; of its own kind, such as PermissionError, where it has one."""
-    if isinstance(error, OSError) and error.filename == url:
-        return error  # told already
     code = error.errno if isinstance(error, OSError) else None
     if code is None:
         code = next((number for kind, number in _CODES if isinstance(error, kind)), errno.EIO)
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return OSError(code, f"{doing} failed: {text or type(error).__name__}. {_REMEDY}", url)
+
+
+def _names(url: str, error: Exception) -> bool:
+    """Whether an error says already what could not be read."""
+    return isinstance(error, OSError) and error.filename == url
 
 
 def patiently(

@@ -43,7 +43,6 @@ from sortshuffle.storage.stored_files import (
     mounted,
     open_store,
     patiently,
-    store_error,
     store_errors,
 )
 
@@ -170,15 +169,23 @@ class StoredFileReader(ExtentReader):
 
     def _ask(self, requests: Sequence[Request], answers: dict[Request, bytes]) -> None:
         """Ask for what is not yet answered. Raises the worst of what the store says instead."""
+        errors = self._take_answers(requests, answers)
+        if errors:
+            try:
+                raise next(filter(is_final, errors), errors[0])
+            finally:
+                errors.clear()  # an error that this frame holds would hold what was read
+
+    def _take_answers(self, requests: Sequence[Request], answers: dict[Request, bytes]) -> list[Exception]:
+        """Add what the store gives; what it says of the others."""
         missing = [request for request in requests if request not in answers]
         errors: list[Exception] = []
-        for request, given in zip(missing, self._cat(missing), strict=True):
-            if isinstance(given, Exception):
-                errors.append(given)
+        for request, answer in zip(missing, self._cat(missing), strict=True):
+            if isinstance(answer, Exception):
+                errors.append(answer)
             else:
-                answers[request] = given
-        if errors:
-            raise next(filter(is_final, errors), errors[0])
+                answers[request] = answer
+        return errors
 
     def _cat(self, requests: Sequence[Request]) -> list[bytes | Exception]:
         paths = [self._object] * len(requests)
@@ -186,8 +193,8 @@ class StoredFileReader(ExtentReader):
         ends = [request.end for request in requests]
         # only an asynchronous file system knows the bound; the others make one request at a time
         bound = {"batch_size": CONCURRENT_REQUESTS} if self._filesystem.async_impl else {}
-        given: list[Any] = self._filesystem.cat_ranges(paths, starts, ends, on_error="return", **bound)
-        return given
+        found: list[Any] = self._filesystem.cat_ranges(paths, starts, ends, on_error="return", **bound)
+        return found
 
     def _wait(self, seconds: float) -> None:
         if self._given_up.wait(seconds):
@@ -209,8 +216,9 @@ def read_stored_index(file: PartitionedFile, file_id: bytes | None = None) -> In
         data: bytes = patiently(lambda: filesystem.cat_file(path, start=0))
     except FileNotFoundError as error:
         raise MissingDataError(Place(url), "the index object is gone") from error
-    except Exception as error:
-        raise store_error("reading an index", url, error) from error
+    except Exception:
+        with store_errors("reading an index", url):
+            raise
     return verified_index(data, url, file_id)
 
 

@@ -7,7 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,8 @@ def test_one_part_is_fetched_ahead_from_the_start_and_no_more(
     output: MapOutput, streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
+    streams.pool.shutdown()
+    streams.pool = ThreadPoolExecutor(1)  # so that what is submitted later runs behind a fetch
     stream = streams.stream(fetch_of(output), PART)
     gate.wait_until_begun(1)  # nobody has asked for a row
     assert streams.held == PART

@@ -5,7 +5,10 @@ asked again."""
 from __future__ import annotations
 
 import errno
+import gc
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import fsspec
@@ -348,6 +351,44 @@ def test_a_reader_that_is_given_up_asks_no_more(
         with pytest.raises(OSError, match="nobody waits for it any more"):
             reader.read_extent(planned[0])
     assert len(counting.calls) == 1
+
+
+@pytest.mark.parametrize(
+    "last", [PermissionError("Forbidden"), TimeoutError("slow"), FileNotFoundError("gone")]
+)
+@pytest.mark.parametrize("given_up", [False, True])
+def test_an_error_that_is_gone_holds_nothing_that_was_read(
+    counting: type[CountingFileSystem], monkeypatch: pytest.MonkeyPatch, last: Exception, given_up: bool
+) -> None:
+    class Piece(bytearray):
+        """What a store gives, so that its end can be seen."""
+
+    pieces: list[weakref.ref[Piece]] = []
+    read_range = counting.cat_file
+
+    def cat_file(self: CountingFileSystem, path: str, start: int, end: int) -> Piece:
+        if pieces and given_up:
+            reader.give_up()  # as another thread, while the request is under way
+        if pieces:
+            raise last.with_traceback(None)
+        piece = Piece(read_range(self, path, start, end))
+        pieces.append(weakref.ref(piece))
+        return piece
+
+    file = written(Pair(2, 0, [Region({0: [b"a"], 1: [bytes(GAP_BYTES)]}), Region({0: [b"b"]})]))
+    planned = extents(file)
+    gc.collect()
+    gc.disable()
+    try:
+        with StoredFileReader(file, planned) as reader:
+            monkeypatch.setattr(counting, "cat_file", cat_file)
+            with suppress(OSError, MissingDataError):
+                reader.read_extent(planned[0])
+            assert len(pieces) == 1
+            last.__traceback__ = None  # the test's own
+            assert pieces[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_waits_double(monkeypatch: pytest.MonkeyPatch) -> None:

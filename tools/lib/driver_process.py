@@ -15,6 +15,7 @@ import signal
 import subprocess
 import threading
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -123,7 +124,10 @@ class DriverProcess:
         self._process.wait()
         _close(self._process.stdin)
         self._listener.join(LISTENER_PATIENCE)
-        if not self._listener.is_alive():  # else something that has left its group holds the pipe
+        if self._listener.is_alive():
+            what = "something that the driver has left holds its output"
+            warnings.warn(f"{what}; its log: {self.log}", stacklevel=2)
+        else:
             _close(self._process.stdout)
 
     def _value(self, answer: dict[str, Any]) -> Any:

@@ -173,7 +173,7 @@ def columns_scanned_by_spark(frame: ShuffleFrame) -> list[str]:
 
 def test_rows_are_counted_without_their_columns(spark: SparkSession, tmp_path: Path) -> None:
     """What cannot be read is not read."""
-    path = tmp_path / "damaged.parquet"
+    path = tmp_path / "damaged"
     pq.write_table(pa.table({"n": range(1000), "text": ["some words"] * 1000}), path, compression="none")
     footer = pq.read_metadata(path)
     damaged = bytearray(path.read_bytes())
@@ -186,7 +186,7 @@ def test_rows_are_counted_without_their_columns(spark: SparkSession, tmp_path: P
         sortshuffle.read(spark).parquet(str(path)),
         sortshuffle.frame(spark.read.parquet(str(path))),
     ):
-        with pytest.raises(Exception, match=r"(?i)page|parquet|thrift"):
+        with pytest.raises(Exception, match=r"(?i)page|thrift|not a parquet"):
             frame.collect()
         assert frame.count() == 1000
 
