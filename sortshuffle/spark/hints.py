@@ -61,7 +61,7 @@ from sortshuffle.spark.stages import GroupApply, Step
 
 LOGGER = "sortshuffle.hints"
 
-# Of Spark's `LogicalRDD`: 4.3 has all ten arguments, 4.0 to 4.2 lack the last, `isCheckpointedInput`.
+# Of Spark's `LogicalRDD`: 4.3 has all ten arguments, 4.1 and 4.2 lack the last, `isCheckpointedInput`.
 _ARITIES = (10, 9)
 # What a row costs Spark beside its columns, bytes: `EstimationUtils.getSizePerRow`.
 _ROW_OVERHEAD = 8

@@ -20,7 +20,6 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from sortshuffle.errors import UnsupportedError
-from sortshuffle.spark.by_id import by_id
 from sortshuffle.spark.control import MARK
 from sortshuffle.spark.planning import ControlRows, number_rows
 from sortshuffle.spark.session import check_no_rollback
@@ -47,7 +46,7 @@ class PlainPlanner:
         rows = [each.rows for each in control]
         if numbered:
             rows.append(number_rows(rows[0], count, tasks=1))
-        return by_id(reduce(DataFrame.unionAll, rows), count, MARK)
+        return reduce(DataFrame.unionAll, rows).repartitionById(count, MARK)
 
     def zipped(self, frames: Sequence[DataFrame]) -> DataFrame:
         raise UnsupportedError("Spark Connect cannot put the partitions of several DataFrames side by side")

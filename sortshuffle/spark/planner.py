@@ -4,7 +4,7 @@ A frame's control rows travel through Spark's own shuffle. Two things about that
 the user's session, so it is planned in a clone of it (found by trying on Spark 4.1 to 4.3):
 
 * adaptive execution off: with it, planning would run the map stage at once, and frames would not be lazy;
-* a re-run map task may return other control bytes (another attempt, another path). Spark 4.1+ would then
+* a re-run map task may return other control bytes (another attempt, another path). Spark would then
   refuse to go on once reduce tasks have finished, unless
   ``spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch`` is false.
 
@@ -29,12 +29,10 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from sortshuffle.spark.by_id import by_id
 from sortshuffle.spark.control import MARK
 from sortshuffle.spark.naming import call_site
 from sortshuffle.spark.planning import ControlRows, number_rows
 from sortshuffle.spark.session import NO_ROLLBACK
-from sortshuffle.spark.versions import at_least
 
 _CLONE_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
@@ -46,16 +44,13 @@ class ClassicPlanner:
     """The `Planner` of a session with a JVM in reach."""
 
     keeps = True
+    zips = True
 
     def __init__(self, spark: Any) -> None:
         self._spark = spark
 
-    @property
-    def zips(self) -> bool:
-        return at_least(self._spark, "4.1")
-
     def control(self, rows: DataFrame, subpartitions: Sequence[int], label: str) -> list[ControlRows]:
-        shuffled = by_id(rows, sum(subpartitions), MARK)
+        shuffled = rows.repartitionById(sum(subpartitions), MARK)
         shares = share_out(shuffled, subpartitions, label)
         return [ControlRows(share, count) for share, count in zip(shares, subpartitions, strict=True)]
 
@@ -63,11 +58,7 @@ class ClassicPlanner:
         rows = [each.rows for each in control]
         if numbered:
             rows.insert(0, number_rows(rows[0], control[0].subpartitions))
-        if self.zips:
-            return zipped(rows)
-        from sortshuffle.spark.joined_zip import joined_zip
-
-        return joined_zip(rows)
+        return zipped(rows)
 
     def zipped(self, frames: Sequence[DataFrame]) -> DataFrame:
         return zipped(frames)

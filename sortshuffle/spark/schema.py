@@ -40,10 +40,8 @@ _WIRE_TYPES: dict[type, pa.DataType] = {
     st.TimestampNTZType: pa.timestamp("us"),
     st.DayTimeIntervalType: pa.duration("us"),
     st.NullType: pa.null(),
+    st.TimeType: pa.time64("ns"),
 }
-
-if hasattr(st, "TimeType"):  # Spark 4.1
-    _WIRE_TYPES[st.TimeType] = pa.time64("ns")
 
 _INSTEAD = {
     "VariantType": "turn it into a string with to_json() before",
@@ -78,10 +76,8 @@ _READ_TYPES: dict[pa.DataType, st.DataType] = {
     pa.date64(): st.DateType(),
     pa.duration("us"): st.DayTimeIntervalType(),
     pa.null(): st.NullType(),
+    pa.time64("ns"): st.TimeType(),
 }
-
-if hasattr(st, "TimeType"):
-    _READ_TYPES[pa.time64("ns")] = st.TimeType()
 
 _UNSIGNED = {
     pa.uint8(): pa.int16(),

@@ -18,14 +18,13 @@ from sortshuffle import __version__, calls
 from sortshuffle.errors import StateError, UsageError, WorkerSetupError
 from sortshuffle.options import Options
 from sortshuffle.spark.manager.choice import begins_connect_server, turn_on
-from sortshuffle.spark.versions import at_least
 from sortshuffle.storage.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
 from sortshuffle.storage.host import ADDRESS_VARIABLE
 
 NEEDED_MODULES = ("pyarrow", "numpy", "xxhash", "sortshuffle")
 UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 NO_ROLLBACK = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
-"""Whether Spark 4.1+ takes other bytes of a map task that ran again for other rows, and gives up. Control
+"""Whether Spark takes other bytes of a map task that ran again for other rows, and gives up. Control
 rows are other bytes each time."""
 
 LOOPBACK = "127.0.0.1"
@@ -39,7 +38,7 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
 
     Sets besides what makes Python stages quick:
 
-    * Unix sockets between the JVM and Python workers (Spark 4.1+): a Python task over loopback TCP costs
+    * Unix sockets between the JVM and Python workers: a Python task over loopback TCP costs
       some 26 ms of latency, over a Unix socket about 5 ms;
     * the workers run the driver's Python, unless ``PYSPARK_PYTHON`` names another: Spark would take the
       first ``python3`` on the path. It reads that variable, and no setting, when a session is created from
@@ -140,8 +139,6 @@ def check_no_rollback(spark: SparkSession) -> None:
 
     In a classic session the planner sees to it.
     """
-    if not at_least(spark, "4.1"):
-        return  # which does not compare them
     value = str(spark.conf.get(NO_ROLLBACK)).lower()
     if value != "false":
         raise UsageError(

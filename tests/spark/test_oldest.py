@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from engine import ROOT
 
-OLDEST = "4.0"
+OLDEST = "4.1"
 INSTALLED = ROOT / ".oldest" / f"pyspark-{OLDEST}"
 JOB = Path(__file__).parent / "jobs" / "every_operator.py"
 PATIENCE = 400  # seconds; the job takes about 25, on a machine that has nothing else to do

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -64,13 +63,11 @@ def joined(series: list[pd.Series]) -> pd.DataFrame:
 def _to_pandas(rows: pa.RecordBatch | pa.Table, conf: FunctionConf, *, structs_as_frames: bool) -> list[Any]:
     try:
         from pyspark.sql.conversion import ArrowBatchTransformer
-    except ImportError:  # PySpark 4.0 and 4.1
+    except ImportError:  # PySpark 4.1
         serializer = _serializer(conf, structs_as_frames)
-        # 4.1 caches converters by the position of the column
-        takes_position = "idx" in inspect.signature(serializer.arrow_to_pandas).parameters
+        # which caches converters by the position of the column
         converted = [
-            serializer.arrow_to_pandas(column, *([position] if takes_position else []))
-            for position, column in enumerate(rows.columns)
+            serializer.arrow_to_pandas(column, position) for position, column in enumerate(rows.columns)
         ]
         if structs_as_frames:
             return converted
@@ -88,7 +85,7 @@ def arrow_batch(frame: pd.DataFrame, schema: st.StructType, conf: FunctionConf) 
     """``frame`` as a batch of ``schema``. Raises what PySpark's conversion does."""
     try:
         from pyspark.sql.conversion import PandasToArrowConversion
-    except ImportError:  # PySpark 4.0 and 4.1
+    except ImportError:  # PySpark 4.1
         wire = to_arrow(schema, conf.timezone)
         struct = pa.struct(list(with_large_types(wire) if conf.large_types else wire))
         batch = _serializer(conf, False)._create_batch((frame, struct))
@@ -107,16 +104,14 @@ def arrow_batch(frame: pd.DataFrame, schema: st.StructType, conf: FunctionConf) 
 
 @functools.cache
 def _serializer(conf: FunctionConf, structs_as_frames: bool) -> Any:
-    """PySpark 4.0 and 4.1 convert in methods of their serializers; 4.0 knows no coercion to decimals."""
+    """PySpark 4.1 converts in methods of its serializers."""
     from pyspark.sql.pandas.serializers import ArrowStreamPandasUDFSerializer
 
-    known = inspect.signature(ArrowStreamPandasUDFSerializer).parameters
-    coercion = {"int_to_decimal_coercion_enabled": conf.int_to_decimal}
     return ArrowStreamPandasUDFSerializer(
         conf.timezone,
         conf.safe_cast,
         conf.assign_by_name,
         df_for_struct=structs_as_frames,
         arrow_cast=True,
-        **{name: value for name, value in coercion.items() if name in known},
+        int_to_decimal_coercion_enabled=conf.int_to_decimal,
     )

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 def broadcast_join(
     left: ShuffleFrame, right: ShuffleFrame, spec: JoinSpec, schema: StructType, label: str
 ) -> ShuffleFrame | None:
-    """The join with one side broadcast; None if none is marked so, or may be, or if this Spark cannot zip."""
+    """The join with one side broadcast; None if none is marked so, or may be, or over Spark Connect."""
     small_is_left = _small_side(left, right, spec.kind)
     if small_is_left is None or not left._chain.context.planner.zips:
         return None

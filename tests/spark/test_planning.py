@@ -1,4 +1,4 @@
-"""Partitions side by side by a join, as Spark 4.0 needs it: what a union by partition gives in newer ones."""
+"""Control rows of several exchanges, side by side."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from sortshuffle.spark import planner
-from sortshuffle.spark.by_id import by_hash_of_ints
 from sortshuffle.spark.control import COLUMNS, MARK
-from sortshuffle.spark.joined_zip import joined_zip
 from sortshuffle.spark.planning import number_rows
-from sortshuffle.spark.versions import at_least
 
 PARTITIONS = 4
 
@@ -23,26 +20,24 @@ def control(spark: SparkSession, exchange: int, skipped: int) -> DataFrame:
     """Rows such as an exchange's control rows, in the partitions of their subpartitions but one."""
     places = [(s, m) for s in range(PARTITIONS) for m in range(3) if s != skipped]
     rows: list[Any] = [(s, s, m, bytes([exchange, s, m]), exchange) for s, m in places]
-    shuffled = by_hash_of_ints(spark.createDataFrame(rows, COLUMNS), PARTITIONS, MARK)
+    shuffled = spark.createDataFrame(rows, COLUMNS).repartitionById(PARTITIONS, MARK)
     return planner.share(shuffled)
 
 
 def test_partition_s_holds_the_rows_of_partition_s_of_each(spark: SparkSession) -> None:
     frames = [control(spark, exchange, exchange % PARTITIONS) for exchange in (7, 8, 9)]
     frames.insert(0, number_rows(frames[0], PARTITIONS))
-    zipped = joined_zip(frames)
+    zipped = planner.zipped(frames)
 
     assert zipped.schema.simpleString() == frames[0].schema.simpleString()
     assert zipped.rdd.getNumPartitions() == PARTITIONS
     found = sorted(rows_in_order(zipped))
     assert found == sorted(row for frame in frames for row in rows_in_order(frame))
     assert len(found) == PARTITIONS + 3 * 3 * (PARTITIONS - 1)
-    if at_least(spark, "4.1"):
-        assert found == sorted(rows_in_order(planner.zipped(frames)))
 
 
 def test_nothing_is_shuffled_a_second_time(spark: SparkSession) -> None:
-    zipped = joined_zip([control(spark, 7, 0), control(spark, 8, 0)])
+    zipped = planner.zipped([control(spark, 7, 0), control(spark, 8, 0)])
     lineage = zipped._jdf.queryExecution().toRdd().toDebugString()
     assert lineage.count("ShuffledRowRDD") == 2
 
