@@ -30,12 +30,11 @@ from typing import Any
 
 from sortshuffle import calls
 from sortshuffle.errors import CorruptDataError, OutOfDiskError, Place
-from sortshuffle.format.header import PayloadKind
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, Event
-from sortshuffle.payload.frames import FrameDecoding, Frames, FramesPayload
+from sortshuffle.payload.frames import FrameDecoding, FramesPayload
 from sortshuffle.read.channel import InputChannel
 from sortshuffle.read.fetcher import Fetcher, Items
 
@@ -45,13 +44,14 @@ _NO_MEMORY = (errno.ENOSPC, errno.ENOMEM)  # of a file without a disk
 
 @dataclass(frozen=True, slots=True)
 class BufferOrEvent:
-    """What one buffer held: the frames that end in it, or an event (then there are no frames).
+    """What one buffer held: the chunks of records that end in it, or an event (then there are no chunks).
 
-    ``map_index``: of the channel that it came through.
+    ``map_index``: of the channel that it came through. ``chunks``: lists of objects, or `Pairs`, as they were
+    written together; of opaque frames one tuple for each, with the frame in it.
     """
 
     map_index: int
-    frames: Frames
+    chunks: Sequence[Any]
     event: Event | None = None
 
 
@@ -77,39 +77,26 @@ class RecordGate:
         self._fetcher = Fetcher(decoding, budget, threads, metrics)
 
     def buffers(self) -> Generator[BufferOrEvent, None, None]:
-        """Everything in every channel, the events at the ends included.
+        """Everything in every channel, the events at the ends included. Of pickled chunks this **runs what
+        the pickles name**.
 
         Raises `DataLossError` with the place, also for a stream that does not end as it must;
-        `OutOfDiskError` if a large frame finds no room, MemoryError if that was to be memory. Closing the
-        generator lets go of everything.
+        `OutOfDiskError` if a large frame finds no room, MemoryError if that was to be memory; and what
+        unpickling raises. Closing the generator lets go of everything.
         """
         with closing(self._items()) as items:
             for channel, item in items:
                 if isinstance(item, list):
-                    yield BufferOrEvent(channel.map_index, item)
+                    yield BufferOrEvent(channel.map_index, [self._records(frame, channel) for frame in item])
                 else:
-                    yield BufferOrEvent(channel.map_index, [], item)
+                    yield BufferOrEvent(channel.map_index, (), item)
 
     def records(self) -> Generator[Any, None, None]:
-        """Every record: of opaque frames the frames, of pickled chunks the objects, which **runs what the
-        pickles name**. Events are passed over. Raises as `buffers` does, and what unpickling raises."""
-        with closing(self.chunks()) as chunks:
-            for chunk in chunks:
-                yield from chunk
-
-    def chunks(self) -> Generator[Any, None, None]:
-        """The same, as they were put together: lists of frames or objects, or `payload.pickled.Pairs`. What
-        is done for each record is the caller's."""
-        opaque = self._payload.kind is PayloadKind.FRAMES
-        with closing(self._items()) as items:
-            for channel, item in items:
-                if not isinstance(item, list):
-                    continue
-                if opaque:  # they are records, and may be many more than chunks
-                    yield item
-                    continue
-                for frame in item:
-                    yield self._records(frame, channel)
+        """Every record of `buffers`; events are passed over."""
+        with closing(self.buffers()) as buffers:
+            for buffer in buffers:
+                for chunk in buffer.chunks:
+                    yield from chunk
 
     def _records(self, chunk: memoryview, channel: InputChannel) -> Any:
         try:

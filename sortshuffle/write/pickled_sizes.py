@@ -1,7 +1,6 @@
 """`PickledSizes`: how many objects to hold, and to put in a chunk, reckoned from how large they are pickled.
 
-Used by whatever collects objects until they are pickled together: the RDDs' collector of pairs, and
-`ObjectCollector`. How large objects are is known of the chunks that were sent, and of one object in
+Used by `RecordWriter`. How large objects are is known of the chunks that were sent, and of one object in
 `PROBE_EVERY` that is pickled alone for the purpose.
 """
 

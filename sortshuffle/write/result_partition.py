@@ -153,11 +153,6 @@ class SortMergeResultPartition:
             broadcast.add_event(sealed)
             self._write_region(broadcast)
 
-    def flush(self) -> None:
-        """Nothing, by design: a consumer reads this partition when it is finished, and never before. A region
-        that was cut short for it would only cost everyone a smaller read. (`end_region` cuts one.)"""
-        self._expect_open()
-
     def end_region(self) -> None:
         """Make a region of everything unicast that is held. Does nothing if nothing is."""
         self._expect_open()

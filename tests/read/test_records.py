@@ -139,7 +139,10 @@ def test_buffers_and_events_say_which_channel_they_came_through(tmp_path: Path) 
             partition.broadcast_event(UserEvent("of", b"%d" % index))
             partition.finish(WRITER)
         channels.append(frame_channel(output.file, 0, index))
-    found = [(item.map_index, as_bytes(item.frames), item.event) for item in gate_of(channels).buffers()]
+    found = [
+        (item.map_index, as_bytes([frame for chunk in item.chunks for frame in chunk]), item.event)
+        for item in gate_of(channels).buffers()
+    ]
     assert found == [
         item
         for index in (2, 3)
@@ -596,8 +599,8 @@ def test_damage_that_the_checksums_do_not_show_is_placed_or_harmless(
             budget = MemoryBudget(memory)
             gate = gate_of([replace(channel, extents=tuple(extents))], kind, codec=codec, budget=budget)
             try:
-                for item in gate.buffers():
-                    outcomes["frames"] += len(item.frames)
+                for _, item in gate._items():  # damaged pickles are not to be run
+                    outcomes["frames"] += isinstance(item, list) and len(item)
                 outcomes["read"] += 1
             except CorruptDataError as error:
                 assert error.place.file == path

@@ -383,7 +383,7 @@ def test_events_keep_their_place_among_the_records(tmp_path: Path, kind: Payload
         found: list[object] = []
         for item in output.gate(subpartition).buffers():
             found += [item.event] if item.event else []
-            found += [bytes(r) for f in item.frames for r in map(memoryview, output.payload.records(f))]
+            found += [bytes(record) for chunk in item.chunks for record in chunk]
         assert found == wanted[subpartition]
     assert output.is_whole()
 
@@ -418,7 +418,7 @@ def test_an_event_is_the_last_behind_records_of_any_size(
         items = list(output.gate(subpartition).buffers())
         assert [item.event for item in items if item.event] == [SUPERSTEP, END_OF_DATA, END_OF_PARTITION]
         assert [item.event for item in items[-3:]] == [SUPERSTEP, END_OF_DATA, END_OF_PARTITION]
-        found = [bytes(record) for item in items for f in item.frames for record in output.payload.records(f)]
+        found = [bytes(record) for item in items for chunk in item.chunks for record in chunk]
         assert found == wanted
 
 
@@ -640,7 +640,6 @@ CALLS: dict[str, Callable[[FrameOutput], object]] = {
     "emit": lambda output: output.partition.emit(b"lost", 0),
     "broadcast a frame": lambda output: output.partition.broadcast_frame(b"lost"),
     "broadcast an event": lambda output: output.partition.broadcast_event(SUPERSTEP),
-    "flush": lambda output: output.partition.flush(),
     "end a region": lambda output: output.partition.end_region(),
     "finish": lambda output: output.partition.finish(WRITER),
 }
@@ -667,16 +666,6 @@ def test_there_is_no_way_on_after_a_failure(tmp_path: Path, call: str) -> None:
             CALLS[call](output)
         output.partition.abandon()
         assert output.is_whole()
-
-
-def test_flushing_makes_no_region(tmp_path: Path) -> None:
-    output = new_frame_output(tmp_path)
-    with output.partition as partition:
-        for number in range(10):
-            partition.emit(b"%d" % number, 0)
-            partition.flush()
-        partition.finish(WRITER)
-    assert kinds(output) == [UNICAST, BROADCAST]
 
 
 def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ stages, together, writing        what runs in the workers: one input, several, a
 streams, control_rows            what passes between its parts, and between tasks
 steps, holding                   what is chained: users' functions, and what holds records
 key_selectors, ranges            where pairs go
-collecting, combining            pairs before the shuffle: pickled together, and made fewer
+combining                        pairs before the shuffle: made fewer
 aggregations, merging, grouping  values that become one for each key, behind it, in bounded memory
 sorting                          order
 spilling, heap                   what is put aside in files; what objects take in memory

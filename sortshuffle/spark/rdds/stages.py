@@ -19,7 +19,7 @@ import gc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from operator import itemgetter
 from typing import Any, Protocol, cast
 
@@ -170,10 +170,10 @@ class ReadRecords:
             task.home() if _may_spill(found) else None,
             off_disk=task.key is not None,
         )
-        chunks = gate.chunks()
+        buffers = gate.buffers()
         opened.callback(_count_rows, task.metrics)
-        opened.callback(chunks.close)
-        return Stream(chunks=chunks)
+        opened.callback(buffers.close)
+        return Stream(chunks=chain.from_iterable(buffer.chunks for buffer in buffers))
 
 
 @dataclass(frozen=True)

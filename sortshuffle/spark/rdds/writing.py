@@ -1,6 +1,6 @@
 """Where a stage's records go when they do not go to Spark: into a map output, or on in their place.
 
-records -batches-> keys -selector-> collector of chunks -> result partition      `WriteRecords`
+records -batches-> keys, values -> RecordWriter -> result partition              `WriteRecords`
             \\-> table of combiners --/                                            with an aggregation
 records -batches-> chunks, as rows                                               `PassRecords`
 """
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from operator import itemgetter
 from types import TracebackType
@@ -25,9 +26,8 @@ from sortshuffle.payload.pickled import Pairs, PickledPayload
 from sortshuffle.spark.adoption import Adopts, adopt
 from sortshuffle.spark.control import MapOutput
 from sortshuffle.spark.placements import turn
-from sortshuffle.spark.rdds.aggregations import Aggregation
-from sortshuffle.spark.rdds.by_value import pack_any_pairs
-from sortshuffle.spark.rdds.collecting import PairCollector
+from sortshuffle.spark.rdds.aggregations import Aggregation, Kind, pairs_of_kind
+from sortshuffle.spark.rdds.by_value import pack_any, pack_any_pairs
 from sortshuffle.spark.rdds.combining import MapSideCombiner
 from sortshuffle.spark.rdds.control_rows import control_rows, passed_row
 from sortshuffle.spark.rdds.key_selectors import DealSelector, KeySelectors
@@ -35,6 +35,7 @@ from sortshuffle.spark.rdds.planner import ControlRow
 from sortshuffle.spark.rdds.streams import MOST_RECORDS, Records, Stream, tuples_of
 from sortshuffle.spark.task import Task
 from sortshuffle.write.frame_encoder import FrameLayout, segment_bytes
+from sortshuffle.write.record_writer import RecordWriter, Serializer
 from sortshuffle.write.result_partition import SortMergeResultPartition
 
 # Large records are taken in batches of about so many bytes, pickled
@@ -42,6 +43,18 @@ BATCH_BYTES = MIB
 
 _WITHIN_ENCODE = ("combine", "compress", "checksum", "write")  # have their own time while records are added
 _KEY, _VALUE = itemgetter(0), itemgetter(1)
+
+
+def _pack_pairs(kind: Kind, keys: list[Any], results: list[Any]) -> bytearray:
+    return pack_any_pairs(pairs_of_kind(kind, keys, results))
+
+
+PAIR_SERIALIZERS: Mapping[Kind, Serializer] = {kind: partial(_pack_pairs, kind) for kind in Kind}
+"""By what stands beside the keys: their frames differ."""
+
+
+def _emit_pairs(writer: RecordWriter, keys: Sequence[Any], results: Sequence[Any], kind: Kind) -> None:
+    writer.emit_columns((keys, results), keys, PAIR_SERIALIZERS[kind])
 
 
 @dataclass(frozen=True)
@@ -126,20 +139,22 @@ class _Output:
             selector = exchange.selector
             if isinstance(selector, DealSelector):
                 selector = DealSelector(selector.subpartitions, turn(task.partition, selector.subpartitions))
-            collector = PairCollector(selector, partition, metrics, exchange.whole)
+            serializer = pack_any if exchange.whole else PAIR_SERIALIZERS[Kind.PLAIN]
+            writer = opened.enter_context(RecordWriter(selector, serializer, partition, metrics))
             if exchange.aggregation is not None:
                 memory = task.holding("combine")
                 opened.callback(memory.release_all)
-                self._combiner = MapSideCombiner(exchange.aggregation, memory, collector.add, metrics)
+                send = partial(_emit_pairs, writer)
+                self._combiner = MapSideCombiner(exchange.aggregation, memory, send, metrics)
             self._opened = opened.pop_all()
         self._partition = partition
-        self._collector = collector
+        self._writer = writer
 
     def write(self, records: list[Any]) -> None:
         """Raises what unpacking raises for a record that is no pair."""
         if self._exchange.whole:
             with self._metrics.step("encode"):
-                self._collector.add(records, ())
+                self._writer.emit_batch(records, records)
             return
         if self._combiner is not None:
             pairs = tuples_of(records)
@@ -150,7 +165,7 @@ class _Output:
         keys = [key for key, _ in pairs]
         values = list(map(_VALUE, pairs))
         with self._metrics.step("encode"):
-            self._collector.add(keys, values)
+            self._writer.emit_columns((keys, values), keys)
 
     def _pairs(self, records: list[Any]) -> list[Any]:
         if not self._exchange.lenient:
@@ -161,7 +176,7 @@ class _Output:
 
     def next_batch(self) -> int:
         """How many records to take next."""
-        self._batch = _next_size(self._batch, self._collector.bytes / max(1, self._collector.records))
+        self._batch = _next_size(self._batch, self._writer.bytes / max(1, self._writer.records))
         return self._batch
 
     def finish(self) -> MapOutput:
@@ -169,7 +184,7 @@ class _Output:
         with self._metrics.step("encode"):
             if self._combiner is not None:
                 self._combiner.finish()
-            self._collector.finish()
+            self._writer.finish()
         seconds = self._metrics.seconds
         seconds["encode"] -= sum(seconds.get(step, 0.0) for step in _WITHIN_ENCODE)
         exchange = self._exchange.exchange
