@@ -22,6 +22,7 @@ ROWS = [
     {"write"},
     {"read"},
     {"service"},
+    {"engine"},
     {"compute"},
     {"spark"},
     {"cli"},
@@ -46,6 +47,7 @@ LIBRARIES = {
     "write": ARROW,
     "read": ARROW,
     "service": {"xxhash", "fsspec", "prometheus_client", *ARROW},
+    "engine": ARROW,
     "compute": {"pandas", *ARROW},
 }
 SEAM = "sortshuffle.calls"
@@ -163,6 +165,7 @@ def test_every_package_is_found() -> None:
         ("sortshuffle.service.jvm.protocol", {"numpy"}),
         ("sortshuffle.format.index", {"numpy", "xxhash"}),
         ("sortshuffle.storage.writer", {"numpy", "xxhash"}),
+        ("sortshuffle.engine", {"numpy", "pyarrow", "xxhash"}),
         ("sortshuffle.cli.main", set()),
     ],
 )

@@ -9,14 +9,15 @@ selector                 used for
 ``RoundRobinSelector``   ``repartition(n)`` of an input whose order is reproducible
 ``RowHashSelector``      ``repartition(n)`` of any other input
 ``GlobalSelector``       every exchange into one subpartition
-``RescaleSelector``,     exchanges that leave most rows where they are; a frame makes none, not even for
-``forward``              ``coalesce``, which reads several partitions in a task
+``RescaleSelector``,     exchanges that leave most rows where they are: through `engine` alone. A frame makes
+``forward``              none, not even for ``coalesce``, which reads several partitions in a task
 ``BroadcastSelector``    joins with a side marked ``broadcast``
-``FunctionSelector``     functions on batches; no method takes one
-``KeyGroupSelector``     exchanges whose number of consumers is decided after they were written; none is
+``FunctionSelector``     functions on batches: through `engine` alone
+``KeyGroupSelector``     exchanges whose number of consumers is decided after they were written: likewise
 =======================  =================================================================================
 
-The methods are ``ShuffleFrame``'s; ``ShuffleRDD`` places by Python keys, with selectors of its own.
+The methods are ``ShuffleFrame``'s; ``ShuffleRDD`` places by Python keys, with selectors of its own. Through
+`engine`, without Spark, any of them may be used.
 
 Beside the selectors: ``hash_columns``, Spark's ``F.hash`` of Arrow columns, and ``check_hashable``, which
 refuses on the driver what it can't hash; ``Reservoir``, ``shortened`` and ``determine_bounds``, from which

@@ -4,8 +4,8 @@ A key belongs to one of ``max_parallelism`` groups for ever, and groups are deal
 contiguous ranges, as Flink deals them to operators. So going from n to m subpartitions splits or joins
 ranges of groups, where a hash modulo n would move almost every key.
 
-No method asks for it yet: Spark's hash placement has no groups, and frames keep to Spark's. It is for an
-exchange whose number of consumers is decided after it was written.
+Used through `engine`, for an exchange whose number of consumers is decided after it was written: each of them
+reads a range of its subpartitions. Frames keep to Spark's hash placement, which has no groups.
 """
 
 from __future__ import annotations

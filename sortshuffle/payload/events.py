@@ -1,8 +1,9 @@
 """Events: control records that stand in a stream between its data, alone in a buffer each.
 
-Used by partitions that are written from frames, those of `ShuffleRDD`. What kind of event a buffer
-holds is its header's data type; the payload has the event's fields and nothing else (`docs/format.md`,
-"Events"). They carry no version of their own: the file's version, or the protocol's, is theirs.
+Used by partitions that are written from frames: those of `ShuffleRDD`, which have the events at the end, and
+of `engine`, whose users send the others. What kind of event a buffer holds is its header's data type; the
+payload has the event's fields and nothing else (`docs/format.md`, "Events"). They carry no version of their
+own: the file's version, or the protocol's, is theirs.
 
 Rules: an event is never compressed, counts as no record, and keeps its place among the data. Bytes that are
 too few, too many, or of a kind that is not known are `Malformed`.

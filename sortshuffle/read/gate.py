@@ -45,8 +45,8 @@ class InputGate:
         self._fetcher = Fetcher(payload, budget, threads, metrics)
         self._new_file = new_file
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Every row of the subpartition, in batches that are worth a call."""
+    def batches(self) -> Batches:
+        """Every row of the subpartition, in batches that are worth a call. Closing it lets go of everything."""
         return _worth_a_call(self._messages())
 
     def sorted_batches(self, order: RowOrder) -> Iterator[pa.RecordBatch]:
@@ -96,7 +96,7 @@ def _is_worth_a_call(rows: int, size: int) -> bool:
     return rows >= BATCH_ROWS or size >= BATCH_BYTES
 
 
-def _worth_a_call(batches: Batches) -> Iterator[pa.RecordBatch]:
+def _worth_a_call(batches: Batches) -> Batches:
     with closing(batches):
         yield from joined(batches)
 

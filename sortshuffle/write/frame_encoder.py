@@ -1,6 +1,6 @@
 """`FrameEncoder`: the third encoder, for records that are bytes already and know their subpartition.
 
-Used by `ShuffleRDD`, whose frames are pickled chunks.
+Used by `ShuffleRDD` and `engine.Output`, whose frames are pickled chunks.
 
     frame --copied once--> open buffer of its subpartition --full, or drained--> sealed --> region
 
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -38,8 +39,9 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.memory.buffer import Buffer
 from sortshuffle.memory.buffer_builder import BufferBuilder
+from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.metrics import TaskMetrics
-from sortshuffle.options import KIB, MIB
+from sortshuffle.options import KIB, MIB, PREFIX
 from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION
 from sortshuffle.payload.frames import FramesPayload
 from sortshuffle.payload.spanning import LENGTH_BYTES, MAX_RECORD_BYTES, pack_length, serialize
@@ -82,6 +84,17 @@ class FrameLayout:
     def __post_init__(self) -> None:
         if self.buffer_size < 1:
             raise UsageError(f"a frame layout's buffer_size must be at least 1 byte, not {self.buffer_size}")
+
+
+def frame_layout(
+    payload: FramesPayload, subpartitions: int, memory: int, opened: ExitStack
+) -> FrameLayout:
+    """The layout of a partition that takes all of its memory, ``memory`` bytes, as segments, now. ``opened``:
+    gives them back, behind the partition. Raises MemoryError."""
+    size = segment_bytes(subpartitions, memory)
+    segments = NetworkBufferPool(memory // size, size, option=f"{PREFIX}memory")
+    opened.callback(segments.destroy)
+    return FrameLayout(payload, segments.create_pool(segments.total), size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@
       \\----------------------------abandon---> abandoned (no files)
 
 Used by every door: `ShuffleFrame` writes Arrow batches (`write`, `broadcast`), `ShuffleRDD` writes frames
-(`emit`, `broadcast_frame`, `broadcast_event`), the shuffle manager's engine writes placed records
-(`write_placed`). Its layout says which; the other calls are a `UsageError`.
+(`emit`, `broadcast_frame`), `engine.Output` writes either, and events (`broadcast_event`), the shuffle
+manager's engine writes placed records (`write_placed`). Its layout says which; the other calls are a
+`UsageError`.
 
 Records are held until the task's memory is full, or a region is large enough; then everything held becomes a
 region. A record never spans regions. What is broadcast has a region of its own, stored once for all

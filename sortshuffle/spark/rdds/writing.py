@@ -16,12 +16,11 @@ from functools import partial
 from itertools import islice
 from operator import itemgetter
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
-from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.metrics import TaskMetrics
-from sortshuffle.options import MIB, PREFIX
+from sortshuffle.options import MIB
 from sortshuffle.payload.pickled import Pairs, PickledPayload
 from sortshuffle.spark.adoption import Adopts, adopt
 from sortshuffle.spark.control import MapOutput
@@ -34,7 +33,7 @@ from sortshuffle.spark.rdds.key_selectors import DealSelector, KeySelectors
 from sortshuffle.spark.rdds.planner import ControlRow
 from sortshuffle.spark.rdds.streams import MOST_RECORDS, Records, Stream, tuples_of
 from sortshuffle.spark.task import Task
-from sortshuffle.write.frame_encoder import FrameLayout, segment_bytes
+from sortshuffle.write.frame_encoder import frame_layout
 from sortshuffle.write.record_writer import RecordWriter, Serializer
 from sortshuffle.write.result_partition import SortMergeResultPartition
 
@@ -213,11 +212,7 @@ def _partition(
         codec=Codec[options.codec.upper()],
         payload_kind=PayloadKind.PICKLE,
     )
-    size = segment_bytes(subpartitions, memory)
-    segments = NetworkBufferPool(memory // size, size, option=f"{PREFIX}memory")
-    opened.callback(segments.destroy)
-    payload = cast(PickledPayload, PickledPayload.of(options))
-    layout = FrameLayout(payload, segments.create_pool(segments.total), size)
+    layout = frame_layout(PickledPayload.of(options), subpartitions, memory, opened)
     writer = task.new_map_output(exchange.exchange, header)
     task.directory = os.path.dirname(writer.file.base)
     budget = task.writing.share(memory, f"exchange {exchange.exchange}")

@@ -1,0 +1,550 @@
+"""The engine, without Spark: what stands under its doors, for processes of one's own.
+
+Whoever schedules processes (`multiprocessing`, a scheduler that somebody wrote) shuffles with it:
+
+    with Home.of("/data") as home:
+        # in each producer; `number` is its own
+        with open_output(home, KeyGroupSelector((0,), 4, 128), number) as output:
+            output.write(records, keys)
+            return output.finish()
+        # in each consumer; `outputs` is what all producers returned
+        with open_input(outputs, number) as stream:
+            for record in stream.records():
+                ...
+
+    Home       where map outputs lie on this host; all that is in it goes with it
+    Output     one result partition: open --write, broadcast, send--> open --finish--> a MapOutput
+                                          \\-----abandon, or leaving the context-----> nothing is left
+    MapOutput  small and picklable; how it gets from producers to consumers is the caller's affair
+    Input      some subpartitions of all map outputs of an exchange, from files or through services
+
+Records are any objects that pickle takes, or, where a schema is given, the rows of Arrow batches. Where they
+go says a selector, of `sortshuffle.partitioner` or of one's own (`write.record_writer.KeySelector`).
+
+Rules
+* Nothing new stands here: the classes only put together what `ShuffleRDD` and `ShuffleFrame` are made of.
+  Spark is never imported.
+* A map output can be read only when it is finished. Nobody waits here for anybody: consumers are started when
+  the producers have ended.
+* Order is fixed: (map index, subpartition, region, position), whatever is read first.
+* Running a task again is the caller's affair too. `DataLossError` says whose output is lost. Of two outputs
+  with one map index a consumer takes one; the other is to be released.
+* Records are unpickled, which **runs what the pickles name**: only outputs of one's own job are to be opened.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from types import TracebackType
+from typing import Any, cast
+
+import pyarrow as pa
+
+import sortshuffle
+from sortshuffle.errors import StateError, UsageError
+from sortshuffle.format.header import Codec, FileHeader, PayloadKind
+from sortshuffle.format.index import Index, Writer
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.options import Options
+from sortshuffle.partitioner import ChannelSelector
+from sortshuffle.payload.arrow import ArrowPayload
+from sortshuffle.payload.events import SUPERSTEP, Barrier, Event, UserEvent
+from sortshuffle.payload.pickled import PickledPayload, pack_chunk
+from sortshuffle.read.channel import InputChannel, LocalInputChannel
+from sortshuffle.read.gate import InputGate
+from sortshuffle.read.records import BufferOrEvent, RecordGate
+from sortshuffle.service.client import FLOATING_BYTES, ClientSettings, ServiceClients
+from sortshuffle.service.client_connection import ClientTls
+from sortshuffle.service.protocol import MapOutputAddress, is_plain_name
+from sortshuffle.service.remote_input_channel import RemoteInputChannel
+from sortshuffle.service.secret import read_secret
+from sortshuffle.storage.extents import extents_of
+from sortshuffle.storage.host import host_name
+from sortshuffle.storage.lifetime import HOME_ROOT, Owner, remove_home, remove_unowned
+from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.private import make_private
+from sortshuffle.storage.reader import read_index, verified_index
+from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.write.encoders import PartitionLayout
+from sortshuffle.write.frame_encoder import FrameLayout, frame_layout
+from sortshuffle.write.record_writer import KeySelector, RecordWriter
+from sortshuffle.write.result_partition import SortMergeResultPartition
+
+__all__ = [
+    "SUPERSTEP",
+    "Barrier",
+    "BufferOrEvent",
+    "Home",
+    "Input",
+    "MapOutput",
+    "Options",
+    "Output",
+    "UserEvent",
+    "open_input",
+    "open_output",
+    "release",
+]
+
+CREDIT_SHARE = 8  # of what is read ahead, for data that services send before they are asked for, as in a task
+_DEFAULTS = Options()
+_NO_SERVICES: Mapping[str, str] = {}
+
+
+# ---- where map outputs lie ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a job's map outputs lie on this host. ``directory``: the one that a service serves
+    (`sortshuffle.serve`). ``application``: the job's name, with random digits. ``path``: of the home itself.
+
+    It belongs to the process that made it: as a context manager, leaving removes it with all that is in it,
+    finished or not. What a killed process left removes ``sortshuffle clean DIRECTORY``. Plain data: producers
+    get a copy, and only use it.
+    """
+
+    directory: str
+    application: str
+    path: str
+
+    @staticmethod
+    def of(directory: str, name: str = "engine") -> Home:
+        """A new home below ``directory``, which is made if need be. ``name``: of the job, one step of a path.
+
+        Raises `UsageError` for another name, OSError where the directories cannot be made.
+        """
+        application = f"{name}-{secrets.token_hex(4)}"
+        if not is_plain_name(application):
+            raise UsageError(f"{name!r} cannot be the name of a job: it is to be one step of a path")
+        root = os.path.abspath(directory)
+        owner = Owner.of_process(os.getpid(), application, (), grace=0.0, keep=False)
+        path = os.path.join(root, HOME_ROOT, application, owner.home_name)
+        try:
+            make_private(path)
+            owner.write(path)
+        except OSError:
+            remove_unowned(path)
+            raise
+        return Home(root, application, path)
+
+    def remove(self) -> None:
+        """Delete it with all that is in it. May be called again."""
+        remove_home(self.path)
+
+    def __enter__(self) -> Home:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+@dataclass(frozen=True, slots=True)
+class MapOutput:
+    """A finished map output, as its consumers must know it.
+
+    ``application``, ``exchange``, ``map_index``, ``attempt``: its name; ``file_id``: what its files carry.
+    ``host``: where they lie, ``path``: there, without a suffix. ``subpartition_bytes``: what the consumer of
+    each subpartition reads, bytes as stored; what is broadcast counts for each. One int per subpartition.
+    """
+
+    application: str
+    exchange: int
+    map_index: int
+    attempt: int
+    file_id: bytes
+    host: str
+    path: str
+    subpartition_bytes: tuple[int, ...]
+
+    @property
+    def file(self) -> PartitionedFile:
+        return PartitionedFile(self.path)
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt} of map {self.map_index} on {self.host}"
+
+
+def release(outputs: Iterable[MapOutput]) -> None:
+    """Delete map outputs that nobody will open any more; who has them open reads on. To be called on the host
+    where they lie. May be called again.
+
+    Raises `UsageError` for outputs of another host, OSError for files that cannot be deleted.
+    """
+    outputs = list(outputs)
+    elsewhere = [output for output in outputs if output.host != host_name()]
+    if elsewhere:
+        raise UsageError(f"{elsewhere[0]} cannot be released on {host_name()}: its files are not here")
+    for output in outputs:
+        output.file.delete()
+
+
+# ---- writing --------------------------------------------------------------------------------------------
+
+
+def open_output(
+    home: Home,
+    selector: KeySelector,
+    map_index: int,
+    *,
+    exchange: int = 0,
+    schema: pa.Schema | None = None,
+    options: Options = _DEFAULTS,
+) -> Output:
+    """Begin a producer's map output. The caller finishes or abandons it.
+
+    ``selector``: where records go, and how many subpartitions there are; one for each output, since some
+    count. ``map_index``: the producer's number in the exchange, by which consumers order what they read.
+    ``exchange``: a number that tells the exchanges of a job apart. ``schema``: of the batches; None for
+    records. ``options``: of which memory (bytes that it may hold), codec and codec_level count.
+
+    Raises `OutOfDiskError`, MemoryError, and OSError where the home is gone.
+    """
+    if map_index < 0 or exchange < 0:
+        raise UsageError(f"map index and exchange count from 0 on: they are not {map_index} and {exchange}")
+    return Output(home, selector, map_index, exchange, schema, options)
+
+
+class Output:
+    """A result partition that is written: `open_output` makes it, and has its parameters.
+
+    Calls after `finish()`, `abandon()` or a call that failed are a `StateError`. Single-threaded.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        selector: KeySelector,
+        map_index: int,
+        exchange: int,
+        schema: pa.Schema | None,
+        options: Options,
+    ) -> None:
+        self._home = home
+        self._selector = selector
+        # random, so that a task that runs again needs no number from whoever runs it
+        attempt = secrets.randbits(31)
+        self._written_by = Writer(
+            home.application, exchange, map_index=map_index, attempt=attempt, host=host_name()
+        )
+        self._writer: RecordWriter | None = None
+        metrics = TaskMetrics()
+        with ExitStack() as opened:
+            layout = _layout(selector, schema, options, opened)
+            file = self._new_file(layout)
+            budget = MemoryBudget(options.memory)
+            self._partition = opened.enter_context(
+                SortMergeResultPartition(file, layout, budget, metrics)
+            )
+            if schema is None:
+                self._writer = opened.enter_context(
+                    RecordWriter(selector, pack_chunk, self._partition, metrics)
+                )
+            self._opened = opened.pop_all()
+
+    def write(self, records: Sequence[Any], keys: Any = None) -> None:
+        """Send each record where its key says. ``keys``: one row per record, in an Arrow batch whose columns
+        the selector names; None for selectors that look at no keys (forward, rescale, round robin, global,
+        broadcast). A selector of one's own takes what it likes.
+
+        An object is pickled later: who changes it meanwhile may change what arrives. Raises `UsageError` for
+        keys that are missing or another number, and for an output of batches; what pickling raises; and
+        `OutOfDiskError`.
+        """
+        writer = self._record_writer("records")
+        writer.emit_batch(records, _NoKeys(len(records)) if keys is None else keys)
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Send each row of a batch of the output's schema where the selector says, or to all. Raises
+        `UsageError` for an output of records, `OutOfDiskError`."""
+        if self._writer is not None:
+            raise UsageError("this output takes records (write): batches need open_output(..., schema=...)")
+        if self._selector.is_broadcast:
+            self._partition.broadcast(batch)
+        else:
+            self._partition.write(batch)
+
+    def broadcast(self, record: Any) -> None:
+        """Send one record to every subpartition, in order with the others. A broadcast selector's is stored
+        once, another's for each subpartition. Raises as `write` does."""
+        self._record_writer("single records").broadcast_emit(record)
+
+    def send(self, event: Event) -> None:
+        """Send an event to every subpartition, behind all that was written before and ahead of all that is
+        written later. Each ends the regions that are open: not for something that comes with every record.
+        Raises `UsageError` for an output of batches, and for the events that `finish()` sends."""
+        self._record_writer("events").broadcast_event(event)
+
+    def finish(self) -> MapOutput:
+        """Complete the files, which can be read from now on. Raises `OutOfDiskError`."""
+        if self._writer is not None:
+            self._writer.finish()
+        written_by = self._written_by
+        file = self._partition.finish(_signed(written_by))
+        sizes = tuple(self._partition.subpartition_bytes.tolist())
+        self._opened.close()
+        return MapOutput(
+            written_by.application,
+            written_by.exchange,
+            written_by.map_index,
+            written_by.attempt,
+            self._partition.file_id,
+            written_by.host,
+            file.base,
+            sizes,
+        )
+
+    def abandon(self) -> None:
+        """Delete the files and let go of all memory. Does nothing after `finish()`."""
+        self._opened.close()
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abandon()
+
+    def _record_writer(self, what: str) -> RecordWriter:
+        if self._writer is None:
+            raise UsageError(f"this output takes batches (write_batch), and no {what}: it has a schema")
+        return self._writer
+
+    def _new_file(self, layout: PartitionLayout | FrameLayout) -> PartitionedFileWriter:
+        writer = self._written_by
+        count = self._selector.subpartitions
+        header = FileHeader(
+            file_id=secrets.token_bytes(16),
+            subpartitions=count,
+            first_subpartition=writer.map_index % count,  # so that consumers do not all begin at one place
+            codec=layout.payload.codec,
+            payload_kind=layout.payload.kind,
+        )
+        file = PartitionedFile.named(self._home.path, writer.exchange, writer.map_index, writer.attempt)
+        return PartitionedFileWriter(file, header)
+
+
+@dataclass(frozen=True, slots=True)
+class _NoKeys:
+    """In the place of keys where there are none: a selector may ask how many there would be."""
+
+    num_rows: int
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError("this selector places records by their keys: give them, one row for each record")
+
+
+def _layout(
+    selector: KeySelector, schema: pa.Schema | None, options: Options, opened: ExitStack
+) -> PartitionLayout | FrameLayout:
+    if schema is not None:
+        payload = ArrowPayload.of(schema, options)
+        return PartitionLayout(payload, cast(ChannelSelector, selector), options.buffer_size)
+    return frame_layout(PickledPayload.of(options), selector.subpartitions, options.memory, opened)
+
+
+def _signed(writer: Writer) -> Writer:
+    """The same, with the time and what wrote it."""
+    time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    return replace(writer, time=time, software=f"sortshuffle {sortshuffle.__version__}")
+
+
+# ---- reading --------------------------------------------------------------------------------------------
+
+
+def open_input(
+    outputs: Iterable[MapOutput],
+    subpartitions: int | Iterable[int],
+    *,
+    services: Mapping[str, str] = _NO_SERVICES,
+    options: Options = _DEFAULTS,
+) -> Input:
+    """Open some subpartitions of all map outputs of an exchange. The caller closes it.
+
+    ``subpartitions``: one, or several, such as a range: one consumer may do the work of many.
+    ``services``: host:port of the shuffle service (`sortshuffle.serve`) by the name of the host; outputs of
+    the hosts that are named are read through it, all others from their files. ``options``: of which
+    read_memory (bytes that are read ahead), read_threads, service_timeout (seconds), service_secret_file and
+    service_tls_* count.
+
+    Raises `UsageError` for outputs of several exchanges, for two of one map index, for records and batches
+    or several schemas together, and for a subpartition that is not there; `DataLossError` for what is lost;
+    `ServiceUnavailableError` and `AuthenticationError` for services.
+    """
+    numbers = (subpartitions,) if isinstance(subpartitions, int) else tuple(subpartitions)
+    return Input(sorted(outputs, key=lambda output: output.map_index), numbers, services, options)
+
+
+class Input:
+    """What one consumer reads: `open_input` makes it. One of `buffers`, `records` and `batches` is called.
+
+    Leaving it as a context, or `close()`, lets go of files, threads and connections. Single-threaded; it reads
+    ahead in threads of its own.
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[MapOutput],
+        subpartitions: Sequence[int],
+        services: Mapping[str, str],
+        options: Options,
+    ) -> None:
+        _expect_one_exchange(outputs)
+        self._closed = False
+        with ExitStack() as opened:
+            credit = min(FLOATING_BYTES, options.read_memory // CREDIT_SHARE) if services else 0
+            clients = ServiceClients(_client_settings(options, credit))
+            opened.callback(clients.close)
+            source = _Source(clients, services)
+            indexes = [source.index(output) for output in outputs]
+            channels = [
+                source.channel(output, index, subpartition)
+                for output, index in zip(outputs, indexes, strict=True)
+                for subpartition in subpartitions
+            ]
+            self._payload = _payload_of(outputs, indexes)
+            self._opened = opened.pop_all()
+        self._channels = channels
+        self._budget = MemoryBudget(options.read_memory - credit)
+        self._threads = options.read_threads
+
+    def buffers(self) -> Generator[BufferOrEvent, None, None]:
+        """Everything, buffer by buffer: the chunks of records in each, or an event. Every event comes once for
+        each map output and each of the subpartitions; the last two of a stream are END_OF_DATA and
+        END_OF_PARTITION. Raises `UsageError` for batches, and what `RecordGate.buffers` raises."""
+        return self._followed(self._gate_of_records().buffers())
+
+    def records(self) -> Generator[Any, None, None]:
+        """Every record; events are passed over. Raises as `buffers` does."""
+        return self._followed(self._gate_of_records().records())
+
+    def batches(self) -> Generator[pa.RecordBatch, None, None]:
+        """Every row, in Arrow batches of the outputs' schema that are worth a call. Raises `UsageError` for
+        records, and `DataLossError` with the place."""
+        self._expect_open()
+        if isinstance(self._payload, PickledPayload):
+            raise UsageError("these outputs hold records: they are read by records() or buffers()")
+        gate = InputGate(self._channels, self._payload, self._budget, self._threads, TaskMetrics())
+        return self._followed(gate.batches())
+
+    def close(self) -> None:
+        """Let go of everything; what was handed out stays. May be called again."""
+        self._closed = True
+        self._opened.close()
+
+    def __enter__(self) -> Input:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _gate_of_records(self) -> RecordGate:
+        self._expect_open()
+        if isinstance(self._payload, ArrowPayload):
+            raise UsageError("these outputs hold batches: they are read by batches()")
+        return RecordGate(self._channels, self._payload, self._budget, self._threads, TaskMetrics())
+
+    def _followed(self, items: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        """The items, which end with this input at the latest: what they have open is closed first."""
+        self._opened.callback(items.close)
+        return items
+
+    def _expect_open(self) -> None:
+        if self._closed:
+            raise StateError("the input is closed, which does not allow this call")
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """How map outputs are got at. ``services``: addresses by host."""
+
+    clients: ServiceClients
+    services: Mapping[str, str]
+
+    def index(self, output: MapOutput) -> Index:
+        service = self.services.get(output.host)
+        if service is None:
+            return read_index(output.file, output.file_id)
+        data = self.clients.client(service).index(_address_of(output), output.host)
+        return verified_index(data, output.file.index_path, output.file_id)
+
+    def channel(self, output: MapOutput, index: Index, subpartition: int) -> InputChannel:
+        """Nothing is opened yet. Raises `UsageError` for a subpartition that is not there."""
+        if not 0 <= subpartition < index.header.subpartitions:
+            raise UsageError(
+                f"there is no subpartition {subpartition}: they are 0 to {index.header.subpartitions - 1}"
+            )
+        extents = tuple(extents_of(index, subpartition))
+        service = self.services.get(output.host)
+        if service is None:
+            return LocalInputChannel(output.file, output.file_id, output.map_index, str(output), extents)
+        path = output.file.data_path
+        return RemoteInputChannel(
+            self.clients, service, _address_of(output), output.host, path, str(output), extents
+        )
+
+
+def _address_of(output: MapOutput) -> MapOutputAddress:
+    return MapOutputAddress(
+        output.application, output.exchange, output.map_index, output.attempt, output.file_id
+    )
+
+
+def _client_settings(options: Options, credit: int) -> ClientSettings:
+    """How services are talked to. Raises `UsageError` for a secret that cannot be read."""
+    secret = read_secret(options.service_secret_file) if options.service_secret_file else None
+    authority = options.service_tls_authority
+    tls = ClientTls(authority) if authority else None
+    return ClientSettings(secret, tls, options.service_timeout, credit)
+
+
+def _expect_one_exchange(outputs: Sequence[MapOutput]) -> None:
+    for one, next_one in zip(outputs, outputs[1:], strict=False):
+        if one.exchange != next_one.exchange:
+            raise UsageError(
+                f"these are map outputs of two exchanges, {one.exchange} and {next_one.exchange}: each is"
+                " opened by itself"
+            )
+        if one.map_index == next_one.map_index:
+            raise UsageError(
+                f"there are two outputs of map {one.map_index}, whose records would come twice: keep one, and"
+                " release the other"
+            )
+
+
+def _payload_of(outputs: Sequence[MapOutput], indexes: Sequence[Index]) -> ArrowPayload | PickledPayload:
+    """What is in all of them. Of no outputs: no records."""
+    payload = _said(indexes[0]) if indexes else PickledPayload(Codec.NONE)
+    for output, index in zip(outputs[1:], indexes[1:], strict=True):
+        if not _is_alike(payload, _said(index)):
+            raise UsageError(
+                f"{output} and {outputs[0]} hold other things: the outputs of an exchange have one schema, or"
+                " none, and one codec"
+            )
+    return payload
+
+
+def _said(index: Index) -> ArrowPayload | PickledPayload:
+    """What an index says is in its file. Raises `UsageError` for what this module does not write."""
+    kind, codec = index.header.payload_kind, index.header.codec
+    if kind is PayloadKind.PICKLE:
+        return PickledPayload(codec)
+    if kind is PayloadKind.ARROW:
+        return ArrowPayload(pa.ipc.read_schema(pa.py_buffer(index.schema)), codec)
+    raise UsageError(f"a map output of {kind.name} is not opened here")
+
+
+def _is_alike(one: ArrowPayload | PickledPayload, other: ArrowPayload | PickledPayload) -> bool:
+    if one.codec is not other.codec or one.kind is not other.kind:
+        return False
+    return not isinstance(one, ArrowPayload) or one.schema.equals(cast(ArrowPayload, other).schema)

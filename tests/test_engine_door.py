@@ -1,0 +1,515 @@
+"""The engine without Spark: what producers write is what consumers read, from files or through a service;
+misuse is refused by the package's own errors; nothing is left of what was not finished, or was released."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from engine import ENVIRONMENT, ROOT, names, open_files, printed
+from map_outputs import reading_threads, rows_of
+
+import sortshuffle
+from sortshuffle import engine
+from sortshuffle.cli.cleaning import judge_all
+from sortshuffle.engine import (
+    SUPERSTEP,
+    Barrier,
+    Home,
+    MapOutput,
+    Options,
+    UserEvent,
+    open_input,
+    open_output,
+    release,
+)
+from sortshuffle.errors import (
+    AuthenticationError,
+    CorruptDataError,
+    MissingDataError,
+    StateError,
+    UsageError,
+)
+from sortshuffle.options import MIB
+from sortshuffle.partitioner import (
+    BroadcastSelector,
+    FunctionSelector,
+    GlobalSelector,
+    HashSelector,
+    KeyGroupSelector,
+    RescaleSelector,
+    RoundRobinSelector,
+    RowHashSelector,
+    forward,
+)
+from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, Event
+from sortshuffle.storage.host import host_name
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
+ENDS = [END_OF_DATA, END_OF_PARTITION]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with Home.of(str(tmp_path)) as made:
+        yield made
+    assert names(tmp_path) == []
+
+
+def column(values: list[Any]) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(values)], ["k"])
+
+
+def rows(start: int, stop: int) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(range(start, stop)), pa.array([f"v{n}" for n in range(start, stop)])], schema=SCHEMA)
+
+
+def written(home: Home, records: list[Any], selector: Any, map_index: int = 0, **more: Any) -> MapOutput:
+    """Of records that are their own keys."""
+    with open_output(home, selector, map_index, **more) as output:
+        output.write(records, column(records))
+        return output.finish()
+
+
+def written_rows(home: Home, batch: pa.RecordBatch, selector: Any, map_index: int = 0, **more: Any) -> MapOutput:
+    with open_output(home, selector, map_index, schema=batch.schema, **more) as output:
+        output.write_batch(batch)
+        return output.finish()
+
+
+def read(outputs: list[MapOutput], subpartitions: Any, **more: Any) -> list[Any]:
+    with open_input(outputs, subpartitions, **more) as stream:
+        return list(stream.records())
+
+
+# ---- the module -----------------------------------------------------------------------------------------
+
+
+def test_it_is_a_dozen_names() -> None:
+    assert len(engine.__all__) == 12
+    page = (ROOT / "docs" / "engine.md").read_text()
+    told = re.findall(r"^\| `(\w+)", page, re.MULTILINE)
+    assert sorted(told) == sorted(engine.__all__)
+
+
+def test_it_does_not_import_spark() -> None:
+    loaded = printed("import sys, sortshuffle.engine; print(*sys.modules)")
+    assert "sortshuffle.engine" in loaded
+    assert [name for name in loaded if name.split(".")[0] in ("pyspark", "py4j", "pandas")] == []
+    assert [name for name in loaded if name.startswith("sortshuffle.spark")] == []
+
+
+def test_the_program_of_its_page_runs(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "engine.md").read_text(), re.M | re.S)
+    done = subprocess.run(
+        [sys.executable, "-c", block], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    assert done.stdout == "[('be', 2), ('not', 2), ('or', 1), ('to', 2)]\n"
+    assert names(tmp_path / "scratch") == []
+
+
+# ---- records --------------------------------------------------------------------------------------------
+
+
+def test_records_go_where_their_keys_say(home: Home) -> None:
+    selector = HashSelector((0,), 3)
+    outputs = [written(home, list(range(n, 300, 2)), selector, n) for n in range(2)]
+    places = selector.assign(column(list(range(300)))).tolist()
+    for subpartition in range(3):
+        expected = [n for start in range(2) for n in range(start, 300, 2) if places[n] == subpartition]
+        assert read(outputs, subpartition) == expected
+        assert read(outputs[::-1], subpartition) == expected  # the order is that of map indexes
+
+
+def test_a_map_output_travels(home: Home) -> None:
+    output = written(home, [1, 2, 3], GlobalSelector())
+    copy = pickle.loads(pickle.dumps(output))
+    assert copy == output
+    assert read([copy], 0) == [1, 2, 3]
+    assert str(output) == f"attempt {output.attempt} of map 0 on {host_name()}"
+
+
+def test_the_sizes_of_subpartitions_are_told(home: Home) -> None:
+    empty = written(home, [], GlobalSelector(4, 2))
+    full = written(home, ["x" * 1000] * 50, GlobalSelector(4, 2), options=Options(codec="none"))
+    ends = empty.subpartition_bytes[0]
+    assert empty.subpartition_bytes == (ends,) * 4
+    assert [size - ends for size in full.subpartition_bytes][:2] == [0, 0]
+    assert full.subpartition_bytes[2] - ends > 50
+    assert full.subpartition_bytes[3] == ends
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        (forward(1, 3), [[], [0, 1, 2, 3, 4], []]),
+        (RescaleSelector(4, 1, 2), [[], [], [0, 2, 4], [1, 3]]),
+        (RescaleSelector(2, 3, 4), [[], [0, 1, 2, 3, 4]]),
+        (RoundRobinSelector(2, 1), [[1, 3], [0, 2, 4]]),
+        (BroadcastSelector(2), [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]),
+    ],
+    ids=["forward", "rescale to more", "rescale to fewer", "round robin", "broadcast"],
+)
+def test_selectors_that_look_at_no_keys_need_none(home: Home, selector: Any, expected: list[list[int]]) -> None:
+    with open_output(home, selector, 0) as output:
+        output.write([0, 1, 2])
+        output.write([3, 4])
+        outputs = [output.finish()]
+    assert [read(outputs, s) for s in range(selector.subpartitions)] == expected
+
+
+@pytest.mark.parametrize(
+    "selector", [HashSelector((0,), 2), KeyGroupSelector((0,), 2, 8), RowHashSelector(2), FunctionSelector(len, 2)]
+)
+def test_selectors_that_look_at_keys_need_them(home: Home, selector: Any) -> None:
+    with open_output(home, selector, 0) as output, pytest.raises(UsageError, match=r"by their keys|function len"):
+        output.write([1, 2])
+
+
+def test_a_selector_of_ones_own_takes_what_it_likes(home: Home) -> None:
+    class ByLength:
+        is_broadcast: ClassVar[bool] = False
+        subpartitions = 2
+
+        def assign(self, keys: list[str]) -> np.ndarray:
+            return np.array([len(key) % 2 for key in keys], np.uint8)
+
+    with open_output(home, ByLength(), 0) as output:
+        output.write([10, 20, 30], ["a", "bb", "ccc"])
+        outputs = [output.finish()]
+    assert [read(outputs, 0), read(outputs, 1)] == [[20], [10, 30]]
+
+
+def test_keys_of_another_number_are_refused(home: Home) -> None:
+    with open_output(home, HashSelector((0,), 2), 0) as output:
+        with pytest.raises(UsageError, match="3 records and 2 keys"):
+            output.write([1, 2, 3], column([1, 2]))
+        output.write([4], column([4]))  # what was refused changed nothing
+        assert read([output.finish()], range(2)) == [4]
+
+
+def test_what_is_broadcast_comes_to_all(home: Home) -> None:
+    with open_output(home, GlobalSelector(3, 1), 0) as output:
+        output.write(["a"])
+        output.broadcast("to all")
+        output.write(["b"])
+        outputs = [output.finish()]
+    assert [read(outputs, s) for s in range(3)] == [["to all"], ["a", "to all", "b"], ["to all"]]
+
+
+def test_one_consumer_may_read_a_range_of_key_groups(home: Home) -> None:
+    fine, coarse = KeyGroupSelector((0,), 8, 64), KeyGroupSelector((0,), 2, 64)
+    outputs = [written(home, list(range(n, 400, 2)), fine, n) for n in range(2)]
+    places = coarse.assign(column(list(range(400)))).tolist()
+    for consumer in range(2):
+        expected = sorted(n for n in range(400) if places[n] == consumer)
+        assert sorted(read(outputs, range(4 * consumer, 4 * consumer + 4))) == expected
+
+
+def test_more_records_than_memory_come_in_order(home: Home) -> None:
+    records = [bytes([n % 251]) * 10_000 for n in range(600)]
+    options = Options(memory=MIB, read_memory=MIB)
+    output = written(home, records, GlobalSelector(2, 1), options=options)
+    assert read([output], 1, options=options) == records
+    assert read([output], 0, options=options) == []
+
+
+# ---- events ---------------------------------------------------------------------------------------------
+
+
+def told(stream: engine.Input) -> list[Any]:
+    """Records and events, in their order."""
+    found: list[Any] = []
+    for buffer in stream.buffers():
+        found += [(buffer.map_index, record) for chunk in buffer.chunks for record in chunk]
+        found += [(buffer.map_index, buffer.event)] if buffer.event is not None else []
+    return found
+
+
+def test_events_keep_their_place_and_come_to_all(home: Home) -> None:
+    sent: list[Event] = [SUPERSTEP, Barrier(7, 1_000_000, b"x"), UserEvent("unit", b"cent")]
+    with open_output(home, GlobalSelector(2, 1), 5) as output:
+        for number, event in enumerate(sent):
+            output.write([number])
+            output.send(event)
+        outputs = [output.finish()]
+    with open_input(outputs, 0) as stream:
+        assert told(stream) == [(5, event) for event in [*sent, *ENDS]]
+    with open_input(outputs, 1) as stream:
+        expected = [(5, each) for number, event in enumerate(sent) for each in (number, event)]
+        assert told(stream) == expected + [(5, event) for event in ENDS]
+    assert read(outputs, [0, 1]) == [0, 1, 2]
+
+
+def test_the_ends_are_sent_by_finish_alone(home: Home) -> None:
+    with open_output(home, GlobalSelector(), 0) as output, pytest.raises(UsageError, match=r"what finish\(\)"):
+        output.send(END_OF_DATA)
+
+
+# ---- batches --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
+def test_rows_go_where_the_selector_says(home: Home, codec: str) -> None:
+    options = Options(codec=codec)
+    outputs = [
+        written_rows(home, rows(100 * n, 100 * n + 100), HashSelector((0,), 3), n, options=options)
+        for n in range(2)
+    ]
+    places = HashSelector((0,), 3).assign(rows(0, 200)).tolist()
+    for subpartition in range(3):
+        with open_input(outputs, subpartition) as stream:
+            found = list(stream.batches())
+        assert [batch.schema for batch in found] == [SCHEMA] * len(found)
+        assert rows_of(found) == [{"k": n, "v": f"v{n}"} for n in range(200) if places[n] == subpartition]
+
+
+def test_rows_are_broadcast(home: Home) -> None:
+    output = written_rows(home, rows(0, 5), BroadcastSelector(3))
+    for subpartition in range(3):
+        with open_input([output], subpartition) as stream:
+            assert rows_of(stream.batches()) == rows(0, 5).to_pylist()
+    assert len(set(output.subpartition_bytes)) == 1
+
+
+def test_records_and_batches_are_told_apart(home: Home) -> None:
+    with open_output(home, GlobalSelector(), 0) as of_records:
+        with pytest.raises(UsageError, match="takes records"):
+            of_records.write_batch(rows(0, 1))
+        records = of_records.finish()
+    with open_output(home, GlobalSelector(), 1, schema=SCHEMA) as of_batches:
+        for refused in (
+            lambda: of_batches.write([1]),
+            lambda: of_batches.broadcast(1),
+            lambda: of_batches.send(SUPERSTEP),
+        ):
+            with pytest.raises(UsageError, match="takes batches"):
+                refused()
+        batches = of_batches.finish()
+    with open_input([records], 0) as stream, pytest.raises(UsageError, match="hold records"):
+        stream.batches()
+    with open_input([batches], 0) as stream:
+        with pytest.raises(UsageError, match="hold batches"):
+            stream.records()
+        with pytest.raises(UsageError, match="hold batches"):
+            stream.buffers()
+    with pytest.raises(UsageError, match="hold other things"):
+        open_input([records, batches], 0)
+
+
+# ---- what is refused, and what is lost ------------------------------------------------------------------
+
+
+def test_outputs_of_one_exchange_one_schema_one_codec(home: Home) -> None:
+    one = written_rows(home, rows(0, 1), GlobalSelector())
+    other = written_rows(home, column([1]), GlobalSelector(), 1)
+    packed = written_rows(home, rows(0, 1), GlobalSelector(), 2, options=Options(codec="zstd"))
+    for wrong in ([one, other], [one, packed]):
+        with pytest.raises(UsageError, match="hold other things"):
+            open_input(wrong, 0)
+    with pytest.raises(UsageError, match="two exchanges, 0 and 1"):
+        open_input([one, replace(other, exchange=1)], 0)
+
+
+def test_a_producer_may_run_again(home: Home) -> None:
+    first, again = (written(home, [1], GlobalSelector()) for _ in range(2))
+    with pytest.raises(UsageError, match=r"two outputs of map 0.*would come twice"):
+        open_input([first, again], 0)
+    release([first])
+    assert read([again], 0) == [1]
+
+
+@pytest.mark.parametrize("subpartition", [-1, 2])
+def test_a_subpartition_that_is_not_there(home: Home, subpartition: int) -> None:
+    output = written(home, [1], GlobalSelector(2))
+    with pytest.raises(UsageError, match=rf"no subpartition {subpartition}: they are 0 to 1"):
+        open_input([output], subpartition)
+
+
+@pytest.mark.parametrize("numbers", [{"map_index": -1}, {"map_index": 0, "exchange": -1}])
+def test_numbers_count_from_0_on(home: Home, numbers: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="count from 0 on"):
+        open_output(home, GlobalSelector(), **numbers)  # type: ignore[arg-type]
+
+
+def test_of_no_outputs_there_is_nothing() -> None:
+    assert read([], 0) == []
+
+
+def test_a_home_is_one_step_of_a_path(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="one step of a path"):
+        Home.of(str(tmp_path), "../elsewhere")
+    assert names(tmp_path) == []
+
+
+def test_what_is_lost_is_told_with_its_place(home: Home) -> None:
+    output = written(home, [1], GlobalSelector())
+    os.unlink(output.file.data_path)
+    with pytest.raises(MissingDataError) as lost:
+        read([output], 0)
+    assert lost.value.place.file == output.file.data_path
+    os.unlink(output.file.index_path)
+    with pytest.raises(MissingDataError) as lost:
+        open_input([output], 0)
+    assert lost.value.place.file == output.file.index_path
+
+
+def test_damage_is_told_with_its_place(home: Home) -> None:
+    output = written(home, list(range(1000)), GlobalSelector())
+    with open(output.file.data_path, "r+b") as file:
+        file.seek(200)
+        byte = file.read(1)[0]
+        file.seek(200)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(CorruptDataError) as lost:
+        read([output], 0)
+    assert lost.value.place.file == output.file.data_path
+
+
+# ---- ends -----------------------------------------------------------------------------------------------
+
+
+def test_an_output_that_is_left_is_abandoned(home: Home) -> None:
+    with pytest.raises(ZeroDivisionError), open_output(home, GlobalSelector(), 0) as output:
+        output.write([1])
+        assert len(names(home.path)) == 3
+        raise ZeroDivisionError
+    assert names(home.path) == ["owner.json"]
+    assert open_files(home.directory) == []
+    for call in (lambda: output.write([2]), output.finish):
+        with pytest.raises(StateError, match="abandoned"):
+            call()
+
+
+@pytest.mark.parametrize("schema", [None, SCHEMA])
+def test_a_finished_output_takes_no_more(home: Home, schema: pa.Schema | None) -> None:
+    with open_output(home, GlobalSelector(), 0, schema=schema) as output:
+        made = output.finish()
+        with pytest.raises(StateError, match="finished"):
+            output.finish()
+        with pytest.raises(StateError, match="finished"):
+            output.write([1]) if schema is None else output.write_batch(rows(0, 1))
+    output.abandon()  # does nothing
+    assert os.path.exists(made.file.data_path)
+
+
+def test_a_closed_input_reads_no_more(home: Home) -> None:
+    outputs = [written(home, [n] * 1000, GlobalSelector(), n) for n in range(6)]
+    with open_input(outputs, 0) as stream:
+        records = stream.records()
+        assert next(records) == 0
+    assert next(records, None) is None
+    assert reading_threads() == []
+    assert open_files(home.directory) == []
+    with pytest.raises(StateError, match="closed"):
+        stream.records()
+    stream.close()  # may be called again
+
+
+def test_an_object_that_cannot_be_pickled_leaves_nothing(home: Home) -> None:
+    with open_output(home, GlobalSelector(), 0) as output, pytest.raises((AttributeError, pickle.PicklingError)):
+        output.write([lambda: 1])
+    assert names(home.path) == ["owner.json"]
+
+
+def test_what_is_released_is_gone_and_who_reads_it_reads_on(home: Home) -> None:
+    outputs = [written(home, [n], GlobalSelector(), n) for n in range(2)]
+    release(outputs[:1])
+    release(outputs[:1])
+    assert read(outputs[1:], 0) == [1]
+    assert len(names(home.path)) == 3
+    with pytest.raises(UsageError, match="cannot be released on"):
+        release([outputs[1], replace(outputs[0], host="elsewhere")])
+    assert read(outputs[1:], 0) == [1]  # all or nothing
+
+
+def test_a_home_goes_with_all_that_is_in_it(tmp_path: Path) -> None:
+    with Home.of(str(tmp_path / "new"), "job") as home:
+        assert home.application.startswith("job-")
+        written(home, [1], GlobalSelector())
+        left = open_output(home, GlobalSelector(), 1)
+    assert names(tmp_path / "new") == []
+    left.abandon()
+    home.remove()  # may be called again
+
+
+def test_homes_of_one_process_are_apart(tmp_path: Path) -> None:
+    with Home.of(str(tmp_path)) as one, Home.of(str(tmp_path)) as other:
+        output = written(one, [1], GlobalSelector())
+        other.remove()
+        assert read([output], 0) == [1]
+
+
+def test_clean_keeps_the_home_of_a_live_process_and_removes_that_of_a_killed_one(tmp_path: Path, home: Home) -> None:
+    program = (
+        "import os, sys; from sortshuffle.engine import Home;"
+        " print(Home.of(sys.argv[1]).path, flush=True); os._exit(1)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=False)
+    left = done.stdout.strip()
+    verdicts = {verdict.path: verdict.is_dead for verdict in judge_all(str(tmp_path), None, print)}
+    assert verdicts == {home.path: False, left: True}
+    Home(str(tmp_path), "", left).remove()
+
+
+# ---- through a service ----------------------------------------------------------------------------------
+
+
+def test_through_a_service_it_is_the_same(home: Home, tmp_path: Path) -> None:
+    selector = KeyGroupSelector((0,), 4, 16)
+    outputs = [written(home, list(range(n, 2000, 2)), selector, n) for n in range(2)]
+    tables = [written_rows(home, rows(0, 500), HashSelector((0,), 2), n, exchange=1) for n in range(2)]
+    with sortshuffle.serve([home.directory]) as service:
+        services = {host_name(): service.address}
+        assert read(outputs, 3, services=services) == read(outputs, 3)
+        assert read(outputs, range(1, 3), services=services) == read(outputs, range(1, 3))
+        with open_input(tables, 1, services=services) as there, open_input(tables, 1) as here:
+            assert rows_of(there.batches()) == rows_of(here.batches())
+        assert service.status().bytes_sent_total > sum(outputs[0].subpartition_bytes[1:])
+        moved = replace(outputs[0], path="/nowhere/" + os.path.basename(outputs[0].path))
+        assert read([moved], 3, services=services) == read(outputs[:1], 3)  # by its name, not by its path
+        read_locally = service.status().requests_total
+        assert read(outputs, 3, services={"elsewhere": service.address}) == read(outputs, 3)
+        assert service.status().requests_total == read_locally
+
+
+def test_a_service_asks_for_the_secret(home: Home, tmp_path: Path) -> None:
+    output = written(home, [1, 2], GlobalSelector())
+    secrets = []
+    for name in ("right", "wrong"):
+        secrets.append(tmp_path / name)
+        secrets[-1].write_bytes(name.encode() * 8)
+        secrets[-1].chmod(0o600)
+    right, wrong = (Options(service_secret_file=str(path)) for path in secrets)
+    try:
+        with sortshuffle.serve([home.directory], secret=b"right" * 8) as service:
+            services = {host_name(): service.address}
+            assert read([output], 0, services=services, options=right) == [1, 2]
+            for options in (wrong, Options()):
+                with pytest.raises(AuthenticationError):
+                    read([output], 0, services=services, options=options)
+    finally:
+        for path in secrets:
+            path.unlink()
+
+
+def test_what_a_service_does_not_have_is_lost(home: Home) -> None:
+    output = written(home, [1], GlobalSelector())
+    release([output])
+    with (
+        sortshuffle.serve([home.directory]) as service,
+        pytest.raises(MissingDataError),
+    ):
+        open_input([output], 0, services={host_name(): service.address})
