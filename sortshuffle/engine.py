@@ -40,6 +40,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from itertools import pairwise
 from types import TracebackType
 from typing import Any, cast
 
@@ -240,9 +241,7 @@ class Output:
             layout = _layout(selector, schema, options, opened)
             file = self._new_file(layout)
             budget = MemoryBudget(options.memory)
-            self._partition = opened.enter_context(
-                SortMergeResultPartition(file, layout, budget, metrics)
-            )
+            self._partition = opened.enter_context(SortMergeResultPartition(file, layout, budget, metrics))
             if schema is None:
                 self._writer = opened.enter_context(
                     RecordWriter(selector, pack_chunk, self._partition, metrics)
@@ -341,6 +340,8 @@ class _NoKeys:
     def __getattr__(self, name: str) -> Any:
         raise UsageError("this selector places records by their keys: give them, one row for each record")
 
+    __getitem__ = __getattr__
+
 
 def _layout(
     selector: KeySelector, schema: pa.Schema | None, options: Options, opened: ExitStack
@@ -386,8 +387,8 @@ def open_input(
 class Input:
     """What one consumer reads: `open_input` makes it. One of `buffers`, `records` and `batches` is called.
 
-    Leaving it as a context, or `close()`, lets go of files, threads and connections. Single-threaded; it reads
-    ahead in threads of its own.
+    Leaving it as a context, or `close()`, lets go of files, threads and connections. Single-threaded, but it
+    reads ahead in threads of its own.
     """
 
     def __init__(
@@ -417,8 +418,8 @@ class Input:
         self._threads = options.read_threads
 
     def buffers(self) -> Generator[BufferOrEvent, None, None]:
-        """Everything, buffer by buffer: the chunks of records in each, or an event. Every event comes once for
-        each map output and each of the subpartitions; the last two of a stream are END_OF_DATA and
+        """Everything, buffer by buffer: the chunks of records in each, or an event. Every event comes once
+        for each map output and each of the subpartitions; the last two of a stream are END_OF_DATA and
         END_OF_PARTITION. Raises `UsageError` for batches, and what `RecordGate.buffers` raises."""
         return self._followed(self._gate_of_records().buffers())
 
@@ -509,7 +510,7 @@ def _client_settings(options: Options, credit: int) -> ClientSettings:
 
 
 def _expect_one_exchange(outputs: Sequence[MapOutput]) -> None:
-    for one, next_one in zip(outputs, outputs[1:], strict=False):
+    for one, next_one in pairwise(outputs):
         if one.exchange != next_one.exchange:
             raise UsageError(
                 f"these are map outputs of two exchanges, {one.exchange} and {next_one.exchange}: each is"

@@ -71,7 +71,9 @@ def column(values: list[Any]) -> pa.RecordBatch:
 
 
 def rows(start: int, stop: int) -> pa.RecordBatch:
-    return pa.record_batch([pa.array(range(start, stop)), pa.array([f"v{n}" for n in range(start, stop)])], schema=SCHEMA)
+    return pa.record_batch(
+        [pa.array(range(start, stop)), pa.array([f"v{n}" for n in range(start, stop)])], schema=SCHEMA
+    )
 
 
 def written(home: Home, records: list[Any], selector: Any, map_index: int = 0, **more: Any) -> MapOutput:
@@ -81,7 +83,9 @@ def written(home: Home, records: list[Any], selector: Any, map_index: int = 0, *
         return output.finish()
 
 
-def written_rows(home: Home, batch: pa.RecordBatch, selector: Any, map_index: int = 0, **more: Any) -> MapOutput:
+def written_rows(
+    home: Home, batch: pa.RecordBatch, selector: Any, map_index: int = 0, **more: Any
+) -> MapOutput:
     with open_output(home, selector, map_index, schema=batch.schema, **more) as output:
         output.write_batch(batch)
         return output.finish()
@@ -112,7 +116,12 @@ def test_it_does_not_import_spark() -> None:
 def test_the_program_of_its_page_runs(tmp_path: Path) -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "engine.md").read_text(), re.M | re.S)
     done = subprocess.run(
-        [sys.executable, "-c", block], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", block],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stderr == ""
     assert done.stdout == "[('be', 2), ('not', 2), ('or', 1), ('to', 2)]\n"
@@ -161,7 +170,9 @@ def test_the_sizes_of_subpartitions_are_told(home: Home) -> None:
     ],
     ids=["forward", "rescale to more", "rescale to fewer", "round robin", "broadcast"],
 )
-def test_selectors_that_look_at_no_keys_need_none(home: Home, selector: Any, expected: list[list[int]]) -> None:
+def test_selectors_that_look_at_no_keys_need_none(
+    home: Home, selector: Any, expected: list[list[int]]
+) -> None:
     with open_output(home, selector, 0) as output:
         output.write([0, 1, 2])
         output.write([3, 4])
@@ -170,10 +181,16 @@ def test_selectors_that_look_at_no_keys_need_none(home: Home, selector: Any, exp
 
 
 @pytest.mark.parametrize(
-    "selector", [HashSelector((0,), 2), KeyGroupSelector((0,), 2, 8), RowHashSelector(2), FunctionSelector(len, 2)]
+    "selector",
+    [
+        HashSelector((0,), 2),
+        KeyGroupSelector((0,), 2, 8),
+        RowHashSelector(2),
+        FunctionSelector(lambda batch: batch["k"], 2),
+    ],
 )
 def test_selectors_that_look_at_keys_need_them(home: Home, selector: Any) -> None:
-    with open_output(home, selector, 0) as output, pytest.raises(UsageError, match=r"by their keys|function len"):
+    with open_output(home, selector, 0) as output, pytest.raises(UsageError, match="by their keys"):
         output.write([1, 2])
 
 
@@ -253,7 +270,10 @@ def test_events_keep_their_place_and_come_to_all(home: Home) -> None:
 
 
 def test_the_ends_are_sent_by_finish_alone(home: Home) -> None:
-    with open_output(home, GlobalSelector(), 0) as output, pytest.raises(UsageError, match=r"what finish\(\)"):
+    with (
+        open_output(home, GlobalSelector(), 0) as output,
+        pytest.raises(UsageError, match=r"what finish\(\)"),
+    ):
         output.send(END_OF_DATA)
 
 
@@ -418,7 +438,10 @@ def test_a_closed_input_reads_no_more(home: Home) -> None:
 
 
 def test_an_object_that_cannot_be_pickled_leaves_nothing(home: Home) -> None:
-    with open_output(home, GlobalSelector(), 0) as output, pytest.raises((AttributeError, pickle.PicklingError)):
+    with (
+        open_output(home, GlobalSelector(), 0) as output,
+        pytest.raises((AttributeError, pickle.PicklingError)),
+    ):
         output.write([lambda: 1])
     assert names(home.path) == ["owner.json"]
 
@@ -451,7 +474,9 @@ def test_homes_of_one_process_are_apart(tmp_path: Path) -> None:
         assert read([output], 0) == [1]
 
 
-def test_clean_keeps_the_home_of_a_live_process_and_removes_that_of_a_killed_one(tmp_path: Path, home: Home) -> None:
+def test_clean_keeps_the_home_of_a_live_process_and_removes_that_of_a_killed_one(
+    tmp_path: Path, home: Home
+) -> None:
     program = (
         "import os, sys; from sortshuffle.engine import Home;"
         " print(Home.of(sys.argv[1]).path, flush=True); os._exit(1)"

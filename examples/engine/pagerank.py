@@ -4,8 +4,8 @@
 
 * Each round is an exchange: vertices stay where their key group is, shares of their ranks go to the vertices
   that they point to. A vertex that points nowhere gives its rank to all, so it is broadcast.
-* The ranks of all rounds go into one map output of each worker; SUPERSTEP ends a round in it. Whose ranks they
-  are does not matter there, so they are rescaled: the outputs of neighbouring workers go to one reporter.
+* The ranks of all rounds go into one map output of each worker, in which SUPERSTEP ends a round. Whose ranks
+  they are does not matter there, so they are rescaled: those of neighbouring workers go to one reporter.
 
 Sums are exact (`math.fsum`), so the result is the same however many workers there are.
 """
@@ -62,7 +62,9 @@ def send_shares(
 ) -> MapOutput:
     placed = KeyGroupSelector((0,), WORKERS, KEY_GROUPS)
     with open_output(home, placed, number, exchange=round_number, options=SMALL) as output:
-        shares = [(to, ranks[vertex] / len(targets)) for vertex, targets in points_to.items() for to in targets]
+        shares = [
+            (to, ranks[vertex] / len(targets)) for vertex, targets in points_to.items() for to in targets
+        ]
         output.write(shares, column_of([target for target, _ in shares]))
         for vertex, targets in points_to.items():
             if not targets:

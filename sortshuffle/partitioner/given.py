@@ -1,7 +1,7 @@
 """Placement that somebody else has decided: a column of ids, or a user's function on a batch.
 
 ``IdSelector``         ``ShuffleFrame.repartitionById``: Spark's rule for ids that are null or too large
-``FunctionSelector``   a function on batches, through `engine`. What it returns is a claim, and so it is checked
+``FunctionSelector``   a function on batches: through `engine`. What it returns is a claim, so it is checked
 """
 
 from __future__ import annotations

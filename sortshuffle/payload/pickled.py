@@ -1,8 +1,8 @@
 """Pickled chunks as payloads: Python objects, pickled many at a time.
 
-Used by `ShuffleRDD` and `engine`. A chunk is a frame (`payload.frames`) of a number of records (u32, little-endian) and
-one pickle (protocol 5) that holds so many. So they can be counted, and checked, without unpickling them:
-that would run whatever code the pickle names. What is pickled is one of
+Used by `ShuffleRDD` and `engine`. A chunk is a frame (`payload.frames`) of a number of records (u32,
+little-endian) and one pickle (protocol 5) that holds so many. So they can be counted, and checked, without
+unpickling them: that would run whatever code the pickle names. What is pickled is one of
 
     [record, ...]                      any objects
     ([key, ...], [value, ...])         pairs

@@ -46,7 +46,8 @@ class InputGate:
         self._new_file = new_file
 
     def batches(self) -> Batches:
-        """Every row of the subpartition, in batches that are worth a call. Closing it lets go of everything."""
+        """Every row of the subpartition, in batches that are worth a call. Closing the generator lets go of
+        everything."""
         return _worth_a_call(self._messages())
 
     def sorted_batches(self, order: RowOrder) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,7 @@
 """`RecordGate`: all the channels of one consumer task, where records are opaque frames or pickled chunks.
 
-Used by `ShuffleRDD` and `engine.Input`. It is what `InputGate` is for rows, and its order is the same: (map index, region, position), whatever the threads and the memory.
+Used by `ShuffleRDD` and `engine.Input`. It is what `InputGate` is for rows, and its order is the same: (map
+index, region, position), whatever the threads and the memory.
 
     every channel: frames and events .. END_OF_DATA, END_OF_PARTITION, nothing
 

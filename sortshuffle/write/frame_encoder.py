@@ -86,9 +86,7 @@ class FrameLayout:
             raise UsageError(f"a frame layout's buffer_size must be at least 1 byte, not {self.buffer_size}")
 
 
-def frame_layout(
-    payload: FramesPayload, subpartitions: int, memory: int, opened: ExitStack
-) -> FrameLayout:
+def frame_layout(payload: FramesPayload, subpartitions: int, memory: int, opened: ExitStack) -> FrameLayout:
     """The layout of a partition that takes all of its memory, ``memory`` bytes, as segments, now. ``opened``:
     gives them back, behind the partition. Raises MemoryError."""
     size = segment_bytes(subpartitions, memory)

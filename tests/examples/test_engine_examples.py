@@ -48,7 +48,7 @@ def files_of(directory: Path, texts: list[str]) -> list[Path]:
 
 # ---- word count -----------------------------------------------------------------------------------------
 
-STOP_WORDS = set("a an and are as at by for from in is it its no not of on or so that the to".split())
+STOP_WORDS = {"a", "an", "and", "in", "is", "it", "its", "no", "not", "of", "on", "or", "the", "to"}
 
 
 def counted(texts: list[str]) -> list[str]:
