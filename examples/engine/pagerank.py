@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import ExitStack
 from math import fsum
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -102,15 +103,16 @@ def column_of(vertices: list[int]) -> pa.RecordBatch:
 
 
 def main(edges: Edges) -> None:
-    context = get_context("spawn")
-    with TemporaryDirectory() as directory, Home.of(directory, "pagerank") as home:
-        pipes, workers = [], []
+    context = get_context("spawn")  # a process that has threads, as Arrow starts them, is not to be forked
+    with TemporaryDirectory() as directory, Home.of(directory, "pagerank") as home, ExitStack() as opened:
+        pipes = []
         for number in range(WORKERS):
             pipe, its_end = context.Pipe()
-            workers.append(context.Process(target=work, args=(number, home, edges, its_end), daemon=True))
-            workers[-1].start()
-            its_end.close()  # so that the pipe ends with the worker, whatever becomes of it
-            pipes.append(pipe)
+            worker = context.Process(target=work, args=(number, home, edges, its_end))
+            worker.start()
+            its_end.close()  # so that each end is closed when the process of the other one has ended
+            opened.callback(worker.join)
+            pipes.append(opened.enter_context(pipe))
         read: list[MapOutput] = []
         for _ in range(ROUNDS + 1):  # the last outputs are the histories
             outputs = [pipe.recv() for pipe in pipes]
@@ -119,8 +121,6 @@ def main(edges: Edges) -> None:
                 pipe.send(outputs)
             read = outputs
         reports = [pipe.recv() for pipe in pipes[:REPORTERS]]
-        for worker in workers:
-            worker.join()
     for round_number, moved in enumerate(map(max, zip(*(moved for moved, _ in reports), strict=True)), 1):
         print(f"round {round_number}: moved by {moved!r}")
     ranks = {vertex: rank for _, part in reports for vertex, rank in part.items()}

@@ -25,7 +25,15 @@ def scratch(tmp_path: Path) -> Path:
 
 
 def output_of(example: str, scratch: Path, *arguments: Path) -> list[str]:
-    """The lines that it prints. It is alone in its temporary directory, and leaves nothing there."""
+    """The lines that it prints."""
+    done = run(example, scratch, *arguments)
+    assert done.stderr == ""
+    assert done.returncode == 0
+    return done.stdout.splitlines()
+
+
+def run(example: str, scratch: Path, *arguments: Path) -> subprocess.CompletedProcess[str]:
+    """What comes of it. It is alone in its temporary directory, and leaves nothing there."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / example), *map(str, arguments)],
         env=ENVIRONMENT | {"TMPDIR": str(scratch)},
@@ -33,10 +41,8 @@ def output_of(example: str, scratch: Path, *arguments: Path) -> list[str]:
         text=True,
         check=False,
     )
-    assert done.stderr == ""
-    assert done.returncode == 0
     assert names(scratch) == []
-    return done.stdout.splitlines()
+    return done
 
 
 def files_of(directory: Path, texts: list[str]) -> list[Path]:
@@ -109,6 +115,13 @@ def test_pages_are_ranked(tmp_path: Path, scratch: Path) -> None:
 def test_by_default_a_small_graph_is_ranked(scratch: Path) -> None:
     edges = [(v, (v * step + step) % 200) for v in range(200) if v % 7 for step in (2, 3, v % 5)]
     assert output_of("pagerank.py", scratch) == ranked(edges)
+
+
+def test_workers_that_fail_leave_nothing_either(tmp_path: Path, scratch: Path) -> None:
+    (file,) = files_of(tmp_path, [f"0 {2**63}\n"])  # no int64
+    done = run("pagerank.py", scratch, file)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "EOFError" in done.stderr.splitlines()[-1]
 
 
 # ---- snapshots ------------------------------------------------------------------------------------------
