@@ -230,6 +230,7 @@ class Output:
     ) -> None:
         self._home = home
         self._selector = selector
+        self._schema = schema
         # random, so that a task that runs again needs no number from whoever runs it
         attempt = secrets.randbits(31)
         self._written_by = Writer(
@@ -261,10 +262,14 @@ class Output:
         writer.emit_batch(records, _NoKeys(len(records)) if keys is None else keys)
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
-        """Send each row of a batch of the output's schema where the selector says, or to all. Raises
-        `UsageError` for an output of records, `OutOfDiskError`."""
-        if self._writer is not None:
+        """Send each row of a batch where the selector says, or to all. Raises `UsageError` for a batch of
+        another schema than the output's, and for an output of records; `OutOfDiskError`."""
+        if self._schema is None:
             raise UsageError("this output takes records (write): batches need open_output(..., schema=...)")
+        if not batch.schema.equals(self._schema):  # what a file says of its rows could not be believed
+            raise UsageError(
+                f"the output's schema is ({_columns(self._schema)}), the batch's ({_columns(batch.schema)})"
+            )
         if self._selector.is_broadcast:
             self._partition.broadcast(batch)
         else:
@@ -350,6 +355,10 @@ def _layout(
         payload = ArrowPayload.of(schema, options)
         return PartitionLayout(payload, cast(ChannelSelector, selector), options.buffer_size)
     return frame_layout(PickledPayload.of(options), selector.subpartitions, options.memory, opened)
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 def _signed(writer: Writer) -> Writer:

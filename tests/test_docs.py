@@ -6,6 +6,8 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,22 @@ def collected_of(file: Path) -> set[str]:
         return set()
     found = {each.name for each in ast.parse(file.read_text()).body if isinstance(each, ast.FunctionDef)}
     return {name for name in found if name.startswith("test_")}
+
+
+def test_the_ancestors_words_lead_to_names_that_are_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = page.partition("\n## The ancestor's words\n")[2].partition("\n## ")[0].splitlines()
+    here = [row.split("|")[2] for row in rows if row.startswith("| ")][1:]
+    named = [name for cell in here for name in re.findall(r"`([a-z_]+\.[\w.]+)`", cell)]
+    assert len(here) >= 30
+    assert len(named) >= 30
+    assert [name for name in named if not _is_there(name)] == []
+
+
+def _is_there(name: str) -> bool:
+    """Whether that is a module of the package, or a name in one."""
+    above, _, last = f"sortshuffle.{name}".rpartition(".")
+    return hasattr(import_module(above), last) or find_spec(f"{above}.{last}") is not None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

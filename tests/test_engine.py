@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pytest
+import trustme
 from engine import ENVIRONMENT, ROOT, names, open_files, printed
 from map_outputs import reading_threads, rows_of
 
@@ -53,6 +54,7 @@ from sortshuffle.partitioner import (
     forward,
 )
 from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, Event
+from sortshuffle.service.transport import ServerTls
 from sortshuffle.storage.host import host_name
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
@@ -303,6 +305,16 @@ def test_rows_are_broadcast(home: Home) -> None:
     assert len(set(output.subpartition_bytes)) == 1
 
 
+def test_batches_of_another_schema_are_refused(home: Home) -> None:
+    with open_output(home, GlobalSelector(), 0, schema=SCHEMA) as output:
+        with pytest.raises(UsageError, match=r"is \(k int64, v string\), the batch's \(k int64\)"):
+            output.write_batch(column([1]))
+        output.write_batch(rows(0, 2))
+        outputs = [output.finish()]
+    with open_input(outputs, 0) as stream:
+        assert rows_of(stream.batches()) == rows(0, 2).to_pylist()
+
+
 def test_records_and_batches_are_told_apart(home: Home) -> None:
     with open_output(home, GlobalSelector(), 0) as of_records:
         with pytest.raises(UsageError, match="takes records"):
@@ -467,6 +479,21 @@ def test_a_home_goes_with_all_that_is_in_it(tmp_path: Path) -> None:
     home.remove()  # may be called again
 
 
+def test_nothing_is_taken_where_the_home_is_gone(tmp_path: Path) -> None:
+    with Home.of(str(tmp_path)) as gone:
+        pass
+    with pytest.raises(FileNotFoundError):
+        open_output(gone, GlobalSelector(), 0)
+    assert names(tmp_path) == []
+
+
+def test_a_home_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        Home.of(str(tmp_path / "file"))
+    assert names(tmp_path) == ["file"]
+
+
 def test_homes_of_one_process_are_apart(tmp_path: Path) -> None:
     with Home.of(str(tmp_path)) as one, Home.of(str(tmp_path)) as other:
         output = written(one, [1], GlobalSelector())
@@ -528,6 +555,32 @@ def test_a_service_asks_for_the_secret(home: Home, tmp_path: Path) -> None:
     finally:
         for path in secrets:
             path.unlink()
+
+
+def test_a_service_with_tls_is_trusted_by_its_authority(
+    home: Home, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    output = written(home, [1, 2], GlobalSelector())
+    authority, other = trustme.CA(), trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    directory = tmp_path_factory.mktemp("tls")
+    paths = {name: str(directory / name) for name in ("certificate", "key", "authority", "other")}
+    issued.cert_chain_pems[0].write_to_path(paths["certificate"])
+    issued.private_key_pem.write_to_path(paths["key"])
+    authority.cert_pem.write_to_path(paths["authority"])
+    other.cert_pem.write_to_path(paths["other"])
+
+    def trusting(name: str) -> Options:
+        certificate, key = paths["certificate"], paths["key"]
+        return Options(
+            service_tls_certificate=certificate, service_tls_key=key, service_tls_authority=paths[name]
+        )
+
+    with sortshuffle.serve([home.directory], tls=ServerTls(paths["certificate"], paths["key"])) as service:
+        services = {host_name(): service.address}
+        assert read([output], 0, services=services, options=trusting("authority")) == [1, 2]
+        with pytest.raises(AuthenticationError):
+            read([output], 0, services=services, options=trusting("other"))
 
 
 def test_what_a_service_does_not_have_is_lost(home: Home) -> None:
