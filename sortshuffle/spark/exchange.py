@@ -20,13 +20,14 @@ from weakref import WeakValueDictionary, ref
 from pyspark.sql import DataFrame
 
 from sortshuffle.payload.ordering import RowOrder, SortKey
-from sortshuffle.spark import skew
-from sortshuffle.spark.fanout import MapStage
+from sortshuffle.spark.fanout import fan_out_of
 from sortshuffle.spark.map_output import WriteExchange
-from sortshuffle.spark.placements import Placement, Scheme
-from sortshuffle.spark.plan import Chain, next_number
+from sortshuffle.spark.placements import Placement
+from sortshuffle.spark.plan import Chain, MapStage, next_number
 from sortshuffle.spark.planning import ControlRows
+from sortshuffle.spark.schemes import Scheme
 from sortshuffle.spark.stages import Step
+from sortshuffle.spark.subpartition_sizes import Sizes, measured
 
 
 @dataclass(eq=False)
@@ -43,7 +44,7 @@ class Exchange:
     _stage: MapStage | None = field(default=None, init=False)
     _control: ControlRows | None = field(default=None, init=False)
     _placement: Placement | None = field(default=None, init=False)
-    _sizes: skew.Sizes | None = field(default=None, init=False)
+    _sizes: Sizes | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         # By their orders. Weak, because one that nobody wants any more must not be written; those that are
@@ -52,7 +53,7 @@ class Exchange:
         self._built_twins: list[Exchange] = []
         self._twin_of: ref[Exchange] | None = None
         self._placing, self._measuring = threading.RLock(), threading.RLock()
-        self._fan_out = self.upstream.context.fan_outs.of(self.upstream)
+        self._fan_out = fan_out_of(self.upstream)
         self._fan_out.add(self)
 
     def ordered_by(self, order: RowOrder) -> Exchange:
@@ -122,12 +123,12 @@ class Exchange:
         self.place()
         return self.subpartitions
 
-    def sizes(self) -> skew.Sizes:
+    def sizes(self) -> Sizes:
         """How large its subpartitions are. Runs the map stage, once."""
         with self._measuring:
             if self._sizes is None:
                 service = self.upstream.context.host_service()
-                self._sizes = skew.measured(self.number, self.control(), self.subpartitions, service)
+                self._sizes = measured(self.number, self.control(), self.subpartitions, service)
             return self._sizes
 
     @property

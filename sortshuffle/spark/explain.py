@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sortshuffle.options import format_size
 from sortshuffle.spark import skew
-from sortshuffle.spark.exchange import Exchange
-from sortshuffle.spark.plan import Chain
+from sortshuffle.spark.plan import Chain, ShuffleDependency
 from sortshuffle.spark.reports import StageTotals
 from sortshuffle.spark.stages import Step
 
@@ -31,7 +30,7 @@ def text(chain: Chain, totals: Sequence[StageTotals], runs: Sequence[int]) -> st
     return "\n".join(lines)
 
 
-def _map_stage(exchange: Exchange, done: Mapping[int, StageTotals]) -> Iterator[str]:
+def _map_stage(exchange: ShuffleDependency, done: Mapping[int, StageTotals]) -> Iterator[str]:
     stage = exchange.stage()
     total = done.get(stage.number)
     count = len(stage.branches)

@@ -20,38 +20,41 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet, WeakValueDictionary
+from typing import Any, Protocol
+from weakref import WeakSet
 
 from sortshuffle.spark.control import COLUMNS
-from sortshuffle.spark.map_output import WriteExchanges
+from sortshuffle.spark.map_output import WriteExchange, WriteExchanges
+from sortshuffle.spark.plan import Branch, Chain, MapStage, ShuffleDependency
+from sortshuffle.spark.planner import planned
+from sortshuffle.spark.planning import ControlRows
 from sortshuffle.spark.stages import PER_BATCH, Step
-
-if TYPE_CHECKING:
-    from sortshuffle.spark.exchange import Exchange
-    from sortshuffle.spark.plan import Chain
-    from sortshuffle.spark.planning import ControlRows
+from sortshuffle.spark.staging import staged
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """What a map stage does for one exchange: ``steps`` on its batches alone, and then as in ``text``."""
+class Waiting(ShuffleDependency, Protocol):
+    """An exchange (`spark.exchange`), as far as its fan-out knows it."""
 
-    exchange: int
-    steps: tuple[Step, ...]
-    text: str
+    @property
+    def is_placed(self) -> bool:
+        """Whether it is decided where rows go."""
 
+    @property
+    def awaits_others(self) -> bool:
+        """Whether it cannot be placed yet, because exchanges of other rows must be placed before."""
 
-@dataclass(frozen=True, slots=True)
-class MapStage:
-    """One pass over rows that are needed in several places, or in one. ``steps``: what all have in common."""
+    def place(self) -> None:
+        """Decide where rows go, and with that how many subpartitions there are. May run a job."""
 
-    number: int
-    steps: tuple[Step, ...]
-    branches: tuple[Branch, ...]
+    def closing(self, first: int, steps: tuple[Step, ...]) -> WriteExchange:
+        """What a map stage does for it, once it is placed."""
+
+    def built(self, stage: MapStage, control: ControlRows) -> None:
+        """Called once, with the stage that writes it and its control rows."""
+
+    def describe(self) -> str: ...
 
 
 class RowSource:
@@ -80,18 +83,18 @@ class FanOut:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._waiting: WeakSet[Exchange] = WeakSet()
+        self._waiting: WeakSet[Waiting] = WeakSet()
 
-    def add(self, exchange: Exchange) -> None:
+    def add(self, exchange: Waiting) -> None:
         with self.lock:
             self._waiting.add(exchange)
 
-    def stage(self, wanted: Exchange) -> MapStage:
+    def stage(self, wanted: Waiting) -> MapStage:
         """What building the wanted one would do now, for all that go with it."""
         with self.lock:
             return _stage_for(self._with(wanted))
 
-    def build(self, wanted: Exchange) -> None:
+    def build(self, wanted: Waiting) -> None:
         """Plan one map stage for the wanted exchange and all that go with it, and give each its control rows.
 
         Where their rows go is decided before the lock is taken. That may run jobs, which build what these
@@ -109,7 +112,7 @@ class FanOut:
                 exchange.built(stage, control)
             self._waiting.difference_update(exchanges)
 
-    def _with(self, wanted: Exchange) -> list[Exchange]:
+    def _with(self, wanted: Waiting) -> list[Waiting]:
         """The wanted exchange and those of the others that can go with it, in the order of their numbers; one
         that awaits others goes alone."""
         with self.lock:
@@ -118,30 +121,22 @@ class FanOut:
         return sorted({wanted, *others}, key=lambda exchange: exchange.number)
 
 
-class FanOuts:
-    """The fan-outs of all rows of one source; each lives as long as one of its exchanges.
-
-    ``shared``: whether exchanges of the same rows are written in one pass.
-    """
-
-    def __init__(self, *, shared: bool = True) -> None:
-        self._shared = shared
-        self._lock = threading.Lock()
-        self._known: WeakValueDictionary[RowSource, FanOut] = WeakValueDictionary()
-
-    def of(self, chain: Chain) -> FanOut:
-        """That of the rows that this chain selects and filters last."""
-        if not self._shared:
-            return FanOut()
-        source = RowSource(chain)
-        with self._lock:
-            found = self._known.get(source)
-            if found is None:
-                found = self._known[source] = FanOut()
-            return found
+_looking_up = threading.Lock()  # held while a fan-out is looked up, or made
 
 
-def _stage_for(exchanges: Sequence[Exchange]) -> MapStage:
+def fan_out_of(chain: Chain) -> FanOut:
+    """That of the rows that this chain selects and filters last. It lives as long as one of its exchanges."""
+    if not chain.context.planner.keeps:
+        return FanOut()  # each reader's map stage runs anew, so nothing is written in one pass
+    source, known = RowSource(chain), chain.context.fan_outs
+    with _looking_up:
+        found: FanOut | None = known.get(source)
+        if found is None:
+            found = known[source] = FanOut()
+        return found
+
+
+def _stage_for(exchanges: Sequence[Waiting]) -> MapStage:
     steps = _common([exchange.upstream.steps for exchange in exchanges])
     branches = tuple(
         Branch(exchange.number, exchange.upstream.steps[len(steps) :], exchange.describe())
@@ -151,7 +146,7 @@ def _stage_for(exchanges: Sequence[Exchange]) -> MapStage:
     return MapStage(exchanges[0].number, steps, branches)
 
 
-def _control_rows(exchanges: Sequence[Exchange], stage: MapStage) -> list[ControlRows]:
+def _control_rows(exchanges: Sequence[Waiting], stage: MapStage) -> list[ControlRows]:
     """Those of each exchange, which all go through one shuffle: its partitions are the exchanges'
     subpartitions, laid one after the other."""
     sizes = [exchange.subpartitions for exchange in exchanges]
@@ -162,11 +157,10 @@ def _control_rows(exchanges: Sequence[Exchange], stage: MapStage) -> list[Contro
         )
     )
     numbers = ", ".join(str(exchange.number) for exchange in exchanges)
-    rows = exchanges[0].upstream.frame(
-        stage.number, WriteExchanges(writes), COLUMNS, steps=stage.steps, purpose=f"writes exchange {numbers}"
-    )
+    upstream, purpose = exchanges[0].upstream, f"writes exchange {numbers}"
+    rows = staged(upstream, stage.number, WriteExchanges(writes), COLUMNS, steps=stage.steps, purpose=purpose)
     label = "sortshuffle " + "; ".join(branch.text for branch in stage.branches)
-    context = exchanges[0].upstream.context
+    context = upstream.context
     control = context.planner.control(rows, sizes, label)
     for exchange, its in zip(exchanges, control, strict=True):
         context.services.remember(context.spark_context(), exchange.number, partial(_rdd_of, its))
@@ -174,8 +168,6 @@ def _control_rows(exchanges: Sequence[Exchange], stage: MapStage) -> list[Contro
 
 
 def _rdd_of(control: ControlRows) -> Any:
-    from sortshuffle.spark.planner import planned  # of sessions with a JVM
-
     return planned(control.rows)
 
 

@@ -42,10 +42,11 @@ from sortshuffle.spark.operators import aggregates, columns, joins, rows, sortin
 from sortshuffle.spark.operators.layouts import exchanged, hash_exchanged
 from sortshuffle.spark.origins import DataFrameOrigin, ParquetOrigin
 from sortshuffle.spark.parquet.pruning import binds, uses
-from sortshuffle.spark.placements import IdPlacement, Range, RoundRobin
 from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Chain, FrameContext, Layout, next_number
 from sortshuffle.spark.reports import StageTotals, stage_totals
+from sortshuffle.spark.schemes import Id, Range, RoundRobin
 from sortshuffle.spark.stages import Count, Filter, Select, ToSpark
+from sortshuffle.spark.staging import staged
 
 if TYPE_CHECKING:
     from sortshuffle.spark.writer import FrameWriter
@@ -263,7 +264,7 @@ class ShuffleFrame:
             )
         key = self._position(partitionIdCol)
         check_id_column(self.schema.fields[key])
-        return exchanged(self, IdPlacement(key), _checked_count("repartitionById", numPartitions))
+        return exchanged(self, Id(key), _checked_count("repartitionById", numPartitions))
 
     def coalesce(self, numPartitions: int) -> ShuffleFrame:
         """Like `DataFrame.coalesce`: fewer partitions, each of several of these, without a shuffle."""
@@ -321,7 +322,7 @@ class ShuffleFrame:
                 self._df = chain.origin.source
             else:
                 run = self._new_run()
-                rows = chain.frame(run, ToSpark(), chain.schema)
+                rows = staged(chain, run, ToSpark(), chain.schema)
                 self._df = for_spark(rows, chain, self._own_layout, run)
         return self._df
 
@@ -336,7 +337,7 @@ class ShuffleFrame:
             return int(self.toDF().count())
         none = self._reading_only(())
         chain = self._chain if none is None else none._chain
-        counts = chain.frame(self._new_run(), Count(), "rows long")
+        counts = staged(chain, self._new_run(), Count(), "rows long")
         return sum(row.rows for row in counts.collect())
 
     def head(self, n: int | None = None) -> Any:

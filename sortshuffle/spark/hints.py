@@ -15,10 +15,7 @@ partitions. Without a claim the frame stays the DataFrame that it was.
 The scan is planned at once, as control rows are (`spark.planner`); nothing runs, and all that is made from
 it shares its map outputs. Its name in Spark's plans says what was claimed.
 
-Sizes are estimated by Spark's own rules (`SizeInBytesOnlyStatsPlanVisitor`): a source's size as Spark knows
-it, less or more by the widths of the columns that are selected or added; a filter and a user's function are
-taken to change nothing. So a job makes the same broadcasts as it did before its frames were wrapped. After a
-shuffle has run, its bytes are known.
+Sizes are estimated as Spark does (`spark.sizes`).
 
 Classic sessions only: over Spark Connect a frame is a DataFrame without claims.
 """
@@ -26,45 +23,25 @@ Classic sessions only: over Spark Connect a frame is a DataFrame without claims.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
-from sortshuffle.compute.join import JoinKind
 from sortshuffle.payload.ordering import SortKey
-from sortshuffle.spark import planner, skew
-from sortshuffle.spark.exchange import Exchange
-from sortshuffle.spark.functions import GroupFunction, MapFunction
+from sortshuffle.spark import planner
 from sortshuffle.spark.naming import call_site
-from sortshuffle.spark.operators.broadcast import BroadcastOrigin
-from sortshuffle.spark.operators.joins import ShuffledJoin
-from sortshuffle.spark.origins import (
-    CoalescedOrigin,
-    DataFrameOrigin,
-    ExchangeOrigin,
-    Origin,
-    ParquetOrigin,
-    SparkUnionOrigin,
-    TogetherOrigin,
-    UnionOrigin,
-)
-from sortshuffle.spark.parquet.merging import folded
-from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Chain, Layout, stage_name
-from sortshuffle.spark.row_steps import Limit, Sample
+from sortshuffle.spark.origins import DataFrameOrigin
+from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Chain, Layout
 from sortshuffle.spark.session import is_classic
-from sortshuffle.spark.stages import GroupApply, Step
+from sortshuffle.spark.sizes import estimated_size
+from sortshuffle.spark.staging import stage_name
 
 LOGGER = "sortshuffle.hints"
 
 # Of Spark's `LogicalRDD`: 4.3 has all ten arguments, 4.1 and 4.2 lack the last, `isCheckpointedInput`.
 _ARITIES = (10, 9)
-# What a row costs Spark beside its columns, bytes: `EstimationUtils.getSizePerRow`.
-_ROW_OVERHEAD = 8
 # The largest size that is told, bytes: far too much to be broadcast, and `spark.range` can count to it.
 _LARGEST = 1 << 60
 _LONG = 8  # bytes
@@ -199,98 +176,3 @@ def _constructed(kind: Any, arguments: Sequence[Any]) -> Any:
             problem = error
     logging.getLogger(LOGGER).warning("Spark is not told how rows are laid out: %s", problem)
     return None
-
-
-# ---- sizes --------------------------------------------------------------------------------------------
-
-
-def estimated_size(chain: Chain) -> int | None:
-    """About how many bytes the rows of a chain have by Spark's rules; None where nothing is known."""
-    jvm = chain.context.spark.sparkContext._jvm
-    size, schema = _origin_size(chain.origin)
-    for step in chain.steps:
-        schema = _declared(step) or schema
-        if size is None or schema is None:
-            continue
-        if isinstance(step, Limit):
-            size = min(size, max(1, step.number * _width(jvm, schema)))
-        elif isinstance(step, Sample):
-            size = math.ceil(size * step.fraction)
-    if size is None or schema is None or schema == chain.schema:
-        return size
-    return math.ceil(size * _width(jvm, chain.schema) / _width(jvm, schema))
-
-
-def _declared(step: Step) -> StructType | None:
-    """The schema of the rows of a user's function, which Spark takes for as large as those that it was given;
-    None for another step."""
-    function = step.function if isinstance(step, GroupApply) else step
-    if isinstance(function, MapFunction | GroupFunction):
-        return function.declared.schema
-    return None
-
-
-def _origin_size(origin: Origin) -> tuple[int | None, StructType | None]:
-    """The bytes of an origin's rows, and their schema if it is known."""
-    if isinstance(origin, DataFrameOrigin):
-        return _size_in_spark(origin.source), origin.source.schema
-    if isinstance(origin, ParquetOrigin):
-        return _scanned_size(origin), from_arrow_schema(origin.wire)
-    if isinstance(origin, ExchangeOrigin):
-        upstream = origin.exchange.upstream
-        written = _written_size(origin.exchange)
-        return estimated_size(upstream) if written is None else written, upstream.schema
-    if isinstance(origin, TogetherOrigin):
-        kind = origin.combine.spec.kind if isinstance(origin.combine, ShuffledJoin) else None
-        return _joined_size([*origin.inputs], kind)
-    if isinstance(origin, BroadcastOrigin):
-        return _joined_size([origin.large.chain, origin.small], origin.spec.kind)
-    if isinstance(origin, CoalescedOrigin):
-        return estimated_size(origin.chain), origin.chain.schema
-    if isinstance(origin, UnionOrigin | SparkUnionOrigin):
-        return _sum([estimated_size(chain) for chain in origin.inputs]), origin.inputs[0].schema
-    return None, None
-
-
-def _size_in_spark(df: Any) -> int:
-    # through its text: Py4J gives a Python int, but only up to a long
-    return int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
-
-
-def _scanned_size(origin: ParquetOrigin) -> int:
-    """What the scan reads of its files: the bytes of the row groups and columns that it needs."""
-    case_sensitive = origin.files.source.rules.case_sensitive
-    names = {folded(name, case_sensitive) for name in origin.file_columns}
-    size = sum(origin.plan.column_bytes.get(name, 0) for name in names)
-    conf: Any = origin.spark
-    return math.ceil(size * float(conf._jsparkSession.sessionState().conf().fileCompressionFactor()))
-
-
-def _written_size(exchange: Exchange) -> int | None:
-    """The bytes of an exchange's rows as Arrow, if its map stage has run to its end."""
-    number = exchange.stage().number
-    reports = [
-        report for (stage, _), report in exchange.upstream.context.reports.value.items() if stage == number
-    ]
-    if not reports or len(reports) < skew.laid_out(exchange.upstream).partitions():
-        return None
-    outputs = [report.outputs[exchange.number] for report in reports if exchange.number in report.outputs]
-    return sum(output.counts["raw_bytes_written"] for output in outputs)
-
-
-def _width(jvm: Any, schema: StructType) -> int:
-    """What Spark takes a row of this schema for, bytes."""
-    return _ROW_OVERHEAD + int(jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json()).defaultSize())
-
-
-def _sum(sizes: Sequence[int | None]) -> int | None:
-    return None if None in sizes else sum(size for size in sizes if size is not None)
-
-
-def _joined_size(chains: Sequence[Chain], kind: JoinKind | None) -> tuple[int | None, StructType | None]:
-    """The bytes of rows that are put together, and their schema if that is known. Like Spark, which takes any
-    join for the product of both sides, unless only left rows come out. ``kind``: None for a cogroup."""
-    sizes = [estimated_size(chain) for chain in chains]
-    if kind is not None and kind.is_existence:
-        return sizes[0], chains[0].schema
-    return None if None in sizes else math.prod(max(1, size) for size in sizes if size is not None), None

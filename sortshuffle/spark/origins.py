@@ -15,56 +15,39 @@ that makes batches of them in the worker.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from sortshuffle.errors import UnsupportedError
 from sortshuffle.options import parse_size
 from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.spark.exchange import Exchange
 from sortshuffle.spark.once import once
 from sortshuffle.spark.parquet.files import ParquetFiles, ScanPlan
+from sortshuffle.spark.parquet.merging import folded
 from sortshuffle.spark.parquet.packing import Packing, Piece
 from sortshuffle.spark.parquet.pruning import may_prune
-from sortshuffle.spark.planning import planner_of
+from sortshuffle.spark.plan import Chain, Origin, ShuffleDependency
+from sortshuffle.spark.planners import planner_of
 from sortshuffle.spark.several import Combine, Input, ReadCoalesced, ReadTogether, ReadUnion
-from sortshuffle.spark.stages import Opening, ReadExchange, Scan, SparkRows, ToSpark
-
-if TYPE_CHECKING:
-    from sortshuffle.spark.exchange import Exchange
-    from sortshuffle.spark.plan import Chain
-
-
-class Origin(Protocol):
-    """Where a chain begins."""
-
-    def rows(self) -> DataFrame:
-        """What Spark feeds to the stage's function."""
-
-    def opening(self) -> Opening:
-        """How the stage's function makes batches of that."""
-
-    def partitions(self) -> int:
-        """How many there are. Plans, if need be, but runs nothing."""
-
-    def is_reproducible(self) -> bool:
-        """Whether a task that runs again sees the same rows in the same order."""
-
-    def exchanges(self) -> tuple[Exchange, ...]:
-        """Those that it reads, each once."""
-
-    def lines(self) -> list[str]:
-        """What `explain()` says of it."""
+from sortshuffle.spark.sizes import combined_size, estimated_size, exchanged_size, united_size
+from sortshuffle.spark.skew import takes_rows_as_they_come
+from sortshuffle.spark.stages import PER_BATCH, Opening, ReadExchange, Scan, SparkRows, ToSpark
+from sortshuffle.spark.staging import staged
 
 
 @dataclass(frozen=True)
-class DataFrameOrigin:
+class DataFrameOrigin(Origin):
     """Any DataFrame; its own plan runs in Spark, in the same stage."""
 
     source: DataFrame
@@ -100,15 +83,21 @@ class DataFrameOrigin:
     def is_reproducible(self) -> bool:
         return planner_of(self.source.sparkSession).is_reproducible(self.source)
 
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def exchanges(self) -> tuple[ShuffleDependency, ...]:
         return ()
 
     def lines(self) -> list[str]:
         return [f"rows of DataFrame[{', '.join(self.source.columns)}]"]
 
+    def estimated_size(self) -> tuple[int | None, StructType | None]:
+        source: Any = self.source
+        # through its text: Py4J gives a Python int, but only up to a long
+        size = str(source._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
+        return int(size), self.source.schema
+
 
 @dataclass(frozen=True)
-class ParquetOrigin:
+class ParquetOrigin(Origin):
     """Parquet files, scanned by the workers. ``file_columns``: in the order of ``wire``. ``filters``: Arrow
     expressions over ``wire`` that all must be true."""
 
@@ -130,12 +119,21 @@ class ParquetOrigin:
     def is_reproducible(self) -> bool:
         return True
 
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def exchanges(self) -> tuple[ShuffleDependency, ...]:
         return ()
 
     def lines(self) -> list[str]:
         where = f" where {_all_of(self.filters)}" if self.filters else ""
         return [f"scan of {self.files.label}: {', '.join(self.wire.names)}{where}"]
+
+    def estimated_size(self) -> tuple[int | None, StructType | None]:
+        """What the scan reads of its files: the bytes of the row groups and columns that it needs."""
+        case_sensitive = self.files.source.rules.case_sensitive
+        names = {folded(name, case_sensitive) for name in self.file_columns}
+        size = sum(self.plan.column_bytes.get(name, 0) for name in names)
+        spark: Any = self.spark
+        factor = float(spark._jsparkSession.sessionState().conf().fileCompressionFactor())
+        return math.ceil(size * factor), from_arrow_schema(self.wire)
 
     @property
     def splits(self) -> list[tuple[Piece, ...]]:
@@ -157,7 +155,7 @@ class ParquetOrigin:
 
 
 @dataclass(frozen=True)
-class ExchangeOrigin:
+class ExchangeOrigin(Origin):
     """The reading side of an exchange. ``order``: deliver in key order, None for the order of arrival."""
 
     exchange: Exchange
@@ -176,21 +174,29 @@ class ExchangeOrigin:
         # the gate's order is fixed by the map outputs, which are as reproducible as their own inputs
         return self.exchange.upstream.is_reproducible()
 
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def exchanges(self) -> tuple[ShuffleDependency, ...]:
         return (self.exchange,)
 
     def lines(self) -> list[str]:
         ordered = "" if self.order is None else ", in key order"
         return [f"exchange {self.exchange.number}{ordered}"]
 
+    def sliceable(self) -> list[ShuffleDependency]:
+        return [self.exchange] if self.order is None and self.exchange.subpartitions > 1 else []
+
+    def estimated_size(self) -> tuple[int | None, StructType | None]:
+        return exchanged_size(self.exchange), self.exchange.upstream.schema
+
 
 @dataclass(frozen=True, eq=False)
-class TogetherOrigin:
+class TogetherOrigin(Origin):
     """Several exchanges of one number of subpartitions: partition s is what ``combine`` makes of subpartition
-    s of each. ``inputs``: chains that begin with these exchanges."""
+    s of each. ``inputs``: chains that begin with these exchanges. ``only_first``: no rows come out but those
+    of the first."""
 
     inputs: tuple[Chain, ...]
     combine: Combine
+    only_first: bool = False
 
     def rows(self) -> DataFrame:
         exchanges = self.exchanges()
@@ -206,15 +212,30 @@ class TogetherOrigin:
     def is_reproducible(self) -> bool:
         return all(chain.is_reproducible() for chain in self.inputs)
 
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def exchanges(self) -> tuple[ShuffleDependency, ...]:
         return exchanges_of(self.inputs)
 
     def lines(self) -> list[str]:
         return [self.combine.describe(), *lines_of(self.inputs)]
 
+    def sliceable(self) -> list[ShuffleDependency]:
+        found: list[ShuffleDependency] = []
+        allowed: Sequence[bool] = getattr(self.combine, "sliceable", ())
+        for chain, may_be in zip(self.inputs, allowed, strict=False):
+            others = [each for each in self.inputs if each is not chain]
+            (exchange,) = chain.origin.exchanges()
+            repeatable = all(isinstance(step, PER_BATCH) for each in others for step in each.steps)
+            distinct = all(exchange not in each.origin.exchanges() for each in others)
+            if may_be and repeatable and distinct and takes_rows_as_they_come(chain.steps):
+                found.append(exchange)
+        return found
+
+    def estimated_size(self) -> tuple[int | None, StructType | None]:
+        return combined_size(self.inputs, only_first=self.only_first)
+
 
 @dataclass(frozen=True, eq=False)
-class UnionOrigin:
+class UnionOrigin(Origin):
     """The partitions of the first of these chains, then those of the next, and so on. All are of one wire
     schema."""
 
@@ -234,11 +255,14 @@ class UnionOrigin:
     def is_reproducible(self) -> bool:
         return all(chain.is_reproducible() for chain in self.inputs)
 
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def exchanges(self) -> tuple[ShuffleDependency, ...]:
         return exchanges_of(self.inputs)
 
     def lines(self) -> list[str]:
         return ["union of", *lines_of(self.inputs)]
+
+    def estimated_size(self) -> tuple[int | None, StructType | None]:
+        return united_size(self.inputs), self.inputs[0].schema
 
     @once
     def _planned(self) -> list[DataFrame]:
@@ -258,7 +282,7 @@ class UnionOrigin:
 
 
 @dataclass(frozen=True, eq=False)
-class SparkUnionOrigin:
+class SparkUnionOrigin(Origin):
     """The same where the planner cannot zip: the inputs are stages of their own, and Spark puts their rows
     together. ``numbers``: of those stages."""
 
@@ -277,23 +301,26 @@ class SparkUnionOrigin:
     def is_reproducible(self) -> bool:
         return all(chain.is_reproducible() for chain in self.inputs)
 
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def exchanges(self) -> tuple[ShuffleDependency, ...]:
         return exchanges_of(self.inputs)
 
     def lines(self) -> list[str]:
         return ["union, by Spark, of", *lines_of(self.inputs)]
 
+    def estimated_size(self) -> tuple[int | None, StructType | None]:
+        return united_size(self.inputs), self.inputs[0].schema
+
     @once
     def _union(self) -> DataFrameOrigin:
         frames = [
-            chain.frame(number, ToSpark(), chain.schema)
+            staged(chain, number, ToSpark(), chain.schema)
             for chain, number in zip(self.inputs, self.numbers, strict=True)
         ]
         return DataFrameOrigin(functools.reduce(DataFrame.unionAll, frames), self.inputs[0].wire)
 
 
 @dataclass(frozen=True, eq=False)
-class CoalescedOrigin:
+class CoalescedOrigin(Origin):
     """The partitions of a chain, several in each task, one after the other; at most ``count`` tasks."""
 
     chain: Chain
@@ -322,11 +349,14 @@ class CoalescedOrigin:
     def is_reproducible(self) -> bool:
         return self.chain.is_reproducible()
 
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def exchanges(self) -> tuple[ShuffleDependency, ...]:
         return self.chain.origin.exchanges()
 
     def lines(self) -> list[str]:
         return [f"coalesced into {self.count} partitions", *lines_of([self.chain])]
+
+    def estimated_size(self) -> tuple[int | None, StructType | None]:
+        return estimated_size(self.chain), self.chain.schema
 
 
 # In which column of an origin's rows the number of the partition is that they are for
@@ -355,7 +385,7 @@ def input_of(chain: Chain) -> Input:
     return Input(origin.exchange.number, origin.opening(), chain.steps)
 
 
-def exchanges_of(chains: Sequence[Chain]) -> tuple[Exchange, ...]:
+def exchanges_of(chains: Sequence[Chain]) -> tuple[ShuffleDependency, ...]:
     """Those that these chains read, each once."""
     return tuple(dict.fromkeys(exchange for chain in chains for exchange in chain.origin.exchanges()))
 

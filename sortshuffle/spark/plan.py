@@ -1,20 +1,21 @@
 """What a frame is made of: a chain of steps on an origin.
 
     Chain = origin + steps            one stage, up to where its rows are needed elsewhere
-    origin                            a DataFrame, Parquet files, exchanges (`spark.origins`)
-    Exchange = upstream chain + n     the stage that writes, and the control rows it hands to its readers
-                                      (`spark.exchange`)
+    Origin                            a DataFrame, Parquet files, exchanges (`spark.origins`)
+    ShuffleDependency                 what a chain knows of an exchange that it reads: the stage that writes,
+                                      and the control rows it hands to its readers (`spark.exchange`)
 
-Chains are immutable values. Nothing here runs a job, but for what a placement must know of the rows
-(`spark.placements`). `Chain.frame` puts a stage into Spark's plan.
+All are immutable values, and nothing here runs a job. `spark.staging` puts a chain into Spark's plan.
 """
 
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -23,27 +24,23 @@ from pyspark.sql.types import StructType
 from sortshuffle.errors import UnsupportedError
 from sortshuffle.options import Options
 from sortshuffle.payload.ordering import SortKey
-from sortshuffle.spark import shared_storage, skew
-from sortshuffle.spark.fanout import FanOuts
+from sortshuffle.spark import shared_storage
 from sortshuffle.spark.functions import FunctionConf
-from sortshuffle.spark.planning import Planner, planner_of
-from sortshuffle.spark.reports import SourceReports, wants_log
+from sortshuffle.spark.planners import planner_of
+from sortshuffle.spark.planning import ControlRows, Planner
+from sortshuffle.spark.reports import SourceReports
 from sortshuffle.spark.schema import to_arrow
 from sortshuffle.spark.service import NO_SERVICE, HostService, ServiceSettings
 from sortshuffle.spark.session import (
     application_of,
-    check_workers,
     context_of,
     context_settings,
     require_session,
     settings_of,
 )
 from sortshuffle.spark.sparks_shuffle import check_sparks_shuffle
-from sortshuffle.spark.stages import Closing, Stage, Step
-
-if TYPE_CHECKING:
-    from sortshuffle.spark.exchange import Exchange
-    from sortshuffle.spark.origins import Origin
+from sortshuffle.spark.stages import Opening, Step
+from sortshuffle.spark.subpartition_sizes import Sizes
 
 _numbers = itertools.count(1)  # of exchanges and stages: unique in the driver, ascending along the data
 
@@ -56,7 +53,7 @@ def next_number() -> int:
 @dataclass(frozen=True)
 class FrameContext:
     """What all frames derived from one source share: the session's settings when it was made, their tasks'
-    reports, and which exchanges are of the same rows."""
+    reports, and which exchanges are of the same rows (``fan_outs``, of `spark.fanout`)."""
 
     spark: SparkSession
     options: Options
@@ -64,14 +61,13 @@ class FrameContext:
     case_sensitive: bool
     reports: SourceReports
     planner: Planner
-    fan_outs: FanOuts
     services: ServiceSettings = NO_SERVICE
+    fan_outs: WeakValueDictionary[Any, Any] = field(default_factory=WeakValueDictionary, compare=False)
 
     @staticmethod
     def of(spark: Any) -> FrameContext:
         """Read the session's settings. Raises `OptionError`, `UnsupportedError`."""
         session = require_session(spark)
-        planner = planner_of(session)
         of_context, options = context_settings(session), Options.of(settings_of(session))
         check_sparks_shuffle(of_context, options)
         application = application_of(session)
@@ -82,8 +78,7 @@ class FrameContext:
             FunctionConf.of(session),
             str(session.conf.get("spark.sql.caseSensitive")).lower() == "true",
             SourceReports.of(session),
-            planner,
-            FanOuts(shared=planner.keeps),
+            planner_of(session),
             ServiceSettings.of(options, application, of_context),
         )
 
@@ -132,6 +127,94 @@ class Layout:
 UNKNOWN_LAYOUT = Layout()
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """What a map stage does for one exchange: ``steps`` on its batches alone, and then as in ``text``."""
+
+    exchange: int
+    steps: tuple[Step, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MapStage:
+    """One pass over rows that are needed in several places, or in one. ``steps``: what all have in common."""
+
+    number: int
+    steps: tuple[Step, ...]
+    branches: tuple[Branch, ...]
+
+
+class ShuffleDependency(Protocol):
+    """An exchange (`spark.exchange`), as far as chains that read it know it."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def upstream(self) -> Chain: ...
+
+    @property
+    def subpartitions(self) -> int: ...
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it can be told at once how many subpartitions there are."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether `sizes` are known."""
+
+    def control_rows(self) -> ControlRows:
+        """The control rows, for the planner."""
+
+    def placed_partitions(self) -> int:
+        """How many subpartitions there are in the end. May run a job."""
+
+    def sizes(self) -> Sizes:
+        """How large its subpartitions are. Runs the map stage, once."""
+
+    def stage(self) -> MapStage:
+        """The stage that writes this exchange, or would if it were built now."""
+
+
+class Origin(ABC):
+    """Where a chain begins."""
+
+    @abstractmethod
+    def rows(self) -> DataFrame:
+        """What Spark feeds to the stage's function."""
+
+    @abstractmethod
+    def opening(self) -> Opening:
+        """How the stage's function makes batches of that."""
+
+    @abstractmethod
+    def partitions(self) -> int:
+        """How many there are. Plans, if need be, but runs nothing."""
+
+    @abstractmethod
+    def is_reproducible(self) -> bool:
+        """Whether a task that runs again sees the same rows in the same order."""
+
+    @abstractmethod
+    def exchanges(self) -> tuple[ShuffleDependency, ...]:
+        """Those that it reads, each once."""
+
+    @abstractmethod
+    def lines(self) -> list[str]:
+        """What `explain()` says of it."""
+
+    def sliceable(self) -> list[ShuffleDependency]:
+        """The exchanges whose subpartitions several tasks may read, as far as it is for the origin to say
+        (`spark.skew`)."""
+        return []
+
+    def estimated_size(self) -> tuple[int | None, StructType | None]:
+        """About how many bytes its rows have (`spark.sizes`), and their schema. None: it is not known."""
+        return None, None
+
+
 @dataclass(frozen=True)
 class Chain:
     """An origin and the steps done on its rows in one pass. ``schema``: of the last step's rows."""
@@ -149,9 +232,9 @@ class Chain:
     def is_reproducible(self) -> bool:
         return self.origin.is_reproducible()
 
-    def exchanges(self) -> Iterator[Exchange]:
+    def exchanges(self) -> Iterator[ShuffleDependency]:
         """Those that the chain reads from, directly or not, each once, sources first."""
-        seen: set[Exchange] = set()
+        seen: set[ShuffleDependency] = set()
         for exchange in self.origin.exchanges():
             for each in (*exchange.upstream.exchanges(), exchange):
                 if each not in seen:
@@ -162,48 +245,3 @@ class Chain:
         """Where the tasks of all its stages report."""
         contexts = [self.context, *(exchange.upstream.context for exchange in self.exchanges())]
         return list(dict.fromkeys(context.reports for context in contexts))
-
-    def frame(
-        self,
-        number: int,
-        closing: Closing,
-        schema: StructType | str,
-        *,
-        steps: tuple[Step, ...] | None = None,
-        purpose: str = "",
-    ) -> DataFrame:
-        """This chain as a stage in Spark's plan, ending in ``closing``, whose rows have ``schema``.
-
-        ``steps``: its first ones, None for all. ``purpose``: for Spark's UI, such as "writes exchange 3".
-        Raises `WorkerSetupError` if the workers cannot run it.
-        """
-        context = self.context
-        check_workers(context.spark, context.services.key is not None)
-        origin = skew.laid_out(self)
-        rows = origin.rows()
-        stage = Stage(
-            number,
-            context.options,
-            application_of(context.spark),
-            origin.opening(),
-            self.steps if steps is None else steps,
-            closing,
-            context.reports.reporter,
-            wants_log(),
-            context.services.planned(context.spark_context(), lambda: context.planner.is_indeterminate(rows)),
-        )
-
-        def run(batches: Any) -> Any:
-            return stage(batches)
-
-        run.__name__ = stage_name(number, origin, purpose)
-        return rows.mapInArrow(run, schema)
-
-
-def stage_name(number: int, origin: Origin, purpose: str = "") -> str:
-    """What Spark's plans call a stage."""
-    name = f"sortshuffle stage {number}"
-    read = [str(exchange.number) for exchange in origin.exchanges()]
-    if read:
-        name += f", reads exchange {', '.join(read)}"
-    return f"{name}, {purpose}" if purpose else name

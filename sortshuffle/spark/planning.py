@@ -3,15 +3,15 @@
     planner.ClassicPlanner        a JVM in reach: plans become RDDs, once, whose shuffles all frames share
     plain_planner.PlainPlanner    Spark Connect: nothing but the DataFrame API
 
-Each frame's context holds the planner of its session. What one of them cannot do it says in its attributes,
-and whoever needs it asks those, never what kind of session this is.
+Each frame's context holds the planner of its session (`spark.planners`). What one of them cannot do it says
+in its attributes, and whoever needs it asks those, never what kind of session this is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
@@ -80,14 +80,3 @@ def number_rows(like: DataFrame, subpartitions: int, tasks: int | None = None) -
     ]
     numbers = like.sparkSession.range(0, subpartitions, 1, tasks or subpartitions)
     return numbers.select(*columns)
-
-
-def planner_of(spark: Any) -> Planner:
-    """The planner of a session."""
-    if hasattr(spark, "_jsparkSession"):
-        from sortshuffle.spark.planner import ClassicPlanner
-
-        return ClassicPlanner(spark)
-    from sortshuffle.spark.plain_planner import PlainPlanner
-
-    return PlainPlanner(spark)

@@ -17,20 +17,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from sortshuffle.partitioner import Reservoir, SortKey, determine_bounds, shortened
-
-if TYPE_CHECKING:
-    from sortshuffle.spark.exchange import Exchange
-    from sortshuffle.spark.origins import Origin
-    from sortshuffle.spark.plan import Chain
-    from sortshuffle.spark.stages import Opening
-    from sortshuffle.spark.task import Task
+from sortshuffle.spark.plan import Chain, Origin, ShuffleDependency
+from sortshuffle.spark.stages import Opening
+from sortshuffle.spark.staging import staged
+from sortshuffle.spark.task import Task
 
 SAMPLE_SIZE = "spark.sql.execution.rangeExchange.sampleSizePerPartition"
 MOST_SAMPLES = 1_000_000  # keys wanted in all, and so held by the driver, three times; Spark's limit
@@ -131,7 +128,7 @@ class Sampling:
         origin = _Planned(self.upstream.origin, self._rows)
         chain = replace(self.upstream, origin=origin)
         closing = SampleKeys(self.columns, size)
-        rows = chain.frame(self.stage, closing, COLUMNS, purpose="samples keys").collect()
+        rows = staged(chain, self.stage, closing, COLUMNS, purpose="samples keys").collect()
         samples = map(Sample.unpacked, rows)
         return {sample.producer: sample for sample in samples if sample.rows}
 
@@ -140,7 +137,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _Planned(Origin):
     """An origin whose rows are planned already."""
 
     origin: Origin
@@ -158,7 +155,7 @@ class _Planned:
     def is_reproducible(self) -> bool:
         return self.origin.is_reproducible()
 
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def exchanges(self) -> tuple[ShuffleDependency, ...]:
         return self.origin.exchanges()
 
     def lines(self) -> list[str]:

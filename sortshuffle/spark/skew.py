@@ -1,11 +1,10 @@
 """Skew: a subpartition that is much larger than the rest is read by several tasks.
 
 Asked for by ``spark.sortshuffle.skew.factor``. When a stage that reads exchanges is put into a plan, their
-map stages are run first, by a small job that sums the bytes of each subpartition from the control rows; those
-rows are shared, so the map stages do not run again. A subpartition larger than so many times the median, and
-than ``spark.sortshuffle.skew.threshold``, is then read in slices of about the threshold or the median,
-whichever is larger: each by a task of its own, which is given the control rows of the whole subpartition and
-reads the map outputs of its slice.
+map stages are run first, by a small job that measures their subpartitions (`spark.subpartition_sizes`). A
+subpartition larger than so many times the median, and than ``spark.sortshuffle.skew.threshold``, is then read
+in slices of about the threshold or the median, whichever is larger: each by a task of its own, which is given
+the control rows of the whole subpartition and reads the map outputs of its slice.
 
     subpartition   0      1 (large)                      2
     task           0      1         2         3          4
@@ -28,11 +27,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -42,93 +38,14 @@ from pyspark.sql import functions as sf
 
 from sortshuffle.options import Options, format_size
 from sortshuffle.spark import planner
-from sortshuffle.spark.control import channels
 from sortshuffle.spark.functions import MapFunction
-from sortshuffle.spark.naming import call_site
-from sortshuffle.spark.origins import ExchangeOrigin, TogetherOrigin
-from sortshuffle.spark.reach import ClusterReach
-from sortshuffle.spark.service import HostService
+from sortshuffle.spark.plan import Chain, Origin, ShuffleDependency
 from sortshuffle.spark.stages import PER_BATCH, Batches, Opening, Step
-from sortshuffle.spark.task import Task, tell_of_loss
-
-if TYPE_CHECKING:
-    from sortshuffle.spark.exchange import Exchange
-    from sortshuffle.spark.origins import Origin
-    from sortshuffle.spark.plan import Chain
+from sortshuffle.spark.task import Task
 
 ALL_MAPS = 2**31 - 1  # above every map index
 TASK = "task"  # the column that says which of the tasks a control row is for
 SHOWN = 10  # lines of `explain()`: who has more large subpartitions than that has too few of them
-
-_SIZES = pa.schema([("subpartition", pa.int32()), ("map_index", pa.int32()), ("bytes", pa.int64())])
-
-
-# ---- what is known of an exchange -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Raw bytes of an exchange, by subpartition; and by map index of those above a threshold."""
-
-    totals: tuple[int, ...]
-    by_map: Mapping[int, Mapping[int, int]]
-
-    @property
-    def median(self) -> int:
-        return max(1, int(statistics.median(self.totals)))
-
-    def large(self, options: Options) -> list[int]:
-        """The subpartitions that are to be sliced, if they can be."""
-        least = max(self.median * options.skew_factor, options.skew_threshold)
-        return [number for number, size in enumerate(self.totals) if size > least]
-
-
-def measured(exchange: int, control: DataFrame, subpartitions: int, service: HostService) -> Sizes:
-    """Run a job that sums up control rows. ``exchange``: its number; ``service``: of each task's host."""
-
-    def run(batches: Any) -> Any:
-        return _summed(batches, service)
-
-    context = control.sparkSession.sparkContext
-    few = max(1, min(subpartitions, context.defaultParallelism))  # the rows of a partition stay together
-    with call_site(context, f"sortshuffle sizes of exchange {exchange}"):
-        rows = control.coalesce(few).mapInArrow(run, "subpartition int, map_index int, bytes long").collect()
-    totals = [0] * subpartitions
-    by_map: dict[int, dict[int, int]] = {}
-    for subpartition, map_index, size in rows:
-        totals[subpartition] += size
-        if map_index is not None:
-            by_map.setdefault(subpartition, {})[map_index] = size
-    return Sizes(tuple(totals), by_map)
-
-
-def _summed(batches: Iterator[pa.RecordBatch], service: HostService) -> Iterator[pa.RecordBatch]:
-    """The bytes of some subpartitions, of which all control rows are here: of those above the threshold a row
-    for each map output, of others one, without map index."""
-    sizes: dict[int, dict[int, int]] = {}
-    reach = ClusterReach(service)
-    try:
-        with closing(reach):
-            # a Python loop: over control rows, not over rows
-            for batch in batches:
-                numbers = batch.column("subpartition").to_pylist()
-                for number, channel in zip(numbers, channels(iter([batch]), reach), strict=True):
-                    size = sum(extent.raw_bytes for extent in channel.extents)
-                    sizes.setdefault(number, {})[channel.map_index] = size
-    except Exception as error:  # of an index file that is not inline in its control row
-        tell_of_loss(error, reach, service.settings.served_by_spark)
-        raise
-    threshold = service.options.skew_threshold
-    found: list[tuple[int, int | None, int]] = []
-    for number, by_map in sizes.items():
-        total = sum(by_map.values())
-        found += (
-            [(number, *each) for each in by_map.items()] if total > threshold else [(number, None, total)]
-        )
-    columns = list(zip(*found, strict=True)) or [(), (), ()]
-    yield pa.record_batch(
-        [pa.array(column, field.type) for column, field in zip(columns, _SIZES, strict=True)], schema=_SIZES
-    )
 
 
 # ---- which slices there are -----------------------------------------------------------------------------
@@ -182,7 +99,7 @@ def cut(by_map: Mapping[int, int], count: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise([0, *firsts, ALL_MAPS]))
 
 
-def _large(exchange: Exchange, options: Options) -> dict[int, Large]:
+def _large(exchange: ShuffleDependency, options: Options) -> dict[int, Large]:
     sizes = exchange.sizes()
     target = max(sizes.median, options.skew_threshold)
     found = {}
@@ -194,7 +111,7 @@ def _large(exchange: Exchange, options: Options) -> dict[int, Large]:
     return found
 
 
-def _larges(exchanges: Sequence[Exchange], options: Options) -> list[Large]:
+def _larges(exchanges: Sequence[ShuffleDependency], options: Options) -> list[Large]:
     """The large subpartitions, in order. Where several exchanges are read together, of each subpartition the
     part that is sliced: the largest that can be, because the others are then read by every slice."""
     chosen: dict[int, Large] = {}
@@ -209,34 +126,16 @@ def _larges(exchanges: Sequence[Exchange], options: Options) -> list[Large]:
 # ---- where it is allowed --------------------------------------------------------------------------------
 
 
-def sliceable(chain: Chain) -> list[Exchange]:
+def sliceable(chain: Chain) -> list[ShuffleDependency]:
     """The exchanges whose subpartitions may be sliced for this chain; none, unless that is asked for."""
-    if not chain.context.options.skew_factor or not _takes_rows_as_they_come(chain.steps):
+    if not chain.context.options.skew_factor or not takes_rows_as_they_come(chain.steps):
         return []
     if not chain.context.planner.keeps:
         return []  # what was measured would be written anew for whoever reads it
-    origin = chain.origin
-    if isinstance(origin, ExchangeOrigin):
-        return [origin.exchange] if origin.order is None and origin.exchange.subpartitions > 1 else []
-    if isinstance(origin, TogetherOrigin):
-        return _sliceable_together(origin)
-    return []
+    return chain.origin.sliceable()
 
 
-def _sliceable_together(origin: TogetherOrigin) -> list[Exchange]:
-    found: list[Exchange] = []
-    allowed: Sequence[bool] = getattr(origin.combine, "sliceable", ())
-    for chain, may_be in zip(origin.inputs, allowed, strict=False):
-        others = [each for each in origin.inputs if each is not chain]
-        (exchange,) = chain.origin.exchanges()
-        repeatable = all(isinstance(step, PER_BATCH) for each in others for step in each.steps)
-        distinct = all(exchange not in each.origin.exchanges() for each in others)
-        if may_be and repeatable and distinct and _takes_rows_as_they_come(chain.steps):
-            found.append(exchange)
-    return found
-
-
-def _takes_rows_as_they_come(steps: Sequence[Step]) -> bool:
+def takes_rows_as_they_come(steps: Sequence[Step]) -> bool:
     """Whether these steps need no rows but those that they are given, whichever these are."""
     return all(isinstance(step, (MapFunction, *PER_BATCH)) for step in steps)
 
@@ -273,7 +172,7 @@ def lines(chain: Chain) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class SlicedOrigin:
+class SlicedOrigin(Origin):
     """An origin of exchanges of which some subpartitions are read by several tasks. ``tasks``: what each
     reads."""
 
@@ -295,7 +194,7 @@ class SlicedOrigin:
     def is_reproducible(self) -> bool:
         return self.origin.is_reproducible()
 
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def exchanges(self) -> tuple[ShuffleDependency, ...]:
         return self.origin.exchanges()
 
     def lines(self) -> list[str]:

@@ -6,15 +6,11 @@ every version of it. Nothing runs: an empty DataFrame is analysed, on the driver
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from sortshuffle.spark.plan import FrameContext
 from sortshuffle.spark.session import require_running
-
-if TYPE_CHECKING:
-    from sortshuffle.spark.plan import FrameContext
 
 
 def twin(context: FrameContext, schema: StructType) -> DataFrame:

@@ -28,6 +28,7 @@ from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.options import MIB
 from sortshuffle.spark.plan import Chain
 from sortshuffle.spark.stages import Batches
+from sortshuffle.spark.staging import staged
 from sortshuffle.spark.task import Task
 
 MODES = ("error", "errorifexists", "default", "append", "overwrite", "ignore")
@@ -106,7 +107,7 @@ class FrameWriter:
 
     def _run(self, closing: WriteParquet) -> list[str]:
         """The names of the files that count."""
-        rows = self.chain.frame(self.new_run(), closing, "name string").collect()
+        rows = staged(self.chain, self.new_run(), closing, "name string").collect()
         return [row.name for row in rows] or [closing.write_empty()]
 
 

@@ -36,7 +36,7 @@ from sortshuffle.spark.reach import ClusterReach
 from sortshuffle.spark.reports import Silent
 from sortshuffle.spark.service import HostService, Mode, ServiceSettings
 from sortshuffle.spark.silence import Silence
-from sortshuffle.spark.skew import _summed
+from sortshuffle.spark.subpartition_sizes import _summed
 from sortshuffle.spark.task import Task, running
 from sortshuffle.storage import directories, janitor
 from sortshuffle.storage.host import host_name

@@ -30,7 +30,7 @@ from sortshuffle import ShuffleFrame
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.exchange import Exchange
 from sortshuffle.spark.origins import ExchangeOrigin
-from sortshuffle.spark.placements import HashPlacement
+from sortshuffle.spark.schemes import Hash
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import read_index
 
@@ -394,7 +394,7 @@ def test_an_exchange_that_is_held_is_written_also_if_it_is_never_read(
 
 def test_exchanges_and_what_they_share_go_with_their_frames(numbers: DataFrame, calls: Calls) -> None:
     f = parsed(numbers, calls)
-    fan_outs = f._chain.context.fan_outs._known
+    fan_outs = f._chain.context.fan_outs
     gc.collect()
     gc.disable()  # nothing of this may be in a circle
     try:
@@ -474,7 +474,7 @@ def test_if_one_exchange_cannot_be_written_none_is(
     numbers: DataFrame, calls: Calls, directory: Path, at_once: bool, first: bool
 ) -> None:
     chain = parsed(numbers, calls)._chain
-    schemes = [HashPlacement((1,)), Failing(at_once)]
+    schemes = [Hash((1,)), Failing(at_once)]
     exchanges = [Exchange(chain, 2, scheme) for scheme in (reversed(schemes) if first else schemes)]
 
     with pytest.raises(PythonException, match="LookupError: no "):

@@ -26,6 +26,7 @@ from sortshuffle.spark import planner
 from sortshuffle.spark.exchange import Exchange
 from sortshuffle.spark.origins import ExchangeOrigin
 from sortshuffle.spark.placements import HashPlacement, RoundRobinPlacement
+from sortshuffle.spark.schemes import Hash
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -89,7 +90,7 @@ def test_an_exchange_of_another_order_is_a_twin_of_its_own_and_shared(placed: Sh
     assert twin is not exchange_of(by_k)
     assert twin is exchange_of(again)
     assert (twin.order, twin.scheme, twin.subpartitions, twin.upstream) == (
-        RowOrder((2, 1)), HashPlacement((1,)), 3, exchange_of(placed).upstream
+        RowOrder((2, 1)), Hash((1,)), 3, exchange_of(placed).upstream
     )  # fmt: skip
 
 

@@ -28,13 +28,13 @@ from sortshuffle.compute.join_build import HeldRows
 from sortshuffle.errors import InsufficientBuffersError, StateError
 from sortshuffle.options import format_size
 from sortshuffle.spark.control import COLUMNS, channels
-from sortshuffle.spark.exchange import Exchange
 from sortshuffle.spark.once import once
 from sortshuffle.spark.operators.layouts import exchanged
 from sortshuffle.spark.origins import exchanges_of, input_of, lines_of
-from sortshuffle.spark.placements import Broadcast
-from sortshuffle.spark.plan import Chain
+from sortshuffle.spark.plan import Chain, Origin, ShuffleDependency
+from sortshuffle.spark.schemes import Broadcast
 from sortshuffle.spark.several import Input
+from sortshuffle.spark.sizes import combined_size
 from sortshuffle.spark.stages import Batches, Opening, Step, holders_of, opened_through
 from sortshuffle.spark.task import Task
 
@@ -110,7 +110,7 @@ class _StayingRows:
 
 
 @dataclass(frozen=True, eq=False)
-class BroadcastOrigin:
+class BroadcastOrigin(Origin):
     """The rows of a broadcast join. ``large``: the side that stays; ``small``: a chain that begins with the
     broadcast exchange."""
 
@@ -136,11 +136,14 @@ class BroadcastOrigin:
     def is_reproducible(self) -> bool:
         return self.small.is_reproducible() and self.large.chain.is_reproducible()
 
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def exchanges(self) -> tuple[ShuffleDependency, ...]:
         return exchanges_of((self.small, self.large.chain))
 
     def lines(self) -> list[str]:
         return [self.label, *lines_of((self.small, self.large.chain))]
+
+    def estimated_size(self) -> tuple[int | None, StructType | None]:
+        return combined_size((self.large.chain, self.small), only_first=self.spec.kind.is_existence)
 
 
 @dataclass(frozen=True)

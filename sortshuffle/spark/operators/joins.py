@@ -323,7 +323,7 @@ def _shuffled_join(
     ]
     combine = ShuffledJoin(spec, sides[0].wire, sides[1].wire, label)
     context = left._chain.context
-    origin = TogetherOrigin((sides[0], sides[1]), combine)
+    origin = TogetherOrigin((sides[0], sides[1]), combine, only_first=spec.kind.is_existence)
     return left._derived(Chain(context, origin, schema, spec.schema), joined_layout(spec, by, count))
 
 

@@ -17,8 +17,8 @@ from sortshuffle.spark.exchange import Exchange
 from sortshuffle.spark.keys import check_placement_key
 from sortshuffle.spark.local_sort import LocalSort
 from sortshuffle.spark.origins import ExchangeOrigin
-from sortshuffle.spark.placements import HashPlacement, Scheme
 from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Chain, FrameContext, Layout
+from sortshuffle.spark.schemes import Hash, Scheme
 from sortshuffle.spark.stages import PER_BATCH, PerBatchStep
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def hash_exchanged(frame: ShuffleFrame, keys: tuple[int, ...], count: int) -> Sh
     matched."""
     for key in keys:
         check_placement_key(frame.schema.fields[key], frame._chain.wire.field(key).type)
-    return exchanged(frame, HashPlacement(keys), count, Layout(keys, count))
+    return exchanged(frame, Hash(keys), count, Layout(keys, count))
 
 
 def placed(frame: ShuffleFrame, keys: tuple[int, ...], count: int | None = None) -> ShuffleFrame:

@@ -13,10 +13,10 @@ from pyspark.sql.types import StructType
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.spark.columns import resolve
 from sortshuffle.spark.operators.layouts import common_context, exchanged
-from sortshuffle.spark.origins import CoalescedOrigin, DataFrameOrigin, Origin, SparkUnionOrigin, UnionOrigin
-from sortshuffle.spark.placements import HashPlacement
-from sortshuffle.spark.plan import Chain, next_number
+from sortshuffle.spark.origins import CoalescedOrigin, DataFrameOrigin, SparkUnionOrigin, UnionOrigin
+from sortshuffle.spark.plan import Chain, Origin, next_number
 from sortshuffle.spark.row_steps import Arrange, Limit, Sample
+from sortshuffle.spark.schemes import Hash
 from sortshuffle.spark.twin import twin
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def limit(frame: ShuffleFrame, number: int) -> ShuffleFrame:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST_ROWS:
         raise UsageError(f"limit() takes a number of rows from 0 to {MOST_ROWS}, not {number!r}")
     first = frame._derived(frame._chain.then(Limit(number), frame.schema))
-    together = exchanged(first, HashPlacement(()), 1)._chain  # one gate, which delivers by map task
+    together = exchanged(first, Hash(()), 1)._chain  # one gate, which delivers by map task
     return frame._derived(together.then(Limit(number), frame.schema))
 
 

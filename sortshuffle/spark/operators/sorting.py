@@ -21,8 +21,8 @@ from sortshuffle.payload.ordering import RowOrder, SortKey
 from sortshuffle.spark.columns import Alias, Attribute, Node, Sorted, name_of, node_of, resolve
 from sortshuffle.spark.keys import check_sort_key
 from sortshuffle.spark.operators.layouts import exchanged, ordered
-from sortshuffle.spark.placements import Range
 from sortshuffle.spark.plan import next_number
+from sortshuffle.spark.schemes import Range
 
 if TYPE_CHECKING:
     from sortshuffle.spark.frame import ShuffleFrame
