@@ -22,8 +22,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from sortshuffle.service.shuffle_service import serve
     from sortshuffle.spark.data_source import register
-    from sortshuffle.spark.frame import ShuffleFrame, frame
-    from sortshuffle.spark.operators.joins import broadcast
+    from sortshuffle.spark.frame import ShuffleFrame, broadcast, frame
     from sortshuffle.spark.rdds.rdd import ShuffleRDD, rdd
     from sortshuffle.spark.reader import read
     from sortshuffle.spark.service import files_key
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "ShuffleFrame": "sortshuffle.spark.frame",
     "ShuffleRDD": "sortshuffle.spark.rdds.rdd",
-    "broadcast": "sortshuffle.spark.operators.joins",
+    "broadcast": "sortshuffle.spark.frame",
     "frame": "sortshuffle.spark.frame",
     "rdd": "sortshuffle.spark.rdds.rdd",
     "read": "sortshuffle.spark.reader",

@@ -10,15 +10,15 @@ worker; rows reach the JVM at `toDF()` and nowhere before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.partitioner import SortKey
@@ -39,19 +39,22 @@ from sortshuffle.spark.grouped import GroupedFrame
 from sortshuffle.spark.hints import for_spark
 from sortshuffle.spark.keys import check_id_column, check_range_key
 from sortshuffle.spark.operators import aggregates, columns, joins, rows, sorting
+from sortshuffle.spark.operators.cogroups import Groups
 from sortshuffle.spark.operators.layouts import exchanged, hash_exchanged
+from sortshuffle.spark.operators.selection import reading_only, selected
 from sortshuffle.spark.origins import DataFrameOrigin, ParquetOrigin
-from sortshuffle.spark.parquet.pruning import binds, uses
-from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Chain, FrameContext, Layout, next_number
+from sortshuffle.spark.parquet.pruning import binds
+from sortshuffle.spark.plan import Chain, FrameContext, Rows, next_number
 from sortshuffle.spark.reports import StageTotals, stage_totals
 from sortshuffle.spark.schemes import Id, Range, RoundRobin
-from sortshuffle.spark.stages import Count, Filter, Select, ToSpark
+from sortshuffle.spark.stages import Count, Filter, ToSpark
 from sortshuffle.spark.staging import staged
 
 if TYPE_CHECKING:
     from sortshuffle.spark.writer import FrameWriter
 
 ColumnLike: TypeAlias = "str | Column"
+P = ParamSpec("P")
 
 
 def frame(df: DataFrame) -> ShuffleFrame:
@@ -69,7 +72,18 @@ def frame(df: DataFrame) -> ShuffleFrame:
         )
     context = FrameContext.of(df.sparkSession)
     wire = context.wire(df.schema)
-    return ShuffleFrame(Chain(context, DataFrameOrigin(df, wire), df.schema, wire))
+    return ShuffleFrame(Rows(Chain(context, DataFrameOrigin(df, wire), df.schema, wire)))
+
+
+def broadcast(frame: ShuffleFrame) -> ShuffleFrame:
+    """Like PySpark's `broadcast`: the frame, marked as small enough to be given whole to every task of the
+    other side of a join, which then needs no exchange.
+
+    It is a hint: a join whose kind needs this side exchanged (an outer join that keeps its rows) does so. It
+    holds for the frame that is returned, not for frames made from it. In the join the frame must fit into
+    the memory of a task.
+    """
+    return ShuffleFrame(replace(frame._rows, broadcast=True))
 
 
 class ShuffleFrame:
@@ -79,11 +93,8 @@ class ShuffleFrame:
     `head`, `toArrow`, `toPandas`, `show`, `write`) returns at once and leaves this frame as it is.
     """
 
-    def __init__(self, chain: Chain, layout: Layout = UNKNOWN_LAYOUT, *, broadcast: bool = False) -> None:
-        # broadcast: a join may give all of these rows to each of its tasks, as `sortshuffle.broadcast` asks
-        self._own_chain = chain
-        self._own_layout = layout
-        self._broadcast = broadcast
+    def __init__(self, rows: Rows) -> None:
+        self._own = rows
         self._df: DataFrame | None = None
         self._persisted = False
         self._runs: list[int] = []
@@ -93,7 +104,7 @@ class ShuffleFrame:
     @property
     def schema(self) -> StructType:
         """Spark's schema of the rows."""
-        return self._own_chain.schema
+        return self._own.schema
 
     @property
     def columns(self) -> list[str]:
@@ -120,13 +131,13 @@ class ShuffleFrame:
         self, func: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: StructType | str
     ) -> ShuffleFrame:
         """Like `DataFrame.mapInArrow`: ``func`` maps an iterator of record batches to another."""
-        return self._then(MapInArrow.of(func, schema, self._chain.context.conf))
+        return self._mapped(MapInArrow.of(func, schema, self._chain.context.conf))
 
     def mapInPandas(
         self, func: Callable[[Iterator[Any]], Iterator[Any]], schema: StructType | str
     ) -> ShuffleFrame:
         """Like `DataFrame.mapInPandas`: ``func`` maps an iterator of pandas DataFrames to another."""
-        return self._then(MapInPandas.of(func, schema, self._chain.context.conf))
+        return self._mapped(MapInPandas.of(func, schema, self._chain.context.conf))
 
     # ---- columns and rows -------------------------------------------------------------------------
 
@@ -143,32 +154,32 @@ class ShuffleFrame:
                 continue
             positions.append(self._position(name_of(node.child if isinstance(node, Alias) else node, col)))
             names.append(node.name if isinstance(node, Alias) else self.columns[positions[-1]])
-        return self._selected(tuple(positions), names)
+        return self._made(selected, tuple(positions), names)
 
     def drop(self, *cols: ColumnLike) -> ShuffleFrame:
         """Like `DataFrame.drop`: without these columns; names that are not there are ignored."""
         case_sensitive = self._chain.context.case_sensitive
         dropped = {at for col in cols for at in positions_to_drop(col, self.schema, case_sensitive)}
         kept = tuple(at for at in range(len(self.columns)) if at not in dropped)
-        return self._selected(kept, [self.columns[at] for at in kept])
+        return self._made(selected, kept, [self.columns[at] for at in kept])
 
     def withColumn(self, colName: str, col: pc.Expression | Column) -> ShuffleFrame:
         """Like `DataFrame.withColumn`, for an Arrow expression over the columns, such as
         ``pyarrow.compute.field("k") + 1``, or a plain column reference. A column of this name is replaced
         where it is."""
-        return columns.with_columns(self, {colName: col})
+        return self._made(columns.with_columns, {colName: col})
 
     def withColumns(self, colsMap: Mapping[str, pc.Expression | Column]) -> ShuffleFrame:
         """Like `DataFrame.withColumns`; none of the expressions sees what another gives."""
-        return columns.with_columns(self, colsMap)
+        return self._made(columns.with_columns, colsMap)
 
     def withColumnRenamed(self, existing: str, new: str) -> ShuffleFrame:
         """Like `DataFrame.withColumnRenamed`: a name that is not there is ignored."""
-        return columns.with_columns_renamed(self, {existing: new})
+        return self._made(columns.with_columns_renamed, {existing: new})
 
     def withColumnsRenamed(self, colsMap: Mapping[str, str]) -> ShuffleFrame:
         """Like `DataFrame.withColumnsRenamed`."""
-        return columns.with_columns_renamed(self, colsMap)
+        return self._made(columns.with_columns_renamed, colsMap)
 
     def filter(self, condition: pc.Expression) -> ShuffleFrame:
         """The rows for which an Arrow expression is true, such as ``pyarrow.compute.field("k") > 5``.
@@ -177,19 +188,19 @@ class ShuffleFrame:
         floating point columns (which statistics describe without their NaNs): give those a filter of their
         own. Raises `UsageError` for anything that is not a boolean expression over the columns.
         """
-        _check_condition(condition, self._chain.wire)
-        chain = self._chain
-        origin = chain.origin
+        rows = self._rows
+        chain, origin = rows.chain, rows.chain.origin
+        _check_condition(condition, chain.wire)
         if isinstance(origin, ParquetOrigin) and not chain.steps:
             filters = (*origin.filters, condition)
-            return ShuffleFrame(replace(chain, origin=replace(origin, filters=filters)))
-        return ShuffleFrame(chain.then(Filter(condition), self.schema), self._layout)
+            return ShuffleFrame(Rows(replace(chain, origin=replace(origin, filters=filters))))
+        return ShuffleFrame(Rows(chain.then(Filter(condition), self.schema), rows.layout))
 
     where = filter
 
     def limit(self, num: int) -> ShuffleFrame:
         """Like `DataFrame.limit`: the first ``num`` rows, partition after partition, in one partition."""
-        return rows.limit(self, num)
+        return self._made(rows.limit, num)
 
     def sample(
         self,
@@ -199,26 +210,26 @@ class ShuffleFrame:
     ) -> ShuffleFrame:
         """Like `DataFrame.sample`: each row with the probability ``fraction``, or, with replacement, so many
         times on average. The same seed and partitions give the same rows, but not those that Spark takes."""
-        return rows.sample(self, withReplacement, fraction, seed)
+        return self._made(rows.sample, withReplacement, fraction, seed)
 
     def union(self, other: ShuffleFrame) -> ShuffleFrame:
         """Like `DataFrame.union`: the rows of both, columns matched by position."""
-        return rows.union(self, other)
+        return self._made(rows.union, _rows_of(other, "union"))
 
     unionAll = union  # noqa: N815  PySpark's name
 
     def unionByName(self, other: ShuffleFrame, allowMissingColumns: bool = False) -> ShuffleFrame:
         """Like `DataFrame.unionByName`: the rows of both, columns matched by name."""
-        return rows.union_by_name(self, other, allowMissingColumns)
+        return self._made(rows.union_by_name, _rows_of(other, "unionByName"), allowMissingColumns)
 
     def distinct(self) -> ShuffleFrame:
         """Like `DataFrame.distinct`: every different row once."""
-        return aggregates.distinct(self)
+        return self._made(aggregates.distinct)
 
     def dropDuplicates(self, subset: list[str] | None = None) -> ShuffleFrame:
         """Like `DataFrame.dropDuplicates`: one row for each combination of values in the columns named, or in
         all."""
-        return aggregates.drop_duplicates(self, subset)
+        return self._made(aggregates.drop_duplicates, subset)
 
     drop_duplicates = dropDuplicates
 
@@ -232,8 +243,8 @@ class ShuffleFrame:
         """
         count, columns = self._count_and_columns("repartition", numPartitions, cols)
         if not columns:
-            return exchanged(self, RoundRobin(), count)
-        return hash_exchanged(self, tuple(self._position(column) for column in columns), count)
+            return self._made(exchanged, RoundRobin(), count)
+        return self._made(hash_exchanged, tuple(self._position(column) for column in columns), count)
 
     def repartitionByRange(self, numPartitions: int | ColumnLike, *cols: ColumnLike) -> ShuffleFrame:
         """Like `DataFrame.repartitionByRange`: partitions are ascending ranges of the columns' values.
@@ -251,7 +262,7 @@ class ShuffleFrame:
             key = self._position(plain)
             check_range_key(self.schema.fields[key], self._chain.wire.field(key).type)
             keys.setdefault(key, SortKey(key, descending, nulls_last))  # a second time it decides nothing
-        return exchanged(self, Range(tuple(keys.values()), count, next_number()), count)
+        return self._made(exchanged, Range(tuple(keys.values()), count, next_number()), count)
 
     def repartitionById(self, numPartitions: int, partitionIdCol: ColumnLike) -> ShuffleFrame:
         """Like `DataFrame.repartitionById`: each row into the partition whose number is in an int column.
@@ -264,11 +275,11 @@ class ShuffleFrame:
             )
         key = self._position(partitionIdCol)
         check_id_column(self.schema.fields[key])
-        return exchanged(self, Id(key), _checked_count("repartitionById", numPartitions))
+        return self._made(exchanged, Id(key), _checked_count("repartitionById", numPartitions))
 
     def coalesce(self, numPartitions: int) -> ShuffleFrame:
         """Like `DataFrame.coalesce`: fewer partitions, each of several of these, without a shuffle."""
-        return rows.coalesce(self, numPartitions)
+        return self._made(rows.coalesce, numPartitions, self.toDF)
 
     def sort(
         self,
@@ -277,7 +288,7 @@ class ShuffleFrame:
     ) -> ShuffleFrame:
         """Like `DataFrame.sort`: a total order over the partitions, of which there are at most
         ``spark.sql.shuffle.partitions``. Samples the rows as `repartitionByRange` does."""
-        return sorting.sort(self, cols, ascending)
+        return self._made(sorting.sort, cols, ascending)
 
     orderBy = sort  # noqa: N815
 
@@ -287,12 +298,13 @@ class ShuffleFrame:
         ascending: bool | int | list[bool | int] = True,
     ) -> ShuffleFrame:
         """Like `DataFrame.sortWithinPartitions`: every partition in this order."""
-        return sorting.sort_within_partitions(self, cols, ascending)
+        return self._made(sorting.sort_within_partitions, cols, ascending)
 
-    def groupBy(self, *cols: ColumnLike | list[ColumnLike]) -> GroupedFrame:
+    def groupBy(self, *cols: ColumnLike | list[ColumnLike]) -> GroupedFrame[ShuffleFrame]:
         """Like `DataFrame.groupBy`: ``.agg``, ``.count`` and their like, ``.applyInArrow``,
         ``.applyInPandas``, ``.cogroup``."""
-        return GroupedFrame(self, tuple(self._position(name) for name in _flat(cols)))
+        keys = tuple(self._position(name) for name in _flat(cols))
+        return GroupedFrame(Groups(lambda: self._rows, keys), ShuffleFrame)
 
     groupby = groupBy
 
@@ -309,7 +321,7 @@ class ShuffleFrame:
         """Like `DataFrame.join`, on columns of equal names, or on equalities of columns. ``how``: inner
         (None), left, right, full, semi, anti, and PySpark's other names of these. A side marked by
         `sortshuffle.broadcast` is given whole to every task of the other, where the kind of join allows."""
-        return joins.join(self, other, on, how)
+        return self._made(joins.join, _rows_of(other, "join"), on, how)
 
     # ---- results ----------------------------------------------------------------------------------
 
@@ -317,13 +329,13 @@ class ShuffleFrame:
         """An ordinary lazy DataFrame of the rows, in the same partitions. Spark's planner knows by which
         columns they are placed and sorted, and about how large they are (`spark.hints`)."""
         if self._df is None:
-            chain = self._own_chain
+            chain = self._own.chain
             if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
                 self._df = chain.origin.source
             else:
                 run = self._new_run()
                 rows = staged(chain, run, ToSpark(), chain.schema)
-                self._df = for_spark(rows, chain, self._own_layout, run)
+                self._df = for_spark(rows, chain, self._own.layout, run)
         return self._df
 
     def collect(self) -> list[Any]:
@@ -335,8 +347,8 @@ class ShuffleFrame:
         """The number of rows. They are counted in Python and never become JVM rows."""
         if self._persisted:
             return int(self.toDF().count())
-        none = self._reading_only(())
-        chain = self._chain if none is None else none._chain
+        rows = self._rows
+        chain = (reading_only(rows, ()) or rows).chain
         counts = staged(chain, self._new_run(), Count(), "rows long")
         return sum(row.rows for row in counts.collect())
 
@@ -392,62 +404,37 @@ class ShuffleFrame:
     # ---- inside -----------------------------------------------------------------------------------
 
     @property
-    def _chain(self) -> Chain:
-        """What frames made from this one begin with."""
+    def _rows(self) -> Rows:
+        """What frames made from this one begin with. Those from Spark's cache come from no exchange of ours:
+        nothing is known of where they are."""
+        own = self._own
         if not self._persisted:
-            return self._own_chain
-        own = self._own_chain
-        return Chain(own.context, DataFrameOrigin(self.toDF(), own.wire), own.schema, own.wire)
+            return own
+        chain = Chain(own.context, DataFrameOrigin(self.toDF(), own.chain.wire), own.schema, own.chain.wire)
+        return Rows(chain, broadcast=own.broadcast)
 
     @property
-    def _layout(self) -> Layout:
-        """Where the rows of `_chain` are: those from Spark's cache come from no exchange of ours."""
-        return UNKNOWN_LAYOUT if self._persisted else self._own_layout
+    def _chain(self) -> Chain:
+        return self._rows.chain
 
     def _new_run(self) -> int:
         """The number of a result stage of this frame."""
         self._runs.append(next_number())
         return self._runs[-1]
 
-    def _then(self, step: MapFunction) -> ShuffleFrame:
-        return ShuffleFrame(self._chain.then(step, step.declared.schema))
+    def _made(
+        self, operator: Callable[Concatenate[Rows, P], Rows], *args: P.args, **kwargs: P.kwargs
+    ) -> ShuffleFrame:
+        """A frame of what an operator makes of the rows; this one where it leaves them as they are."""
+        rows = self._rows
+        made = operator(rows, *args, **kwargs)
+        return self if made is rows else ShuffleFrame(made)
+
+    def _mapped(self, step: MapFunction) -> ShuffleFrame:
+        return ShuffleFrame(Rows(self._chain.then(step, step.declared.schema)))
 
     def _position(self, col: ColumnLike) -> int:
         return resolve(column_name(col), self.schema, self._chain.context.case_sensitive)
-
-    def _shuffle_partitions(self) -> int:
-        return int(str(self._chain.context.spark.conf.get("spark.sql.shuffle.partitions")))
-
-    def _selected(self, positions: tuple[int, ...], names: Sequence[str]) -> ShuffleFrame:
-        """The columns at these positions, under these names."""
-        fields = [self.schema.fields[at] for at in positions]
-        schema = StructType(
-            [
-                StructField(name, field.dataType, field.nullable, field.metadata)
-                for name, field in zip(names, fields, strict=True)
-            ]
-        )
-        distinct = tuple(dict.fromkeys(positions))
-        read = StructType([self.schema.fields[at] for at in distinct])
-        pruned = _pruned_scan(self._chain, distinct, read)
-        if pruned is None:
-            step = Select(positions, tuple(names))
-            return ShuffleFrame(self._chain.then(step, schema), self._layout.selected(positions))
-        if list(names) == read.names:
-            return ShuffleFrame(pruned)
-        step = Select(tuple(distinct.index(at) for at in positions), tuple(names))
-        return ShuffleFrame(pruned.then(step, schema))
-
-    def _reading_only(self, positions: tuple[int, ...]) -> ShuffleFrame | None:
-        """A frame of the columns at these positions only, whose source is asked for no others; None unless
-        the rows come straight from a source.
-
-        The new frame has a source of its own. Exchanges are written together only if they have one source, so
-        do not use this where the rows may be written together with another exchange.
-        """
-        read = StructType([self.schema.fields[at] for at in positions])
-        chain = _pruned_scan(self._chain, positions, read) or _pruned_source(self._chain, positions, read)
-        return None if chain is None else ShuffleFrame(chain, self._layout.selected(positions))
 
     def _count_and_columns(
         self, method: str, numPartitions: int | ColumnLike, cols: tuple[Any, ...]
@@ -455,16 +442,20 @@ class ShuffleFrame:
         """What a call of ``method`` asks for: the number of partitions and the columns, if any."""
         columns = _listed(cols)
         if isinstance(numPartitions, str | Column):
-            return self._shuffle_partitions(), [numPartitions, *columns]
+            return self._chain.context.shuffle_partitions(), [numPartitions, *columns]
         if isinstance(numPartitions, bool) or not isinstance(numPartitions, int):
             raise UsageError(
                 f"{method}() takes a number of partitions or columns, not {type(numPartitions).__name__}"
             )
         return _checked_count(method, numPartitions), columns
 
-    def _derived(self, chain: Chain, layout: Layout = UNKNOWN_LAYOUT) -> ShuffleFrame:
-        """A frame of a chain that is made of this one's. Operators call it, which know no frames' class."""
-        return ShuffleFrame(chain, layout)
+
+def _rows_of(other: Any, method: str) -> Rows:
+    """The rows of another frame that a method is given. Raises `UsageError` for what is no frame."""
+    if not isinstance(other, ShuffleFrame):
+        kind = type(other).__name__
+        raise UsageError(f"{method}() takes another ShuffleFrame, not {kind}: wrap it in frame()")
+    return other._rows
 
 
 def _listed(cols: tuple[Any, ...]) -> list[ColumnLike]:
@@ -494,37 +485,3 @@ def _check_condition(condition: Any, wire: pa.Schema) -> None:
     if not binds(condition, wire):
         names = ", ".join(wire.names)
         raise UsageError(f"{condition} is not a boolean expression over the columns {names}")
-
-
-def _pruned_scan(chain: Chain, positions: tuple[int, ...], schema: StructType) -> Chain | None:
-    """A scan of only these columns; None if the chain is not a bare scan.
-
-    A column that only the filters need is read and then dropped.
-    """
-    origin = chain.origin
-    if not isinstance(origin, ParquetOrigin) or chain.steps:
-        return None
-    filtered_by = {
-        at for at in range(len(chain.wire)) for each in origin.filters if uses(each, chain.wire, at)
-    }
-    needed = [*positions, *sorted(filtered_by.difference(positions))]
-    pruned = replace(
-        origin,
-        file_columns=tuple(origin.file_columns[at] for at in needed),
-        wire=pa.schema([chain.wire.field(at) for at in needed]),
-    )
-    if len(needed) == len(positions):
-        return replace(chain, origin=pruned, schema=schema, wire=pruned.wire)
-    read = StructType([chain.schema.fields[at] for at in needed])
-    step = Select(tuple(range(len(positions))), tuple(schema.names))
-    return replace(chain, origin=pruned, schema=read, wire=pruned.wire).then(step, schema)
-
-
-def _pruned_source(chain: Chain, positions: tuple[int, ...], schema: StructType) -> Chain | None:
-    """Only these columns of a DataFrame, of which Spark then reads no others; None if the chain is not a bare
-    one, or its columns have no names to ask by."""
-    origin = chain.origin
-    if not isinstance(origin, DataFrameOrigin) or chain.steps:
-        return None
-    pruned = origin.pruned(positions)
-    return None if pruned is None else replace(chain, origin=pruned, schema=schema, wire=pruned.wire)

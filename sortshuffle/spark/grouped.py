@@ -8,79 +8,93 @@ in Spark.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 from pyspark.sql import Column
 from pyspark.sql.types import StructType
 
+from sortshuffle.errors import UsageError
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.spark.functions import GroupApplyInArrow, GroupApplyInPandas, GroupFunction
+from sortshuffle.spark.functions import GroupApplyInArrow, GroupApplyInPandas
 from sortshuffle.spark.keys import check_group_key
 from sortshuffle.spark.operators import aggregates
-from sortshuffle.spark.operators.cogroups import CoGroupedFrame
+from sortshuffle.spark.operators.cogroups import CoGroupedFrame, Groups
 from sortshuffle.spark.operators.layouts import ordered, placed
+from sortshuffle.spark.plan import Rows
 from sortshuffle.spark.stages import GroupApply
 
-if TYPE_CHECKING:
-    from sortshuffle.spark.frame import ShuffleFrame
+F = TypeVar("F")
 
 
-class GroupedFrame:
-    """The groups of a frame. ``keys``: positions of the grouping columns, in the order given."""
+class GroupedFrame(Generic[F]):
+    """The groups of a frame. ``make``: makes a frame of rows."""
 
-    def __init__(self, frame: ShuffleFrame, keys: tuple[int, ...]) -> None:
-        for key in keys:
-            check_group_key(frame.schema.fields[key], frame._chain.wire.field(key).type)
-        self._frame = frame
-        self._keys = keys
+    def __init__(self, groups: Groups, make: Callable[[Rows], F]) -> None:
+        rows = groups.rows()
+        for key in groups.keys:
+            check_group_key(rows.schema.fields[key], rows.chain.wire.field(key).type)
+        self._groups = groups
+        self._make = make
 
-    def applyInArrow(self, func: Callable[..., Any], schema: StructType | str) -> ShuffleFrame:
+    def applyInArrow(self, func: Callable[..., Any], schema: StructType | str) -> F:
         """Like PySpark's: ``func(table)`` or ``func(key, table)`` gets one group as a `pyarrow.Table` and
         returns a table of ``schema``. A function whose type hints say that it maps an iterator of
         `pyarrow.RecordBatch` to another gets the group in parts, which need not fit into memory together."""
-        return self._applied(GroupApplyInArrow.of(func, schema, self._frame._chain.context.conf, self._keys))
+        return self._applied(GroupApplyInArrow, func, schema)
 
-    def applyInPandas(self, func: Callable[..., Any], schema: StructType | str) -> ShuffleFrame:
+    def applyInPandas(self, func: Callable[..., Any], schema: StructType | str) -> F:
         """Like PySpark's: ``func(pdf)`` or ``func(key, pdf)`` gets one group as a pandas DataFrame and
         returns one of ``schema``; or, if its type hints say so, it maps an iterator of DataFrames to
         another."""
-        return self._applied(GroupApplyInPandas.of(func, schema, self._frame._chain.context.conf, self._keys))
+        return self._applied(GroupApplyInPandas, func, schema)
 
-    def cogroup(self, other: GroupedFrame) -> CoGroupedFrame:
+    def cogroup(self, other: GroupedFrame[F]) -> CoGroupedFrame[F]:
         """Like PySpark's: the groups of two frames that have equal keys, together."""
-        return CoGroupedFrame(self, other)
+        if not isinstance(other, GroupedFrame):
+            raise UsageError(f"cogroup() takes what groupBy() gives, not {type(other).__name__}")
+        return CoGroupedFrame(self._groups, other._groups, self._make)
 
-    def agg(self, *exprs: Column | dict[str, str]) -> ShuffleFrame:
+    def agg(self, *exprs: Column | dict[str, str]) -> F:
         """Like PySpark's, for the functions that docs/spark.md lists, of plain columns: a row for each group.
         Groups are aggregated before the shuffle as far as that makes fewer rows of them."""
-        return aggregates.aggregate(self._frame, self._keys, exprs)
+        return self._make(aggregates.aggregate(self._groups.rows(), self._groups.keys, exprs))
 
-    def count(self) -> ShuffleFrame:
+    def count(self) -> F:
         """The number of rows of each group."""
-        return aggregates.count(self._frame, self._keys)
+        return self._make(aggregates.count(self._groups.rows(), self._groups.keys))
 
-    def sum(self, *cols: str) -> ShuffleFrame:
+    def sum(self, *cols: str) -> F:
         """The sum of each of these columns, or of all numeric ones."""
-        return aggregates.numeric(self._frame, self._keys, "sum", cols)
+        return self._numeric("sum", cols)
 
-    def avg(self, *cols: str) -> ShuffleFrame:
+    def avg(self, *cols: str) -> F:
         """The average of each of these columns, or of all numeric ones."""
-        return aggregates.numeric(self._frame, self._keys, "avg", cols)
+        return self._numeric("avg", cols)
 
     mean = avg
 
-    def min(self, *cols: str) -> ShuffleFrame:
+    def min(self, *cols: str) -> F:
         """The least value of each of these columns, or of all numeric ones."""
-        return aggregates.numeric(self._frame, self._keys, "min", cols)
+        return self._numeric("min", cols)
 
-    def max(self, *cols: str) -> ShuffleFrame:
+    def max(self, *cols: str) -> F:
         """The greatest value of each of these columns, or of all numeric ones."""
-        return aggregates.numeric(self._frame, self._keys, "max", cols)
+        return self._numeric("max", cols)
 
-    def _applied(self, function: GroupFunction) -> ShuffleFrame:
-        names = ", ".join(self._frame.columns[key] for key in self._keys)
+    def _numeric(self, function: str, cols: tuple[str, ...]) -> F:
+        return self._make(aggregates.numeric(self._groups.rows(), self._groups.keys, function, cols))
+
+    def _applied(
+        self,
+        adaptor: type[GroupApplyInArrow | GroupApplyInPandas],
+        func: Callable[..., Any],
+        schema: StructType | str,
+    ) -> F:
+        rows, keys = self._groups.rows(), self._groups.keys
+        function = adaptor.of(func, schema, rows.context.conf, keys)
+        names = ", ".join(rows.columns[key] for key in keys)
         label = function.declared.place.replace("groupBy()", f"groupBy({names})")
-        order = RowOrder(self._keys)
-        rows = ordered(placed(self._frame, self._keys), order)
+        order = RowOrder(keys)
         step = GroupApply(order, function, label)
-        return self._frame._derived(rows._chain.then(step, function.declared.schema))
+        chain = ordered(placed(rows, keys), order).chain
+        return self._make(Rows(chain.then(step, function.declared.schema)))

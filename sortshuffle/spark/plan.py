@@ -4,6 +4,7 @@
     Origin                            a DataFrame, Parquet files, exchanges (`spark.origins`)
     ShuffleDependency                 what a chain knows of an exchange that it reads: the stage that writes,
                                       and the control rows it hands to its readers (`spark.exchange`)
+    Rows = chain + layout             what operators take and give, and a frame wraps
 
 All are immutable values, and nothing here runs a job. `spark.staging` puts a chain into Spark's plan.
 """
@@ -81,6 +82,10 @@ class FrameContext:
             planner_of(session),
             ServiceSettings.of(options, application, of_context),
         )
+
+    def shuffle_partitions(self) -> int:
+        """How many subpartitions an exchange has where the user names no number."""
+        return int(str(self.spark.conf.get("spark.sql.shuffle.partitions")))
 
     def spark_context(self) -> Any:
         """The SparkContext; None over Spark Connect."""
@@ -245,3 +250,25 @@ class Chain:
         """Where the tasks of all its stages report."""
         contexts = [self.context, *(exchange.upstream.context for exchange in self.exchanges())]
         return list(dict.fromkeys(context.reports for context in contexts))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a frame, as its operators take and give them. ``broadcast``: a join may give all of them to
+    each of its tasks, as `sortshuffle.broadcast` asks."""
+
+    chain: Chain
+    layout: Layout = UNKNOWN_LAYOUT
+    broadcast: bool = False
+
+    @property
+    def context(self) -> FrameContext:
+        return self.chain.context
+
+    @property
+    def schema(self) -> StructType:
+        return self.chain.schema
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.schema.names)

@@ -12,7 +12,7 @@ from sortshuffle.spark.frame import ShuffleFrame
 from sortshuffle.spark.origins import ParquetOrigin
 from sortshuffle.spark.parquet.files import ParquetFiles
 from sortshuffle.spark.parquet.settings import ReadSettings
-from sortshuffle.spark.plan import Chain, FrameContext
+from sortshuffle.spark.plan import Chain, FrameContext, Rows
 from sortshuffle.spark.schema import parse_schema
 
 
@@ -86,7 +86,7 @@ class FrameReader:
             )
         wire = context.wire(files.schema)
         origin = ParquetOrigin(context.spark, files, tuple(files.schema.names), wire)
-        return ShuffleFrame(Chain(context, origin, files.schema, wire))
+        return ShuffleFrame(Rows(Chain(context, origin, files.schema, wire)))
 
 
 def _check_paths(paths: tuple[Any, ...]) -> None:

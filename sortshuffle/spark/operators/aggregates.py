@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, GroupedData
@@ -36,22 +35,18 @@ from sortshuffle.spark.operators.aggregate_calls import (
     position_expression,
 )
 from sortshuffle.spark.operators.layouts import ordered, placed
-from sortshuffle.spark.plan import FrameContext, Layout
+from sortshuffle.spark.operators.selection import reading_only
+from sortshuffle.spark.plan import FrameContext, Layout, Rows
 from sortshuffle.spark.stages import Batches, TaskStep
 from sortshuffle.spark.task import Task
 from sortshuffle.spark.twin import twin
 
-if TYPE_CHECKING:
-    from sortshuffle.spark.frame import ShuffleFrame
 
-
-def aggregate(
-    frame: ShuffleFrame, keys: tuple[int, ...], exprs: Sequence[Column | dict[str, str]]
-) -> ShuffleFrame:
+def aggregate(rows: Rows, keys: tuple[int, ...], exprs: Sequence[Column | dict[str, str]]) -> Rows:
     """``groupBy(*keys).agg(*exprs)``."""
-    context = frame._chain.context
-    expressions = expressions_of(exprs, frame.schema, context.case_sensitive)
-    groups = _twin_groups(frame, keys)
+    context = rows.context
+    expressions = expressions_of(exprs, rows.schema, context.case_sensitive)
+    groups = _twin_groups(rows, keys)
     if exprs and isinstance(exprs[0], dict):
         # Spark gives the columns of a dict in an order of its own
         schema = groups.agg(exprs[0]).schema
@@ -60,99 +55,99 @@ def aggregate(
         expressions = [by_name[name] for name in schema.names[len(schema) - len(expressions) :]]
     else:
         schema = groups.agg(*(each.column() for each in expressions)).schema
-    return _aggregated(frame, keys, expressions, schema)
+    return _aggregated(rows, keys, expressions, schema)
 
 
-def count(frame: ShuffleFrame, keys: tuple[int, ...]) -> ShuffleFrame:
+def count(rows: Rows, keys: tuple[int, ...]) -> Rows:
     """``groupBy(*keys).count()``."""
     expression = Expression("count", (), False, False, "count(1)", "count")
-    return _aggregated(frame, keys, [expression], _twin_groups(frame, keys).count().schema)
+    return _aggregated(rows, keys, [expression], _twin_groups(rows, keys).count().schema)
 
 
-def numeric(frame: ShuffleFrame, keys: tuple[int, ...], function: str, cols: Sequence[str]) -> ShuffleFrame:
+def numeric(rows: Rows, keys: tuple[int, ...], function: str, cols: Sequence[str]) -> Rows:
     """``groupBy(*keys).sum(*cols)`` and ``avg``, ``min``, ``max``. As in Spark of all numeric columns, keys
     included, where none is named."""
-    schema = getattr(_twin_groups(frame, keys), function)(*cols).schema
-    case_sensitive = frame._chain.context.case_sensitive
-    positions = [resolve(name, frame.schema, case_sensitive) for name in cols] or [
-        at for at, field in enumerate(frame.schema) if isinstance(field.dataType, NumericType)
+    schema = getattr(_twin_groups(rows, keys), function)(*cols).schema
+    case_sensitive = rows.context.case_sensitive
+    positions = [resolve(name, rows.schema, case_sensitive) for name in cols] or [
+        at for at, field in enumerate(rows.schema) if isinstance(field.dataType, NumericType)
     ]
-    expressions = [position_expression(function, at, frame.schema) for at in positions]
-    return _aggregated(frame, keys, expressions, schema)
+    expressions = [position_expression(function, at, rows.schema) for at in positions]
+    return _aggregated(rows, keys, expressions, schema)
 
 
-def distinct(frame: ShuffleFrame) -> ShuffleFrame:
+def distinct(rows: Rows) -> Rows:
     """``distinct()``."""
-    twin(frame._chain.context, frame.schema).distinct()  # refuses maps
-    return _deduplicated(frame, tuple(range(len(frame.columns))), "distinct()")
+    twin(rows.context, rows.schema).distinct()  # refuses maps
+    return _deduplicated(rows, tuple(range(len(rows.columns))), "distinct()")
 
 
-def drop_duplicates(frame: ShuffleFrame, subset: Sequence[str] | None) -> ShuffleFrame:
+def drop_duplicates(rows: Rows, subset: Sequence[str] | None) -> Rows:
     """``dropDuplicates(subset)``."""
-    twin(frame._chain.context, frame.schema).dropDuplicates(subset)  # refuses the rest
+    twin(rows.context, rows.schema).dropDuplicates(subset)  # refuses the rest
     if subset is None:
-        return _deduplicated(frame, tuple(range(len(frame.columns))), "dropDuplicates()")
-    keys = [at for name in subset for at in _named(frame, name)]
-    return _deduplicated(frame, tuple(dict.fromkeys(keys)), f"dropDuplicates({', '.join(subset)})")
+        return _deduplicated(rows, tuple(range(len(rows.columns))), "dropDuplicates()")
+    keys = [at for name in subset for at in _named(rows, name)]
+    return _deduplicated(rows, tuple(dict.fromkeys(keys)), f"dropDuplicates({', '.join(subset)})")
 
 
-def _named(frame: ShuffleFrame, name: str) -> list[int]:
+def _named(rows: Rows, name: str) -> list[int]:
     """The columns of a name, which is taken as it is."""
-    if frame._chain.context.case_sensitive:
-        return [at for at, other in enumerate(frame.columns) if other == name]
-    return [at for at, other in enumerate(frame.columns) if other.lower() == name.lower()]
+    if rows.context.case_sensitive:
+        return [at for at, other in enumerate(rows.columns) if other == name]
+    return [at for at, other in enumerate(rows.columns) if other.lower() == name.lower()]
 
 
-def _twin_groups(frame: ShuffleFrame, keys: tuple[int, ...]) -> GroupedData:
+def _twin_groups(rows: Rows, keys: tuple[int, ...]) -> GroupedData:
     """The groups of an empty DataFrame of the frame's columns."""
-    empty: DataFrame = twin(frame._chain.context, frame.schema)
-    return empty.groupBy(*("`" + frame.columns[key].replace("`", "``") + "`" for key in keys))
+    empty: DataFrame = twin(rows.context, rows.schema)
+    return empty.groupBy(*("`" + rows.columns[key].replace("`", "``") + "`" for key in keys))
 
 
 # --- aggregates --------------------------------------------------------------------------------------------
 
 
 def _aggregated(
-    frame: ShuffleFrame, keys: tuple[int, ...], expressions: Sequence[Expression], schema: StructType
-) -> ShuffleFrame:
+    rows: Rows, keys: tuple[int, ...], expressions: Sequence[Expression], schema: StructType
+) -> Rows:
     """``schema``: of the result, as Spark has it."""
-    frame, keys, expressions = _of_needed_columns(frame, keys, expressions)
-    chain = frame._chain
-    calls = _calls(frame, expressions, schema)
+    rows, keys, expressions = _of_needed_columns(rows, keys, expressions)
+    chain = rows.chain
+    calls = _calls(rows, expressions, schema)
     aggregation = Aggregation(chain.wire, keys, calls)
-    names = ", ".join(frame.columns[key] for key in keys)
+    names = ", ".join(rows.columns[key] for key in keys)
     label = f"groupBy({names}).agg({', '.join(each.text.replace('`', '') for each in expressions)})"
     states = from_arrow_schema(aggregation.states, prefer_timestamp_ntz=True)
-    layout = frame._layout
+    layout = rows.layout
     if not aggregation.sets and _comes_in_groups(layout, keys):
         step: TaskStep | Lift = Lift(aggregation, label)
-        rows = frame._derived(chain.then(step, states), _moved(layout, keys))
+        grouped = Rows(chain.then(step, states), _moved(layout, keys))
     else:
         step = PartialAggregate(aggregation, label)
-        rows = frame._derived(chain.then(step, states), _moved(replace(layout, ordered_by=()), keys))
-        rows = ordered(placed(rows, tuple(range(len(keys)))), aggregation.order)
-    result = rows._chain.then(Aggregate(aggregation, chain.context.wire(schema), label), schema)
+        grouped = Rows(chain.then(step, states), _moved(replace(layout, ordered_by=()), keys))
+        grouped = ordered(placed(grouped, tuple(range(len(keys)))), aggregation.order)
+    result = grouped.chain.then(Aggregate(aggregation, chain.context.wire(schema), label), schema)
     if len(schema) < len(keys) + len(calls):
-        return frame._derived(result)  # spark.sql.retainGroupColumns is off
-    key_order = rows._layout.ordered_by[: len(keys)]
-    return frame._derived(result, replace(rows._layout, ordered_by=key_order))
+        return Rows(result)  # spark.sql.retainGroupColumns is off
+    key_order = grouped.layout.ordered_by[: len(keys)]
+    return Rows(result, replace(grouped.layout, ordered_by=key_order))
 
 
 def _of_needed_columns(
-    frame: ShuffleFrame, keys: tuple[int, ...], expressions: Sequence[Expression]
-) -> tuple[ShuffleFrame, tuple[int, ...], Sequence[Expression]]:
+    rows: Rows, keys: tuple[int, ...], expressions: Sequence[Expression]
+) -> tuple[Rows, tuple[int, ...], Sequence[Expression]]:
     """The aggregate on a frame of the needed columns only, if the source can be asked for those."""
     needed = tuple(sorted({*keys, *(column for each in expressions for column in each.columns)}))
-    narrow = frame._reading_only(needed) if len(needed) < len(frame.columns) else None
+    narrow = reading_only(rows, needed) if len(needed) < len(rows.columns) else None
     if narrow is None:
-        return frame, keys, expressions
+        return rows, keys, expressions
     place = {column: at for at, column in enumerate(needed)}
     moved = [replace(each, columns=tuple(place[column] for column in each.columns)) for each in expressions]
     return narrow, tuple(place[key] for key in keys), moved
 
 
-def _calls(frame: ShuffleFrame, expressions: Sequence[Expression], schema: StructType) -> tuple[Call, ...]:
-    context, fields, wire = frame._chain.context, frame.schema.fields, frame._chain.wire
+def _calls(rows: Rows, expressions: Sequence[Expression], schema: StructType) -> tuple[Call, ...]:
+    context, fields, wire = rows.context, rows.schema.fields, rows.chain.wire
     results = context.wire(schema).types[len(schema) - len(expressions) :]
     ansi = _is_set(context, "spark.sql.ansi.enabled")
     legacy_statistics = _is_set(context, "spark.sql.legacy.statisticalAggregate")
@@ -161,7 +156,7 @@ def _calls(frame: ShuffleFrame, expressions: Sequence[Expression], schema: Struc
         kinds = tuple(fields[column].dataType for column in expression.columns)
         wires = tuple(wire.field(column).type for column in expression.columns)
         request = Request(expression, kinds, wires, result, ansi, legacy_statistics)
-        function, is_distinct = call_of(request, frame.schema, wire)
+        function, is_distinct = call_of(request, rows.schema, wire)
         calls.append(Call(function, expression.columns, is_distinct))
     return tuple(calls)
 
@@ -231,20 +226,20 @@ class Aggregate:
 # --- different rows ----------------------------------------------------------------------------------------
 
 
-def _deduplicated(frame: ShuffleFrame, keys: tuple[int, ...], label: str) -> ShuffleFrame:
-    chain = frame._chain
+def _deduplicated(rows: Rows, keys: tuple[int, ...], label: str) -> Rows:
+    chain = rows.chain
     for key in keys:
         try:
-            check_group_key(frame.schema.fields[key], chain.wire.field(key).type)
+            check_group_key(rows.schema.fields[key], chain.wire.field(key).type)
         except ColumnError as error:
             raise ColumnError(f"{label}: {error}; or let Spark do it, behind toDF()") from None
     if not chain.schema.names:
         raise UnsupportedError(f"{label} of a frame without columns: take limit(1) instead")
     # rows keep their order, and are at most fewer: the layout holds
-    fewer = frame._derived(chain.then(PartialFirstRows(keys, label), chain.schema), frame._layout)
-    rows = ordered(placed(fewer, keys), RowOrder(keys))
-    result = rows._chain.then(DifferentRows(keys, label), chain.schema)
-    return frame._derived(result, rows._layout)
+    fewer = Rows(chain.then(PartialFirstRows(keys, label), chain.schema), rows.layout)
+    grouped = ordered(placed(fewer, keys), RowOrder(keys))
+    result = grouped.chain.then(DifferentRows(keys, label), chain.schema)
+    return Rows(result, grouped.layout)
 
 
 @dataclass(frozen=True)

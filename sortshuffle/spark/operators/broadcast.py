@@ -16,7 +16,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -31,38 +30,33 @@ from sortshuffle.spark.control import COLUMNS, channels
 from sortshuffle.spark.once import once
 from sortshuffle.spark.operators.layouts import exchanged
 from sortshuffle.spark.origins import exchanges_of, input_of, lines_of
-from sortshuffle.spark.plan import Chain, Origin, ShuffleDependency
+from sortshuffle.spark.plan import Chain, Origin, Rows, ShuffleDependency
 from sortshuffle.spark.schemes import Broadcast
 from sortshuffle.spark.several import Input
 from sortshuffle.spark.sizes import combined_size
 from sortshuffle.spark.stages import Batches, Opening, Step, holders_of, opened_through
 from sortshuffle.spark.task import Task
 
-if TYPE_CHECKING:
-    from sortshuffle.spark.frame import ShuffleFrame
 
-
-def broadcast_join(
-    left: ShuffleFrame, right: ShuffleFrame, spec: JoinSpec, schema: StructType, label: str
-) -> ShuffleFrame | None:
+def broadcast_join(left: Rows, right: Rows, spec: JoinSpec, schema: StructType, label: str) -> Rows | None:
     """The join with one side broadcast; None if none is marked so, or may be, or over Spark Connect."""
     small_is_left = _small_side(left, right, spec.kind)
-    if small_is_left is None or not left._chain.context.planner.zips:
+    if small_is_left is None or not left.context.planner.zips:
         return None
     small, large = (left, right) if small_is_left else (right, left)
-    rows = _StayingRows(large._chain)
-    sent = exchanged(small, Broadcast(rows.partitions, large._chain.origin.exchanges()), 1)
-    origin = BroadcastOrigin(rows, sent._chain, spec, small_is_left, f"broadcast {label}, of")
+    rows = _StayingRows(large.chain)
+    sent = exchanged(small, Broadcast(rows.partitions, large.chain.origin.exchanges()), 1)
+    origin = BroadcastOrigin(rows, sent.chain, spec, small_is_left, f"broadcast {label}, of")
     sources = [each.right if small_is_left else each.left for each in spec.output]
-    layout = large._layout.selected([-1 if source is None else source for source in sources])
-    return large._derived(Chain(left._chain.context, origin, schema, spec.schema), layout)
+    layout = large.layout.selected([-1 if source is None else source for source in sources])
+    return Rows(Chain(left.context, origin, schema, spec.schema), layout)
 
 
-def _small_side(left: ShuffleFrame, right: ShuffleFrame, kind: JoinKind) -> bool | None:
+def _small_side(left: Rows, right: Rows, kind: JoinKind) -> bool | None:
     """Whether the left side is to be broadcast; None if neither."""
-    if right._broadcast and kind.repeats_right:
+    if right.broadcast and kind.repeats_right:
         return False
-    if left._broadcast and kind.repeats_left:
+    if left.broadcast and kind.repeats_left:
         return True
     return None
 

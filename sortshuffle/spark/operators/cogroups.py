@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -27,51 +27,59 @@ from sortshuffle.spark.operators.layouts import (
     placement_of,
 )
 from sortshuffle.spark.origins import TogetherOrigin
-from sortshuffle.spark.plan import Chain
+from sortshuffle.spark.plan import Chain, Rows
 from sortshuffle.spark.several import Leg
 from sortshuffle.spark.stages import Batches
 from sortshuffle.spark.task import Task
 
-if TYPE_CHECKING:
-    from sortshuffle.spark.frame import ShuffleFrame
-    from sortshuffle.spark.grouped import GroupedFrame
+F = TypeVar("F")
 
 
-class CoGroupedFrame:
-    """The groups of two frames. Raises `UsageError` and `ColumnError` where they have no common keys."""
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups of a frame. ``rows``: gives its rows when they are needed, because it may be persisted
+    meanwhile. ``keys``: positions of the grouping columns, in the order given."""
 
-    def __init__(self, left: GroupedFrame, right: GroupedFrame) -> None:
+    rows: Callable[[], Rows]
+    keys: tuple[int, ...]
+
+
+class CoGroupedFrame(Generic[F]):
+    """The groups of two frames. ``make``: makes a frame of rows. Raises `UsageError` and `ColumnError` where
+    the frames have no common keys."""
+
+    def __init__(self, left: Groups, right: Groups, make: Callable[[Rows], F]) -> None:
         _check_sides(left, right)
         self._left = left
         self._right = right
+        self._make = make
 
-    def applyInArrow(self, func: Callable[..., Any], schema: StructType | str) -> ShuffleFrame:
+    def applyInArrow(self, func: Callable[..., Any], schema: StructType | str) -> F:
         """Like PySpark's: ``func(left, right)`` or ``func(key, left, right)`` gets the groups of one key,
         each as a `pyarrow.Table` that may be empty, and returns a table of ``schema``."""
         return self._applied(CoGroupInArrow, func, schema)
 
-    def applyInPandas(self, func: Callable[..., Any], schema: StructType | str) -> ShuffleFrame:
+    def applyInPandas(self, func: Callable[..., Any], schema: StructType | str) -> F:
         """Like PySpark's: ``func(left, right)`` or ``func(key, left, right)`` gets the groups of one key,
         each as a pandas DataFrame that may be empty, and returns one of ``schema``."""
         return self._applied(CoGroupInPandas, func, schema)
 
     def _applied(
         self, adaptor: type[CoGroupFunction], func: Callable[..., Any], schema: StructType | str
-    ) -> ShuffleFrame:
-        sides = (self._left, self._right)
-        keys = (self._left._keys, self._right._keys)
-        first = self._left._frame
-        context = first._chain.context
+    ) -> F:
+        sides = (self._left.rows(), self._right.rows())
+        keys = (self._left.keys, self._right.keys)
+        context = sides[0].context
         function = adaptor.of(func, schema, context.conf, *keys)
-        frames = _placed_alike([side._frame for side in sides], keys)
         orders = [RowOrder(own) for own in keys]
-        chains = [ordered(each, order)._chain for each, order in zip(frames, orders, strict=True)]
-        named = (", ".join(side._frame.columns[key] for key in side._keys) for side in sides)
+        placed = zip(_placed_alike(sides, keys), orders, strict=True)
+        chains = [ordered(each, order).chain for each, order in placed]
+        named = (", ".join(side.columns[key] for key in own) for side, own in zip(sides, keys, strict=True))
         label = function.declared.place.replace("cogroup()", "cogroup({} with {})".format(*named))
         combine = CoGroupApply(function, (orders[0], orders[1]), (chains[0].wire, chains[1].wire), label)
         declared = function.declared.schema
         origin = TogetherOrigin(tuple(chains), combine)
-        return first._derived(Chain(context, origin, declared, context.wire(declared)))
+        return self._make(Rows(Chain(context, origin, declared, context.wire(declared))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +102,17 @@ class CoGroupApply:
         return self.label
 
 
-def _check_sides(left: GroupedFrame, right: Any) -> None:
-    from sortshuffle.spark.grouped import GroupedFrame
-
-    if not isinstance(right, GroupedFrame):
-        raise UsageError(f"cogroup() takes what groupBy() gives, not {type(right).__name__}")
-    common_context(left._frame, right._frame, "cogroup")
-    if len(left._keys) != len(right._keys):
+def _check_sides(left: Groups, right: Groups) -> None:
+    lefts, rights = left.rows(), right.rows()
+    common_context(lefts, rights, "cogroup")
+    if len(left.keys) != len(right.keys):
         raise UsageError(
-            f"both sides of a cogroup must have the same number of keys, not {len(left._keys)} and"
-            f" {len(right._keys)}"
+            f"both sides of a cogroup must have the same number of keys, not {len(left.keys)} and"
+            f" {len(right.keys)}"
         )
-    for own, other in zip(left._keys, right._keys, strict=True):
-        ours, theirs = left._frame.schema.fields[own], right._frame.schema.fields[other]
-        if not comparable(
-            left._frame._chain.wire.field(own).type, right._frame._chain.wire.field(other).type
-        ):
+    for own, other in zip(left.keys, right.keys, strict=True):
+        ours, theirs = lefts.schema.fields[own], rights.schema.fields[other]
+        if not comparable(lefts.chain.wire.field(own).type, rights.chain.wire.field(other).type):
             raise ColumnError(
                 f"the keys of a cogroup must be of the same types: {ours.name} is"
                 f" {ours.dataType.simpleString()} and {theirs.name} {theirs.dataType.simpleString()}, whose"
@@ -117,17 +120,15 @@ def _check_sides(left: GroupedFrame, right: Any) -> None:
             )
 
 
-def _placed_alike(
-    frames: Sequence[ShuffleFrame], keys: tuple[tuple[int, ...], tuple[int, ...]]
-) -> list[ShuffleFrame]:
-    """The frames with rows of equal keys in partitions of one number, each straight from an exchange."""
-    sides = (placement_of(frame, own) for frame, own in zip(frames, keys, strict=True))
-    found = next((placement for placement in sides if placement is not None), None)
+def _placed_alike(sides: Sequence[Rows], keys: tuple[tuple[int, ...], tuple[int, ...]]) -> list[Rows]:
+    """The sides with rows of equal keys in partitions of one number, each straight from an exchange."""
+    placements = (placement_of(side, own) for side, own in zip(sides, keys, strict=True))
+    found = next((placement for placement in placements if placement is not None), None)
     if found is None:
-        count = frames[0]._shuffle_partitions() if keys[0] else 1
-        return [hash_exchanged(each, its, count) for each, its in zip(frames, keys, strict=True)]
+        count = sides[0].context.shuffle_partitions() if keys[0] else 1
+        return [hash_exchanged(each, its, count) for each, its in zip(sides, keys, strict=True)]
     by, count = found
     return [
         placed_exactly(each, tuple(its[key] for key in by), count)
-        for each, its in zip(frames, keys, strict=True)
+        for each, its in zip(sides, keys, strict=True)
     ]

@@ -9,7 +9,7 @@ frame.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,12 +19,11 @@ from pyspark.sql import types as st
 
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.spark.columns import Alias, Attribute, Literal, node_of, resolve
+from sortshuffle.spark.operators.selection import selected
+from sortshuffle.spark.plan import Rows
 from sortshuffle.spark.schema import from_arrow, to_arrow
 from sortshuffle.spark.twin import twin
 from sortshuffle.spark.with_columns import WithColumns, evaluated
-
-if TYPE_CHECKING:
-    from sortshuffle.spark.frame import ShuffleFrame
 
 Source: TypeAlias = "int | pc.Expression"
 """Where a column is from: a position in the input, or an expression over its columns."""
@@ -32,19 +31,19 @@ Source: TypeAlias = "int | pc.Expression"
 _LONGEST_LABEL = 120  # characters of an expression that are shown
 
 
-def with_columns(frame: ShuffleFrame, columns: Mapping[str, pc.Expression | Column]) -> ShuffleFrame:
+def with_columns(rows: Rows, columns: Mapping[str, pc.Expression | Column]) -> Rows:
     """The frame with these columns: in the place of those of the same names, or behind all others.
 
-    The expressions are over the columns of ``frame``. Raises `UsageError` for what is no expression over
+    The expressions are over the columns of ``rows``. Raises `UsageError` for what is no expression over
     them, `UnsupportedError` for other expressions of Spark's and for types that Spark has not, and what
     Spark's analysis raises.
     """
     if not isinstance(columns, Mapping):
         raise UsageError(f"withColumns() takes a dict of names and columns, not {type(columns).__name__}")
-    chain = frame._chain
+    chain = rows.chain
     context = chain.context
-    empty = twin(context, frame.schema)
-    asked = [_asked(frame, empty, name, column) for name, column in columns.items()]
+    empty = twin(context, rows.schema)
+    asked = [_asked(rows, empty, name, column) for name, column in columns.items()]
     types = {name: of_type for name, (_, of_type) in zip(columns, asked, strict=True)}
     schema = empty.withColumns(types).schema
 
@@ -56,10 +55,10 @@ def with_columns(frame: ShuffleFrame, columns: Mapping[str, pc.Expression | Colu
     described = ", ".join(f"{name} = {_shown(column)}" for name, column in columns.items())
     step = WithColumns(sources, context.wire(schema), f"withColumn({described})")
     kept = [source if isinstance(source, int) else -1 for source in sources]
-    return frame._derived(chain.then(step, schema), frame._layout.selected(kept))
+    return Rows(chain.then(step, schema), rows.layout.selected(kept))
 
 
-def with_columns_renamed(frame: ShuffleFrame, names: Mapping[str, str]) -> ShuffleFrame:
+def with_columns_renamed(rows: Rows, names: Mapping[str, str]) -> Rows:
     """The frame with other names for its columns; names that are not there are ignored, as in Spark.
 
     Raises `UsageError` for what is no dict of names, `UnsupportedError` if several columns then have one
@@ -67,14 +66,14 @@ def with_columns_renamed(frame: ShuffleFrame, names: Mapping[str, str]) -> Shuff
     """
     if not isinstance(names, Mapping):
         raise UsageError(f"withColumnsRenamed() takes a dict of names, not {type(names).__name__}")
-    renamed = twin(frame._chain.context, frame.schema).withColumnsRenamed(dict(names)).schema.names
-    return frame._selected(tuple(range(len(renamed))), renamed)
+    renamed = twin(rows.context, rows.schema).withColumnsRenamed(dict(names)).schema.names
+    return selected(rows, tuple(range(len(renamed))), renamed)
 
 
-def _asked(frame: ShuffleFrame, empty: DataFrame, name: str, column: Any) -> tuple[Source, Column]:
+def _asked(rows: Rows, empty: DataFrame, name: str, column: Any) -> tuple[Source, Column]:
     """Where a new column is from, and a column of the same type for the frame's twin."""
     if isinstance(column, pc.Expression):
-        return column, sf.lit(None).cast(_type_of(name, column, frame._chain.wire))
+        return column, sf.lit(None).cast(_type_of(name, column, rows.chain.wire))
     if not isinstance(column, Column):
         raise UsageError(
             f"withColumn('{name}') takes a pyarrow expression, such as pyarrow.compute.field('a') + 1, or a"
@@ -85,9 +84,9 @@ def _asked(frame: ShuffleFrame, empty: DataFrame, name: str, column: Any) -> tup
         node = node.child
     if isinstance(node, Attribute):
         # by its name, because the Column itself may be one of another DataFrame
-        return resolve(node.name, frame.schema, frame._chain.context.case_sensitive), sf.col(node.name)
+        return resolve(node.name, rows.schema, rows.context.case_sensitive), sf.col(node.name)
     if isinstance(node, Literal):
-        (kind,) = to_arrow(empty.select(column).schema, frame._chain.context.conf.timezone).types
+        (kind,) = to_arrow(empty.select(column).schema, rows.context.conf.timezone).types
         return pc.scalar(pa.scalar(node.value, kind)), column
     raise UnsupportedError(
         f"withColumn('{name}'): {column} is an expression of Spark's, which does not run here: write it as a"

@@ -22,7 +22,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as at
@@ -41,16 +41,14 @@ from sortshuffle.spark.keys import check_placement_key
 from sortshuffle.spark.local_sort import LocalSort
 from sortshuffle.spark.operators.broadcast import broadcast_join
 from sortshuffle.spark.operators.layouts import common_context, placed_exactly, placement_of
+from sortshuffle.spark.operators.selection import selected
 from sortshuffle.spark.origins import TogetherOrigin
-from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Chain, Layout
+from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Chain, Layout, Rows
 from sortshuffle.spark.row_steps import Arrange
 from sortshuffle.spark.several import Leg
 from sortshuffle.spark.stages import Batches, closes
 from sortshuffle.spark.task import Task
 from sortshuffle.spark.twin import twin
-
-if TYPE_CHECKING:
-    from sortshuffle.spark.frame import ShuffleFrame
 
 # PySpark's names of the kinds, without underscores, in which their case does not count
 _KINDS = {
@@ -80,7 +78,7 @@ class Pair:
     null_safe: bool = False
 
 
-def join(left: ShuffleFrame, right: ShuffleFrame, on: Any, how: str | None) -> ShuffleFrame:
+def join(left: Rows, right: Rows, on: Any, how: str | None) -> Rows:
     """The rows of both where ``on`` is true. Raises what Spark's analysis of the same join raises,
     `ColumnError` for keys that cannot be compared here, `UnsupportedError` for conditions that are not
     equalities of columns, and for a result with several columns of one name."""
@@ -104,21 +102,10 @@ def join(left: ShuffleFrame, right: ShuffleFrame, on: Any, how: str | None) -> S
     return joined if joined is not None else _shuffled_join(left, right, spec, schema, label)
 
 
-def broadcast(frame: ShuffleFrame) -> ShuffleFrame:
-    """Like PySpark's `broadcast`: the frame, marked as small enough to be given whole to every task of the
-    other side of a join, which then needs no exchange.
-
-    It is a hint: a join whose kind needs this side exchanged (an outer join that keeps its rows) does so. It
-    holds for the frame that is returned, not for frames made from it. In the join the frame must fit into
-    the memory of a task.
-    """
-    return type(frame)(frame._chain, frame._layout, broadcast=True)
-
-
 # ---- what is joined to what -------------------------------------------------------------------------------
 
 
-def _condition(left: ShuffleFrame, right: ShuffleFrame, on: Any) -> tuple[list[str], list[Pair]]:
+def _condition(left: Rows, right: Rows, on: Any) -> tuple[list[str], list[Pair]]:
     """The names that both sides are joined by, if ``on`` is of names, and the columns that must be equal."""
     listed = list(on) if isinstance(on, list | tuple) else [] if on is None else [on]
     if not listed:
@@ -132,7 +119,7 @@ def _condition(left: ShuffleFrame, right: ShuffleFrame, on: Any) -> tuple[list[s
     return [], [pair for each in listed for pair in _pairs(left, right, node_of(each), each)]
 
 
-def _pairs(left: ShuffleFrame, right: ShuffleFrame, node: Node, condition: Column) -> list[Pair]:
+def _pairs(left: Rows, right: Rows, node: Node, condition: Column) -> list[Pair]:
     """The columns that a condition says to be equal."""
     if isinstance(node, Call) and node.function == "and":
         return [pair for each in node.arguments for pair in _pairs(left, right, each, condition)]
@@ -147,13 +134,13 @@ def _pairs(left: ShuffleFrame, right: ShuffleFrame, node: Node, condition: Colum
     )
 
 
-def _pair(left: ShuffleFrame, right: ShuffleFrame, one: str, other: str, *, null_safe: bool) -> Pair:
+def _pair(left: Rows, right: Rows, one: str, other: str, *, null_safe: bool) -> Pair:
     if one == other:
         raise ColumnError(
             f"column {one} of the join condition is looked for on both sides: join by its name, as in"
             f' join(other, "{one}"), or rename it on one side first'
         )
-    context, split = left._chain.context, len(left.columns)
+    context, split = left.context, len(left.columns)
     both = StructType([*left.schema.fields, *right.schema.fields])
     first, last = sorted(resolve(name, both, context.case_sensitive) for name in (one, other))
     if not first < split <= last:
@@ -164,10 +151,10 @@ def _pair(left: ShuffleFrame, right: ShuffleFrame, one: str, other: str, *, null
 
 
 def _joined_schema(
-    left: ShuffleFrame, right: ShuffleFrame, using: list[str], pairs: list[Pair], how: str | None
+    left: Rows, right: Rows, using: list[str], pairs: list[Pair], how: str | None
 ) -> StructType:
     """What Spark says the result is. ``pairs`` is filled in where names are joined by."""
-    context = left._chain.context
+    context = left.context
     lefts, rights = twin(context, left.schema), twin(context, right.schema)
     on: Any = using
     if not using:
@@ -200,7 +187,7 @@ def _quoted(name: str) -> str:
 
 
 def _output(
-    left: ShuffleFrame, right: ShuffleFrame, kind: JoinKind, pairs: Sequence[Pair], *, using: bool
+    left: Rows, right: Rows, kind: JoinKind, pairs: Sequence[Pair], *, using: bool
 ) -> tuple[OutputColumn, ...]:
     """Where Spark takes the columns of the result from, in its order."""
     lefts = [OutputColumn(left=position) for position in range(len(left.columns))]
@@ -220,15 +207,15 @@ def _output(
     return (*keys, *lefts, *rights)
 
 
-def _only_keys(frame: ShuffleFrame, pairs: Sequence[Pair]) -> tuple[ShuffleFrame, list[Pair]]:
+def _only_keys(rows: Rows, pairs: Sequence[Pair]) -> tuple[Rows, list[Pair]]:
     """The right side of a join that gives no rows of it."""
     columns = tuple(dict.fromkeys(pair.right for pair in pairs))
-    kept = frame._selected(columns, [frame.columns[at] for at in columns])
-    kept._broadcast = frame._broadcast
-    return kept, [replace(pair, right=columns.index(pair.right)) for pair in pairs]
+    kept = selected(rows, columns, [rows.columns[at] for at in columns])
+    moved = [replace(pair, right=columns.index(pair.right)) for pair in pairs]
+    return replace(kept, broadcast=rows.broadcast), moved
 
 
-def _text_of(left: ShuffleFrame, right: ShuffleFrame, pairs: Sequence[Pair], using: Sequence[str]) -> str:
+def _text_of(left: Rows, right: Rows, pairs: Sequence[Pair], using: Sequence[str]) -> str:
     if using:
         return ", ".join(left.columns[pair.left] for pair in pairs)
     return ", ".join(
@@ -240,9 +227,9 @@ def _text_of(left: ShuffleFrame, right: ShuffleFrame, pairs: Sequence[Pair], usi
 # ---- keys -------------------------------------------------------------------------------------------------
 
 
-def _check_key(frame: ShuffleFrame, position: int) -> None:
+def _check_key(rows: Rows, position: int) -> None:
     """Raises `ColumnError` for what cannot be placed, or not be compared."""
-    field, wire = frame.schema.fields[position], frame._chain.wire.field(position)
+    field, wire = rows.schema.fields[position], rows.chain.wire.field(position)
     check_placement_key(field, wire.type)
     try:
         RowOrder.check(field.name, wire.type)
@@ -254,8 +241,8 @@ def _check_key(frame: ShuffleFrame, position: int) -> None:
 
 
 def _widened(
-    left: ShuffleFrame, right: ShuffleFrame, pairs: Sequence[Pair], output: tuple[OutputColumn, ...]
-) -> tuple[ShuffleFrame, ShuffleFrame, list[Pair], tuple[OutputColumn, ...]]:
+    left: Rows, right: Rows, pairs: Sequence[Pair], output: tuple[OutputColumn, ...]
+) -> tuple[Rows, Rows, list[Pair], tuple[OutputColumn, ...]]:
     """The sides with keys of one type: where the types differ the narrower is cast in a column behind the
     others, which is no column of the result but where the result has the keys of both sides in one."""
     casts: tuple[dict[int, int], dict[int, int]] = ({}, {})  # by the keys, the positions of their casts
@@ -265,7 +252,7 @@ def _widened(
         fields = [side.schema.fields[at] for side, at in zip(sides, places, strict=True)]
         if fields[0].dataType.simpleString() == fields[1].dataType.simpleString():
             continue
-        wires = [side._chain.wire.field(at).type for side, at in zip(sides, places, strict=True)]
+        wires = [side.chain.wire.field(at).type for side, at in zip(sides, places, strict=True)]
         wider = _wider(fields, wires)
         narrow = 1 - wider
         if places[narrow] not in casts[narrow]:
@@ -297,44 +284,40 @@ def _wider(fields: Sequence[StructField], wires: Sequence[pa.DataType]) -> int:
     )
 
 
-def _with_cast(frame: ShuffleFrame, key: int, like: StructField) -> ShuffleFrame:
+def _with_cast(rows: Rows, key: int, like: StructField) -> Rows:
     """The frame with one more column: a key in the type of ``like``."""
-    name = f"{frame.columns[key]} as {like.dataType.simpleString()}"
-    while name in frame.columns:
+    name = f"{rows.columns[key]} as {like.dataType.simpleString()}"
+    while name in rows.columns:
         name += " "
-    schema = StructType([*frame.schema.fields, StructField(name, like.dataType)])
-    sources = (*range(len(frame.columns)), key)
-    step = Arrange(sources, frame._chain.context.wire(schema))
-    kept = frame._derived(frame._chain.then(step, schema), frame._layout)
-    kept._broadcast = frame._broadcast
-    return kept
+    schema = StructType([*rows.schema.fields, StructField(name, like.dataType)])
+    sources = (*range(len(rows.columns)), key)
+    step = Arrange(sources, rows.context.wire(schema))
+    return replace(rows, chain=rows.chain.then(step, schema))
 
 
 # ---- a shuffled join --------------------------------------------------------------------------------------
 
 
-def _shuffled_join(
-    left: ShuffleFrame, right: ShuffleFrame, spec: JoinSpec, schema: StructType, label: str
-) -> ShuffleFrame:
+def _shuffled_join(left: Rows, right: Rows, spec: JoinSpec, schema: StructType, label: str) -> Rows:
     by, count = _placement(left, right, spec.keys)
     sides = [
-        placed_exactly(frame, tuple(keys[at] for at in by), count)._chain
-        for frame, keys in ((left, spec.keys.left), (right, spec.keys.right))
+        placed_exactly(rows, tuple(keys[at] for at in by), count).chain
+        for rows, keys in ((left, spec.keys.left), (right, spec.keys.right))
     ]
     combine = ShuffledJoin(spec, sides[0].wire, sides[1].wire, label)
-    context = left._chain.context
+    context = left.context
     origin = TogetherOrigin((sides[0], sides[1]), combine, only_first=spec.kind.is_existence)
-    return left._derived(Chain(context, origin, schema, spec.schema), joined_layout(spec, by, count))
+    return Rows(Chain(context, origin, schema, spec.schema), joined_layout(spec, by, count))
 
 
-def _placement(left: ShuffleFrame, right: ShuffleFrame, keys: KeyColumns) -> tuple[tuple[int, ...], int]:
+def _placement(left: Rows, right: Rows, keys: KeyColumns) -> tuple[tuple[int, ...], int]:
     """By which pairs of keys both sides are placed, and into how many partitions: as a side is already, that
     of more partitions if both are."""
     sides = (placement_of(left, keys.left), placement_of(right, keys.right))
     found = [placement for placement in sides if placement is not None]
     if found:
         return max(found, key=lambda placement: placement[1])
-    return tuple(range(len(keys.left))), left._shuffle_partitions()
+    return tuple(range(len(keys.left))), left.context.shuffle_partitions()
 
 
 def joined_layout(spec: JoinSpec, by: Sequence[int], partitions: int) -> Layout:

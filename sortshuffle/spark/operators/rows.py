@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as at
+from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.spark.columns import resolve
 from sortshuffle.spark.operators.layouts import common_context, exchanged
 from sortshuffle.spark.origins import CoalescedOrigin, DataFrameOrigin, SparkUnionOrigin, UnionOrigin
-from sortshuffle.spark.plan import Chain, Origin, next_number
+from sortshuffle.spark.plan import Chain, Origin, Rows, next_number
 from sortshuffle.spark.row_steps import Arrange, Limit, Sample
 from sortshuffle.spark.schemes import Hash
 from sortshuffle.spark.twin import twin
-
-if TYPE_CHECKING:
-    from sortshuffle.spark.frame import ShuffleFrame
 
 MOST_ROWS = 2**31 - 1  # Spark's limit is an int
 
@@ -28,85 +26,85 @@ MOST_ROWS = 2**31 - 1  # Spark's limit is an int
 # ---- limit ------------------------------------------------------------------------------------------------
 
 
-def limit(frame: ShuffleFrame, number: int) -> ShuffleFrame:
+def limit(rows: Rows, number: int) -> Rows:
     """The first rows, by partition and position. No task hands over more than ``number`` of its own."""
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST_ROWS:
         raise UsageError(f"limit() takes a number of rows from 0 to {MOST_ROWS}, not {number!r}")
-    first = frame._derived(frame._chain.then(Limit(number), frame.schema))
-    together = exchanged(first, Hash(()), 1)._chain  # one gate, which delivers by map task
-    return frame._derived(together.then(Limit(number), frame.schema))
+    first = Rows(rows.chain.then(Limit(number), rows.schema))
+    together = exchanged(first, Hash(()), 1).chain  # one gate, which delivers by map task
+    return Rows(together.then(Limit(number), rows.schema))
 
 
 # ---- sample -----------------------------------------------------------------------------------------------
 
 
 def sample(
-    frame: ShuffleFrame, with_replacement: float | bool | None, fraction: float | None, seed: int | None
-) -> ShuffleFrame:
+    rows: Rows, with_replacement: float | bool | None, fraction: float | None, seed: int | None
+) -> Rows:
     """In PySpark's three ways: ``(fraction, seed)``, ``(withReplacement, fraction, seed)`` and by name.
 
     Raises what PySpark raises for arguments that it does not take.
     """
-    twin(frame._chain.context, frame.schema).sample(with_replacement, fraction, seed)
+    twin(rows.context, rows.schema).sample(with_replacement, fraction, seed)
     if isinstance(with_replacement, float):
         with_replacement, fraction, seed = None, with_replacement, seed if fraction is None else int(fraction)
     assert fraction is not None  # PySpark would have raised
     drawn = random.getrandbits(63) if seed is None else int(seed)
     step = Sample(bool(with_replacement), float(fraction), drawn)
-    return frame._derived(frame._chain.then(step, frame.schema), frame._layout)
+    return Rows(rows.chain.then(step, rows.schema), rows.layout)
 
 
 # ---- union ------------------------------------------------------------------------------------------------
 
 
-def union(frame: ShuffleFrame, other: ShuffleFrame) -> ShuffleFrame:
-    """The partitions of ``frame``, then those of ``other``. Names are the first's, types as Spark widens
+def union(rows: Rows, other: Rows) -> Rows:
+    """The partitions of ``rows``, then those of ``other``. Names are the first's, types as Spark widens
     them.
 
     Raises what Spark's analysis raises, `UsageError` for frames of two sessions, and `UnsupportedError` where
     Spark would change more than the width of a number.
     """
-    context = common_context(frame, other, "union")
-    schema = twin(context, frame.schema).union(twin(context, other.schema)).schema
+    context = common_context(rows, other, "union")
+    schema = twin(context, rows.schema).union(twin(context, other.schema)).schema
     positions = range(len(schema))
-    return _united([(frame, positions), (other, positions)], schema)
+    return _united([(rows, positions), (other, positions)], schema)
 
 
-def union_by_name(frame: ShuffleFrame, other: ShuffleFrame, allow_missing: bool) -> ShuffleFrame:
-    """The same, with ``other``'s columns in the order of ``frame``'s names; with ``allow_missing`` what one
+def union_by_name(rows: Rows, other: Rows, allow_missing: bool) -> Rows:
+    """The same, with ``other``'s columns in the order of ``rows``'s names; with ``allow_missing`` what one
     side lacks is null there, and the columns that only ``other`` has come last."""
-    context = common_context(frame, other, "unionByName")
-    left, right = (twin(context, each.schema) for each in (frame, other))
+    context = common_context(rows, other, "unionByName")
+    left, right = (twin(context, each.schema) for each in (rows, other))
     schema = left.unionByName(right, allowMissingColumns=allow_missing).schema
-    return _united([(each, _positions_by_name(each, schema)) for each in (frame, other)], schema)
+    return _united([(each, _positions_by_name(each, schema)) for each in (rows, other)], schema)
 
 
-def _positions_by_name(frame: ShuffleFrame, schema: StructType) -> list[int | None]:
-    case_sensitive = frame._chain.context.case_sensitive
-    own = {name if case_sensitive else name.lower() for name in frame.columns}
+def _positions_by_name(rows: Rows, schema: StructType) -> list[int | None]:
+    case_sensitive = rows.context.case_sensitive
+    own = {name if case_sensitive else name.lower() for name in rows.columns}
     return [
-        resolve(f"`{name.replace('`', '``')}`", frame.schema, case_sensitive)
+        resolve(f"`{name.replace('`', '``')}`", rows.schema, case_sensitive)
         if (name if case_sensitive else name.lower()) in own
         else None
         for name in schema.names
     ]
 
 
-def _united(inputs: Sequence[tuple[ShuffleFrame, Sequence[int | None]]], schema: StructType) -> ShuffleFrame:
+def _united(inputs: Sequence[tuple[Rows, Sequence[int | None]]], schema: StructType) -> Rows:
     """The rows of frames whose columns at these positions become those of ``schema``."""
     first = inputs[0][0]
-    context = first._chain.context
+    context = first.context
     wire = context.wire(schema)
     chains = []
-    for frame, sources in inputs:
-        chain = frame._chain
+    for rows, sources in inputs:
+        chain = rows.chain
         if tuple(sources) != tuple(range(len(chain.wire))) or not chain.wire.equals(wire):
             for source, field in zip(sources, wire, strict=True):
                 if source is not None:
                     _check_widening(chain.wire.field(source), field)
             chain = chain.then(Arrange(tuple(sources), wire), schema)
         chains.append(chain)
-    return first._derived(Chain(context, _union_of(tuple(chains)), schema, wire))
+    return Rows(Chain(context, _union_of(tuple(chains)), schema, wire))
 
 
 def _union_of(chains: tuple[Chain, ...]) -> Origin:
@@ -146,19 +144,19 @@ def _digits(type: pa.DataType) -> tuple[int | None, int]:
 # ---- coalesce ---------------------------------------------------------------------------------------------
 
 
-def coalesce(frame: ShuffleFrame, count: int) -> ShuffleFrame:
+def coalesce(rows: Rows, count: int, to_df: Callable[[], DataFrame]) -> Rows:
     """The frame in at most ``count`` partitions, each of several neighbours.
 
     Where the frame begins with an exchange or a scan its tasks read several of their partitions one after
-    the other. Otherwise Spark joins the partitions, and the rows pass through it.
+    the other. Otherwise Spark joins the partitions, and the rows pass through it: ``to_df`` gives them.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise UsageError(f"coalesce() takes a number of partitions from 1 on, not {count!r}")
-    chain = frame._chain
+    chain = rows.chain
     if CoalescedOrigin.takes(chain):
         origin: Any = CoalescedOrigin(chain, count)
     elif isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
         origin = DataFrameOrigin(chain.origin.source.coalesce(count), chain.wire)
     else:
-        origin = DataFrameOrigin(frame.toDF().coalesce(count), chain.wire)
-    return frame._derived(Chain(chain.context, origin, chain.schema, chain.wire))
+        origin = DataFrameOrigin(to_df().coalesce(count), chain.wire)
+    return Rows(Chain(chain.context, origin, chain.schema, chain.wire))

@@ -12,7 +12,7 @@ partition already they are sorted there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from pyspark.sql import Column
 
@@ -21,57 +21,55 @@ from sortshuffle.payload.ordering import RowOrder, SortKey
 from sortshuffle.spark.columns import Alias, Attribute, Node, Sorted, name_of, node_of, resolve
 from sortshuffle.spark.keys import check_sort_key
 from sortshuffle.spark.operators.layouts import exchanged, ordered
-from sortshuffle.spark.plan import next_number
+from sortshuffle.spark.operators.selection import selected
+from sortshuffle.spark.plan import Rows, next_number
 from sortshuffle.spark.schemes import Range
-
-if TYPE_CHECKING:
-    from sortshuffle.spark.frame import ShuffleFrame
 
 Directions: TypeAlias = "bool | int | list[bool | int]"
 
 
-def sort(frame: ShuffleFrame, cols: Sequence[Any], ascending: Directions) -> ShuffleFrame:
+def sort(rows: Rows, cols: Sequence[Any], ascending: Directions) -> Rows:
     """The rows in a total order: each partition sorted, and all that follow it above it.
 
     Raises `UsageError` for arguments that PySpark does not take, `ColumnError` for columns that are not there
     or have no order.
     """
-    order = _order("sort", frame, cols, ascending)
+    order = _order("sort", rows, cols, ascending)
     if not order.keys:
-        return frame
-    if frame._layout.partitions == 1:
-        return ordered(frame, order)
-    count = frame._shuffle_partitions()
-    key_rows = frame._selected(order.columns, [frame.columns[at] for at in order.columns])._chain
-    return ordered(exchanged(frame, Range(order.keys, count, next_number(), key_rows), count), order)
+        return rows
+    if rows.layout.partitions == 1:
+        return ordered(rows, order)
+    count = rows.context.shuffle_partitions()
+    key_rows = selected(rows, order.columns, [rows.columns[at] for at in order.columns]).chain
+    return ordered(exchanged(rows, Range(order.keys, count, next_number(), key_rows), count), order)
 
 
-def sort_within_partitions(frame: ShuffleFrame, cols: Sequence[Any], ascending: Directions) -> ShuffleFrame:
+def sort_within_partitions(rows: Rows, cols: Sequence[Any], ascending: Directions) -> Rows:
     """Every partition sorted. Raises what `sort` raises."""
-    return ordered(frame, _order("sortWithinPartitions", frame, cols, ascending))
+    return ordered(rows, _order("sortWithinPartitions", rows, cols, ascending))
 
 
-def _order(method: str, frame: ShuffleFrame, cols: Sequence[Any], ascending: Directions) -> RowOrder:
+def _order(method: str, rows: Rows, cols: Sequence[Any], ascending: Directions) -> RowOrder:
     """The order that these arguments ask for. A column that comes again decides nothing."""
     if not cols:
         raise UsageError(f"{method}() takes at least one column")
     if len(cols) == 1 and isinstance(cols[0], list | tuple):
         cols = cols[0]
-    nodes = [_node(method, frame, col) for col in cols]
+    nodes = [_node(method, rows, col) for col in cols]
     keys: dict[int, SortKey] = {}
     for col, node, ascends in zip(cols, nodes, _ascends(method, ascending, len(nodes)), strict=False):
-        key = _key(frame, col, _directed(col, node, ascends))
+        key = _key(rows, col, _directed(col, node, ascends))
         keys.setdefault(key.column, key)
     return RowOrder(keys.values())
 
 
-def _node(method: str, frame: ShuffleFrame, col: Any) -> Node:
+def _node(method: str, rows: Rows, col: Any) -> Node:
     """What an argument says. The first column is 1, and -1 is the same descending."""
     if isinstance(col, str | Column):
         return node_of(col)
     if isinstance(col, bool) or not isinstance(col, int):
         raise UsageError(f"{method}() takes columns, names and ordinals, not {type(col).__name__}")
-    names = frame.columns
+    names = rows.columns
     if not 1 <= abs(col) <= len(names):
         raise ColumnError(f"{method}() counts columns from 1 to {len(names)}, or down from -1: not {col}")
     quoted = names[abs(col) - 1].replace("`", "``")
@@ -101,9 +99,9 @@ def _directed(col: Any, node: Node, ascends: Any) -> Sorted:
     return node
 
 
-def _key(frame: ShuffleFrame, col: Any, column: Sorted) -> SortKey:
-    chain = frame._chain
+def _key(rows: Rows, col: Any, column: Sorted) -> SortKey:
+    chain = rows.chain
     named = column.child.child if isinstance(column.child, Alias) else column.child
-    position = resolve(name_of(named, col), frame.schema, chain.context.case_sensitive)
-    check_sort_key(frame.schema.fields[position], chain.wire.field(position).type)
+    position = resolve(name_of(named, col), rows.schema, chain.context.case_sensitive)
+    check_sort_key(rows.schema.fields[position], chain.wire.field(position).type)
     return SortKey(position, column.descending, column.nulls_last)

@@ -14,8 +14,8 @@ from pyspark.sql import functions as sf
 
 import sortshuffle
 from sortshuffle import ShuffleFrame
+from sortshuffle.spark.frame import broadcast
 from sortshuffle.spark.operators.broadcast import BroadcastOrigin
-from sortshuffle.spark.operators.joins import broadcast
 from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Layout
 
 
@@ -48,7 +48,7 @@ def test_the_left_side_is_broadcast_to_a_placed_one(plain_sides: tuple[DataFrame
     left, right = plain_sides
     placed = sortshuffle.frame(right).repartition(3, "d", "i").select("*")
     ours = broadcast(sortshuffle.frame(left)).join(placed, ["i", "d"], "right")
-    assert ours._layout == Layout((1, 0), 3)
+    assert ours._rows.layout == Layout((1, 0), 3)
     assert partition_count(ours) == 3
     assert same_rows(ours, left.join(right, ["i", "d"], "right"))
     where = sf.pmod(sf.hash("d", "i"), sf.lit(3)) != sf.spark_partition_id()
@@ -64,7 +64,7 @@ def test_a_side_that_must_be_exchanged_is(plain_sides: tuple[DataFrame, DataFram
         broadcast(left).join(right.select("i"), "i", "semi"),
     ):
         assert not isinstance(joined._chain.origin, BroadcastOrigin)
-        assert joined._layout == Layout((0,), 5)
+        assert joined._rows.layout == Layout((0,), 5)
 
 
 def test_every_origin_can_stay(spark: SparkSession, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_the_order_of_the_side_that_stays_is_kept(spark: SparkSession) -> None:
     small_plain = spark.createDataFrame([(1, "a"), (2, "b"), (1, "c")], "k int, t string")
     ordered = sortshuffle.frame(plain).repartition(2, "k").sortWithinPartitions("v")
     joined = ordered.join(broadcast(sortshuffle.frame(small_plain)), "k", "left")
-    assert joined._layout.ordered_by == ordered._layout.ordered_by
+    assert joined._rows.layout.ordered_by == ordered._rows.layout.ordered_by
     kept = (
         plain.repartition(2, "k").sortWithinPartitions("v").join(small_plain.hint("broadcast"), "k", "left")
     )
@@ -132,7 +132,7 @@ def test_explain_tells_the_broadcast(spark: SparkSession, capsys: pytest.Capture
     frame = sortshuffle.frame(spark.range(3))
     small = broadcast(frame.filter(pc.field("id") > 1))
     joined = frame.join(small, "id")
-    assert joined._layout == UNKNOWN_LAYOUT
+    assert joined._rows.layout == UNKNOWN_LAYOUT
     joined.explain()
     number = next(iter(joined._chain.exchanges())).number
     assert capsys.readouterr().out.splitlines() == [

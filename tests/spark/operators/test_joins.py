@@ -50,7 +50,7 @@ def rows_of(table: pa.Table) -> Counter[str]:
 def differences_of(ours: ShuffleFrame, plain: DataFrame) -> list[str]:
     """Up to four rows that only one side has. No row is where the layout says that it is not."""
     assert ours.schema == plain.schema
-    layout = ours._layout
+    layout = ours._rows.layout
     found = ours.toDF()
     misplaced = sf.lit(False)
     if layout.placed_by is not None:
@@ -68,7 +68,7 @@ def differences_of(ours: ShuffleFrame, plain: DataFrame) -> list[str]:
 def test_every_kind_joins_columns_of_every_type_as_spark_does(sides: Sides, how: str) -> None:
     ours = sides.left_frame.join(sides.right_frame, ["i", "st"], how)
     assert differences_of(ours, sides.left.join(sides.right, ["i", "st"], how)) == []
-    assert ours._layout == Layout((0, 1), 4)
+    assert ours._rows.layout == Layout((0, 1), 4)
 
 
 def keys_of_every_type(seed: int, name: str) -> pa.Table:
@@ -105,7 +105,7 @@ def test_conditions_of_both_kinds_of_equality(spark: SparkSession) -> None:
     on = (sf.col("c") == sf.col("A")) & sf.col("b").eqNullSafe(sf.col("`d.e`"))
     ours = sortshuffle.frame(left).join(sortshuffle.frame(right), on, "left_outer")
     assert differences_of(ours, left.join(right, on, "left_outer")) == []
-    assert ours._layout == Layout((0, 1), 5)
+    assert ours._rows.layout == Layout((0, 1), 5)
 
 
 def test_the_narrower_of_two_numbers_is_widened(spark: SparkSession) -> None:
@@ -118,11 +118,11 @@ def test_the_narrower_of_two_numbers_is_widened(spark: SparkSession) -> None:
     frames = sortshuffle.frame(left), sortshuffle.frame(right)
     ours = frames[0].join(frames[1], ["k", "x"], "full")
     assert differences_of(ours, left.join(right, ["k", "x"], "full")) == []
-    assert ours._layout == Layout((0, 1), 5)
+    assert ours._rows.layout == Layout((0, 1), 5)
     ours = frames[0].drop("x").join(frames[1], ["K"], "right")
     assert differences_of(ours, left.drop("x").join(right, ["K"], "right")) == []
-    assert ours._layout == Layout((0,), 5)
-    assert frames[0].drop("x").join(frames[1], ["K"], "left")._layout == UNKNOWN_LAYOUT
+    assert ours._rows.layout == Layout((0,), 5)
+    assert frames[0].drop("x").join(frames[1], ["K"], "left")._rows.layout == UNKNOWN_LAYOUT
 
 
 def test_what_is_placed_already_stays_where_it_is(spark: SparkSession) -> None:
@@ -132,7 +132,7 @@ def test_what_is_placed_already_stays_where_it_is(spark: SparkSession) -> None:
     by_b = sortshuffle.frame(left).filter(pc.field("v") > 2).repartition(3, "b")
     by_a = sortshuffle.frame(right).repartition(2, "a").select("w", "a", "b")
     joined = by_b.join(by_a, ["a", "b"])
-    assert joined._layout == Layout((1,), 3)
+    assert joined._rows.layout == Layout((1,), 3)
     numbers = [
         exchange.scheme.describe(exchange.upstream.schema.names) for exchange in joined._chain.exchanges()
     ]
@@ -140,7 +140,7 @@ def test_what_is_placed_already_stays_where_it_is(spark: SparkSession) -> None:
     assert differences_of(joined, left.filter("v > 2").join(right, ["a", "b"])) == []
     both = by_b.join(sortshuffle.frame(right).repartition(3, "b").drop("a"), "b", "anti")
     assert len(list(both._chain.exchanges())) == 2
-    assert both._layout == Layout((0,), 3)
+    assert both._rows.layout == Layout((0,), 3)
     grouped = both.groupBy("b").applyInArrow(lambda table: table.slice(0, 1), "b int, a int, v int")
     assert len(list(grouped._chain.exchanges())) == 2
 

@@ -110,7 +110,7 @@ def test_what_pyspark_takes_for_no_sample_is_none(numbers: DataFrame, arguments:
 
 def test_a_sample_stays_where_it_is_placed(numbers: DataFrame) -> None:
     frame = sortshuffle.frame(numbers).repartition(3, "k").sample(0.5, 1)
-    assert frame._layout.placed_by == (1,)
+    assert frame._rows.layout.placed_by == (1,)
 
 
 # --- union ----------------------------------------------------------------------------------------------

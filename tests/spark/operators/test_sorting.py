@@ -234,7 +234,8 @@ class Asked:
     def ours(self, *cols: Any, **ascending: Any) -> list[str]:
         names = [name.lower() for name in self.frame.columns]
         return [
-            key.describe(names[key.column]) for key in self.frame.sort(*cols, **ascending)._layout.ordered_by
+            key.describe(names[key.column])
+            for key in self.frame.sort(*cols, **ascending)._rows.layout.ordered_by
         ]
 
     def plain(self, *cols: Any, **ascending: Any) -> list[str]:
