@@ -17,7 +17,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from sortshuffle.version import __version__
 
 if TYPE_CHECKING:
     from sortshuffle.service.shuffle_service import serve

@@ -1,11 +1,13 @@
 """The layers of the package: a module imports from its own row of the table and the rows above it, never from
-below, nor what its row knows nothing of; and what must start small imports nothing heavy."""
+below, nor what its row knows nothing of; imports go in no circle; and what must start small imports nothing
+heavy."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from engine import ROOT, printed
 
 PACKAGE = ROOT / "sortshuffle"
 ROWS = [
-    {"errors", "options", "metrics", "calls"},
+    {"version", "errors", "options", "metrics", "calls"},
     {"memory"},
     {"format"},
     {"storage"},
@@ -35,6 +37,7 @@ OUTSIDE = HEAVY | {"click", "psutil"}
 ARROW = {"numpy", "pyarrow"}
 # Libraries from outside the standard library that a package may import
 LIBRARIES = {
+    "version": set(),
     "calls": set(),
     "errors": set(),
     "options": set(),
@@ -70,17 +73,22 @@ def package_of(module: Path) -> str:
     return module.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
-def imported(tree: ast.AST, module: Path) -> Iterator[str]:
-    """Full names of everything that a module imports, wherever in it the import stands."""
+def import_statements(tree: ast.AST, module: Path) -> Iterator[tuple[str, list[str]]]:
+    """What a module imports, wherever in it the import stands: a full name, and what is taken out of that."""
     here = ["sortshuffle", *module.relative_to(PACKAGE).parent.parts]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, []) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = here[: len(here) + 1 - node.level] if node.level else []
             source = ".".join([*above, *filter(None, [node.module])])
-            yield source
-            yield from (f"{source}.{alias.name}" for alias in node.names)
+            yield source, [f"{source}.{alias.name}" for alias in node.names]
+
+
+def imported(tree: ast.AST, module: Path) -> Iterator[str]:
+    """Full names of everything that a module imports."""
+    for source, names in import_statements(tree, module):
+        yield from (source, *names)
 
 
 def imports_of(module: Path) -> set[str]:
@@ -138,6 +146,61 @@ def unknown_imports(package: str, names: set[str]) -> set[str]:
 def test_the_control_imports_from_below_are_found_wherever_they_stand(text: str, found: set[str]) -> None:
     names = set(imported(ast.parse(text), PACKAGE / "storage" / "reader.py"))
     assert wrong_imports("storage", names) == found
+
+
+# ---- circles ----------------------------------------------------------------------------------------------
+
+
+def module_name(module: Path) -> str:
+    name = ".".join(["sortshuffle", *module.relative_to(PACKAGE).with_suffix("").parts])
+    return name.removesuffix(".__init__")
+
+
+def circle_in(trees: Mapping[Path, ast.AST]) -> list[str]:
+    """A circle of modules, each of which imports the one before it; empty if there is none. Imports in
+    functions and for types alone count, too; to import a module of a package is not to import the package."""
+    modules = {module_name(module) for module in trees}
+    graph: dict[str, set[str]] = {}
+    for module, tree in trees.items():
+        statements = import_statements(tree, module)
+        wanted = {
+            name if name in modules else source for source, names in statements for name in names or [source]
+        }
+        graph[module_name(module)] = wanted & modules
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_imports_go_in_no_circle() -> None:
+    assert circle_in({module: ast.parse(module.read_text()) for module in PACKAGE.rglob("*.py")}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_circle"),
+    [
+        ("from sortshuffle.storage.reader import Extent", True),
+        ("import sortshuffle.storage.reader as reader", True),
+        ("from sortshuffle.storage import reader", True),
+        ("from .reader import Extent", True),
+        ("from sortshuffle.storage.ranges import Extent", True),
+        ("def f():\n    from sortshuffle.storage import reader", True),
+        ("if TYPE_CHECKING:\n    from sortshuffle.storage.reader import Extent", True),
+        ("from sortshuffle.storage import Writer", True),
+        ("from sortshuffle.payload import arrow\nimport os", False),
+    ],
+)
+def test_the_control_circles_are_found(text: str, is_circle: bool) -> None:
+    texts = {
+        "writer": text,
+        "reader": "from sortshuffle.storage import writer",
+        "ranges": "import sortshuffle.storage.reader",
+        "__init__": "from sortshuffle.storage.writer import Writer",
+    }
+    trees = {PACKAGE / "storage" / f"{name}.py": ast.parse(each) for name, each in texts.items()}
+    assert bool(circle_in(trees)) == is_circle
 
 
 def test_every_package_is_found() -> None:

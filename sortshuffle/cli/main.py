@@ -15,9 +15,9 @@ from typing import Any
 
 import click
 
-import sortshuffle
 from sortshuffle.cli.printing import CannotPrint, printing
 from sortshuffle.errors import SortShuffleError, UsageError
+from sortshuffle.version import __version__
 
 SUMMARIES = {
     "clean": "Remove map outputs that no live application owns.",
@@ -69,7 +69,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(sortshuffle.__version__, message="sortshuffle %(version)s")
+@click.version_option(__version__, message="sortshuffle %(version)s")
 def main() -> None:
     """Look into sortshuffle's files, check them, clean up after crashes, serve them to other hosts, and put
     sortshuffle under a whole Spark job.

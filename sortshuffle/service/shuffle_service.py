@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-import sortshuffle
 from sortshuffle import calls
 from sortshuffle.errors import StateError, UsageError
 from sortshuffle.memory.read_buffer_pool import BATCH_BYTES, ReadBufferPool
@@ -39,6 +38,7 @@ from sortshuffle.service.result_partition_manager import ResultPartitionManager,
 from sortshuffle.service.server import Server
 from sortshuffle.service.status import ServiceStatus
 from sortshuffle.service.transport import ServerTls
+from sortshuffle.version import __version__
 
 # What one credit is worth, and how large the pieces are that are read and sent, each of which costs some
 # steps of Python: with 1, 16 and 256 channels a service on one core sent 2.6, 2.6 and 2.4 GB/s in pieces of
@@ -140,7 +140,7 @@ class ShuffleService:
         connections = self._server.ask(lambda: tuple(each.status() for each in self._shared.connections))
         return ServiceStatus(
             address=self.address,
-            version=sortshuffle.__version__,
+            version=__version__,
             pid=os.getpid(),
             uptime=time.monotonic() - self._began,
             authenticated=bool(self._settings.secret),

@@ -14,12 +14,13 @@ from weakref import WeakKeyDictionary
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from sortshuffle import __version__, calls
+from sortshuffle import calls
 from sortshuffle.errors import StateError, UsageError, WorkerSetupError
 from sortshuffle.options import Options
 from sortshuffle.spark.manager.choice import begins_connect_server, turn_on
 from sortshuffle.storage.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
 from sortshuffle.storage.host import ADDRESS_VARIABLE
+from sortshuffle.version import __version__
 
 NEEDED_MODULES = ("pyarrow", "numpy", "xxhash", "sortshuffle")
 UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
@@ -217,8 +218,7 @@ def _probe(encrypts: bool) -> Any:
 
                 why = why_no_encryption()
             except ImportError:  # a release from before there was encryption
-                from sortshuffle import __version__ as theirs
-
+                theirs = sys.modules["sortshuffle"].__version__
                 why = f"it has sortshuffle {theirs}, and the driver has {release}: install that"
         return [sys.executable, sys.version.split()[0], missing, why]
 

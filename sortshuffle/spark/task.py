@@ -20,7 +20,6 @@ from typing import Any
 
 from pyspark import TaskContext
 
-import sortshuffle
 from sortshuffle.errors import DataLossError
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import FileHeader
@@ -40,6 +39,7 @@ from sortshuffle.storage.host import host_name
 from sortshuffle.storage.loss import make_producer_run_again
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.version import __version__
 
 READING_SHARE = 4  # a stage that both reads and writes reads ahead within this part of its memory
 HOLDING_SHARE = 2  # what its steps may hold of it together, if there are any that hold rows
@@ -154,7 +154,7 @@ class Task:
             attempt=self.attempt,
             host=host_name(),
             time=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            software=f"sortshuffle {sortshuffle.__version__}",
+            software=f"sortshuffle {__version__}",
             ordering=ordering,
             driver="" if self.service is None else self.service.settings.driver.hex(),
         )

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 
-import sortshuffle
-
 # How long pyarrow's allocator keeps freed memory before it gives it back to the system, milliseconds. A task
 # frees and takes a region's memory again and again; with the default of 10 ms every page is faulted in anew.
 # The engine, 1 GB, 64 subpartitions, two warm runs each: 40,000 to 55,000 page faults against 600 to 4,400,
@@ -16,6 +14,6 @@ ALLOCATOR_VARIABLE, ALLOCATOR_DELAY = "MIMALLOC_PURGE_DELAY", "3000"
 
 def environment() -> dict[str, str]:
     """Of a Python process that imports this package, wherever it was imported from here."""
-    package_root = os.path.dirname(os.path.dirname(sortshuffle.__file__))
+    package_root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # above sortshuffle/storage/
     path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
     return {ALLOCATOR_VARIABLE: ALLOCATOR_DELAY, **os.environ, "PYTHONPATH": path}

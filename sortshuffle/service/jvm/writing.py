@@ -23,7 +23,6 @@ from datetime import datetime, timezone
 
 import numpy as np
 
-import sortshuffle
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import Writer
 from sortshuffle.memory.buffer import Buffer
@@ -37,6 +36,7 @@ from sortshuffle.service.jvm.protocol import ID_AND_END_BYTES, WriteRequest, pac
 from sortshuffle.service.jvm.small_outputs import MOST_BYTES, SmallOutput, kept_bytes
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.stored_files import is_url
+from sortshuffle.version import __version__
 from sortshuffle.write.placed_records import PlacedRecords, RecordBytesLayout
 from sortshuffle.write.result_partition import SortMergeResultPartition
 
@@ -158,5 +158,5 @@ class MapOutputWriting:
             attempt=request.map_id,
             host=self._host,
             time=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            software=f"sortshuffle {sortshuffle.__version__}",
+            software=f"sortshuffle {__version__}",
         )
