@@ -238,6 +238,14 @@ def test_importing_a_module_does_not_load_what_it_can_do_without(module: str, al
     assert {name.split(".")[0] for name in loaded} & HEAVY <= allowed
 
 
+def test_what_tasks_alone_need_loads_nothing_that_plans() -> None:
+    names = ["key_samples", "local_sort", "map_output", "row_steps", "several", "slices", "with_columns"]
+    modules = [f"sortshuffle.spark.{name}" for name in names]
+    loaded = printed(f"import sys, {', '.join(modules)}; print(*sys.modules)")
+    assert set(modules) <= set(loaded)
+    assert not {"sortshuffle.spark.plan", "sortshuffle.spark.planning"} & set(loaded)
+
+
 @pytest.mark.parametrize(
     "module", sorted((PACKAGE / "cli").glob("*.py")), ids=lambda module: f"cli/{module.name}"
 )

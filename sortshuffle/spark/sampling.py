@@ -14,7 +14,7 @@ The random numbers depend on the producer alone: the same rows give the same bou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
@@ -23,46 +23,15 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from sortshuffle.partitioner import Reservoir, SortKey, determine_bounds, shortened
+from sortshuffle.partitioner import SortKey, determine_bounds
+from sortshuffle.spark.key_samples import COLUMNS, SampleKeys
 from sortshuffle.spark.plan import Chain, Origin, ShuffleDependency
 from sortshuffle.spark.stages import Opening
 from sortshuffle.spark.staging import staged
-from sortshuffle.spark.task import Task
 
 SAMPLE_SIZE = "spark.sql.execution.rangeExchange.sampleSizePerPartition"
 MOST_SAMPLES = 1_000_000  # keys wanted in all, and so held by the driver, three times; Spark's limit
 OVERSAMPLING = 3  # keys taken for each one wanted, because producers are not equally large; Spark's factor
-COLUMNS = "producer int, rows long, keys binary"
-SEED = 0x72616E67
-
-
-@dataclass(frozen=True, slots=True)
-class SampleKeys:
-    """Ends a stage with a sample of its keys: one row of `COLUMNS` per task, the keys as an Arrow stream.
-
-    ``columns``: positions of the keys. ``size``: keys per producer, or one number for each producer that is
-    to be sampled; the others read nothing and return nothing.
-    """
-
-    columns: tuple[int, ...]
-    size: int | Mapping[int, int]
-
-    def close(self, batches: Iterator[pa.RecordBatch], task: Task) -> Iterator[pa.RecordBatch]:
-        size = self.size if isinstance(self.size, int) else self.size.get(task.partition, 0)
-        reservoir: Reservoir | None = None
-        held = 0
-        for batch in batches if size else ():
-            with task.metrics.step("sample"):
-                keys = shortened(batch.select(list(self.columns)))
-                if reservoir is None:
-                    reservoir = Reservoir(keys.schema, size, (SEED, task.partition))
-                reservoir.add(keys)
-                task.writing.release(held)
-                held = reservoir.nbytes
-                task.writing.charge(held)
-        if reservoir is not None:
-            yield _packed(task.partition, reservoir)
-        task.writing.release(held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +129,3 @@ class _Planned(Origin):
 
     def lines(self) -> list[str]:
         return self.origin.lines()
-
-
-def _packed(producer: int, reservoir: Reservoir) -> pa.RecordBatch:
-    keys = reservoir.sample()
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, keys.schema) as stream:
-        stream.write_batch(keys)
-    return pa.record_batch(
-        [
-            pa.array([producer], pa.int32()),
-            pa.array([reservoir.rows], pa.int64()),
-            pa.array([sink.getvalue().to_pybytes()], pa.binary()),
-        ],
-        names=["producer", "rows", "keys"],
-    )

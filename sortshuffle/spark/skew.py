@@ -31,8 +31,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
@@ -40,34 +38,13 @@ from sortshuffle.options import Options, format_size
 from sortshuffle.spark import planner
 from sortshuffle.spark.functions import MapFunction
 from sortshuffle.spark.plan import Chain, Origin, ShuffleDependency
-from sortshuffle.spark.stages import PER_BATCH, Batches, Opening, Step
-from sortshuffle.spark.task import Task
+from sortshuffle.spark.slices import ALL_MAPS, TASK, ReadSlices, Slice
+from sortshuffle.spark.stages import PER_BATCH, Opening, Step
 
-ALL_MAPS = 2**31 - 1  # above every map index
-TASK = "task"  # the column that says which of the tasks a control row is for
 SHOWN = 10  # lines of `explain()`: who has more large subpartitions than that has too few of them
 
 
 # ---- which slices there are -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """What a task reads: a subpartition; of ``exchange`` (its number, None for none) only the map outputs
-    from ``first`` to before ``end``."""
-
-    subpartition: int
-    exchange: int | None = None
-    first: int = 0
-    end: int = ALL_MAPS
-
-    def of(self, control: pa.RecordBatch) -> pa.RecordBatch:
-        """Its control rows, out of those of the whole subpartition."""
-        if self.exchange is None:
-            return control
-        maps = control.column("map_index")
-        own = pc.and_(pc.greater_equal(maps, self.first), pc.less(maps, self.end))
-        return control.filter(pc.or_(pc.not_equal(control.column("exchange"), self.exchange), own))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,25 +176,3 @@ class SlicedOrigin(Origin):
 
     def lines(self) -> list[str]:
         return self.origin.lines()
-
-
-@dataclass(frozen=True, slots=True)
-class ReadSlices:
-    """Opens for each task what it reads of exchanges. ``tasks``: by partition of the stage."""
-
-    opening: Opening
-    tasks: tuple[Slice, ...]
-
-    @property
-    def holders(self) -> int:
-        return self.opening.holders
-
-    def open(self, received: Batches, task: Task) -> Batches:
-        return self.opening.open((self._own(batch) for batch in received), task)
-
-    def _own(self, received: pa.RecordBatch) -> pa.RecordBatch:
-        """Its control rows, out of what one task receives."""
-        if not received.num_rows:
-            return received.drop_columns(TASK)
-        task = self.tasks[received.column(TASK)[0].as_py()]
-        return task.of(received.drop_columns(TASK))

@@ -21,7 +21,8 @@ from pyspark.sql import functions as sf
 import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.options import KIB, MIB, Options
-from sortshuffle.spark.skew import ALL_MAPS, Slice, cut, sliceable
+from sortshuffle.spark.skew import cut, sliceable
+from sortshuffle.spark.slices import ALL_MAPS, Slice
 from sortshuffle.spark.subpartition_sizes import Sizes
 
 # workers know nothing of this module
