@@ -12,9 +12,7 @@ import Spark.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sortshuffle.version import __version__
@@ -60,18 +58,3 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'sortshuffle' has no attribute {name!r}")
     return getattr(import_module(_PUBLIC[name]), name)
-
-
-class _Package(ModuleType):
-    """Keeps ``sortshuffle.read`` the function: importing the subpackage of that name would rebind it."""
-
-    @property
-    def read(self) -> Any:
-        return __getattr__("read")
-
-    @read.setter
-    def read(self, subpackage: ModuleType) -> None:
-        pass
-
-
-sys.modules[__name__].__class__ = _Package

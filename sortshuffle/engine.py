@@ -19,7 +19,7 @@ Whoever schedules processes (`multiprocessing`, a scheduler that somebody wrote)
     Input      some subpartitions of all map outputs of an exchange, from files or through services
 
 Records are any objects that pickle takes, or, where a schema is given, the rows of Arrow batches. Where they
-go says a selector, of `sortshuffle.partitioner` or of one's own (`write.record_writer.KeySelector`).
+go says a selector, of `sortshuffle.partitioner` or of one's own (`writing.record_writer.KeySelector`).
 
 Rules
 * Nothing new stands here: the classes only put together what `ShuffleRDD` and `ShuffleFrame` are made of.
@@ -57,9 +57,9 @@ from sortshuffle.partitioner import ChannelSelector
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.events import SUPERSTEP, Barrier, Event, UserEvent
 from sortshuffle.payload.pickled import PickledPayload, pack_chunk
-from sortshuffle.read.channel import InputChannel, LocalInputChannel
-from sortshuffle.read.gate import InputGate
-from sortshuffle.read.records import BufferOrEvent, RecordGate
+from sortshuffle.reading.channel import InputChannel, LocalInputChannel
+from sortshuffle.reading.gate import InputGate
+from sortshuffle.reading.records import BufferOrEvent, RecordGate
 from sortshuffle.service.client import FLOATING_BYTES, ClientSettings, ServiceClients
 from sortshuffle.service.client_connection import ClientTls
 from sortshuffle.service.protocol import MapOutputAddress, is_plain_name
@@ -72,10 +72,10 @@ from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.private import make_private
 from sortshuffle.storage.reader import read_index, verified_index
 from sortshuffle.storage.writer import PartitionedFileWriter
-from sortshuffle.write.encoders import PartitionLayout
-from sortshuffle.write.frame_encoder import FrameLayout, frame_layout
-from sortshuffle.write.record_writer import KeySelector, RecordWriter
-from sortshuffle.write.result_partition import SortMergeResultPartition
+from sortshuffle.writing.encoders import PartitionLayout
+from sortshuffle.writing.frame_encoder import FrameLayout, frame_layout
+from sortshuffle.writing.record_writer import KeySelector, RecordWriter
+from sortshuffle.writing.result_partition import SortMergeResultPartition
 
 __all__ = [
     "SUPERSTEP",

@@ -18,8 +18,8 @@ from engine import Pair, Region
 
 from sortshuffle.format.index import Index, RegionKind
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
-from sortshuffle.read.scheduler import SweptFile
-from sortshuffle.read.subpartition_reader import Delivery, SubpartitionReader
+from sortshuffle.reading.scheduler import SweptFile
+from sortshuffle.reading.subpartition_reader import Delivery, SubpartitionReader
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.ranges import SubpartitionRange
 from sortshuffle.storage.reader import read_index

@@ -31,15 +31,15 @@ from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.frames import FramesPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.payload.pickled import PickledPayload
-from sortshuffle.read.channel import LocalInputChannel
-from sortshuffle.read.records import RecordGate
+from sortshuffle.reading.channel import LocalInputChannel
+from sortshuffle.reading.records import RecordGate
 from sortshuffle.storage.extents import extents_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import PartitionedFileReader, read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
-from sortshuffle.write.encoders import PartitionLayout
-from sortshuffle.write.frame_encoder import FrameLayout
-from sortshuffle.write.result_partition import SortMergeResultPartition
+from sortshuffle.writing.encoders import PartitionLayout
+from sortshuffle.writing.frame_encoder import FrameLayout
+from sortshuffle.writing.result_partition import SortMergeResultPartition
 
 ID = bytes(range(16))
 OTHER_ID = bytes(range(16, 32))

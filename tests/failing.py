@@ -1,6 +1,6 @@
 """A fault at any call: the n-th call of a function of the package, in this thread, raises MemoryError.
 
-for fault in faults("write", "payload"):
+for fault in faults("writing", "payload"):
     ...                       # what is to be whole in any case
     with fault:
         ...                   # fails one call later each time; the last time not at all

@@ -35,7 +35,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.read.gate import InputGate
+from sortshuffle.reading.gate import InputGate
 from sortshuffle.service.client import ClientSettings, ServiceClients
 from sortshuffle.service.protocol import MapOutputAddress
 from sortshuffle.service.remote_input_channel import RemoteInputChannel

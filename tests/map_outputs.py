@@ -21,9 +21,9 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.read.channel import LocalInputChannel
-from sortshuffle.read.gate import InputGate
-from sortshuffle.read.spill import NewFile
+from sortshuffle.reading.channel import LocalInputChannel
+from sortshuffle.reading.gate import InputGate
+from sortshuffle.reading.spill import NewFile
 from sortshuffle.storage.extents import extents_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import PartitionedFileReader, read_index

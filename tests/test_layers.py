@@ -21,8 +21,8 @@ ROWS = [
     {"storage"},
     {"payload"},
     {"partitioner"},
-    {"write"},
-    {"read"},
+    {"writing"},
+    {"reading"},
     {"service"},
     {"engine"},
     {"compute"},
@@ -47,8 +47,8 @@ LIBRARIES = {
     "storage": {"xxhash", "fsspec", *ARROW},
     "payload": ARROW,
     "partitioner": {"xxhash", *ARROW},
-    "write": ARROW,
-    "read": ARROW,
+    "writing": ARROW,
+    "reading": ARROW,
     "service": {"xxhash", "fsspec", "prometheus_client", *ARROW},
     "engine": ARROW,
     "compute": {"pandas", *ARROW},
@@ -62,8 +62,8 @@ FORBIDDEN = {
     "format": INPUT_OUTPUT,
     "payload": INPUT_OUTPUT,
     "partitioner": INPUT_OUTPUT,
-    "write": NETWORK,
-    "read": NETWORK,
+    "writing": NETWORK,
+    "reading": NETWORK,
     "compute": INPUT_OUTPUT,
 }
 
@@ -134,9 +134,9 @@ def unknown_imports(package: str, names: set[str]) -> set[str]:
     ("text", "found"),
     [
         ("from sortshuffle.spark.frame import ShuffleFrame", {"spark"}),
-        ("import sortshuffle.read.gate", {"read"}),
+        ("import sortshuffle.reading.gate", {"reading"}),
         ("from sortshuffle import cli", {"cli"}),
-        ("if TYPE_CHECKING:\n    from sortshuffle.write.encoders import Encoder", {"write"}),
+        ("if TYPE_CHECKING:\n    from sortshuffle.writing.encoders import Encoder", {"writing"}),
         ("def f():\n    import sortshuffle.compute.groups as groups", {"compute"}),
         ("from ..payload import arrow", {"payload"}),
         ("from .. import partitioner", {"partitioner"}),
@@ -205,7 +205,7 @@ def test_the_control_circles_are_found(text: str, is_circle: bool) -> None:
 
 def test_every_package_is_found() -> None:
     packages = {package_of(module) for module in MODULES}
-    assert {"errors", "memory", "format", "storage", "payload", "write", "read", "spark"} <= packages
+    assert {"errors", "memory", "format", "storage", "payload", "writing", "reading", "spark"} <= packages
 
 
 @pytest.mark.parametrize(

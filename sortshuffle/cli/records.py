@@ -31,7 +31,7 @@ from sortshuffle.payload.frames import FrameDecoding, FramesPayload
 from sortshuffle.payload.pickled import PickledPayload
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.payload.unsafe_row import UnsafeRows
-from sortshuffle.read.records import spills
+from sortshuffle.reading.records import spills
 from sortshuffle.storage.data_check import FoundBuffer, RecordCounter, cipher_of, open_data, opened_buffers
 from sortshuffle.storage.extents import Extent
 from sortshuffle.storage.inspection import Inspection

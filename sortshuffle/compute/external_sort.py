@@ -4,8 +4,8 @@
                    \\--> they do not: sorted, put aside as a run --> all runs merged
 
 The sort is stable: rows of equal keys stay as they came, within a run because it is sorted so, among runs
-because they are merged in the order of their numbers. All runs go into one file (`read.spill`); the merge
-takes several passes if need be (`read.multi_pass`).
+because they are merged in the order of their numbers. All runs go into one file (`reading.spill`); the merge
+takes several passes if need be (`reading.multi_pass`).
 
 Memory: what is held is charged, and is over the budget by no more than a row that is larger than a piece. A
 run has up to two fifths of the budget, because its rows must lie in one batch to be taken in order, and so
@@ -32,12 +32,12 @@ from sortshuffle.options import GIB
 from sortshuffle.payload.arrow import BATCH_BYTES, BATCH_ROWS, ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.payload.sort_memory import SortMemory
-from sortshuffle.read.fetcher import Fetcher
-from sortshuffle.read.gate import joined
-from sortshuffle.read.multi_pass import MultiPassMerge
-from sortshuffle.read.spill import NewFile, SpilledRun, SpillSize, SpillWriter, spill_header
-from sortshuffle.write.clustering import joined as one_batch
-from sortshuffle.write.clustering import owned, size_of, sliced
+from sortshuffle.reading.fetcher import Fetcher
+from sortshuffle.reading.gate import joined
+from sortshuffle.reading.multi_pass import MultiPassMerge
+from sortshuffle.reading.spill import NewFile, SpilledRun, SpillSize, SpillWriter, spill_header
+from sortshuffle.writing.clustering import joined as one_batch
+from sortshuffle.writing.clustering import owned, size_of, sliced
 
 Batches: TypeAlias = Generator[pa.RecordBatch, None, None]
 

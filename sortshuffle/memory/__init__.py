@@ -1,7 +1,7 @@
 """Memory: one counted budget in a task, segments and pools of them where bytes move in fixed pieces.
 
-* `budget`, `limit`: what a task may hold, whoever allocated it. Used by `write` (rows and encoded buffers
-  that wait for their region) and `read` (extents read ahead).
+* `budget`, `limit`: what a task may hold, whoever allocated it. Used by `writing` (rows and encoded buffers
+  that wait for their region) and `reading` (extents read ahead).
 * `segment`, `buffer`, `buffer_builder`: one piece of memory, its use by reference count, its filling.
 * `network_buffer_pool`, `local_buffer_pool` (with `segment_store`): the segments of a process, shared out.
   `read_buffer_pool`: those that scheduled reads fill. `handover`: what all three wait and lock with.

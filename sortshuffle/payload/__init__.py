@@ -1,5 +1,5 @@
 """What goes into a buffer: Arrow record batch messages, and how their rows are ordered by key; pickled
 chunks of objects and opaque frames, cut over buffers; events.
 
-Used by `write` to encode and by `read` to decode. Knows nothing of files or tasks.
+Used by `writing` to encode and by `reading` to decode. Knows nothing of files or tasks.
 """

@@ -31,8 +31,8 @@ from contextlib import closing
 from sortshuffle import calls
 from sortshuffle.errors import OUT_OF, DataLossError, MissingDataError, Place, UsageError
 from sortshuffle.format.index import Index
-from sortshuffle.read.scheduler import ReadScheduler
-from sortshuffle.read.subpartition_reader import SubpartitionReader
+from sortshuffle.reading.scheduler import ReadScheduler
+from sortshuffle.reading.subpartition_reader import SubpartitionReader
 from sortshuffle.service.ended_homes import EndedHomes
 from sortshuffle.service.index_view import IndexView
 from sortshuffle.service.protocol import FoundOutput, MapOutputAddress, PartitionRequest

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from sortshuffle import calls
 from sortshuffle.errors import MissingDataError, Place, StateError, UsageError
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
-from sortshuffle.read.scheduler import BUFFER_TIMEOUT, ReadScheduler, sweep_threads
+from sortshuffle.reading.scheduler import BUFFER_TIMEOUT, ReadScheduler, sweep_threads
 from sortshuffle.storage.partitioned_file import PartitionedFile
 
 # one costs a few KiB while it is not read; a stage of so many map tasks on one host is looked up once

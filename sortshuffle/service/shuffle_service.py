@@ -27,7 +27,7 @@ from sortshuffle import calls
 from sortshuffle.errors import StateError, UsageError
 from sortshuffle.memory.read_buffer_pool import BATCH_BYTES, ReadBufferPool
 from sortshuffle.options import MIB
-from sortshuffle.read.scheduler import BUFFER_TIMEOUT
+from sortshuffle.reading.scheduler import BUFFER_TIMEOUT
 from sortshuffle.service.address import is_loopback
 from sortshuffle.service.catalog import Catalog
 from sortshuffle.service.connection import Remove, Surroundings

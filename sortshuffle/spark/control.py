@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import ENTRY, Index
-from sortshuffle.read.channel import InputChannel, LocalInputChannel
+from sortshuffle.reading.channel import InputChannel, LocalInputChannel
 from sortshuffle.storage.extents import Extent, extent_of, extents_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import read_index

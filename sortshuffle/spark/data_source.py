@@ -41,7 +41,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB
 from sortshuffle.payload.arrow import ArrowPayload
-from sortshuffle.read.channel import Fetch, LocalInputChannel
+from sortshuffle.reading.channel import Fetch, LocalInputChannel
 from sortshuffle.spark.schema import conform, from_arrow, to_arrow
 from sortshuffle.storage.extents import Extent
 from sortshuffle.storage.finding import find_pairs

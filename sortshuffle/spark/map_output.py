@@ -28,8 +28,8 @@ from sortshuffle.spark.placements import Placement, turn
 from sortshuffle.spark.stages import Batches, Step, through
 from sortshuffle.spark.task import Task
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.write.encoders import PartitionLayout
-from sortshuffle.write.result_partition import SortMergeResultPartition
+from sortshuffle.writing.encoders import PartitionLayout
+from sortshuffle.writing.result_partition import SortMergeResultPartition
 
 
 @dataclass(frozen=True)

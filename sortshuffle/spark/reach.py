@@ -31,8 +31,8 @@ from sortshuffle.errors import (
     ServiceUnavailableError,
 )
 from sortshuffle.format.index import Index
-from sortshuffle.read.channel import InputChannel
-from sortshuffle.read.stored_channel import StoredInputChannel
+from sortshuffle.reading.channel import InputChannel
+from sortshuffle.reading.stored_channel import StoredInputChannel
 from sortshuffle.spark.control import LocalReach, MapOutput
 from sortshuffle.spark.service import HostService
 from sortshuffle.storage.extents import Extent

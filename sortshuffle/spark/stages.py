@@ -29,8 +29,8 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import Options
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.read.channel import InputChannel
-from sortshuffle.read.gate import InputGate
+from sortshuffle.reading.channel import InputChannel
+from sortshuffle.reading.gate import InputGate
 from sortshuffle.spark.adoption import adopted_by
 from sortshuffle.spark.control import channels
 from sortshuffle.spark.functions import GroupFunction, user_errors

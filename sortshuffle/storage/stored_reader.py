@@ -6,7 +6,7 @@ Rules
 * The first extent that is asked for whole brings all those that the reader was opened for: in as few requests
   as `planned_requests` finds, and as many of them at a time as `CONCURRENT_REQUESTS`. Whoever opens a reader
   for several extents takes them one behind the other, and has counted the memory of all
-  (`read.channel.Fetch`). A part of an extent is a request of its own, less what the part before it has
+  (`reading.channel.Fetch`). A part of an extent is a request of its own, less what the part before it has
   brought already: whoever reads in parts still holds that one when it asks for the next.
 * What the store gives is copied once, into aligned memory, and let go of: for a moment the extents of a fetch
   are held twice. That is within what a fetch counts, which has their decoded bytes beside the stored ones.

@@ -38,8 +38,8 @@ from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
-from sortshuffle.write.encoders import PartitionLayout
-from sortshuffle.write.result_partition import SortMergeResultPartition
+from sortshuffle.writing.encoders import PartitionLayout
+from sortshuffle.writing.result_partition import SortMergeResultPartition
 
 
 @pytest.fixture

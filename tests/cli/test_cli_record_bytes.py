@@ -18,8 +18,8 @@ from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
-from sortshuffle.write.placed_records import PlacedRecords, RecordBytesLayout
-from sortshuffle.write.result_partition import SortMergeResultPartition
+from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
+from sortshuffle.writing.result_partition import SortMergeResultPartition
 
 ROWS = 1000
 SUBPARTITIONS = 4

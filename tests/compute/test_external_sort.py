@@ -26,7 +26,7 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB
 from sortshuffle.payload.arrow import BATCH_ROWS, ArrowPayload
 from sortshuffle.payload.ordering import RowOrder, SortKey
-from sortshuffle.read.spill import NewFile
+from sortshuffle.reading.spill import NewFile
 
 SCHEMA = pa.schema([("key", pa.int64()), ("text", pa.string()), ("position", pa.int64())])
 BY_KEY = RowOrder((0,))

@@ -21,7 +21,7 @@ from serving import APPLICATION, SEGMENT, SMALL, make_home, serving
 from sortshuffle.format.header import Codec
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
-from sortshuffle.read.gate import InputGate
+from sortshuffle.reading.gate import InputGate
 from sortshuffle.service.client import ClientSettings, ServiceClients
 from sortshuffle.service.protocol import MapOutputAddress
 from sortshuffle.service.remote_input_channel import RemoteInputChannel

@@ -32,8 +32,8 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.read.channel import InputChannel
-from sortshuffle.read.gate import InputGate
+from sortshuffle.reading.channel import InputChannel
+from sortshuffle.reading.gate import InputGate
 from sortshuffle.service.client import ClientSettings, ServiceClients
 from sortshuffle.service.client_connection import ClientTls
 from sortshuffle.service.protocol import MapOutputAddress, Verdict

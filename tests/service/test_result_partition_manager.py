@@ -16,7 +16,7 @@ from serving import until
 from sortshuffle import calls
 from sortshuffle.errors import MissingDataError, StateError, UsageError
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
-from sortshuffle.read.subpartition_reader import SubpartitionReader
+from sortshuffle.reading.subpartition_reader import SubpartitionReader
 from sortshuffle.service.result_partition_manager import ResultPartitionManager
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.ranges import SubpartitionRange

@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 import sortshuffle
 from sortshuffle.errors import MissingDataError
 from sortshuffle.format.index import RegionKind
-from sortshuffle.read.channel import InputChannel, LocalInputChannel
+from sortshuffle.reading.channel import InputChannel, LocalInputChannel
 from sortshuffle.spark.control import (
     INLINE_REGIONS,
     MARK,

@@ -10,8 +10,8 @@ from engine import Pair, Region, printed, write_pair
 
 from sortshuffle.errors import MissingDataError, ServiceUnavailableError
 from sortshuffle.options import Options
-from sortshuffle.read.channel import InputChannel, LocalInputChannel
-from sortshuffle.read.stored_channel import StoredInputChannel
+from sortshuffle.reading.channel import InputChannel, LocalInputChannel
+from sortshuffle.reading.stored_channel import StoredInputChannel
 from sortshuffle.service.remote_input_channel import RemoteInputChannel
 from sortshuffle.service.shuffle_service import ShuffleService, serve
 from sortshuffle.spark.control import MapOutput

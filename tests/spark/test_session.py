@@ -219,7 +219,7 @@ def test_options_are_those_of_the_session_at_that_moment(spark: SparkSession) ->
 # --- public names ---------------------------------------------------------------------------------------
 
 
-IMPORTS = ["pass", "import sortshuffle.read.gate", "import sortshuffle.spark.frame", "sortshuffle.frame"]
+IMPORTS = ["pass", "import sortshuffle.reading.gate", "import sortshuffle.spark.frame", "sortshuffle.frame"]
 
 
 @pytest.mark.parametrize("imports", IMPORTS)
@@ -228,7 +228,7 @@ def test_public_names_are_there_whatever_was_imported_before(imports: str) -> No
     code = f"""
 import sortshuffle
 {imports}
-from sortshuffle.read.gate import InputGate
+from sortshuffle.reading.gate import InputGate
 from sortshuffle import read
 for name in sortshuffle.__all__:
     print(name, type(getattr(sortshuffle, name)).__name__)
@@ -246,7 +246,7 @@ print(read is sortshuffle.read, InputGate.__module__)
         "read function",
         "register function",
         "serve function",
-        "True sortshuffle.read.gate",
+        "True sortshuffle.reading.gate",
     ]
 
 

@@ -33,14 +33,14 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB
 from sortshuffle.partitioner import id_dtype
 from sortshuffle.payload.arrow import ArrowPayload
-from sortshuffle.read.channel import LocalInputChannel
-from sortshuffle.read.gate import InputGate
+from sortshuffle.reading.channel import LocalInputChannel
+from sortshuffle.reading.gate import InputGate
 from sortshuffle.storage.extents import extents_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
-from sortshuffle.write.encoders import PartitionLayout
-from sortshuffle.write.result_partition import SortMergeResultPartition
+from sortshuffle.writing.encoders import PartitionLayout
+from sortshuffle.writing.result_partition import SortMergeResultPartition
 
 MEMORY = 256 * MIB
 READ_MEMORY = 64 * MIB

@@ -25,14 +25,14 @@ from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.frames import FramesPayload
-from sortshuffle.read.channel import LocalInputChannel
-from sortshuffle.read.records import RecordGate
+from sortshuffle.reading.channel import LocalInputChannel
+from sortshuffle.reading.records import RecordGate
 from sortshuffle.storage.extents import extents_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
-from sortshuffle.write.frame_encoder import FrameLayout, segment_bytes
-from sortshuffle.write.result_partition import SortMergeResultPartition
+from sortshuffle.writing.frame_encoder import FrameLayout, segment_bytes
+from sortshuffle.writing.result_partition import SortMergeResultPartition
 
 PUSH = 64 * KIB
 RECORD = 100

@@ -26,8 +26,8 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.read.gate import InputGate
-from sortshuffle.read.stored_channel import StoredInputChannel
+from sortshuffle.reading.gate import InputGate
+from sortshuffle.reading.stored_channel import StoredInputChannel
 from sortshuffle.storage.extents import extents_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.stored_reader import read_stored_index

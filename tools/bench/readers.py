@@ -30,8 +30,8 @@ from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import Writer
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.options import KIB, MIB
-from sortshuffle.read.scheduler import ReadScheduler, SweptFile, sweep_threads
-from sortshuffle.read.subpartition_reader import SubpartitionReader
+from sortshuffle.reading.scheduler import ReadScheduler, SweptFile, sweep_threads
+from sortshuffle.reading.subpartition_reader import SubpartitionReader
 from sortshuffle.storage.extents import extents_of
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.ranges import SubpartitionRange

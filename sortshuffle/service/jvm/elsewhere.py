@@ -5,7 +5,7 @@
 
 Both find the index of each map output first. A small one they read whole at once and keep, if there is room:
 each of a thousand tasks wants some bytes of it, and a request for each costs more than all of it. Of the
-others they keep the index, and fetch extents as every reader of this package does (`read.fetcher`): ahead, in
+others they keep the index, and fetch extents as every reader of this package does (`reading.fetcher`): ahead, in
 threads, within a budget. They differ in where an index and an extent come from, and in what is to be thought
 when they do not come.
 
@@ -33,8 +33,8 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
-from sortshuffle.read.channel import InputChannel
-from sortshuffle.read.fetcher import Fetcher
+from sortshuffle.reading.channel import InputChannel
+from sortshuffle.reading.fetcher import Fetcher
 from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small

@@ -1,7 +1,7 @@
 """`RemoteBlocks`: the blocks of one request that lie on other hosts, read through their shuffle services.
 
 The engine asks for a JVM of its own host: credit, reconnecting and verifying are those of every remote reader
-(`service.client`, `read.fetcher`).
+(`service.client`, `reading.fetcher`).
 
 A service that does not answer for its time-out has its blocks counted as unreachable, together: Spark then
 runs the map tasks of that host again. So it does for one that has no room or time for what it is asked, for

@@ -32,7 +32,7 @@ from sortshuffle.errors import ProtocolError
 from sortshuffle.options import MIB
 from sortshuffle.service.jvm.protocol import SharedFrame
 from sortshuffle.storage.descriptors import close_after_reading
-from sortshuffle.write.placed_records import PlacedRecords
+from sortshuffle.writing.placed_records import PlacedRecords
 
 MOST_BYTES = 64 * MIB  # of one connection; a JVM of this release asks for 5 MiB
 _NAME = "sortshuffle-frames"  # shown by /proc

@@ -4,7 +4,7 @@ Whoever asks reads them from there, with no service between. So it does not matt
 wrote them, nor whether it lives.
 
     locate   the index of each map output, many at a time; of a small one all records in its place
-    pieces   ranges of the data objects, many at a time (`read.stored_channel`)
+    pieces   ranges of the data objects, many at a time (`reading.stored_channel`)
 
 Rules
 * An object that is gone or damaged is a lost map output. A store that fails, after all patience, is not: the
@@ -31,7 +31,7 @@ from sortshuffle.errors import DataLossError, MissingDataError
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import Index
-from sortshuffle.read.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
+from sortshuffle.reading.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
 from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Found, Known, KnownElsewhere, base_name
 from sortshuffle.service.jvm.lost import LostBlocksError
 from sortshuffle.service.jvm.outputs import KnownOutputs

@@ -37,8 +37,8 @@ from sortshuffle.service.jvm.small_outputs import MOST_BYTES, SmallOutput, kept_
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.stored_files import is_url
 from sortshuffle.version import __version__
-from sortshuffle.write.placed_records import PlacedRecords, RecordBytesLayout
-from sortshuffle.write.result_partition import SortMergeResultPartition
+from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
+from sortshuffle.writing.result_partition import SortMergeResultPartition
 
 # of a frame that is not one huge record: 4 MiB of records, and 8 bytes for each of 262,144
 SEGMENT_BYTES = (4 << 20) + ID_AND_END_BYTES * (1 << 18)

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from sortshuffle.payload.pickled import Chunk, unpack_chunk
-from sortshuffle.read.channel import InputChannel
+from sortshuffle.reading.channel import InputChannel
 from sortshuffle.spark.control import MARK, SCHEMA, MapOutput, Reach, channels, control_batches
 from sortshuffle.spark.rdds.planner import ControlRow
 

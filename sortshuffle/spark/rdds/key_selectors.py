@@ -12,7 +12,7 @@ environment is right; plain keys are then hashed by Python's own `hash`, which i
 ``DealSelector``           ``repartition(n)``: any records, evenly
 =========================  =========================================================
 
-All are `write.record_writer.KeySelector`s: picklable; but the last, without state.
+All are `writing.record_writer.KeySelector`s: picklable; but the last, without state.
 """
 
 from __future__ import annotations

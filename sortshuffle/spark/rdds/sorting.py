@@ -33,7 +33,7 @@ from sortshuffle.spark.rdds.spilling import NewFile, SpilledPart, SpillFile
 
 FAN_IN = 64  # runs that are merged at a time
 MOST_CHUNK, LEAST_CHUNK = 64 * KIB, 512  # bytes of a pickled piece of a run
-HEAP_PER_PICKLED = 8  # as in `write.pickled_sizes`
+HEAP_PER_PICKLED = 8  # as in `writing.pickled_sizes`
 GIVEN = 4096  # records of a sorted list that are given together
 
 Key: TypeAlias = Callable[[Any], Any]

@@ -4,7 +4,7 @@
       a call that fails, or leaving the context: gone
 
 A `SpillFile` is a partitioned file of pickled chunks, a buffer each; what is written in one call is a region,
-of as many extents as it has subpartitions. As with the runs of a merge of rows (`read.spill`), the file loses
+of as many extents as it has subpartitions. As with the runs of a merge of rows (`reading.spill`), the file loses
 its names when it is written, and the system frees it with its descriptor, however the process ends.
 
 Who reads parts of it (`SpilledPart`) holds the file: groups may be read for as long as the user keeps them.

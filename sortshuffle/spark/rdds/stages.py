@@ -27,8 +27,8 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import Options
 from sortshuffle.payload.pickled import PickledPayload
 from sortshuffle.payload.spanning import SPILL_BYTES
-from sortshuffle.read.channel import InputChannel
-from sortshuffle.read.records import RecordGate
+from sortshuffle.reading.channel import InputChannel
+from sortshuffle.reading.records import RecordGate
 from sortshuffle.spark.adoption import adopted_by
 from sortshuffle.spark.functions import user_errors
 from sortshuffle.spark.rdds.control_rows import Received

@@ -33,9 +33,9 @@ from sortshuffle.spark.rdds.key_selectors import DealSelector, KeySelectors
 from sortshuffle.spark.rdds.planner import ControlRow
 from sortshuffle.spark.rdds.streams import MOST_RECORDS, Records, Stream, tuples_of
 from sortshuffle.spark.task import Task
-from sortshuffle.write.frame_encoder import frame_layout
-from sortshuffle.write.record_writer import RecordWriter, Serializer
-from sortshuffle.write.result_partition import SortMergeResultPartition
+from sortshuffle.writing.frame_encoder import frame_layout
+from sortshuffle.writing.record_writer import RecordWriter, Serializer
+from sortshuffle.writing.result_partition import SortMergeResultPartition
 
 # Large records are taken in batches of about so many bytes, pickled
 BATCH_BYTES = MIB

@@ -11,8 +11,8 @@ from wide_rows import are_right, rows
 
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
-from sortshuffle.read.channel import LocalInputChannel
-from sortshuffle.read.gate import InputGate
+from sortshuffle.reading.channel import LocalInputChannel
+from sortshuffle.reading.gate import InputGate
 from sortshuffle.storage.extents import extents_of
 from sortshuffle.storage.reader import read_index
 

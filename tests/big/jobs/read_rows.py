@@ -13,8 +13,8 @@ from sortshuffle.format.header import Codec
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
-from sortshuffle.read.channel import InputChannel, LocalInputChannel
-from sortshuffle.read.gate import InputGate
+from sortshuffle.reading.channel import InputChannel, LocalInputChannel
+from sortshuffle.reading.gate import InputGate
 from sortshuffle.service.client import ClientSettings, ServiceClients
 from sortshuffle.service.protocol import MapOutputAddress
 from sortshuffle.service.remote_input_channel import RemoteInputChannel

@@ -33,8 +33,8 @@ from sortshuffle.service.jvm.outputs import (
 )
 from sortshuffle.service.jvm.small_outputs import OVERHEAD_BYTES, SmallOutput
 from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.write.placed_records import PlacedRecords, RecordBytesLayout
-from sortshuffle.write.result_partition import SortMergeResultPartition
+from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
+from sortshuffle.writing.result_partition import SortMergeResultPartition
 
 SMALL, LARGE = 100, 300 * KIB
 SHUFFLE = 3

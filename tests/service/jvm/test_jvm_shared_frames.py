@@ -35,7 +35,7 @@ from sortshuffle.service.jvm import server as servers
 from sortshuffle.service.jvm.shared_frames import MOST_BYTES
 from sortshuffle.service.jvm.writing import MapOutputWriting
 from sortshuffle.storage import home_failures
-from sortshuffle.write.placed_records import PlacedRecordEncoder
+from sortshuffle.writing.placed_records import PlacedRecordEncoder
 
 SLOT = 64 * KIB
 SUBPARTITIONS = 5

@@ -33,8 +33,8 @@ from sortshuffle.service.jvm.small_outputs import MOST_BYTES, OVERHEAD_BYTES, is
 from sortshuffle.storage.partitioned_file import PartitionedFile
 from sortshuffle.storage.reader import PartitionedFileReader, read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
-from sortshuffle.write.placed_records import PlacedRecords, RecordBytesLayout
-from sortshuffle.write.result_partition import SortMergeResultPartition
+from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
+from sortshuffle.writing.result_partition import SortMergeResultPartition
 
 ID = bytes(range(16))
 REMOTE = RemoteSettings.of("app-1", ClientSettings())

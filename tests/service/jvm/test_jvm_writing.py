@@ -116,7 +116,10 @@ def test_a_failure_of_any_call_leaves_no_file_and_gives_everything_back(engine: 
     failed: Counter[str] = Counter()
     body = frame_of(RECORDS)
     for fault in faults(
-        "service/jvm/outputs.py", "write/result_partition.py", "write/placed_records.py", "storage/writer.py"
+        "service/jvm/outputs.py",
+        "writing/result_partition.py",
+        "writing/placed_records.py",
+        "storage/writer.py",
     ):
         with fault, engine.engine.writing(REQUEST) as writing:
             for _ in range(3):

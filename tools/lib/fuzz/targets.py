@@ -28,8 +28,8 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.events import Barrier, UserEvent, pack_event, seal_event, unpack_event
 from sortshuffle.payload.frames import FrameDecoding, FramesPayload
 from sortshuffle.payload.record_bytes import RecordBytesPayload
-from sortshuffle.read.channel import Fetch, LocalInputChannel
-from sortshuffle.read.records import RecordSpill
+from sortshuffle.reading.channel import Fetch, LocalInputChannel
+from sortshuffle.reading.records import RecordSpill
 from sortshuffle.service import protocol
 from sortshuffle.service.jvm import protocol as jvm
 from sortshuffle.service.protocol import Header, Kind, MapOutputAddress, Sender

@@ -1,0 +1,313 @@
+"""Input channels: one consumer's view of one map output, and how it is fetched and decoded.
+
+    LocalInputChannel    whose files this host can open
+    StoredInputChannel   in storage that every host sees                 (`reading.stored_channel`)
+    RemoteInputChannel   behind the shuffle service of another host      (`service.remote_input_channel`)
+
+A channel knows which extents there are, and opens an `ExtentReader` for some of them; what follows, verifying
+and decoding, is the same for all. "Local" means that the data file opens and carries the promised id, never
+that a host name alone matches.
+
+What a buffer holds is the payload's affair: it makes a `Decoder` for each extent, which turns buffers into
+items, one each. Arrow: a record batch. Opaque frames and pickled chunks: the frames that end in the buffer,
+or an event.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from sortshuffle.errors import CorruptDataError
+from sortshuffle.format.buffer import BUFFER_HEADER_BYTES, StoredBuffer, raw_size
+from sortshuffle.format.encryption import EncryptionKey
+from sortshuffle.format.malformed import Malformed
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.metrics import Seconds, TaskMetrics
+from sortshuffle.storage.extents import Extent, ExtentPart, ExtentReader
+from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.reader import PartitionedFileReader
+
+
+class Decoder(Protocol):
+    """Decodes the buffers of one extent, in their order. ``records``: in those decoded so far; None where the
+    payload cannot count them.
+
+    The caller closes it.
+    """
+
+    @property
+    def records(self) -> int | None: ...
+
+    def decode(self, memory: pa.Buffer, buffer: StoredBuffer) -> Any:
+        """The item that a verified buffer holds. Raises `Malformed`."""
+
+    def finish(self) -> None:
+        """The extent ends here. Raises `Malformed` if it must not."""
+
+    def close(self) -> None:
+        """Give back what decoding holds. May be called again."""
+
+
+class Payload(Protocol):
+    """Whatever is in the buffers."""
+
+    def decoder(self, seconds: Seconds) -> Decoder:
+        """For one extent; adds to the steps of ``seconds``."""
+
+    def copied(self, raw_bytes: int) -> int:
+        """Bytes that decoding an extent of so many raw bytes holds at most beside these and the extent."""
+
+
+class InputChannel(Protocol):
+    """Extents of one subpartition, or of one region, of one map output, in the order of the file. Plain data:
+    it may be opened again, and in any thread."""
+
+    @property
+    def map_index(self) -> int: ...
+
+    @property
+    def path(self) -> str:
+        """Of the data file, for errors."""
+
+    @property
+    def writer(self) -> str:
+        """Who wrote it, for errors."""
+
+    @property
+    def extents(self) -> tuple[Extent, ...]: ...
+
+    @property
+    def read_ahead(self) -> int:
+        """Bytes that a reader of parts may hold beyond its part; 0 where it has nothing but that."""
+
+    @property
+    def held_parts(self) -> int:
+        """How much memory a stream takes, in parts. More than one: the next is fetched while one is used.
+        That is one part more, and another for a copy that is made meanwhile."""
+
+    def open(self, extents: Sequence[Extent]) -> ExtentReader:
+        """A reader for these extents of the channel, which are read in this order. The caller closes it.
+        Raises `DataLossError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalInputChannel:
+    """The `InputChannel` to a map output whose files this process can open.
+
+    ``file_id``: what the data file must carry. ``writer``: who wrote it, for errors. ``key``: by which it is
+    decrypted.
+    """
+
+    file: PartitionedFile
+    file_id: bytes
+    map_index: int
+    writer: str
+    extents: tuple[Extent, ...]
+    key: EncryptionKey | None = None
+
+    @property
+    def path(self) -> str:
+        return self.file.data_path
+
+    @property
+    def read_ahead(self) -> int:
+        return 0
+
+    @property
+    def held_parts(self) -> int:
+        return 1
+
+    def open(self, extents: Sequence[Extent]) -> ExtentReader:
+        return PartitionedFileReader(self.file, self.file_id, self.writer, key=self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Decoded items of some extents, for Arrow record batches, and what fetching them took."""
+
+    batches: list[Any]
+    metrics: TaskMetrics
+
+
+class OpenReaders:
+    """The readers that a consumer's threads have open. Leaving the context gives up what they wait for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._readers: dict[ExtentReader, None] = {}
+        self._given_up = False
+
+    @contextmanager
+    def knowing(self, reader: ExtentReader) -> Iterator[None]:
+        """It is one of them as long as the block runs. Who opened it closes it."""
+        with self._lock:
+            self._readers[reader] = None
+            given_up = self._given_up
+        try:
+            if given_up:
+                reader.give_up()
+            yield
+        finally:
+            with self._lock:
+                del self._readers[reader]
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._given_up = True
+            readers = list(self._readers)
+        for reader in readers:
+            reader.give_up()
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Consecutive extents of one channel that are read in one go."""
+
+    channel: InputChannel
+    extents: tuple[Extent, ...]
+
+    def memory(self, payload: Payload) -> int:
+        """Bytes that the fetch holds at most."""
+        return sum(memory_of(extent, payload) for extent in self.extents)
+
+    def run(self, payload: Payload, readers: OpenReaders | None = None) -> Fetched:
+        """Open, read, verify, decompress, decode. Raises `DataLossError` with the place. ``readers``: by
+        which another thread can give it up."""
+        metrics = TaskMetrics()
+        batches: list[Any] = []
+        with self.channel.open(self.extents) as reader, (readers or OpenReaders()).knowing(reader):
+            for extent in self.extents:
+                with metrics.step("read"):
+                    memory = reader.read_unverified(extent)
+                with metrics.step("verify"):
+                    part = reader.verified(memory, extent)
+                del memory  # what was encrypted is not held, nor charged, beside what was decrypted
+                with closing(_ExtentDecoder(reader, extent, payload, metrics)) as decoder:
+                    batches.extend(decoder.decode(part))
+                    decoder.finish()
+        return Fetched(batches, metrics)
+
+    def stream(
+        self, payload: Payload, part_bytes: int, budget: MemoryBudget, metrics: TaskMetrics
+    ) -> Generator[Any, None, None]:
+        """The same item by item, holding about ``part_bytes`` of an extent and one item at a time.
+
+        What is held is charged to ``budget``. That rows and bytes are as many as promised is known, and
+        raised, only behind the last batch of an extent.
+        """
+        with self.channel.open(self.extents) as reader, closing(self.parts(reader, part_bytes)) as parts:
+            yield from self.items(reader, parts, payload, budget, metrics)
+
+    def parts(self, reader: ExtentReader, part_bytes: int) -> Generator[ExtentPart, None, None]:
+        """Of all extents, one behind the other. The caller closes it, before the reader."""
+        for extent in self.extents:
+            yield from reader.read_parts(extent, part_bytes)
+
+    def items(
+        self,
+        reader: ExtentReader,
+        parts: Iterator[ExtentPart],
+        payload: Payload,
+        budget: MemoryBudget,
+        metrics: TaskMetrics,
+        step: str = "read",
+    ) -> Generator[Any, None, None]:
+        """What is in `parts`. Each is charged while it is decoded. ``step``: to which the time is added that
+        is waited for them."""
+        timed = metrics.timed(parts, step)
+        for extent in self.extents:
+            with closing(_ExtentDecoder(reader, extent, payload, metrics)) as decoder:
+                left = extent.bytes
+                while left:
+                    part = next(timed)
+                    left -= part.bytes
+                    size = part.memory.size
+                    budget.charge(size)
+                    try:
+                        yield from decoder.decode(part)
+                    finally:
+                        budget.release(size)
+                decoder.finish()
+
+
+class _ExtentDecoder:
+    """Decodes one extent, and compares its sums with what was promised: no more is decompressed than that.
+    The caller closes it."""
+
+    def __init__(self, reader: ExtentReader, extent: Extent, payload: Payload, metrics: TaskMetrics) -> None:
+        self._reader = reader
+        self._extent = extent
+        self._decoder = payload.decoder(metrics.seconds)
+        self._metrics = metrics
+        self._part_offset = extent.offset
+        self._offset = extent.offset  # of the buffer that is decoded
+        self._raw_bytes = 0
+
+    def decode(self, part: ExtentPart) -> Iterator[Any]:
+        """The items of a part, each decoded when it is asked for."""
+        for buffer in part.buffers:
+            # verified and plain
+            self._raw_bytes += raw_size(memoryview(part.memory), buffer) if buffer.compressed else buffer.size
+            if self._raw_bytes > self._extent.raw_bytes:
+                raise self._other_sums(f"at least {self._raw_bytes} bytes")
+            self._offset = self._part_offset + buffer.start - BUFFER_HEADER_BYTES
+            try:
+                item = self._decoder.decode(part.memory, buffer)
+            except Malformed as problem:
+                raise self._corrupt(problem) from problem
+            yield item
+        self._part_offset += part.bytes
+        self._offset = self._part_offset
+
+    def finish(self) -> None:
+        """Raises `CorruptDataError` if records or bytes are not as many as the extent's entry says, or if the
+        extent ends within a record."""
+        extent, decoder = self._extent, self._decoder
+        try:
+            decoder.finish()
+        except Malformed as problem:
+            raise self._corrupt(problem) from problem
+        records = extent.records if decoder.records is None else decoder.records
+        if (records, self._raw_bytes) != (extent.records, extent.raw_bytes):
+            raise self._other_sums(f"{records} rows in {self._raw_bytes} bytes")
+        self._metrics.add(
+            rows_read=extent.records,
+            bytes_read=extent.bytes,
+            raw_bytes_read=extent.raw_bytes,
+            buffers_read=extent.buffers,
+            extents_read=1,
+        )
+
+    def close(self) -> None:
+        self._decoder.close()
+
+    def _other_sums(self, found: str) -> CorruptDataError:
+        extent = self._extent
+        return CorruptDataError(
+            self._reader.place(extent.offset, extent),
+            "the extent holds another number of rows or raw bytes than its entry says",
+            expected=f"{extent.records} rows in {extent.raw_bytes} bytes",
+            found=found,
+        )
+
+    def _corrupt(self, problem: Malformed) -> CorruptDataError:
+        place = self._reader.place(self._offset, self._extent)
+        return CorruptDataError(place, problem.what, expected=problem.expected, found=problem.found)
+
+
+def memory_of(extent: Extent, payload: Payload) -> int:
+    """Bytes that an extent takes at most: as stored, all of its buffers decompressed, and what the payload
+    copies."""
+    return extent.bytes + extent.raw_bytes + payload.copied(extent.raw_bytes)

@@ -1,0 +1,123 @@
+"""`Fetcher`: how one consumer task fetches, with its payload, its budget and its threads.
+
+Used by `InputGate` for rows in the order of arrival, by `RecordGate`, and by the merge for the runs that it
+holds whole.
+
+Fetches of a few MiB are read ahead in threads within the budget; one that is too large for that is streamed
+in parts. The order is that of the channels and their extents, whatever the threads and the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.options import MIB
+from sortshuffle.reading.channel import Fetch, Fetched, InputChannel, OpenReaders, Payload, memory_of
+from sortshuffle.reading.read_ahead import ReadAhead
+from sortshuffle.reading.run_memory import LEAST_PART
+from sortshuffle.reading.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
+from sortshuffle.storage.extents import Extent
+
+Batches: TypeAlias = Generator[pa.RecordBatch, None, None]
+Items: TypeAlias = Generator[tuple[InputChannel, Any], None, None]
+"""What the buffers of channels hold, as their payload decodes it, and the channel that each came through."""
+
+FETCH_BYTES = 8 * MIB  # in memory; worth a thread switch
+FETCHES_IN_BUDGET = 8  # at least so many fit the read budget, so that a few threads never run dry
+
+
+class Fetcher:
+    """``threads``: for reading ahead. Metrics and budget are touched by the consumer's own thread only."""
+
+    def __init__(self, payload: Payload, budget: MemoryBudget, threads: int, metrics: TaskMetrics) -> None:
+        self.payload = payload
+        self.budget = budget
+        self.metrics = metrics
+        self._threads = threads
+
+    def items(self, channels: Iterable[InputChannel]) -> Items:
+        """Everything in these channels, in their order. Raises `DataLossError` with the place. Closing the
+        generator lets go of everything."""
+        limit = self.budget.limit
+        part = max(LEAST_PART, min(FETCH_BYTES // 2, limit // 2))
+        small: list[Fetch] = []
+        for fetch in planned(channels, self.payload, min(FETCH_BYTES, limit // FETCHES_IN_BUDGET)):
+            if self._memory(fetch) <= limit // 2:
+                small.append(fetch)
+                continue
+            yield from self._read_ahead(small)
+            small = []
+            with closing(self.streamed(fetch, part)) as streamed:
+                for item in streamed:
+                    yield fetch.channel, item
+        yield from self._read_ahead(small)
+
+    def fetched(self, fetches: Sequence[Fetch]) -> Generator[list[Any], None, None]:
+        """The items of each fetch, in order, read ahead within the budget. They are the caller's, and no
+        longer charged, when they are given."""
+        if len(fetches) <= 1:  # nothing to read ahead of: no thread for it
+            yield from map(self._fetched_here, fetches)
+            return
+        stored = any(isinstance(fetch.channel, StoredInputChannel) for fetch in fetches)
+        threads = max(self._threads, CONCURRENT_FETCHES) if stored else self._threads
+        readers = OpenReaders()
+        run = partial(self._run, readers=readers)
+        # left in reverse: first what is still being read is given up, then the threads are waited for
+        with ReadAhead(fetches, run, self._memory, self.budget, threads) as ahead, readers:
+            for fetched in self.metrics.timed(iter(ahead), "wait"):
+                yield self._counted(fetched)
+
+    def streamed(self, fetch: Fetch, part_bytes: int) -> Generator[Any, None, None]:
+        """The items of one fetch, of which no more than a part is held. See `Fetch.stream`."""
+        return fetch.stream(self.payload, part_bytes, self.budget, self.metrics)
+
+    def _read_ahead(self, fetches: Sequence[Fetch]) -> Items:
+        with closing(self.fetched(fetches)) as fetched:
+            for fetch, items in zip(fetches, fetched, strict=True):
+                for item in items:
+                    yield fetch.channel, item
+
+    def _memory(self, fetch: Fetch) -> int:
+        return fetch.memory(self.payload)
+
+    def _fetched_here(self, fetch: Fetch) -> list[Any]:
+        memory = self._memory(fetch)
+        self.budget.charge(memory)
+        try:
+            with self.metrics.step("wait"):
+                return self._counted(self._run(fetch))
+        finally:
+            self.budget.release(memory)
+
+    def _counted(self, fetched: Fetched) -> list[Any]:
+        self.metrics.merge(fetched.metrics)
+        self.metrics.peak(self.budget.peak)
+        return fetched.batches
+
+    def _run(self, fetch: Fetch, readers: OpenReaders | None = None) -> Fetched:
+        return fetch.run(self.payload, readers)
+
+
+def planned(
+    channels: Iterable[InputChannel], payload: Payload, fetch_bytes: int
+) -> Generator[Fetch, None, None]:
+    """The channels' extents in order, neighbours of one file together up to ``fetch_bytes`` in memory."""
+    for channel in channels:
+        group: list[Extent] = []
+        size = 0
+        for extent in channel.extents:
+            held = memory_of(extent, payload)
+            if group and size + held > fetch_bytes:
+                yield Fetch(channel, tuple(group))
+                group, size = [], 0
+            group.append(extent)
+            size += held
+        if group:
+            yield Fetch(channel, tuple(group))

@@ -1,0 +1,251 @@
+"""Merging any number of sorted runs within the read budget: in one pass if they fit it, else in several.
+
+Used by `InputGate.sorted_batches`, and so by every group, sort and merge of a `ShuffleFrame`; and by the sort
+of a task's own rows, which are runs put aside from the start (`compute.external_sort`).
+
+A run is *held* (read whole, ahead, in threads; its file is closed before the merge begins) or *streamed*
+(its file is open, and a part of it in memory), whichever takes less. While the runs take more memory or more
+open files together than there are, a pass merges neighbours into one run each, on disk (`reading.spill`), as
+many at a time as fit. It stops as soon as what is then there fits, so no row is put aside needlessly; the
+last pass is streamed to the consumer.
+
+Only neighbours are merged, and take their place: the order stays (key, number of the run, position),
+whatever the memory is. Each pass divides the number of runs by how many fit the budget at a time, at least
+by two, so rows are written about log(runs) / log(that many) times.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sortshuffle.errors import InsufficientBuffersError
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.options import format_size
+from sortshuffle.payload.arrow import ArrowPayload
+from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.reading.channel import Fetch
+from sortshuffle.reading.fetcher import Batches, Fetcher
+from sortshuffle.reading.merge import SortedRun, merge_runs
+from sortshuffle.reading.run_memory import MOST_OPEN_FILES, Demands, Load, RunSize
+from sortshuffle.reading.spill import HELD_REGIONS, NewFile, SpilledRun, SpillSize, SpillWriter, spill_header
+from sortshuffle.reading.stream_ahead import StreamsAhead
+from sortshuffle.storage.writer import PartitionedFileWriter
+
+LEAST_FAN_IN = 2  # runs that a pass merges at least, whatever they take: or else it would not come to an end
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that waits to be merged. ``held``, ``streamed``: bytes that it takes one way or the other.
+    ``parts``: how many of it are in memory while it is streamed."""
+
+    source: Fetch | SpilledRun
+    size: RunSize
+    held: int
+    streamed: int
+    parts: int = 1
+
+    @property
+    def is_spilled(self) -> bool:
+        return isinstance(self.source, SpilledRun)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether that takes less. The file of a spilled one is open in any case."""
+        return self.held <= self.streamed and not self.is_spilled
+
+    @property
+    def is_fetched_ahead(self) -> bool:
+        return self.parts > 1
+
+    @property
+    def load(self) -> Load:
+        if self.is_held:
+            return Load(self.held, 0)
+        return Load(self.streamed, 0 if self.is_spilled else 1)
+
+
+class MultiPassMerge:
+    """Merges runs in key order within the fetcher's budget.
+
+    ``new_file``: makes the files of passes; without it `InsufficientBuffersError` is raised where the
+    budget does not hold all runs at once.
+    """
+
+    def __init__(
+        self, order: RowOrder, payload: ArrowPayload, fetcher: Fetcher, new_file: NewFile | None
+    ) -> None:
+        self._order = order
+        self._payload = payload
+        self._fetcher = fetcher
+        self._new_file = new_file
+        self._budget: MemoryBudget = fetcher.budget
+        self._metrics = fetcher.metrics
+        self._demands = Demands.of(order, payload.schema)
+        self._spill_size = SpillSize.within(self._budget.limit)
+
+    def merged(self, sources: Sequence[Fetch | SpilledRun]) -> Batches:
+        """All rows of these runs. Spilled ones are closed. Raises `OutOfDiskError` where a pass finds no
+        room."""
+        with ExitStack() as stack:
+            stack.callback(lambda: self._metrics.peak(self._budget.peak))
+            for source in sources:
+                if isinstance(source, SpilledRun):
+                    stack.callback(source.close)
+            runs = [self._run(source, RunSize.of(source.extents)) for source in sources]
+            while not self._fit(runs):
+                runs = self._after_a_pass(runs, stack)
+            self._metrics.add(merge_passes=1)
+            yield from self._merge(runs, self._budget.limit)
+
+    def _run(self, source: Fetch | SpilledRun, size: RunSize) -> Run:
+        ahead, parts = 0, 1
+        if isinstance(source, Fetch):
+            ahead, parts = source.channel.read_ahead, source.channel.held_parts
+        return Run(source, size, self._demands.held(size), self._demands.streamed(size, ahead, parts), parts)
+
+    def _fit(self, runs: Sequence[Run]) -> bool:
+        limit = self._budget.limit
+        if len(runs) <= LEAST_FAN_IN or _all_held(runs, limit):
+            return True
+        return _load_of(runs).fits(limit)
+
+    # --- a pass that is not the last -----------------------------------------------------------------------
+
+    def _after_a_pass(self, runs: list[Run], stack: ExitStack) -> list[Run]:
+        """The runs that are left when groups of neighbours have become one each."""
+        self._metrics.add(merge_passes=1)
+        left: list[Run | None] = []  # None: a spilled run
+        with SpillWriter(
+            self._file(runs), self._payload, self._spill_size, self._budget, self._metrics
+        ) as spill:
+            for group in self._groups(runs):
+                if len(group) == 1:
+                    left += group
+                    continue
+                with closing(self._merge(group, self._pass_memory)) as batches:
+                    spill.write_run(batches)
+                left.append(None)
+            spilled = iter(spill.finish())
+        return [run or self._spilled(next(spilled), stack) for run in left]
+
+    def _groups(self, runs: Sequence[Run]) -> Iterable[list[Run]]:
+        """Neighbours that a pass makes one run of, and alone the runs that it leaves as they are.
+
+        A group takes runs while they fit, and no more than are needed for the rest to fit.
+        """
+        limit = self._budget.limit
+        all_left = _load_of(runs)
+        waiting = deque(runs)
+        while waiting:
+            if all_left.fits(limit):
+                yield from ([run] for run in waiting)
+                return
+            group: list[Run] = []
+            load, size, merged = Load(), RunSize(), Load()
+            while waiting:
+                with_next = load + waiting[0].load
+                if len(group) >= LEAST_FAN_IN:
+                    enough = (all_left - load + merged).fits(self._pass_memory)
+                    if enough or not with_next.fits(self._pass_memory):
+                        break
+                run = waiting.popleft()
+                group.append(run)
+                load, size = with_next, size + run.size
+                merged = Load(self._demands.streamed(self._as_spilled(size)))
+            if len(group) > 1:
+                all_left = all_left - load + merged
+            yield group
+
+    @property
+    def _pass_memory(self) -> int:
+        """What merging may take beside what writing takes."""
+        return self._budget.limit - HELD_REGIONS * self._spill_size.region - self._spill_size.buffer
+
+    def _as_spilled(self, size: RunSize) -> RunSize:
+        """What a run of these rows will be when it is written."""
+        buffers = max(1, size.raw // self._spill_size.buffer)
+        return RunSize(size.stored, size.raw, size.records, buffers)
+
+    def _spilled(self, run: SpilledRun, stack: ExitStack) -> Run:
+        stack.callback(run.close)
+        return self._run(run, RunSize.of(run.extents))
+
+    def _file(self, runs: Sequence[Run]) -> PartitionedFileWriter:
+        if self._new_file is None:
+            load = _load_of(runs)
+            raise InsufficientBuffersError(
+                f"merging {len(runs)} sorted runs takes {format_size(load.memory)} and {load.files} open"
+                f" files, where there are {format_size(self._budget.limit)} and {MOST_OPEN_FILES}, and this"
+                " reader was given no directory to put rows aside in: give it one, or more memory with"
+                " spark.sortshuffle.read.memory"
+            )
+        return self._new_file(spill_header(self._payload))
+
+    # --- merging what fits ---------------------------------------------------------------------------------
+
+    def _merge(self, runs: Sequence[Run], memory: int) -> Batches:
+        """The rows of runs that fit into ``memory`` bytes, or that cannot be made less."""
+        with ExitStack() as stack:
+            sources = self._sources(runs, memory, stack)
+            yield from merge_runs(sources, self._order, self._budget, self._metrics)
+
+    def _sources(self, runs: Sequence[Run], memory: int, stack: ExitStack) -> list[SortedRun]:
+        """What the merge reads, in the order of the runs."""
+        whole = _all_held(runs, memory)
+        fetches = [run.source for run in runs if isinstance(run.source, Fetch) and (whole or run.is_held)]
+        held: deque[HeldRun] = deque()
+        for batches in stack.enter_context(closing(self._fetcher.fetched(fetches))):
+            held.append(stack.enter_context(closing(HeldRun(batches, self._budget))))
+        spare = max(0, memory - _load_of(runs).memory) // max(1, len(runs) - len(held))
+        streams = stack.enter_context(StreamsAhead(self._payload, self._budget, self._metrics))
+        sources: list[SortedRun] = []
+        for run in runs:
+            copied = 1 if run.is_fetched_ahead else 0  # while it comes, as the store's library gave it
+            part = run.size.part(spare // (run.parts + copied))
+            if isinstance(run.source, SpilledRun):
+                sources.append(run.source.stream(self._payload, part, self._budget, self._metrics))
+            elif whole or run.is_held:
+                sources.append(held.popleft())
+            elif run.is_fetched_ahead:
+                sources.append(streams.stream(run.source, part))
+            else:
+                sources.append(self._fetcher.streamed(run.source, part))
+        return sources
+
+
+class HeldRun:
+    """The batches of a run that is in memory, charged until they are taken."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], budget: MemoryBudget) -> None:
+        self._batches = deque((batch, batch.nbytes) for batch in batches)
+        self._budget = budget
+        budget.charge(sum(size for _, size in self._batches))
+
+    def __iter__(self) -> HeldRun:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        if not self._batches:
+            raise StopIteration
+        batch, size = self._batches.popleft()
+        self._budget.release(size)
+        return batch
+
+    def close(self) -> None:
+        for _ in self:
+            pass
+
+
+def _load_of(runs: Iterable[Run]) -> Load:
+    return sum((run.load for run in runs), Load())
+
+
+def _all_held(runs: Sequence[Run], memory: int) -> bool:
+    """Whether runs can all be read whole: the fastest way."""
+    return not any(run.is_spilled for run in runs) and sum(run.held for run in runs) <= memory

@@ -1,0 +1,232 @@
+"""`RecordGate`: all the channels of one consumer task, where records are opaque frames or pickled chunks.
+
+Used by `ShuffleRDD` and `engine.Input`. It is what `InputGate` is for rows, and its order is the same: (map
+index, region, position), whatever the threads and the memory.
+
+    every channel: frames and events .. END_OF_DATA, END_OF_PARTITION, nothing
+
+Rules
+* A stream is complete when it ended so. One that ends otherwise, or has no extents at all, is a
+  `CorruptDataError`: its producer did not finish it, or some of its extents were not asked for.
+* Frames are handed over: a view of the memory that was read, or of its own if the frame was cut. What user
+  code keeps blocks nobody. Only what is read ahead is charged to the budget.
+* A frame above `payload.spanning.SPILL_BYTES` that is cut is put together in a nameless temporary file, or,
+  where files are encrypted, in memory that no budget counts. Either ends with the last view of it, or with
+  the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sortshuffle import calls
+from sortshuffle.errors import CorruptDataError, OutOfDiskError, Place
+from sortshuffle.format.malformed import Malformed
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, Event
+from sortshuffle.payload.frames import FrameDecoding, FramesPayload
+from sortshuffle.reading.channel import InputChannel
+from sortshuffle.reading.fetcher import Fetcher, Items
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_MEMORY = (errno.ENOSPC, errno.ENOMEM)  # of a file without a disk
+
+
+@dataclass(frozen=True, slots=True)
+class BufferOrEvent:
+    """What one buffer held: the chunks of records that end in it, or an event (then there are no chunks).
+
+    ``map_index``: of the channel that it came through. ``chunks``: lists of objects, or `Pairs`, as they were
+    written together; of opaque frames one tuple for each, with the frame in it.
+    """
+
+    map_index: int
+    chunks: Sequence[Any]
+    event: Event | None = None
+
+
+class RecordGate:
+    """Reads the channels of one subpartition. ``threads``: for reading ahead. ``spill_directory``: for large
+    frames while they are put together; None for the system's. ``off_disk``: they are put together in memory
+    instead, because what lies on a disk must be encrypted."""
+
+    def __init__(
+        self,
+        channels: Sequence[InputChannel],
+        payload: FramesPayload,
+        budget: MemoryBudget,
+        threads: int,
+        metrics: TaskMetrics,
+        spill_directory: str | None = None,
+        off_disk: bool = False,
+    ) -> None:
+        self._channels = sorted(channels, key=lambda channel: channel.map_index)
+        self._payload = payload
+        self._metrics = metrics
+        decoding = FrameDecoding(payload, spills(spill_directory, off_disk))
+        self._fetcher = Fetcher(decoding, budget, threads, metrics)
+
+    def buffers(self) -> Generator[BufferOrEvent, None, None]:
+        """Everything in every channel, the events at the ends included. Of pickled chunks this **runs what
+        the pickles name**.
+
+        Raises `DataLossError` with the place, also for a stream that does not end as it must;
+        `OutOfDiskError` if a large frame finds no room, MemoryError if that was to be memory; and what
+        unpickling raises. Closing the generator lets go of everything.
+        """
+        with closing(self._items()) as items:
+            for channel, item in items:
+                if isinstance(item, list):
+                    yield BufferOrEvent(channel.map_index, [self._records(frame, channel) for frame in item])
+                else:
+                    yield BufferOrEvent(channel.map_index, (), item)
+
+    def records(self) -> Generator[Any, None, None]:
+        """Every record of `buffers`; events are passed over."""
+        with closing(self.buffers()) as buffers:
+            for buffer in buffers:
+                for chunk in buffer.chunks:
+                    yield from chunk
+
+    def _records(self, chunk: memoryview, channel: InputChannel) -> Any:
+        try:
+            with self._metrics.step("decode"):
+                return self._payload.records(chunk)
+        except Malformed as problem:
+            # which of the channel's extents it came from is not known any more
+            subpartition = channel.extents[0].subpartition
+            place = Place(channel.path, subpartition=subpartition, writer=channel.writer)
+            raise CorruptDataError(
+                place, problem.what, expected=problem.expected, found=problem.found
+            ) from None
+
+    def _items(self) -> Items:
+        """What the buffers hold, frames or an event, of streams that end as they must."""
+        for channel in self._channels:
+            if not channel.extents:
+                raise _Stream(channel).broken("the stream has no end: there are no extents")
+        stream: _Stream | None = None
+        with closing(self._fetcher.items(self._channels)) as items:
+            for channel, item in items:
+                if stream is None or stream.channel is not channel:
+                    if stream is not None:
+                        stream.finish()
+                    stream = _Stream(channel)
+                if item == []:
+                    continue  # the buffer lies within a long frame
+                if isinstance(item, list):
+                    stream.check_data()
+                else:
+                    stream.check_event(item)
+                yield channel, item
+        if stream is not None:
+            stream.finish()
+
+
+class _Stream:
+    """How far one channel's stream came: data, END_OF_DATA, END_OF_PARTITION."""
+
+    def __init__(self, channel: InputChannel) -> None:
+        self.channel = channel
+        self._ends: list[Event] = []
+
+    def check_data(self) -> None:
+        if self._ends:
+            raise self.broken("there is data behind its end")
+
+    def check_event(self, event: Event) -> None:
+        if self._ends and (event != END_OF_PARTITION or self._ends != [END_OF_DATA]):
+            raise self.broken("there is an event behind its end", found=event)
+        if event in (END_OF_DATA, END_OF_PARTITION):
+            self._ends.append(event)
+
+    def finish(self) -> None:
+        """The stream ends here."""
+        if self._ends != [END_OF_DATA, END_OF_PARTITION]:
+            raise self.broken(
+                "the stream does not end as a complete one",
+                "END_OF_DATA, END_OF_PARTITION",
+                ", ".join(event.data_type.name for event in self._ends) or "neither",
+            )
+
+    def broken(self, what: str, expected: object = None, found: object = None) -> CorruptDataError:
+        """At the last extent, where the end should be."""
+        channel = self.channel
+        last = channel.extents[-1] if channel.extents else None
+        place = Place(
+            channel.path,
+            last.region if last else None,
+            last.subpartition if last else None,
+            last.offset if last else None,
+            channel.writer,
+        )
+        return CorruptDataError(place, what, expected=expected, found=found)
+
+
+def spills(directory: str | None, off_disk: bool) -> Callable[[], RecordSpill]:
+    """What makes the place where a large record is put together: a file in ``directory``, or memory."""
+    return MemorySpill if off_disk else partial(RecordSpill, directory)
+
+
+class RecordSpill:
+    """Where one large record is put together: a nameless temporary file. A `payload.spanning.Spill`."""
+
+    def __init__(self, directory: str | None) -> None:
+        self._directory = directory or tempfile.gettempdir()
+        with _room_in(self._directory, 0):
+            self._file = calls.nameless_file(self._directory)
+
+    def write(self, data: memoryview) -> None:
+        """Append all of it. Raises `OutOfDiskError`."""
+        with _room_in(self._directory, len(data)):
+            self._append(data)
+
+    def view(self) -> memoryview:
+        """Everything, mapped: the page cache's memory, not this process's."""
+        return memoryview(calls.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def close(self) -> None:
+        """What was mapped stays readable."""
+        self._file.close()
+
+    def _append(self, data: memoryview) -> None:
+        while data:
+            data = data[calls.write(self._file.fileno(), data) :]
+
+
+class MemorySpill(RecordSpill):
+    """The same in memory that grows as the record comes, and that no budget counts: a file without a disk."""
+
+    def __init__(self) -> None:
+        self._file = io.FileIO(calls.memfd_create("sortshuffle-record", os.MFD_CLOEXEC), "r+b")
+
+    def write(self, data: memoryview) -> None:
+        """Append all of it. Raises MemoryError."""
+        wanted = len(data)
+        try:
+            self._append(data)
+        except OSError as error:
+            if error.errno not in _NO_MEMORY:
+                raise
+            raise MemoryError(f"the system gives no {wanted} bytes for a large record: {error}") from error
+
+
+@contextmanager
+def _room_in(directory: str, wanted: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        space = calls.statvfs(directory)
+        raise OutOfDiskError(directory, wanted, space.f_bavail * space.f_frsize) from error

@@ -1,0 +1,310 @@
+"""`RowEncoder`: from batches with one subpartition id per row to the extents of a region.
+
+    batches -> unit (a few MiB)     -> clustered by group while it is in cache, and held
+    flush   -> group by group       -> gathered from all units, put in order, cut into messages, written
+
+A *group* is one subpartition, or neighbours in the write order (`writing.clustering`). So rows are moved twice,
+each time within the cache and in pieces that are worth a call; with groups of several subpartitions the
+second move orders them. What waits for the region are rows; they become messages only when they are written,
+and then at once in the size that a reader's function is called with. (The two passes of a radix
+partitioning; `docs/architecture.md` weighs it against others.)
+
+Within a subpartition rows keep the order in which they came, or are sorted by key: then every extent is one
+sorted run.
+
+Used by `ShuffleFrame`'s map stages, through `SortMergeResultPartition`.
+
+Rules: an encoder holds rows only within its budget's knowledge; `room_for` says beforehand whether a batch
+still fits together with what the next flush takes, and the owner then flushes. A message is at most one unit,
+and at most the buffer size in sorted extents; only a single row can be larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sortshuffle.format.buffer import SealedBuffer
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.options import GIB
+from sortshuffle.partitioner.selector import ChannelSelector, Ids
+from sortshuffle.payload.arrow import BATCH_BYTES, BATCH_ROWS, ArrowPayload
+from sortshuffle.payload.ordering import Ranks, RowOrder
+from sortshuffle.payload.sort_memory import Number, SortMemory
+from sortshuffle.writing.clustering import (
+    ROW_BYTES,
+    ClusteredUnit,
+    Groups,
+    bounds_of,
+    cluster,
+    joined,
+    owned,
+    size_of,
+    sliced,
+    unit_bytes,
+)
+from sortshuffle.writing.data_buffer import Extent, write_batch
+
+# part of a unit from which on it is clustered rather than filled up: the usual batch of 64 Ki rows, some
+# 4 MiB, is then one unit, neither cut nor copied to join another
+FULL_SHARE = 2
+MESSAGE_SHARE = 16  # part of the budget that a message is at most
+COPIES_OF_A_MESSAGE = 4  # rows joined, serialized, compressed, and the block fitted into memory of its size
+# A group whose rows must lie in one batch: 32-bit offsets of strings end at 2 GiB
+MOST_GATHERED = GIB
+# A place with more than this part of a group's rows is sorted with all others: keys of the place alone would
+# be a second copy of nearly all keys. Place by place takes half the time where places are small
+DOMINANT_SHARE = 4
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLayout:
+    """How rows become extents. ``order``: sort each extent by key, None to keep the order of arrival.
+    ``buffer_size``: largest payload in sorted extents, bytes."""
+
+    payload: ArrowPayload
+    selector: ChannelSelector
+    buffer_size: int
+    order: RowOrder | None = None
+
+
+class RowEncoder:
+    """Collects, clusters and encodes the rows of one result partition."""
+
+    def __init__(
+        self, layout: PartitionLayout, write_order: Sequence[int], budget: MemoryBudget, metrics: TaskMetrics
+    ) -> None:
+        self.unit_bytes = unit_bytes(budget.limit)
+        self._payload = layout.payload
+        self._selector = layout.selector
+        self._order = layout.order
+        self._budget = budget
+        self._metrics = metrics
+        self._groups = Groups.of(write_order, budget.limit)
+        self._write_batch = write_batch(budget.limit)
+        self._message_bytes = max(1, min(BATCH_BYTES, budget.limit // MESSAGE_SHARE))
+        if layout.order is not None:
+            self._message_bytes = layout.buffer_size
+        self._open: list[pa.RecordBatch] = []
+        self._open_size = self._open_rows = 0
+        self._units: list[ClusteredUnit] = []
+        self._size = 0  # of the units' rows, as they are charged
+        # of the units' rows in each group
+        self._group_sizes = np.zeros(self._groups.count, np.int64)
+        self._group_rows = np.zeros(self._groups.count, np.int64)
+        self._largest = (0, 0)  # size and rows of the group that takes most to be put in order
+        self._sort_memory = SortMemory.of(layout.order or RowOrder(()), layout.payload.schema)
+
+    def room_for(self, batch: pa.RecordBatch) -> bool:
+        """Whether these rows still fit the budget, with what the next drain will take."""
+        if not self._units and not self._fits(batch):
+            self._cluster_open()  # which shows how the rows are distributed
+        return self._fits(batch)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take rows over: at most a unit of them, or a single row."""
+        size = size_of(batch)
+        if self._open_size + size > self.unit_bytes:
+            self._cluster_open()
+        self._open.append(batch)
+        self._open_size += size
+        self._open_rows += batch.num_rows
+        self._budget.charge(size)
+        if self._open_size * FULL_SHARE >= self.unit_bytes:
+            self._cluster_open()
+        else:
+            self._open[-1] = owned(batch)  # it waits
+
+    def drain(self) -> Iterator[Extent]:
+        """The extents of everything added since the last drain, in the write order, each in one or more
+        parts. The bytes of a part stay charged to the budget: the caller releases them."""
+        self._cluster_open()
+        units, self._units = self._units, []
+        held, self._size = self._size, 0
+        self._group_sizes[:] = self._group_rows[:] = 0
+        for group in range(self._groups.count):
+            filled = [unit for unit in units if unit.bounds[group] < unit.bounds[group + 1]]
+            if filled:
+                yield from self._extents(group, filled)
+        self._budget.release(held)
+
+    def _fits(self, batch: pa.RecordBatch) -> bool:
+        """Whether a drain would stay within the budget. Rows that are not clustered yet are taken to be
+        distributed like those before them, and the first ones to go to one group."""
+        if not self._units and not self._open:
+            return True
+        size = size_of(batch)
+        largest_size, largest_rows = self._open_size + size, self._open_rows + batch.num_rows
+        if self._size:
+            growth = (self._size + largest_size) / self._size
+            largest_size, largest_rows = (int(each * growth) for each in self._largest)
+        if self._gathers and largest_size > MOST_GATHERED:
+            return False
+        working = int(self._working_of(largest_size, largest_rows)) + self._write_batch
+        return not self._budget.would_exceed(size + max(working, self.unit_bytes))
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether the rows of a group must lie in one batch to be put in order."""
+        return self._order is not None or self._groups.size > 1
+
+    def _working_of(self, size: Number, rows: Number) -> Number:
+        """What a group of this size takes beside its rows when it is put in order and encoded: rows in the
+        order of arrival are joined and encoded a message at a time, others are gathered and ordered together.
+        """
+        message: Number = np.minimum(self._message_bytes, size)
+        if self._order is not None:
+            # twice, because rows that are large may be neighbours in key order, and so come into one message
+            return 2 * size + self._sort_memory.sorting(size, rows) + message
+        if self._groups.size > 1:
+            return 2 * size + ROW_BYTES * rows + COPIES_OF_A_MESSAGE * message
+        return COPIES_OF_A_MESSAGE * message
+
+    def _cluster_open(self) -> None:
+        if not self._open:
+            return
+        unit, self._open = self._open, []
+        size, self._open_size, self._open_rows = self._open_size, 0, 0
+        self._budget.charge(size)
+        clustered = cluster(unit, self._selector, self._groups, self._metrics)
+        self._units.append(clustered)
+        places = 0 if clustered.places is None else clustered.places.nbytes
+        self._budget.charge(places)
+        self._size += size + places
+        self._group_sizes += clustered.sizes
+        self._group_rows += np.diff(clustered.bounds)
+        largest = int(self._working_of(self._group_sizes, self._group_rows).argmax())
+        self._largest = int(self._group_sizes[largest]), int(self._group_rows[largest])
+        self._budget.release(size)
+
+    def _extents(self, group: int, units: list[ClusteredUnit]) -> Iterator[Extent]:
+        """The extents of one group, in parts of one message."""
+        if self._groups.size > 1:
+            yield from self._ordered_group(group, units)
+            return
+        subpartition = self._groups.subpartition_at(group)
+        messages = self._arrived(group, units) if self._order is None else self._sorted_run(group, units)
+        for message in messages:
+            yield subpartition, [self._encoded(message)]
+
+    def _arrived(self, group: int, units: list[ClusteredUnit]) -> Iterator[pa.RecordBatch]:
+        """The group's rows in the order in which they came, in messages that are worth a call."""
+        parts: list[pa.RecordBatch] = []
+        rows = size = 0
+        for unit in units:
+            for part, part_size in self._pieces(unit.rows_of(group), int(unit.sizes[group])):
+                if parts and size + part_size > self._message_bytes:
+                    yield self._gathered(parts)
+                    parts, rows, size = [], 0, 0
+                parts.append(part)
+                rows += part.num_rows
+                size += part_size
+                if rows >= BATCH_ROWS:
+                    yield self._gathered(parts)
+                    parts, rows, size = [], 0, 0
+        if parts:
+            yield self._gathered(parts)
+
+    def _sorted_run(self, group: int, units: list[ClusteredUnit]) -> Iterator[pa.RecordBatch]:
+        """The group's rows as one sorted run, in messages of the buffer size."""
+        assert self._order is not None
+        rows = self._gathered([unit.rows_of(group) for unit in units])
+        working = int(self._working_of(rows.nbytes, rows.num_rows))
+        self._budget.charge(working)
+        with self._metrics.step("sort"):
+            indices = self._order.ranks(rows).sort_indices()
+        yield from self._taken_in_steps(rows, indices)
+        self._budget.release(working)
+
+    def _ordered_group(self, group: int, units: list[ClusteredUnit]) -> Iterator[Extent]:
+        """The extents of several subpartitions: their rows are gathered, and put in order together."""
+        rows = self._gathered([unit.rows_of(group) for unit in units])
+        working = int(self._working_of(rows.nbytes, rows.num_rows))
+        self._budget.charge(working)
+        first = group * self._groups.size
+        with self._metrics.step("sort"):
+            places = np.concatenate([unit.places_of(group) for unit in units]) - first
+            places = places.astype(np.min_scalar_type(self._groups.size - 1))
+        by_place = self._by_place if self._order is None else self._sorted_by_place
+        for place, messages in by_place(rows, places):
+            subpartition = self._groups.subpartition_at(first + place)
+            for message in messages:
+                yield subpartition, [self._encoded(message)]
+        self._budget.release(working)
+
+    def _by_place(self, rows: pa.RecordBatch, places: Ids) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
+        """For each place that has rows, its messages in the order of arrival."""
+        with self._metrics.step("sort"):
+            order = np.argsort(places, kind="stable")
+        with self._metrics.step("take"):
+            taken = rows.take(pa.array(order)) if rows.num_columns else rows
+        small = size_of(rows) <= self._message_bytes  # then every place's rows are
+        for place, start, count in self._filled(places):
+            part = taken.slice(start, count)
+            yield place, (part,) if small else sliced(part, self._message_bytes)
+
+    def _sorted_by_place(
+        self, rows: pa.RecordBatch, places: Ids
+    ) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
+        """For each place that has rows, its messages in key order."""
+        assert self._order is not None
+        filled = list(self._filled(places))
+        if DOMINANT_SHARE * max(count for _, _, count in filled) > rows.num_rows:
+            with self._metrics.step("sort"):
+                keys = self._order.ranks(rows).columns
+                order = Ranks([places.astype(np.int64), *keys], rows.num_rows).sort_indices()
+                del keys
+            for place, start, count in filled:
+                yield place, self._taken_in_steps(rows, order[start : start + count])
+            return
+        with self._metrics.step("sort"):
+            ranks = self._order.ranks(rows)
+            order = np.argsort(places, kind="stable")
+        for place, start, count in filled:
+            with self._metrics.step("sort"):
+                indices = order[start : start + count]
+                indices = indices[ranks.take(indices).sort_indices()]
+            yield place, self._taken_in_steps(rows, indices)
+
+    def _filled(self, places: Ids) -> Iterator[tuple[int, int, int]]:
+        """(place, where its rows start in the order of places, how many there are) of each that has any."""
+        bounds = bounds_of(places, self._groups.size)
+        for place in np.flatnonzero(np.diff(bounds)).tolist():
+            start, stop = bounds[place : place + 2].tolist()
+            yield place, start, stop - start
+
+    def _pieces(self, rows: pa.RecordBatch, size: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """The rows in pieces of a message at most, with the bytes of each. ``size``: of all of them."""
+        if size <= self._message_bytes:
+            yield rows, size
+            return
+        for piece in sliced(rows, self._message_bytes):
+            yield piece, size_of(piece)
+
+    def _taken_in_steps(self, rows: pa.RecordBatch, indices: Int64s) -> Iterator[pa.RecordBatch]:
+        """The rows at these indices in messages of the buffer size."""
+        # more than the sum of the messages: each string column has an offset more
+        size = rows.nbytes + rows.num_rows // 8 + 1
+        step = max(1, rows.num_rows * self._message_bytes // size)
+        for start in range(0, len(indices), step):
+            with self._metrics.step("take"):
+                taken = rows.take(pa.array(indices[start : start + step]))
+            yield from sliced(taken, self._message_bytes, attrgetter("nbytes"))
+
+    def _gathered(self, parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+        with self._metrics.step("gather"):
+            return joined(parts)
+
+    def _encoded(self, message: pa.RecordBatch) -> SealedBuffer:
+        """The message as a buffer, which is charged."""
+        buffer = self._payload.encode(message, self._metrics.seconds)
+        self._budget.charge(buffer.bytes)
+        return buffer

@@ -1,0 +1,329 @@
+"""`PlacedRecordEncoder`: from frames of placed records to the extents of a region.
+
+    frame (ids, ends, bytes)  -> clustered by subpartition at once, while it is in cache, and held
+    drain, by subpartition    -> its bytes of all frames, joined into messages, compressed, written
+           all of one frame   -> where its subpartitions have some bytes each, they are sealed at once
+
+A record's bytes are moved twice: into its clustered frame, and into its message. Nothing is decoded: only the
+serializer that wrote the records knows what they are.
+
+Used by the shuffle manager's engine (`service.jvm`), through `SortMergeResultPartition`.
+
+Rules
+* A clustered frame owns its memory. The memory of a frame may be used again when `add` returns.
+* Within a subpartition records keep the order in which they came.
+* What an encoder holds is charged to its budget. `room_for` says beforehand whether a frame still fits, with
+  what the next drain takes. What clustering a frame takes for a moment, some 20 bytes for each record, is
+  not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.format.buffer import sealed_size
+from sortshuffle.format.checksum import BytesLike
+from sortshuffle.format.extent_run import ExtentRun, seal_run
+from sortshuffle.format.index import RegionKind
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.options import MIB
+from sortshuffle.partitioner.selector import id_dtype
+from sortshuffle.payload.record_bytes import LEAST_COMPRESSED, MOST_PINNED, RecordBytesPayload
+from sortshuffle.writing.data_buffer import Drained, Extent, write_batch
+from sortshuffle.writing.intake import Intakes
+
+# Bytes of records in one buffer at most: large enough that a call's cost vanishes, small enough for the cache
+MESSAGE_BYTES = MIB
+MESSAGE_SHARE = 16  # part of the budget that a message is at most
+# A message exists up to three times: its joined bytes, the compressor's output, which has memory for bytes
+# that cannot be compressed, and a copy of its block if that is at most half as large
+COPIES_OF_A_MESSAGE = 3
+MUCH_TO_COPY = 64 << 10  # bytes; copying less takes 5 us, for which other threads may wait
+SUBPARTITIONS_AT_ONCE = 1024  # whose bounds are Python's numbers at a time, some 40 bytes for each frame
+# neighbours that are worth sealing at once: NumPy's calls take as long as sealing some one by one
+LEAST_RUN = 8
+_WORD = 8
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRecords:
+    """Records with the subpartition of each. ``ids``: int32, shape (records,). ``ends``: where each record's
+    bytes end in ``data``, int32, shape (records,); the first begins at 0. ``data``: all of them."""
+
+    ids: Int32s
+    ends: Int32s
+    data: BytesLike
+
+    def check(self, subpartitions: int) -> None:
+        """Raise `UsageError` unless the arrays fit each other, and the ids are subpartitions."""
+        ids, ends = self.ids, self.ends
+        if not len(ids) or len(ids) != len(ends):
+            raise UsageError(f"{len(ids)} ids for {len(ends)} records: one for each is needed")
+        lowest, highest = int(ids.min()), int(ids.max())
+        if lowest < 0 or highest >= subpartitions:
+            wrong = lowest if lowest < 0 else highest
+            raise UsageError(
+                f"a record for subpartition {wrong} of {subpartitions}, which are counted from 0"
+            )
+        if int(ends[0]) < 0 or int(ends[-1]) != len(self.data) or bool((ends[1:] < ends[:-1]).any()):
+            raise UsageError(f"the ends of {len(ends)} records do not cut their {len(self.data)} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBytesLayout:
+    """How placed records become extents. ``region_bytes``: a region that has so many, before they are
+    compressed, takes no more, although there is memory; None if memory alone bounds it."""
+
+    payload: RecordBytesPayload
+    subpartitions: int
+    region_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class ClusteredFrame:
+    """A frame's records by subpartition: of subpartition s the bytes ``bounds[s] .. bounds[s + 1]``, int64,
+    shape (subpartitions + 1,), of ``memory``."""
+
+    memory: pa.Buffer
+    bounds: Int64s
+
+    @cached_property
+    def view(self) -> memoryview:
+        return memoryview(self.memory)
+
+    @property
+    def bytes(self) -> int:
+        return int(self.memory.size + self.bounds.nbytes)
+
+
+def placed_record_intakes(
+    layout: RecordBytesLayout, first: int, budget: MemoryBudget, metrics: TaskMetrics
+) -> Intakes:
+    """For placed records. ``first``: the subpartition with which the write order begins. They have no events
+    and no schema: their index says what is complete."""
+    unicast = PlacedRecordEncoder(layout, first, budget, metrics)
+    return Intakes(unicast, NoBroadcast(), b"", (), lambda: None)
+
+
+class PlacedRecordEncoder:
+    """The `Intake` of placed records. ``first``: the subpartition with which the write order begins."""
+
+    kind = RegionKind.UNICAST
+    is_due = False
+
+    def __init__(
+        self,
+        layout: RecordBytesLayout,
+        first: int,
+        budget: MemoryBudget,
+        metrics: TaskMetrics,
+    ) -> None:
+        self._payload = layout.payload
+        self._subpartitions = layout.subpartitions
+        self._ids = id_dtype(layout.subpartitions)
+        self._order = (np.arange(layout.subpartitions) + first) % layout.subpartitions
+        self._budget = budget
+        self._metrics = metrics
+        self._message_bytes = max(1, min(MESSAGE_BYTES, budget.least // MESSAGE_SHARE))
+        self._write_batch = write_batch(budget.least)
+        self._region_bytes = layout.region_bytes or sys.maxsize
+        self._bounds_bytes = _WORD * (layout.subpartitions + 1)  # of a clustered frame
+        self._frames: list[ClusteredFrame] = []
+        self._records = np.zeros(layout.subpartitions, np.int64)
+        self.bytes = 0
+
+    def pieces(self, item: object) -> Iterable[PlacedRecords]:
+        if not isinstance(item, PlacedRecords):
+            raise UsageError(f"this partition takes placed records (write), not {type(item).__name__}")
+        item.check(self._subpartitions)
+        return (item,)
+
+    def room_for(self, piece: PlacedRecords) -> bool:
+        """With the memory that a drain takes: for one message, and for blocks that wait for their write. They
+        stand in memory of up to `MOST_PINNED` times their size."""
+        if not self._frames:
+            return True
+        drained = COPIES_OF_A_MESSAGE * self._message_bytes + MOST_PINNED * self._write_batch
+        held = len(piece.data) + self._bounds_bytes
+        return self.bytes < self._region_bytes and not self._budget.would_exceed(held + drained)
+
+    @property
+    def only_frame(self) -> ClusteredFrame | None:
+        """What is held, if it is one frame."""
+        return self._frames[0] if len(self._frames) == 1 else None
+
+    def add(self, piece: PlacedRecords) -> None:
+        frame = self._clustered(piece)
+        self._frames.append(frame)
+        self.bytes += frame.bytes
+        self._budget.charge(frame.bytes)
+
+    def drain(self) -> Iterator[Drained]:
+        frames, self._frames = self._frames, []
+        held, self.bytes = self.bytes, 0
+        records, self._records = self._records, np.zeros_like(self._records)
+        filled = self._order[records[self._order] > 0]
+        if len(frames) == 1:
+            yield from self._of_one_frame(frames[0], filled, records)
+        else:
+            yield from self._one_by_one(frames, filled, records)
+        self._budget.release(held)
+
+    def _of_one_frame(self, frame: ClusteredFrame, filled: Int64s, records: Int64s) -> Iterator[Drained]:
+        """Neighbours that are small at once, the others one by one."""
+        sizes = frame.bounds[filled + 1] - frame.bounds[filled]
+        done = 0
+        for start, end in self._runs(filled, sizes):
+            yield from self._one_by_one([frame], filled[done:start], records)
+            yield self._run(frame, filled[start:end], sizes[start:end], records)
+            done = end
+        yield from self._one_by_one([frame], filled[done:], records)
+
+    def _runs(self, filled: Int64s, sizes: Int64s) -> Iterator[tuple[int, int]]:
+        """Which of these subpartitions are sealed at once, as ranges of their positions."""
+        if len(filled) < LEAST_RUN:
+            return
+        small = np.flatnonzero(sizes < LEAST_COMPRESSED)
+        if not len(small):
+            return
+        most = max(LEAST_RUN, self._write_batch // sealed_size(LEAST_COMPRESSED))
+        # a stretch ends where others come between, and where subpartitions turn from last to first
+        cuts = np.flatnonzero((np.diff(small) > 1) | (np.diff(filled[small]) < 0)) + 1
+        for stretch in np.split(small, cuts):
+            for start in range(int(stretch[0]), int(stretch[-1]) + 1, most):
+                end = min(start + most, int(stretch[-1]) + 1)
+                if end - start >= LEAST_RUN:
+                    yield start, end
+
+    def _run(self, frame: ClusteredFrame, subpartitions: Int64s, sizes: Int64s, records: Int64s) -> ExtentRun:
+        start, end = int(frame.bounds[subpartitions[0]]), int(frame.bounds[subpartitions[-1] + 1])
+        with self._metrics.step("checksum"):
+            run = seal_run(frame.view[start:end], subpartitions, sizes, records[subpartitions])
+        self._budget.charge(int(run.bytes.sum()))
+        return run
+
+    def _one_by_one(
+        self, frames: list[ClusteredFrame], subpartitions: Int64s, records: Int64s
+    ) -> Iterator[Extent]:
+        views = [frame.view for frame in frames]
+        for at in range(0, len(subpartitions), SUBPARTITIONS_AT_ONCE):
+            block = subpartitions[at : at + SUBPARTITIONS_AT_ONCE]
+            starts = zip(*(frame.bounds[block].tolist() for frame in frames), strict=True)
+            ends = zip(*(frame.bounds[block + 1].tolist() for frame in frames), strict=True)
+            counts = records[block].tolist()
+            for subpartition, start, end, count in zip(block.tolist(), starts, ends, counts, strict=True):
+                # a loop over pieces, not over records: a frame has one for each subpartition
+                pieces = [view[s:e] for view, s, e in zip(views, start, end, strict=True) if s < e]
+                yield from self._extent(subpartition, pieces, count)
+
+    def written(self) -> None:
+        pass
+
+    def discard(self) -> None:
+        self._frames.clear()
+        self.bytes = 0
+
+    def _clustered(self, records: PlacedRecords) -> ClusteredFrame:
+        ids = records.ids
+        counts = np.bincount(ids, minlength=self._subpartitions)
+        starts = np.concatenate((_FIRST_START, records.ends))
+        if bool((ids[1:] >= ids[:-1]).all()):  # as where all go to one subpartition
+            with self._metrics.step("take"):
+                memory = _copied(records.data)
+        else:
+            memory, starts = self._taken(records, starts)
+        first_records = np.concatenate((_FIRST_RECORD, np.cumsum(counts)))
+        self._records += counts
+        return ClusteredFrame(memory, starts[first_records].astype(np.int64))
+
+    def _taken(self, records: PlacedRecords, starts: Int32s) -> tuple[pa.Buffer, Int32s]:
+        """The records' bytes by subpartition, and where each begins there. ``starts``: where it does now."""
+        with self._metrics.step("sort"):
+            narrow = records.ids.astype(self._ids)  # which are sorted by radix
+            order = np.argsort(narrow, kind="stable")
+        with self._metrics.step("take"):
+            buffers = [None, pa.py_buffer(starts), pa.py_buffer(records.data)]
+            column = pa.Array.from_buffers(pa.binary(), len(order), buffers)
+            _, offsets, memory = column.take(_indices(order)).buffers()
+            return memory or _NO_MEMORY, np.frombuffer(offsets, np.int32)
+
+    def _extent(self, subpartition: int, pieces: list[memoryview], records: int) -> Iterator[Extent]:
+        """One extent, in parts of one message. The records are counted for the first of them."""
+        for message in _messages(pieces, self._message_bytes):
+            buffer = self._payload.seal(message, records, self._metrics.seconds)
+            self._budget.charge(buffer.bytes)
+            yield subpartition, [buffer]
+            records = 0
+
+
+class NoBroadcast:
+    """The `Intake` of what a partition of placed records cannot broadcast."""
+
+    kind = RegionKind.BROADCAST
+    bytes = 0
+    is_due = False
+
+    def pieces(self, item: object) -> Iterable[object]:
+        raise UnsupportedError("placed records have a subpartition each: write them once for each")
+
+    def room_for(self, piece: object) -> bool:
+        return True
+
+    def add(self, piece: object) -> None:
+        raise NotImplementedError
+
+    def drain(self) -> Iterator[Extent]:
+        return iter(())
+
+    def written(self) -> None:
+        pass
+
+    def discard(self) -> None:
+        pass
+
+
+_FIRST_START = np.zeros(1, np.int32)
+_FIRST_RECORD = np.zeros(1, np.int64)
+_NO_MEMORY = pa.py_buffer(b"")
+
+
+def _indices(order: Int64s) -> pa.Array:
+    """The same as ``pa.array``, which imports pandas if there is one: 0.2 s in the first map task."""
+    return pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)])
+
+
+def _copied(data: BytesLike) -> pa.Buffer:
+    """NumPy copies without Python's lock, which pays for much."""
+    much = len(data) >= MUCH_TO_COPY
+    return pa.py_buffer(np.frombuffer(data, np.uint8).copy() if much else bytes(data))
+
+
+def _messages(pieces: list[memoryview], most: int) -> Iterator[BytesLike]:
+    """The pieces one behind the other, in messages of at most ``most`` bytes: at least one, which may be
+    empty."""
+    if sum(map(len, pieces)) <= most:
+        yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return
+    message: list[memoryview] = []
+    size = 0
+    for piece in pieces:
+        while size + len(piece) > most:
+            cut = most - size
+            message.append(piece[:cut])
+            yield b"".join(message)
+            message, size, piece = [], 0, piece[cut:]
+        message.append(piece)
+        size += len(piece)
+    yield b"".join(message)
