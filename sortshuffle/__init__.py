@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sortshuffle.version import __version__
 
 if TYPE_CHECKING:
-    from sortshuffle.service.shuffle_service import serve
+    from sortshuffle.service.server.shuffle_service import serve
     from sortshuffle.spark.data_source import register
     from sortshuffle.spark.frame import ShuffleFrame, broadcast, frame
     from sortshuffle.spark.rdds.rdd import ShuffleRDD, rdd
@@ -36,7 +36,7 @@ _PUBLIC = {
     "register": "sortshuffle.spark.data_source",
     "configure": "sortshuffle.spark.session",
     "files_key": "sortshuffle.spark.service",
-    "serve": "sortshuffle.service.shuffle_service",
+    "serve": "sortshuffle.service.server.shuffle_service",
 }
 
 __all__ = [

@@ -60,18 +60,18 @@ from sortshuffle.payload.pickled import PickledPayload, pack_chunk
 from sortshuffle.reading.channel import InputChannel, LocalInputChannel
 from sortshuffle.reading.gate import InputGate
 from sortshuffle.reading.records import BufferOrEvent, RecordGate
-from sortshuffle.service.client import FLOATING_BYTES, ClientSettings, ServiceClients
-from sortshuffle.service.client_connection import ClientTls
-from sortshuffle.service.protocol import MapOutputAddress, is_plain_name
-from sortshuffle.service.remote_input_channel import RemoteInputChannel
-from sortshuffle.service.secret import read_secret
-from sortshuffle.storage.extents import extents_of
-from sortshuffle.storage.host import host_name
-from sortshuffle.storage.lifetime import HOME_ROOT, Owner, remove_home, remove_unowned
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.private import make_private
-from sortshuffle.storage.reader import read_index, verified_index
-from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.service.client.client import FLOATING_BYTES, ClientSettings, ServiceClients
+from sortshuffle.service.client.client_connection import ClientTls
+from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
+from sortshuffle.service.wire.protocol import MapOutputAddress, is_plain_name
+from sortshuffle.service.wire.secret import read_secret
+from sortshuffle.storage.files.extents import extents_of
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import read_index, verified_index
+from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.homes.host import host_name
+from sortshuffle.storage.homes.lifetime import HOME_ROOT, Owner, remove_home, remove_unowned
+from sortshuffle.storage.homes.private import make_private
 from sortshuffle.writing.encoders import PartitionLayout
 from sortshuffle.writing.frame_encoder import FrameLayout, frame_layout
 from sortshuffle.writing.record_writer import KeySelector, RecordWriter

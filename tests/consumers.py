@@ -20,9 +20,9 @@ from sortshuffle.format.index import Index, RegionKind
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.reading.scheduler import SweptFile
 from sortshuffle.reading.subpartition_reader import Delivery, SubpartitionReader
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.ranges import SubpartitionRange
-from sortshuffle.storage.reader import read_index
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.ranges import SubpartitionRange
+from sortshuffle.storage.files.reader import read_index
 
 PATIENCE = 30.0  # seconds that a test waits for what must come
 

@@ -24,7 +24,7 @@ import pytest
 from engine import ROOT
 
 from sortshuffle import calls
-from sortshuffle.storage import lifetime
+from sortshuffle.storage.homes import lifetime
 
 
 class Fault:

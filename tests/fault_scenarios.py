@@ -36,21 +36,22 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.reading.gate import InputGate
-from sortshuffle.service.client import ClientSettings, ServiceClients
-from sortshuffle.service.protocol import MapOutputAddress
-from sortshuffle.service.remote_input_channel import RemoteInputChannel
-from sortshuffle.service.shuffle_service import ShuffleService
-from sortshuffle.storage import janitor, stored_files, stored_pair, stored_reader
-from sortshuffle.storage.extents import extents_of
-from sortshuffle.storage.home_listings import HomeListings
-from sortshuffle.storage.lifetime import HOME_ROOT, OWNER_FILE, Owner
-from sortshuffle.storage.partitioned_file import (
+from sortshuffle.service.client.client import ClientSettings, ServiceClients
+from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
+from sortshuffle.service.server.shuffle_service import ShuffleService
+from sortshuffle.service.wire.protocol import MapOutputAddress
+from sortshuffle.storage.files.extents import extents_of
+from sortshuffle.storage.files.partitioned_file import (
     DATA_SUFFIX,
     INDEX_SUFFIX,
     PARTIAL_SUFFIX,
     PartitionedFile,
 )
-from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.homes import janitor
+from sortshuffle.storage.homes.home_listings import HomeListings
+from sortshuffle.storage.homes.lifetime import HOME_ROOT, OWNER_FILE, Owner
+from sortshuffle.storage.stored import stored_files, stored_pair, stored_reader
 
 SCHEMA = pa.schema([("key", pa.int64()), ("text", pa.string())])
 KIB = 1 << 10

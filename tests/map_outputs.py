@@ -24,10 +24,10 @@ from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.reading.channel import LocalInputChannel
 from sortshuffle.reading.gate import InputGate
 from sortshuffle.reading.spill import NewFile
-from sortshuffle.storage.extents import extents_of
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import PartitionedFileReader, read_index
-from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.storage.files.extents import extents_of
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
+from sortshuffle.storage.files.writer import PartitionedFileWriter
 
 MIB = 1 << 20
 ALL_CODECS = [Codec.NONE, Codec.LZ4, Codec.ZSTD]

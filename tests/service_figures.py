@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sortshuffle.service.status import ApplicationStatus, ConnectionStatus, ServiceStatus
+from sortshuffle.service.pages.status import ApplicationStatus, ConnectionStatus, ServiceStatus
 
 QUIET = ConnectionStatus("10.0.0.2:40001", 3, 12.5, 5_000, 0, 0.0)
 STALLED = ConnectionStatus("10.0.0.3:40002", 4, 75.0, 6_000, 2_048, 61.5)

@@ -17,10 +17,12 @@ from typing import Any
 from consumers import PATIENCE, Consumer, random_pair, read_pool
 from engine import ID, Pair, write_pair
 
-from sortshuffle.service.catalog import Catalog
-from sortshuffle.service.handshake import greet
-from sortshuffle.service.limits import Limits
-from sortshuffle.service.protocol import (
+from sortshuffle.service.server.catalog import Catalog
+from sortshuffle.service.server.limits import Limits
+from sortshuffle.service.server.result_partition_manager import ResultPartitionManager
+from sortshuffle.service.server.shuffle_service import ServerSettings, ShuffleService, listen
+from sortshuffle.service.wire.handshake import greet
+from sortshuffle.service.wire.protocol import (
     HEADER_BYTES,
     Data,
     ErrorResponse,
@@ -32,13 +34,11 @@ from sortshuffle.service.protocol import (
     pack_add_credit,
     pack_cancel,
 )
-from sortshuffle.service.protocol import Stream as What
-from sortshuffle.service.result_partition_manager import ResultPartitionManager
-from sortshuffle.service.shuffle_service import ServerSettings, ShuffleService, listen
-from sortshuffle.storage.host import host_name
-from sortshuffle.storage.lifetime import HOME_ROOT, Owner, boot_id, process_start
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.ranges import ALL_REGIONS, RegionRange, SubpartitionRange
+from sortshuffle.service.wire.protocol import Stream as What
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.ranges import ALL_REGIONS, RegionRange, SubpartitionRange
+from sortshuffle.storage.homes.host import host_name
+from sortshuffle.storage.homes.lifetime import HOME_ROOT, Owner, boot_id, process_start
 
 APPLICATION = "app-1"
 SEGMENT = 4096

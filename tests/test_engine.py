@@ -54,8 +54,8 @@ from sortshuffle.partitioner import (
     forward,
 )
 from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, Event
-from sortshuffle.service.transport import ServerTls
-from sortshuffle.storage.host import host_name
+from sortshuffle.service.server.transport import ServerTls
+from sortshuffle.storage.homes.host import host_name
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 ENDS = [END_OF_DATA, END_OF_PARTITION]

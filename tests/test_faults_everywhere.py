@@ -25,11 +25,11 @@ from s3_server import S3Server, running_s3_server
 from stores import Store
 
 from sortshuffle import calls
-from sortshuffle.storage import janitor, lifetime
-from sortshuffle.storage.home_failures import MARKER_FILE
-from sortshuffle.storage.lifetime import HOME_ROOT, OWNER_FILE, Owner
-from sortshuffle.storage.partitioned_file import PARTIAL_SUFFIX, PartitionedFile
-from sortshuffle.storage.stored_cleaning import remove_remains
+from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX, PartitionedFile
+from sortshuffle.storage.homes import janitor, lifetime
+from sortshuffle.storage.homes.home_failures import MARKER_FILE
+from sortshuffle.storage.homes.lifetime import HOME_ROOT, OWNER_FILE, Owner
+from sortshuffle.storage.stored.stored_cleaning import remove_remains
 
 HOSTS = 2  # that fork side by side
 # Where threads race, a call that was made in the first run may not be made in another

@@ -137,7 +137,7 @@ def unknown_imports(package: str, names: set[str]) -> set[str]:
         ("import sortshuffle.reading.gate", {"reading"}),
         ("from sortshuffle import cli", {"cli"}),
         ("if TYPE_CHECKING:\n    from sortshuffle.writing.encoders import Encoder", {"writing"}),
-        ("def f():\n    import sortshuffle.compute.groups as groups", {"compute"}),
+        ("def f():\n    import sortshuffle.compute.groups.groups as groups", {"compute"}),
         ("from ..payload import arrow", {"payload"}),
         ("from .. import partitioner", {"partitioner"}),
         ("from sortshuffle.errors import UsageError\nfrom .reader import Extent\nimport os", set()),
@@ -181,13 +181,13 @@ def test_imports_go_in_no_circle() -> None:
 @pytest.mark.parametrize(
     ("text", "is_circle"),
     [
-        ("from sortshuffle.storage.reader import Extent", True),
-        ("import sortshuffle.storage.reader as reader", True),
+        ("from sortshuffle.storage.files.reader import Extent", True),
+        ("import sortshuffle.storage.files.reader as reader", True),
         ("from sortshuffle.storage import reader", True),
         ("from .reader import Extent", True),
-        ("from sortshuffle.storage.ranges import Extent", True),
+        ("from sortshuffle.storage.files.ranges import Extent", True),
         ("def f():\n    from sortshuffle.storage import reader", True),
-        ("if TYPE_CHECKING:\n    from sortshuffle.storage.reader import Extent", True),
+        ("if TYPE_CHECKING:\n    from sortshuffle.storage.files.reader import Extent", True),
         ("from sortshuffle.storage import Writer", True),
         ("from sortshuffle.payload import arrow\nimport os", False),
     ],
@@ -196,8 +196,8 @@ def test_the_control_circles_are_found(text: str, is_circle: bool) -> None:
     texts = {
         "writer": text,
         "reader": "from sortshuffle.storage import writer",
-        "ranges": "import sortshuffle.storage.reader",
-        "__init__": "from sortshuffle.storage.writer import Writer",
+        "ranges": "import sortshuffle.storage.files.reader",
+        "__init__": "from sortshuffle.storage.files.writer import Writer",
     }
     trees = {PACKAGE / "storage" / f"{name}.py": ast.parse(each) for name, each in texts.items()}
     assert bool(circle_in(trees)) == is_circle
@@ -216,18 +216,18 @@ def test_every_package_is_found() -> None:
         ("sortshuffle.errors", set()),
         ("sortshuffle.options", set()),
         ("sortshuffle.metrics", set()),
-        ("sortshuffle.storage.lifetime", set()),
-        ("sortshuffle.storage.janitor", set()),
+        ("sortshuffle.storage.homes.lifetime", set()),
+        ("sortshuffle.storage.homes.janitor", set()),
         ("sortshuffle.memory.limit", set()),
         ("sortshuffle.memory.budget", set()),
         ("sortshuffle.memory.shared_budget", set()),
-        ("sortshuffle.storage.shared_home", set()),
-        ("sortshuffle.service.rendezvous", set()),
-        ("sortshuffle.service.supervisor", set()),
+        ("sortshuffle.storage.homes.shared_home", set()),
+        ("sortshuffle.service.host.rendezvous", set()),
+        ("sortshuffle.service.host.supervisor", set()),
         ("sortshuffle.service.jvm.launch", set()),
         ("sortshuffle.service.jvm.protocol", {"numpy"}),
         ("sortshuffle.format.index", {"numpy", "xxhash"}),
-        ("sortshuffle.storage.writer", {"numpy", "xxhash"}),
+        ("sortshuffle.storage.files.writer", {"numpy", "xxhash"}),
         ("sortshuffle.engine", {"numpy", "pyarrow", "xxhash"}),
         ("sortshuffle.cli.main", set()),
     ],
@@ -301,7 +301,7 @@ A_SOCKET = re.compile(r"(socket|peer|server|client|listening|accepted|connected|
 WITHOUT_SEAM = {
     "calls.py": "is the seam",
     "cli/demo.py": "a demonstration: its files are a scratch directory's, of which no map output is one",
-    "service/http.py": "the listening socket of the status page is the standard library's",
+    "service/pages/http.py": "the listening socket of the status page is the standard library's",
     "spark/functions/running.py": "asks where the package's own code is",
     "cli/printing.py": "turns the process's own standard output away, when it takes no more",
     "spark/shared_storage.py": "the driver waits for a process of its own, which makes its calls by the seam",
@@ -310,7 +310,7 @@ WITHOUT_SEAM = {
 # An entry of a directory asks the system by itself, and no test can put a fault there: of what is listed, or
 # where a file system does not tell the kind of an entry. Who asks one may not take an error for "not there"
 OF_ENTRIES = {"inode", "is_dir", "is_file", "is_junction", "is_symlink", "stat"}
-WITH_ENTRIES = {"cli/cleaning.py", "service/linger.py", "storage/stored_listing.py"}
+WITH_ENTRIES = {"cli/cleaning.py", "service/server/linger.py", "storage/stored/stored_listing.py"}
 
 
 def calls_of_entries(tree: ast.AST) -> list[str]:

@@ -14,9 +14,9 @@ from sortshuffle.cli.exchanges import Exchange, Listing
 from sortshuffle.cli.look import Look
 from sortshuffle.cli.records import Rows, schema_of
 from sortshuffle.format.header import FileHeader
-from sortshuffle.storage.data_check import LooseBuffer
-from sortshuffle.storage.extents import Extent
-from sortshuffle.storage.inspection import Fault, FoundFile, RegionTable, Spread, Totals
+from sortshuffle.storage.files.extents import Extent
+from sortshuffle.storage.inspection.contents import Fault, FoundFile, RegionTable, Spread, Totals
+from sortshuffle.storage.inspection.data_check import LooseBuffer
 
 
 def pair(look: Look, subpartition: int | None = None) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from sortshuffle.cli.records import Rows, first_rows
 from sortshuffle.cli.unseen import PassedOver, storage_errors
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.format.encryption import EncryptionKey
-from sortshuffle.storage.inspection import State
-from sortshuffle.storage.opened_files import is_directory
+from sortshuffle.storage.inspection.contents import State
+from sortshuffle.storage.inspection.opened_files import is_directory
 
 
 @click.command(short_help="Show what map outputs hold, unfinished and damaged ones too.")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sortshuffle.cli.look import Look
-from sortshuffle.storage.inspection import Int64s, State, Totals
+from sortshuffle.storage.inspection.contents import Int64s, State, Totals
 
 
 @dataclass(slots=True)

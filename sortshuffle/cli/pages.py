@@ -18,9 +18,8 @@ from sortshuffle.cli.output import Column, Output, Row, count, plural, ratio
 from sortshuffle.cli.records import Rows, cell, schema_of
 from sortshuffle.format.index import Writer
 from sortshuffle.options import format_size
-from sortshuffle.storage.data_check import LooseBuffer
-from sortshuffle.storage.extents import Extent
-from sortshuffle.storage.inspection import (
+from sortshuffle.storage.files.extents import Extent
+from sortshuffle.storage.inspection.contents import (
     FoundFile,
     Int64s,
     RegionTable,
@@ -28,6 +27,7 @@ from sortshuffle.storage.inspection import (
     State,
     Totals,
 )
+from sortshuffle.storage.inspection.data_check import LooseBuffer
 
 LIMIT = 40  # rows of a table, or map outputs, that are shown without --all
 SHORT_LIMIT = 10  # of what takes several lines each

@@ -32,9 +32,15 @@ from sortshuffle.payload.pickled import PickledPayload
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.payload.unsafe_row import UnsafeRows
 from sortshuffle.reading.records import spills
-from sortshuffle.storage.data_check import FoundBuffer, RecordCounter, cipher_of, open_data, opened_buffers
-from sortshuffle.storage.extents import Extent
-from sortshuffle.storage.inspection import Inspection
+from sortshuffle.storage.files.extents import Extent
+from sortshuffle.storage.inspection.contents import Inspection
+from sortshuffle.storage.inspection.data_check import (
+    FoundBuffer,
+    RecordCounter,
+    cipher_of,
+    open_data,
+    opened_buffers,
+)
 
 _UNDECODABLE = (pa.ArrowException, ValueError, OSError, EOFError, MemoryError, LookupError, OverflowError)
 

@@ -20,15 +20,15 @@ from sortshuffle.cli.service_page import print_status
 from sortshuffle.cli.unseen import CannotLook
 from sortshuffle.errors import ProtocolError, ServiceUnavailableError, StateError, UsageError
 from sortshuffle.options import parse_size
-from sortshuffle.service import rendezvous
-from sortshuffle.service.address import join_address
-from sortshuffle.service.http import LOOPBACK, StatusServer, fetch_status, page_of
-from sortshuffle.service.linger import LINGER, SWEEP_EVERY, LingeringSweep
-from sortshuffle.service.process import open_as_many_files_as_allowed
-from sortshuffle.service.secret import read_secret
-from sortshuffle.service.shuffle_service import ServerSettings, ShuffleService, listen
-from sortshuffle.service.status import ServiceStatus
-from sortshuffle.service.transport import ServerTls
+from sortshuffle.service.host import rendezvous
+from sortshuffle.service.host.process import open_as_many_files_as_allowed
+from sortshuffle.service.pages.http import LOOPBACK, StatusServer, fetch_status, page_of
+from sortshuffle.service.pages.status import ServiceStatus
+from sortshuffle.service.server.linger import LINGER, SWEEP_EVERY, LingeringSweep
+from sortshuffle.service.server.shuffle_service import ServerSettings, ShuffleService, listen
+from sortshuffle.service.server.transport import ServerTls
+from sortshuffle.service.wire.address import join_address
+from sortshuffle.service.wire.secret import read_secret
 
 PORT = 7448
 HTTP_PORT = 7449

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from sortshuffle.cli.output import Column, Output, Row, count, plural
 from sortshuffle.options import format_size
-from sortshuffle.service.status import ApplicationStatus, ConnectionStatus, ServiceStatus
+from sortshuffle.service.pages.status import ApplicationStatus, ConnectionStatus, ServiceStatus
 
 LIMIT = 40  # rows of a table
 STALL = 5.0  # seconds; a client that takes nothing for so long is marked

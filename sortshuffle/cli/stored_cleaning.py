@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from sortshuffle.cli.cleaning import Thing, Verdict, duration
 from sortshuffle.cli.output import plural
-from sortshuffle.storage.stored_cleaning import Remains, remains_below, remove_remains
-from sortshuffle.storage.stored_files import root_and_application
+from sortshuffle.storage.stored.stored_cleaning import Remains, remains_below, remove_remains
+from sortshuffle.storage.stored.stored_files import root_and_application
 
 
 def judge_stored(url: str, application: str | None, older_than: float | None) -> Iterator[Verdict]:

@@ -1,6 +1,6 @@
 """What the format's functions raise when bytes are not what they must be.
 
-Internal: the storage layer catches it at one place (`storage.reader.damage`) and raises
+Internal: the storage layer catches it at one place (`storage.files.reader.damage`) and raises
 `CorruptDataError` with file, region and subpartition.
 """
 

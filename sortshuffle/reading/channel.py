@@ -2,7 +2,7 @@
 
     LocalInputChannel    whose files this host can open
     StoredInputChannel   in storage that every host sees                 (`reading.stored_channel`)
-    RemoteInputChannel   behind the shuffle service of another host      (`service.remote_input_channel`)
+    RemoteInputChannel   behind the shuffle service of another host    (`service.client.remote_input_channel`)
 
 A channel knows which extents there are, and opens an `ExtentReader` for some of them; what follows, verifying
 and decoding, is the same for all. "Local" means that the data file opens and carries the promised id, never
@@ -30,9 +30,9 @@ from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import Seconds, TaskMetrics
-from sortshuffle.storage.extents import Extent, ExtentPart, ExtentReader
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import PartitionedFileReader
+from sortshuffle.storage.files.extents import Extent, ExtentPart, ExtentReader
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import PartitionedFileReader
 
 
 class Decoder(Protocol):

@@ -23,7 +23,7 @@ from sortshuffle.reading.channel import Fetch, Fetched, InputChannel, OpenReader
 from sortshuffle.reading.read_ahead import ReadAhead
 from sortshuffle.reading.run_memory import LEAST_PART
 from sortshuffle.reading.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
-from sortshuffle.storage.extents import Extent
+from sortshuffle.storage.files.extents import Extent
 
 Batches: TypeAlias = Generator[pa.RecordBatch, None, None]
 Items: TypeAlias = Generator[tuple[InputChannel, Any], None, None]

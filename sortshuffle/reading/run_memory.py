@@ -16,7 +16,7 @@ import pyarrow as pa
 from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.reading.merge import SORT_BYTES_PER_ROW, WINDOW_ROWS
-from sortshuffle.storage.extents import Extent
+from sortshuffle.storage.files.extents import Extent
 
 MOST_OPEN_FILES = 256  # streamed at a time; many systems allow a process 1024
 LEAST_PART = 16 * KIB  # of a streamed extent: a smaller read costs as much

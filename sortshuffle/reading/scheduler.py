@@ -56,15 +56,15 @@ from sortshuffle.memory.segment import MemorySegment
 from sortshuffle.reading.segment_batch import SegmentBatch
 from sortshuffle.reading.subpartition_reader import ReadPiece, SubpartitionReader
 from sortshuffle.reading.sweep import Chunk, Limits, PlannedRead, Sweep
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.ranges import (
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.ranges import (
     EVERYTHING,
     ExtentCursor,
     RangeExtent,
     RangePart,
     SubpartitionRange,
 )
-from sortshuffle.storage.reader import PartitionedFileReader, read_index
+from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
 
 # Batches that the readers of a partition may hold between them: 16 MiB, as in the ancestor. In tools/bench
 # readers, 64 readers with extents of 1 MiB are then read with 3.7 MB per call; equal shares gave 0.5 MB

@@ -33,9 +33,9 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.reading.fetcher import Batches
-from sortshuffle.storage.extents import Extent, extents_of
-from sortshuffle.storage.reader import PartitionedFileReader, read_index
-from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.storage.files.extents import Extent, extents_of
+from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
+from sortshuffle.storage.files.writer import PartitionedFileWriter
 from sortshuffle.writing.clustering import sliced
 
 NewFile: TypeAlias = Callable[[FileHeader], PartitionedFileWriter]

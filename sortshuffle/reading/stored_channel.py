@@ -1,7 +1,7 @@
 """`StoredInputChannel`: the `InputChannel` to a map output on storage that every host sees.
 
 In a directory that all hosts have mounted its files are opened like local ones, and nothing is copied; in a
-store all extents of a fetch are asked for at once (`storage.stored_reader`).
+store all extents of a fetch are asked for at once (`storage.stored.stored_reader`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sortshuffle.format.encryption import EncryptionKey
-from sortshuffle.storage.extents import Extent, ExtentReader
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import PartitionedFileReader
-from sortshuffle.storage.stored_files import mounted, patiently
-from sortshuffle.storage.stored_reader import StoredFileReader
+from sortshuffle.storage.files.extents import Extent, ExtentReader
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import PartitionedFileReader
+from sortshuffle.storage.stored.stored_files import mounted, patiently
+from sortshuffle.storage.stored.stored_reader import StoredFileReader
 
 # Fetches of one consumer at a time. Each waits 10 to 100 ms for a store, in which no processor is used; with
 # 8 MiB each, 16 of them are what a connection of 10 Gbit/s carries in 100 ms.

@@ -27,7 +27,7 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.reading.channel import Fetch, Payload
 from sortshuffle.reading.merge import SortedRun
 from sortshuffle.reading.stored_channel import CONCURRENT_FETCHES
-from sortshuffle.storage.extents import Extent, ExtentPart
+from sortshuffle.storage.files.extents import Extent, ExtentPart
 
 
 class StreamsAhead:

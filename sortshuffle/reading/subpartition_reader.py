@@ -43,7 +43,7 @@ from typing import Protocol
 
 from sortshuffle.errors import StateError
 from sortshuffle.memory.buffer import Buffer
-from sortshuffle.storage.ranges import ExtentCursor, RangeExtent
+from sortshuffle.storage.files.ranges import ExtentCursor, RangeExtent
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from sortshuffle.reading.segment_batch import SegmentBatch
 from sortshuffle.reading.subpartition_reader import SubpartitionReader
-from sortshuffle.storage.ranges import RangeExtent
+from sortshuffle.storage.files.ranges import RangeExtent
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,12 +39,12 @@ from sortshuffle.format.index import Index
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.spark.control import Adopter, MapOutput
 from sortshuffle.spark.silence import Silence
-from sortshuffle.storage.host import host_name
-from sortshuffle.storage.lifetime import HOME_ROOT
-from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.homes.host import host_name
+from sortshuffle.storage.homes.lifetime import HOME_ROOT
 
 if TYPE_CHECKING:
-    from sortshuffle.service.protocol import FoundOutput
+    from sortshuffle.service.wire.protocol import FoundOutput
     from sortshuffle.spark.task import Task
 
 ANSWERS_WITHIN = 1.0  # seconds; a service that runs answers within some ms
@@ -83,8 +83,8 @@ def adopt(task: Task, exchanges: Sequence[int]) -> list[MapOutput] | None:
 def _answers(task: Task, exchanges: Sequence[int]) -> list[list[tuple[str, FoundOutput]]]:
     """For each exchange what services have of it, and their addresses: that of this host first, whoever
     answered first."""
-    from sortshuffle.service.asking import ask_each
-    from sortshuffle.service.protocol import MapOutputAddress
+    from sortshuffle.service.client.asking import ask_each
+    from sortshuffle.service.wire.protocol import MapOutputAddress
 
     service = task.service
     assert service is not None

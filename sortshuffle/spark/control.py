@@ -8,7 +8,7 @@ tells their rows apart by ``exchange``, its number.
 
 The first column is called `MARK`, and so is the RDD that is shuffled to move the control rows of RDDs. By
 that name the shuffle manager knows these shuffles. It leaves them to Spark, because the lifetime of map
-outputs follows Spark's own shuffle files (`storage.lifetime`). Nothing else may have that name.
+outputs follows Spark's own shuffle files (`storage.homes.lifetime`). Nothing else may have that name.
 
 ``output`` is little endian: file id (16 bytes), task attempt (8), attempt that adopted it (8; -1: none),
 number of regions (4), length of host (2), of base path (2), of service (2) and of the adopter's service (2),
@@ -31,9 +31,9 @@ import pyarrow as pa
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import ENTRY, Index
 from sortshuffle.reading.channel import InputChannel, LocalInputChannel
-from sortshuffle.storage.extents import Extent, extent_of, extents_of
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import read_index
+from sortshuffle.storage.files.extents import Extent, extent_of, extents_of
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import read_index
 
 MARK = "sortshuffle_control_rows"  # as in ControlRows.java
 COLUMNS = f"{MARK} int, subpartition int, map_index int, output binary, exchange int"

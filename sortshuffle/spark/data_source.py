@@ -43,11 +43,11 @@ from sortshuffle.options import MIB
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.reading.channel import Fetch, LocalInputChannel
 from sortshuffle.spark.schema import conform, from_arrow, to_arrow
-from sortshuffle.storage.extents import Extent
-from sortshuffle.storage.finding import find_pairs
-from sortshuffle.storage.inspection import RegionTable
-from sortshuffle.storage.partitioned_file import PARTIAL_SUFFIX, PartitionedFile
-from sortshuffle.storage.reader import read_index
+from sortshuffle.storage.files.extents import Extent
+from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX, PartitionedFile
+from sortshuffle.storage.files.reader import read_index
+from sortshuffle.storage.inspection.contents import RegionTable
+from sortshuffle.storage.inspection.finding import find_pairs
 
 NAME = "sortshuffle"
 PARTITION_BYTES = 128 * MIB

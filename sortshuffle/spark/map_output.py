@@ -27,7 +27,7 @@ from sortshuffle.spark.control import MapOutput, control_batches
 from sortshuffle.spark.placements import Placement, turn
 from sortshuffle.spark.stages import Batches, Step, through
 from sortshuffle.spark.task import Task
-from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.writing.encoders import PartitionLayout
 from sortshuffle.writing.result_partition import SortMergeResultPartition
 

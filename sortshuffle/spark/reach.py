@@ -35,16 +35,16 @@ from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.stored_channel import StoredInputChannel
 from sortshuffle.spark.control import LocalReach, MapOutput
 from sortshuffle.spark.service import HostService
-from sortshuffle.storage.extents import Extent
-from sortshuffle.storage.host import host_name
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import verified_index
-from sortshuffle.storage.stored_files import is_url
-from sortshuffle.storage.stored_reader import read_stored_index
+from sortshuffle.storage.files.extents import Extent
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import verified_index
+from sortshuffle.storage.homes.host import host_name
+from sortshuffle.storage.stored.stored_files import is_url
+from sortshuffle.storage.stored.stored_reader import read_stored_index
 
 if TYPE_CHECKING:
-    from sortshuffle.service.client import ServiceClient, ServiceClients
-    from sortshuffle.service.protocol import MapOutputAddress
+    from sortshuffle.service.client.client import ServiceClient, ServiceClients
+    from sortshuffle.service.wire.protocol import MapOutputAddress
 
 CREDIT_SHARE = 8  # of what a task may read ahead: 8 MiB of the default 64, and never more
 TOLD_WITHIN = 10.0  # seconds, all adopters together; a service that is started again is there sooner
@@ -60,7 +60,7 @@ def credit_within(service: HostService, reading: int) -> int:
     """Bytes out of ``reading`` for data that come from other hosts before they are asked for."""
     if not service.is_on:
         return 0
-    from sortshuffle.service.client import FLOATING_BYTES
+    from sortshuffle.service.client.client import FLOATING_BYTES
 
     return min(FLOATING_BYTES, reading // CREDIT_SHARE)
 
@@ -116,7 +116,7 @@ class ClusterReach:
         """Have the services of the adopters look for map outputs of these. Those services have no file of
         that name. They take the output for lost and remove the adopter's control files, so Spark runs the
         adopter again. If one is gone with its host, Spark knows that itself."""
-        from sortshuffle.service.asking import ask_each
+        from sortshuffle.service.client.asking import ask_each
 
         by_service: dict[str, list[tuple[MapOutputAddress, str]]] = {}
         for output in lost:
@@ -144,7 +144,7 @@ class ClusterReach:
             self._adopted[output] = None
 
     def _remote_channel(self, output: MapOutput, extents: tuple[Extent, ...]) -> InputChannel:
-        from sortshuffle.service.remote_input_channel import RemoteInputChannel
+        from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
 
         return RemoteInputChannel(
             self._clients_for(output),
@@ -176,13 +176,13 @@ class ClusterReach:
             what = f"the map output is on host {output.host}, and no shuffle service serves it. {_REMEDY}"
             raise MissingDataError(place, what)
         if self._clients is None:
-            from sortshuffle.service.client import ServiceClients
+            from sortshuffle.service.client.client import ServiceClients
 
             self._clients = ServiceClients(self._service.client_settings(self._credit))
         return self._clients
 
     def _address_of(self, output: MapOutput) -> MapOutputAddress:
-        from sortshuffle.service.protocol import MapOutputAddress
+        from sortshuffle.service.wire.protocol import MapOutputAddress
 
         return MapOutputAddress(
             self._service.application, output.exchange, output.map_index, output.attempt, output.file_id

@@ -35,10 +35,10 @@ from sortshuffle import calls
 from sortshuffle.errors import UsageError, WorkerSetupError
 from sortshuffle.format.encryption import EncryptionKey, why_no_encryption
 from sortshuffle.options import Options
-from sortshuffle.service import rendezvous
-from sortshuffle.service.address import address_of_host, join_address
-from sortshuffle.service.rendezvous import Registration, ServiceConfig
-from sortshuffle.service.secret import read_secret
+from sortshuffle.service.host import rendezvous
+from sortshuffle.service.host.rendezvous import Registration, ServiceConfig
+from sortshuffle.service.wire.address import address_of_host, join_address
+from sortshuffle.service.wire.secret import read_secret
 from sortshuffle.spark.forgotten import forgotten, remember
 from sortshuffle.spark.manager.settings import (
     ENCRYPTION,
@@ -47,11 +47,11 @@ from sortshuffle.spark.manager.settings import (
     manager_secret,
 )
 from sortshuffle.spark.session import application_of, context_settings, is_local, require_session
-from sortshuffle.storage.directories import owner_of_homes, roots
-from sortshuffle.storage.forgotten import tell
+from sortshuffle.storage.homes.directories import owner_of_homes, roots
+from sortshuffle.storage.homes.forgotten import tell
 
 if TYPE_CHECKING:
-    from sortshuffle.service.client import ClientSettings
+    from sortshuffle.service.client.client import ClientSettings
 
 SPARK_SECRET_VARIABLE = "_SPARK_AUTH_SECRET"
 SECRET_BYTES = 32
@@ -77,8 +77,9 @@ class ServiceSettings:
     its own address. ``secret``: the random one; ``of_spark``: the secret is Spark's own. ``adopts``: a map
     task that runs again asks for its finished output (`adoption`), also on the ``hosts``, of the exchanges of
     this ``driver``. ``served_by_spark``: Spark's external shuffle service has its shuffle files outlive their
-    executor (`storage.lifetime`). ``key``: of the application's files; None where they are not encrypted.
-    ``forgotten``: exchanges of this driver that Spark has forgotten (`storage.forgotten`)."""
+    executor (`storage.homes.lifetime`). ``key``: of the application's files; None where they are not
+    encrypted. ``forgotten``: exchanges of this driver that Spark has forgotten
+    (`storage.homes.forgotten`)."""
 
     mode: Mode = Mode.OFF
     driver_host: str = ""
@@ -225,15 +226,15 @@ class HostService:
             raise WorkerSetupError(
                 f"spark.authenticate is on, but Spark's secret is not in this worker's environment"
                 f" ({SPARK_SECRET_VARIABLE}): name a file with a secret for the shuffle services on every"
-                " host, spark.sortshuffle.service.secret.file"
+                " host, spark.sortshuffle.service.wire.secret.file"
             )
         return found.encode()
 
     def client_settings(self, floating_bytes: int, timeout: float | None = None) -> ClientSettings:
         """How this task talks to services; ``timeout``: seconds, None for that of the options. Raises as
         `secret` does."""
-        from sortshuffle.service.client import ClientSettings
-        from sortshuffle.service.client_connection import ClientTls
+        from sortshuffle.service.client.client import ClientSettings
+        from sortshuffle.service.client.client_connection import ClientTls
 
         _, _, authority = self.options.tls_files
         tls = ClientTls(authority) if authority else None

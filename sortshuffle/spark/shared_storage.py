@@ -31,9 +31,9 @@ from pyspark import SparkContext
 from sortshuffle.errors import OptionError, SortShuffleError
 from sortshuffle.options import PREFIX, Options
 from sortshuffle.spark.service import driver_name
-from sortshuffle.storage.environment import environment
-from sortshuffle.storage.stored_cleaning import clean_command, remove_remains
-from sortshuffle.storage.stored_files import application_url, mounted_path, stored_name, why_unknown
+from sortshuffle.storage.homes.environment import environment
+from sortshuffle.storage.stored.stored_cleaning import clean_command, remove_remains
+from sortshuffle.storage.stored.stored_files import application_url, mounted_path, stored_name, why_unknown
 
 EXIT_SECONDS = 300  # for removing at the exit: a store deletes some thousand objects a second
 
@@ -100,7 +100,13 @@ class _End:
             if not self._exiting or mounted_path(url) is not None:
                 remove_remains(url, self._directory)
                 return
-            program = [sys.executable, "-m", "sortshuffle.storage.stored_cleaning", url, self._directory]
+            program = [
+                sys.executable,
+                "-m",
+                "sortshuffle.storage.stored.stored_cleaning",
+                url,
+                self._directory,
+            ]
             subprocess.run(
                 program,
                 check=True,

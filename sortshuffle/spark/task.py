@@ -33,12 +33,12 @@ from sortshuffle.spark.reach import ClusterReach, credit_within
 from sortshuffle.spark.reports import Reporter, TaskReport, log_task
 from sortshuffle.spark.service import HostService
 from sortshuffle.spark.task_files import TaskFiles
-from sortshuffle.storage.directories import application_directories, spark_directories
-from sortshuffle.storage.home_failures import note_failure
-from sortshuffle.storage.host import host_name
-from sortshuffle.storage.loss import make_producer_run_again
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.homes.directories import application_directories, spark_directories
+from sortshuffle.storage.homes.home_failures import note_failure
+from sortshuffle.storage.homes.host import host_name
+from sortshuffle.storage.homes.loss import make_producer_run_again
 from sortshuffle.version import __version__
 
 READING_SHARE = 4  # a stage that both reads and writes reads ahead within this part of its memory

@@ -18,8 +18,8 @@ from limited import run
 from serving import make_home
 
 from sortshuffle.cli.main import main
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import read_index
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import read_index
 
 GIB = 1 << 30
 SUBPARTITIONS = 3

@@ -20,8 +20,8 @@ from run_cli import run, run_json, unlistable
 
 from sortshuffle import calls
 from sortshuffle.spark.silence import Silence
-from sortshuffle.storage.lifetime import Owner, boot_id, process_start
-from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.homes.lifetime import Owner, boot_id, process_start
 
 LONG_AGO = 1_000_000.0  # seconds since 1970
 NOBODYS = "host-77-0123456789ab"  # a home whose owner is not known

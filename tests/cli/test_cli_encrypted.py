@@ -14,8 +14,8 @@ from run_cli import run, run_json
 
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, INDEX_MAGIC, Codec
-from sortshuffle.storage.inspection import inspect
-from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.inspection.contents import inspect
 
 KEY = EncryptionKey(bytes(range(32)))
 

@@ -17,10 +17,10 @@ from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, SUPERSTEP, seal_event
 from sortshuffle.payload.pickled import pack_chunk
 from sortshuffle.payload.spanning import pack_length
-from sortshuffle.storage.extents import extents_of
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import read_index
-from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.storage.files.extents import extents_of
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import read_index
+from sortshuffle.storage.files.writer import PartitionedFileWriter
 
 FRAMES, PICKLE = PayloadKind.FRAMES, PayloadKind.PICKLE
 KINDS = pytest.mark.parametrize("kind", [FRAMES, PICKLE], ids=["frames", "chunks"])

@@ -19,7 +19,7 @@ from run_cli import run
 
 import sortshuffle
 from sortshuffle.cli.main import SUMMARIES, main
-from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
 COMMAND = [sys.executable, "-m", "sortshuffle.cli.main"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(sortshuffle.__file__).parent.parent)}

@@ -9,7 +9,7 @@ from jvm_client import APPLICATION, SHUFFLE, TOKEN, serving
 from run_cli import run, run_json
 from stores import Store, s3_fixture, store_fixture  # noqa: F401
 
-from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
 ROWS = 100
 HOME = f"{APPLICATION}-{TOKEN}"

@@ -9,7 +9,7 @@ from service_figures import IDLE, QUIET, STATUS
 
 from sortshuffle.cli.output import Output
 from sortshuffle.cli.service_page import LIMIT, print_status
-from sortshuffle.service.status import ServiceStatus
+from sortshuffle.service.pages.status import ServiceStatus
 
 
 def printed(status: ServiceStatus, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -23,7 +23,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.reading.channel import Fetch
-from sortshuffle.storage.extents import Extent
+from sortshuffle.storage.files.extents import Extent
 
 SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string())])
 ENOUGH = 1 << 30

@@ -20,7 +20,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import Seconds, TaskMetrics
 from sortshuffle.reading.channel import Decoder, Fetch, LocalInputChannel, OpenReaders
 from sortshuffle.reading.fetcher import Fetcher, planned
-from sortshuffle.storage.extents import Extent, ExtentReader
+from sortshuffle.storage.files.extents import Extent, ExtentReader
 
 SCHEMA = pa.schema([("number", pa.int64())])
 

@@ -44,8 +44,8 @@ from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.reading.channel import LocalInputChannel
 from sortshuffle.reading.gate import BATCH_BYTES, BATCH_ROWS, InputGate, joined
-from sortshuffle.storage.extents import extents_of
-from sortshuffle.storage.reader import read_index
+from sortshuffle.storage.files.extents import extents_of
+from sortshuffle.storage.files.reader import read_index
 
 PATIENCE = 30.0  # seconds until a test that would wait for ever fails instead
 BY_NUMBER = RowOrder((0,))

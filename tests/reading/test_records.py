@@ -54,9 +54,9 @@ from sortshuffle.payload.pickled import PickledPayload, pack_chunk
 from sortshuffle.payload.spanning import SPILL_BYTES, SpanningDeserializer, pack_length
 from sortshuffle.reading.channel import LocalInputChannel
 from sortshuffle.reading.records import RecordGate
-from sortshuffle.storage.extents import Extent
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.storage.files.extents import Extent
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.writer import PartitionedFileWriter
 
 FRAMES, PICKLE = PayloadKind.FRAMES, PayloadKind.PICKLE
 KINDS = pytest.mark.parametrize("kind", [FRAMES, PICKLE], ids=["frames", "chunks"])
@@ -330,7 +330,7 @@ def test_a_failure_of_any_call_leaves_nothing_open_or_charged(
     output = write_map(tmp_path, 0, records, kind, codec=codec, segments=4, segment_bytes=1024)
     channel = frame_channel(output.file, 1)
     failed: Counter[str] = Counter()
-    for fault in faults("reading", "payload", "format", "storage/reader.py"):
+    for fault in faults("reading", "payload", "format", "storage/files/reader.py"):
         budget = MemoryBudget(memory)
         found: list[Any] = []
         before = len(open_files(tmp_path))

@@ -21,7 +21,7 @@ from sortshuffle.reading.run_memory import (
     Load,
     RunSize,
 )
-from sortshuffle.storage.extents import Extent
+from sortshuffle.storage.files.extents import Extent
 
 NUMBERS = pa.schema([("number", pa.int64())])
 BY_NUMBER = RowOrder((0,))

@@ -23,8 +23,8 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.reading.spill import HELD_REGIONS, SpilledRun, SpillSize, SpillWriter
-from sortshuffle.storage.lifetime import dead_partials, is_locked
-from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.homes.lifetime import dead_partials, is_locked
 
 SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string())])
 SIZE = SpillSize(buffer=4096, region=16_384)

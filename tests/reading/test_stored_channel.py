@@ -26,9 +26,9 @@ from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.reading.channel import Fetch, InputChannel
 from sortshuffle.reading.gate import InputGate
 from sortshuffle.reading.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
-from sortshuffle.storage.extents import extents_of
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.stored_reader import read_stored_index
+from sortshuffle.storage.files.extents import extents_of
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.stored.stored_reader import read_stored_index
 
 SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string())])
 

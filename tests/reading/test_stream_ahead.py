@@ -23,7 +23,7 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.reading.channel import Fetch, LocalInputChannel, Payload
 from sortshuffle.reading.stored_channel import CONCURRENT_FETCHES
 from sortshuffle.reading.stream_ahead import StreamsAhead
-from sortshuffle.storage.extents import ExtentPart, ExtentReader
+from sortshuffle.storage.files.extents import ExtentPart, ExtentReader
 
 SCHEMA = pa.schema([("number", pa.int64())])
 PATIENCE = 30.0  # seconds until a thread counts as hanging

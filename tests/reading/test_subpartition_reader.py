@@ -15,8 +15,8 @@ from sortshuffle.errors import StateError
 from sortshuffle.memory.buffer import Buffer
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.reading.subpartition_reader import ReadPiece, SubpartitionReader
-from sortshuffle.storage.ranges import ExtentCursor
-from sortshuffle.storage.reader import read_index
+from sortshuffle.storage.files.ranges import ExtentCursor
+from sortshuffle.storage.files.reader import read_index
 
 SEGMENT = 1024
 

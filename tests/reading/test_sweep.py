@@ -12,8 +12,8 @@ from engine import Pair, write_pair
 from sortshuffle.reading.segment_batch import SegmentBatch
 from sortshuffle.reading.subpartition_reader import SubpartitionReader
 from sortshuffle.reading.sweep import Limits, Sweep
-from sortshuffle.storage.ranges import ExtentCursor
-from sortshuffle.storage.reader import read_index
+from sortshuffle.storage.files.ranges import ExtentCursor
+from sortshuffle.storage.files.reader import read_index
 
 SEGMENT = 1024
 PLENTY = Limits(share=100, crowded=False)

@@ -17,8 +17,8 @@ from types import TracebackType
 from consumers import PATIENCE
 
 from sortshuffle.errors import AuthenticationError, Place, ProtocolError
-from sortshuffle.service.handshake import ServerGreeting
-from sortshuffle.service.protocol import (
+from sortshuffle.service.wire.handshake import ServerGreeting
+from sortshuffle.service.wire.protocol import (
     DamageReport,
     ErrorResponse,
     Fault,
@@ -34,9 +34,9 @@ from sortshuffle.service.protocol import (
     pack_end_of_partition,
     pack_find_response,
 )
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.ranges import extents_of_range
-from sortshuffle.storage.reader import read_index
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.ranges import extents_of_range
+from sortshuffle.storage.files.reader import read_index
 
 SEGMENT = 4096
 

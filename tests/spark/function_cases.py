@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
 import sortshuffle
-from sortshuffle.compute.groups import GroupRun
+from sortshuffle.compute.groups.groups import GroupRun
 from sortshuffle.spark.functions import (
     FunctionConf,
     GroupApplyInArrow,

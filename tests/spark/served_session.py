@@ -150,8 +150,8 @@ class Session(DriverProcess):
 
     def engine(self) -> int:
         """The process of the one engine, which takes a moment to start."""
-        eventually(lambda: len(self.pids("sortshuffle.service.process")) == 1, "the engine runs")
-        return self.pids("sortshuffle.service.process")[0]
+        eventually(lambda: len(self.pids("sortshuffle.service.host.process")) == 1, "the engine runs")
+        return self.pids("sortshuffle.service.host.process")[0]
 
     def frame_memories(self) -> int:
         """How many memories for frames the driver's JVM has mapped."""

@@ -25,10 +25,10 @@ from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB, Options
-from sortshuffle.service.asking import AT_ONCE
-from sortshuffle.service.client import ServiceClient
-from sortshuffle.service.protocol import FoundOutput, MapOutputAddress
-from sortshuffle.service.shuffle_service import ShuffleService, serve
+from sortshuffle.service.client.asking import AT_ONCE
+from sortshuffle.service.client.client import ServiceClient
+from sortshuffle.service.server.shuffle_service import ShuffleService, serve
+from sortshuffle.service.wire.protocol import FoundOutput, MapOutputAddress
 from sortshuffle.spark import adoption, reach
 from sortshuffle.spark.adoption import adopt
 from sortshuffle.spark.control import INLINE_REGIONS, Adopter, channels, control_batches
@@ -38,11 +38,11 @@ from sortshuffle.spark.service import HostService, Mode, ServiceSettings
 from sortshuffle.spark.silence import Silence
 from sortshuffle.spark.subpartition_sizes import _summed
 from sortshuffle.spark.task import Task, running
-from sortshuffle.storage import directories, janitor
-from sortshuffle.storage.host import host_name
-from sortshuffle.storage.lifetime import Owner, boot_id, dead_outputs, process_start
-from sortshuffle.storage.loss import make_producer_run_again
-from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.homes import directories, janitor
+from sortshuffle.storage.homes.host import host_name
+from sortshuffle.storage.homes.lifetime import Owner, boot_id, dead_outputs, process_start
+from sortshuffle.storage.homes.loss import make_producer_run_again
 
 EXCHANGE, MAP, ATTEMPT = 3, 17, 300
 LOST = 204  # the attempt of the executor that has ended

@@ -37,9 +37,9 @@ from sortshuffle.spark.control import (
     channels,
     control_batches,
 )
-from sortshuffle.storage.extents import Extent, extents_of
-from sortshuffle.storage.lifetime import Owner
-from sortshuffle.storage.reader import read_index
+from sortshuffle.storage.files.extents import Extent, extents_of
+from sortshuffle.storage.files.reader import read_index
+from sortshuffle.storage.homes.lifetime import Owner
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -28,8 +28,8 @@ from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.spark import data_source
 from sortshuffle.spark.data_source import MapOutputSource, Outputs
 from sortshuffle.spark.schema import to_arrow
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.writer import PartitionedFileWriter
 
 ROWS = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", "Asia/Tokyo"))])
 

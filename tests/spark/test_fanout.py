@@ -31,8 +31,8 @@ from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.exchange import Exchange
 from sortshuffle.spark.origins import ExchangeOrigin
 from sortshuffle.spark.schemes import Hash
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import read_index
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import read_index
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import sortshuffle
 from sortshuffle.spark.forgotten import forgotten
-from sortshuffle.storage.forgotten import told
+from sortshuffle.storage.homes.forgotten import told
 
 SETTINGS = {"spark.sortshuffle.service": "external", "spark.sortshuffle.service.port": "1"}  # nobody is there
 

@@ -18,8 +18,8 @@ from sortshuffle.payload.ordering import RowOrder, SortKey
 from sortshuffle.spark.local_sort import LocalSort
 from sortshuffle.spark.stages import TaskStep, holders_of, through
 from sortshuffle.spark.task import Task
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.writer import PartitionedFileWriter
 
 SCHEMA = pa.schema([("key", pa.int64()), ("position", pa.int64())])
 ORDER = RowOrder((SortKey(0, descending=True),))

@@ -12,15 +12,15 @@ from sortshuffle.errors import MissingDataError, ServiceUnavailableError
 from sortshuffle.options import Options
 from sortshuffle.reading.channel import InputChannel, LocalInputChannel
 from sortshuffle.reading.stored_channel import StoredInputChannel
-from sortshuffle.service.remote_input_channel import RemoteInputChannel
-from sortshuffle.service.shuffle_service import ShuffleService, serve
+from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
+from sortshuffle.service.server.shuffle_service import ShuffleService, serve
 from sortshuffle.spark.control import MapOutput
 from sortshuffle.spark.reach import ClusterReach, credit_within
 from sortshuffle.spark.service import NO_SERVICE, HostService, Mode, ServiceSettings
-from sortshuffle.storage.extents import extents_of
-from sortshuffle.storage.host import host_name
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import read_index
+from sortshuffle.storage.files.extents import extents_of
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import read_index
+from sortshuffle.storage.homes.host import host_name
 
 SECRET = b"s" * 32
 PAIR = Pair(3, regions=[Region({0: [b"a" * 100, b"b"], 2: [b"c" * 5000]}), Region({2: [b"d" * 70]})])
@@ -155,7 +155,7 @@ def test_a_worker_without_services_does_not_load_what_talks_to_them() -> None:
     loaded = printed(
         "import sys, sortshuffle.spark.stages, sortshuffle.spark.rdds.stages; print(*sys.modules)"
     )
-    assert [name for name in loaded if name.startswith("sortshuffle.service.client")] == []
+    assert [name for name in loaded if name.startswith("sortshuffle.service.client.client")] == []
 
 
 def test_room_for_what_comes_ahead_is_taken_off_what_may_be_read() -> None:

@@ -32,8 +32,8 @@ from sortshuffle.options import MIB
 from sortshuffle.spark.exchange import Exchange
 from sortshuffle.spark.origins import ExchangeOrigin
 from sortshuffle.spark.reports import SourceReports, StageTotals, TaskReport, log_line, stage_totals
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import read_index
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import read_index
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -20,15 +20,15 @@ import sortshuffle
 from sortshuffle import frame
 from sortshuffle.errors import UsageError, WorkerSetupError
 from sortshuffle.options import PREFIX, Options
-from sortshuffle.service import rendezvous
-from sortshuffle.service.client_connection import ClientTls
+from sortshuffle.service.client.client_connection import ClientTls
+from sortshuffle.service.host import rendezvous
 from sortshuffle.spark import plan
 from sortshuffle.spark import service as services
 from sortshuffle.spark.manager.settings import SECRET
 from sortshuffle.spark.rdds import plan as rdd_plan
 from sortshuffle.spark.service import NO_SERVICE, HostService, Mode, ServiceSettings
-from sortshuffle.storage.directories import LOCAL_DIRS_VARIABLE
-from sortshuffle.storage.forgotten import told
+from sortshuffle.storage.homes.directories import LOCAL_DIRS_VARIABLE
+from sortshuffle.storage.homes.forgotten import told
 
 CLUSTER = {"spark.master": "spark://host:7077", "spark.driver.host": "127.0.0.1"}
 AUTHENTICATED = {**CLUSTER, "spark.authenticate": "true", "spark.authenticate.secret": "of Spark"}

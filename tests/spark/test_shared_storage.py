@@ -27,7 +27,7 @@ import sortshuffle
 from sortshuffle.errors import OptionError
 from sortshuffle.options import PREFIX, Options
 from sortshuffle.spark import shared_storage
-from sortshuffle.storage.stored_files import application_of
+from sortshuffle.storage.stored.stored_files import application_of
 
 DIR = f"{PREFIX}dir"
 
@@ -233,7 +233,7 @@ def janitors(directory: Path) -> list[int]:
             command = Path(f"/proc/{entry}/cmdline").read_bytes()
         except OSError:
             continue
-        if b"sortshuffle.storage.janitor" in command and str(directory).encode() in command:
+        if b"sortshuffle.storage.homes.janitor" in command and str(directory).encode() in command:
             found.append(int(entry))
     return found
 

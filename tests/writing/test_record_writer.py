@@ -22,7 +22,7 @@ from sortshuffle.options import KIB, MIB
 from sortshuffle.partitioner.selector import Ids
 from sortshuffle.payload.events import SUPERSTEP, Event
 from sortshuffle.payload.pickled import Chunk, Pairs, pack_chunk, pack_pairs, unpack_chunk
-from sortshuffle.storage.reader import read_index
+from sortshuffle.storage.files.reader import read_index
 from sortshuffle.writing.pickled_sizes import CHUNK_BYTES, HEAP_BYTES_PER_PICKLED, MOST_OBJECTS, PROBE_EVERY
 from sortshuffle.writing.record_writer import RecordWriter
 

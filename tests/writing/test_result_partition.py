@@ -33,7 +33,7 @@ from sortshuffle.format.index import RegionKind
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.storage.reader import PartitionedFileReader, read_index
+from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 BY_KEY = RowOrder((0,))

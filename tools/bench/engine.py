@@ -35,10 +35,10 @@ from sortshuffle.partitioner import id_dtype
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.reading.channel import LocalInputChannel
 from sortshuffle.reading.gate import InputGate
-from sortshuffle.storage.extents import extents_of
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import read_index
-from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.storage.files.extents import extents_of
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import read_index
+from sortshuffle.storage.files.writer import PartitionedFileWriter
 from sortshuffle.writing.encoders import PartitionLayout
 from sortshuffle.writing.result_partition import SortMergeResultPartition
 

@@ -27,10 +27,10 @@ from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.frames import FramesPayload
 from sortshuffle.reading.channel import LocalInputChannel
 from sortshuffle.reading.records import RecordGate
-from sortshuffle.storage.extents import extents_of
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import read_index
-from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.storage.files.extents import extents_of
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import read_index
+from sortshuffle.storage.files.writer import PartitionedFileWriter
 from sortshuffle.writing.frame_encoder import FrameLayout, segment_bytes
 from sortshuffle.writing.result_partition import SortMergeResultPartition
 

@@ -32,11 +32,11 @@ from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.options import KIB, MIB
 from sortshuffle.reading.scheduler import ReadScheduler, SweptFile, sweep_threads
 from sortshuffle.reading.subpartition_reader import SubpartitionReader
-from sortshuffle.storage.extents import extents_of
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.ranges import SubpartitionRange
-from sortshuffle.storage.reader import read_index
-from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.storage.files.extents import extents_of
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.ranges import SubpartitionRange
+from sortshuffle.storage.files.reader import read_index
+from sortshuffle.storage.files.writer import PartitionedFileWriter
 
 READERS = 64
 STEP = 32 * KIB  # of a reader left to itself: the ancestor's buffer size

@@ -38,15 +38,15 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.reading.gate import InputGate
-from sortshuffle.service.client import ClientSettings, ServiceClients
-from sortshuffle.service.protocol import MapOutputAddress
-from sortshuffle.service.remote_input_channel import RemoteInputChannel
-from sortshuffle.service.shuffle_service import ServerSettings, ShuffleService, listen
-from sortshuffle.storage.extents import extents_of
-from sortshuffle.storage.lifetime import HOME_ROOT
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import read_index
-from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.service.client.client import ClientSettings, ServiceClients
+from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
+from sortshuffle.service.server.shuffle_service import ServerSettings, ShuffleService, listen
+from sortshuffle.service.wire.protocol import MapOutputAddress
+from sortshuffle.storage.files.extents import extents_of
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import read_index
+from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.homes.lifetime import HOME_ROOT
 
 APPLICATION = "bench"
 CHANNELS = (1, 16, 256)

@@ -57,9 +57,9 @@ KINDS = {
     "shuffle-service": f"{DAEMON}.ExternalShuffleService",
     "executor": "org.apache.spark.executor.CoarseGrainedExecutorBackend",
     "python": "pyspark.daemon",
-    "janitor": "sortshuffle.storage.janitor",
-    "supervisor": "sortshuffle.service.supervisor",
-    "service": "sortshuffle.service.process",
+    "janitor": "sortshuffle.storage.homes.janitor",
+    "supervisor": "sortshuffle.service.host.supervisor",
+    "service": "sortshuffle.service.host.process",
 }
 """What processes are called, and the word of their command line that they are known by."""
 DAEMON_OPTIONS = (

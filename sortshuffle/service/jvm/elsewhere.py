@@ -5,9 +5,9 @@
 
 Both find the index of each map output first. A small one they read whole at once and keep, if there is room:
 each of a thousand tasks wants some bytes of it, and a request for each costs more than all of it. Of the
-others they keep the index, and fetch extents as every reader of this package does (`reading.fetcher`): ahead, in
-threads, within a budget. They differ in where an index and an extent come from, and in what is to be thought
-when they do not come.
+others they keep the index, and fetch extents as every reader of this package does (`reading.fetcher`): ahead,
+in threads, within a budget. They differ in where an index and an extent come from, and in what is to be
+thought when they do not come.
 
 What is kept (`KnownElsewhere`) is shared by all requests, and thread-safe. `BlocksElsewhere` is of one
 request, and used by one thread; threads of its own find map outputs and fetch.
@@ -38,7 +38,7 @@ from sortshuffle.reading.fetcher import Fetcher
 from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small
-from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
 READ_AHEAD_BYTES = 32 * MIB  # that one request may hold, half of what a task of this package reads ahead
 THREADS = 4  # that fetch, verify and decompress for one request; as many as a task of this package has

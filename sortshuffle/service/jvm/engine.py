@@ -34,8 +34,7 @@ from sortshuffle.format.header import Codec
 from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.memory.shared_budget import SharedMemory
 from sortshuffle.options import MIB
-from sortshuffle.service.address import split_address
-from sortshuffle.service.client import ClientSettings, ServiceClients
+from sortshuffle.service.client.client import ClientSettings, ServiceClients
 from sortshuffle.service.jvm.outputs import KnownOutputs, MapOutputs
 from sortshuffle.service.jvm.protocol import EVERYTHING, ReadRequest, RemoveRequest, WriteRequest
 from sortshuffle.service.jvm.reading import BlockReader
@@ -43,13 +42,14 @@ from sortshuffle.service.jvm.remote import RemoteSettings
 from sortshuffle.service.jvm.stored import StoredSettings
 from sortshuffle.service.jvm.unheard import RETRY_AFTER, UnheardServices
 from sortshuffle.service.jvm.writing import SEGMENT_BYTES, MapOutputWriting, WritingResources
-from sortshuffle.service.protocol import MapOutputAddress
-from sortshuffle.storage import home_failures
-from sortshuffle.storage.host import host_name
-from sortshuffle.storage.lifetime import PARTIAL_SETTLES, remove_unowned, sweep_partials
-from sortshuffle.storage.shared_home import expect_stored_home, make_shared_home
-from sortshuffle.storage.stored_cleaning import remove_remains
-from sortshuffle.storage.stored_files import is_url, root_and_application
+from sortshuffle.service.wire.address import split_address
+from sortshuffle.service.wire.protocol import MapOutputAddress
+from sortshuffle.storage.homes import home_failures
+from sortshuffle.storage.homes.host import host_name
+from sortshuffle.storage.homes.lifetime import PARTIAL_SETTLES, remove_unowned, sweep_partials
+from sortshuffle.storage.homes.shared_home import expect_stored_home, make_shared_home
+from sortshuffle.storage.stored.stored_cleaning import remove_remains
+from sortshuffle.storage.stored.stored_files import is_url, root_and_application
 
 # Map outputs that are written at the same time; further ones wait. Each has a segment, which costs nothing
 # but address space until a frame comes
@@ -262,7 +262,7 @@ class Engine:
 
     def _homes(self) -> tuple[str, ...]:
         """The shared homes, made when they are first asked for. One that cannot be made is passed over by who
-        writes (`storage.directories`). Raises OSError where the home at a URL is not seen here."""
+        writes (`storage.homes.directories`). Raises OSError where the home at a URL is not seen here."""
         found = self._registered()
         if not found.paths:
             raise StateError("no executor has registered a directory for map outputs of this host")

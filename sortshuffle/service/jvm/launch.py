@@ -8,7 +8,7 @@ cannot run this.
 
 For the driver it also makes the application's home at a URL, where that is a mounted directory.
 
-The engine is the shuffle service of the application on this host (`service.rendezvous`). Tasks of this
+The engine is the shuffle service of the application on this host (`service.host.rendezvous`). Tasks of this
 package that run there use the same one, if they know the same secret.
 """
 
@@ -30,14 +30,14 @@ from sortshuffle.errors import (
     UsageError,
 )
 from sortshuffle.options import Options
-from sortshuffle.service import rendezvous
-from sortshuffle.service.address import address_of_host, split_address
+from sortshuffle.service.host import rendezvous
+from sortshuffle.service.host.rendezvous import Registration
 from sortshuffle.service.jvm.greeting import GREETING, check_greeting, pack_greeting
-from sortshuffle.service.rendezvous import Registration
-from sortshuffle.service.secret import read_secret
-from sortshuffle.storage.lifetime import Owner
-from sortshuffle.storage.shared_home import make_stored_home
-from sortshuffle.storage.stored_files import why_not_shared
+from sortshuffle.service.wire.address import address_of_host, split_address
+from sortshuffle.service.wire.secret import read_secret
+from sortshuffle.storage.homes.lifetime import Owner
+from sortshuffle.storage.homes.shared_home import make_stored_home
+from sortshuffle.storage.stored.stored_files import why_not_shared
 
 TOKEN_BYTES = 16  # it takes the place of a file id where services are told that a shuffle is over
 # seconds until an engine must answer. One that is started takes 0.5 s; one that dies of being started is

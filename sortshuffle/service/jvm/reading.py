@@ -37,7 +37,7 @@ from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Elsewhere, check_
 from sortshuffle.service.jvm.lost import LostBlocksError
 from sortshuffle.service.jvm.outputs import IndexedMapOutput, MapOutput, MapOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest, ReadTotals
-from sortshuffle.storage.extents import Extent, aligned_memory, extent_of
+from sortshuffle.storage.files.extents import Extent, aligned_memory, extent_of
 
 # Bytes of neighbouring extents that are read together, and of an extent that are held at a time
 READ_BYTES = 4 * MIB

@@ -1,7 +1,7 @@
 """`RemoteBlocks`: the blocks of one request that lie on other hosts, read through their shuffle services.
 
 The engine asks for a JVM of its own host: credit, reconnecting and verifying are those of every remote reader
-(`service.client`, `reading.fetcher`).
+(`service.client.client`, `reading.fetcher`).
 
 A service that does not answer for its time-out has its blocks counted as unreachable, together: Spark then
 runs the map tasks of that host again. So it does for one that has no room or time for what it is asked, for
@@ -32,19 +32,19 @@ from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import Index
 from sortshuffle.options import MIB
-from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceClients
+from sortshuffle.service.client.client import ClientSettings, ServiceClient, ServiceClients
+from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
 from sortshuffle.service.jvm.elsewhere import THREADS, BlocksElsewhere, Found, Known, KnownElsewhere
 from sortshuffle.service.jvm.lost import LostBlocksError
 from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.single_flight import SingleFlight
 from sortshuffle.service.jvm.small_outputs import SmallOutput, read_small
-from sortshuffle.service.protocol import MapOutputAddress
-from sortshuffle.service.remote_input_channel import RemoteInputChannel
-from sortshuffle.storage.extents import Extent, ExtentReader, extent_of
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.ranges import SubpartitionRange
-from sortshuffle.storage.reader import verified_index
+from sortshuffle.service.wire.protocol import MapOutputAddress
+from sortshuffle.storage.files.extents import Extent, ExtentReader, extent_of
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.ranges import SubpartitionRange
+from sortshuffle.storage.files.reader import verified_index
 
 # Of the records of other hosts' small map outputs. Apart from those of this host, so that neither drives the
 # other out

@@ -31,7 +31,7 @@ from sortshuffle import calls
 from sortshuffle.errors import ProtocolError
 from sortshuffle.options import MIB
 from sortshuffle.service.jvm.protocol import SharedFrame
-from sortshuffle.storage.descriptors import close_after_reading
+from sortshuffle.storage.files.descriptors import close_after_reading
 from sortshuffle.writing.placed_records import PlacedRecords
 
 MOST_BYTES = 64 * MIB  # of one connection; a JVM of this release asks for 5 MiB

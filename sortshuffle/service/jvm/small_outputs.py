@@ -35,7 +35,7 @@ from sortshuffle.format.extent_run import checksums_of, checksums_of_single
 from sortshuffle.format.index import Index, RegionKind
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.payload.record_bytes import RecordBytesPayload
-from sortshuffle.storage.extents import Extent, ExtentReader, extent_of
+from sortshuffle.storage.files.extents import Extent, ExtentReader, extent_of
 
 # Bytes that keeping it takes at most. Larger map outputs have extents that are worth a read each
 MOST_BYTES = 256 << 10

@@ -38,12 +38,12 @@ from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.single_flight import SingleFlight
 from sortshuffle.service.jvm.small_outputs import SmallOutput, read_small
-from sortshuffle.storage.extents import Extent, extent_of
-from sortshuffle.storage.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
-from sortshuffle.storage.shared_home import expect_stored_home
-from sortshuffle.storage.stored_cleaning import sizes_of_exchange
-from sortshuffle.storage.stored_files import patiently
-from sortshuffle.storage.stored_reader import read_stored_index
+from sortshuffle.storage.files.extents import Extent, extent_of
+from sortshuffle.storage.files.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
+from sortshuffle.storage.homes.shared_home import expect_stored_home
+from sortshuffle.storage.stored.stored_cleaning import sizes_of_exchange
+from sortshuffle.storage.stored.stored_files import patiently
+from sortshuffle.storage.stored.stored_reader import read_stored_index
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ Invariants:
 * What a function raises stays the same object, with a traceback in which our frames above the function are
   gone. What its input raises is never lost, even if the function swallows it.
 * Batches without rows are not passed on. One result is held at a time, and small ones of groups until they
-  are joined (`compute.gathering`).
+  are joined (`compute.groups.gathering`).
 * Closing an adaptor's iterator closes the function's, then the input.
 
     conf           the session's settings that matter to functions

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 import pyarrow as pa
 from pyspark.sql import types as st
 
-from sortshuffle.compute.gathering import gathered
+from sortshuffle.compute.groups.gathering import gathered
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import given_arrow, joined, pandas_key, pandas_series
 from sortshuffle.spark.functions.declared import Batches, Declared

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.types as at
 from pyspark.sql import types as st
 
-from sortshuffle.compute.groups import GroupRun
+from sortshuffle.compute.groups.groups import GroupRun
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import joined, pandas_key, pandas_series
 from sortshuffle.spark.functions.declared import Batches, Declared

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import types as st
 
-from sortshuffle.compute.gathering import gathered
-from sortshuffle.compute.groups import GroupRun, group_batches, group_runs, group_tables
+from sortshuffle.compute.groups.gathering import gathered
+from sortshuffle.compute.groups.groups import GroupRun, group_batches, group_runs, group_tables
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import given_arrow, joined, pandas_key, pandas_series

@@ -20,8 +20,8 @@ from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 from pyspark.sql.types import DataType, DecimalType, StructType
 
-from sortshuffle.compute.aggregate_choices import Collect, Extreme, First
-from sortshuffle.compute.aggregate_functions import (
+from sortshuffle.compute.aggregate.choices import Collect, Extreme, First
+from sortshuffle.compute.aggregate.functions import (
     AverageDecimal,
     AverageDouble,
     AverageShortDecimal,

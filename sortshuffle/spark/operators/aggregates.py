@@ -19,9 +19,9 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import NumericType, StructType
 
-from sortshuffle.compute.aggregate import Aggregation, Call, FirstRows, PlainStates
-from sortshuffle.compute.aggregate_partial import partial
-from sortshuffle.compute.aggregate_results import first_rows, results
+from sortshuffle.compute.aggregate.aggregation import Aggregation, Call, FirstRows, PlainStates
+from sortshuffle.compute.aggregate.partial import partial
+from sortshuffle.compute.aggregate.results import first_rows, results
 from sortshuffle.errors import ColumnError, UnsupportedError
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.ordering import RowOrder

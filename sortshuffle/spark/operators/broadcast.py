@@ -22,8 +22,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
-from sortshuffle.compute.join import BuildTable, JoinKind, JoinSpec, probe
-from sortshuffle.compute.join_build import HeldRows
+from sortshuffle.compute.join.build import HeldRows
+from sortshuffle.compute.join.hash_join import BuildTable, JoinKind, JoinSpec, probe
 from sortshuffle.errors import InsufficientBuffersError, StateError
 from sortshuffle.options import format_size
 from sortshuffle.spark.control import COLUMNS, channels

@@ -1,8 +1,8 @@
 """``cogroup``: the groups of two frames that have equal keys, together.
 
 Both frames are placed alike, by Spark's hash of their keys, and sorted by them; partition by partition the
-two sorted streams go side by side (`compute.cogroup`), so of each side one group is held, and a batch. A side
-that is already placed by its keys, or by some of them, stays where it is, and the other follows it.
+two sorted streams go side by side (`compute.groups.cogroup`), so of each side one group is held, and a batch.
+A side that is already placed by its keys, or by some of them, stays where it is, and the other follows it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from sortshuffle.compute.cogroup import Side, cogroup, comparable
+from sortshuffle.compute.groups.cogroup import Side, cogroup, comparable
 from sortshuffle.errors import ColumnError, UsageError
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.ordering import RowOrder

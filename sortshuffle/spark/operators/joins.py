@@ -29,10 +29,10 @@ import pyarrow.types as at
 from pyspark.sql import Column
 from pyspark.sql.types import StructField, StructType
 
-from sortshuffle.compute.join import BuildTable, JoinKind, JoinSpec, OutputColumn, probe
-from sortshuffle.compute.join_build import HeldRows
-from sortshuffle.compute.join_keys import KeyColumns
-from sortshuffle.compute.join_merge import merge_join
+from sortshuffle.compute.join.build import HeldRows
+from sortshuffle.compute.join.hash_join import BuildTable, JoinKind, JoinSpec, OutputColumn, probe
+from sortshuffle.compute.join.keys import KeyColumns
+from sortshuffle.compute.join.merge_join import merge_join
 from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.ordering import RowOrder

@@ -4,8 +4,8 @@
       a call that fails, or leaving the context: gone
 
 A `SpillFile` is a partitioned file of pickled chunks, a buffer each; what is written in one call is a region,
-of as many extents as it has subpartitions. As with the runs of a merge of rows (`reading.spill`), the file loses
-its names when it is written, and the system frees it with its descriptor, however the process ends.
+of as many extents as it has subpartitions. As with the runs of a merge of rows (`reading.spill`), the file
+loses its names when it is written, and the system frees it with its descriptor, however the process ends.
 
 Who reads parts of it (`SpilledPart`) holds the file: groups may be read for as long as the user keeps them.
 """
@@ -28,10 +28,10 @@ from sortshuffle.metrics import Seconds, TaskMetrics
 from sortshuffle.options import KIB
 from sortshuffle.payload.pickled import Chunk, Pairs, PickledPayload
 from sortshuffle.spark.rdds.by_value import pack_any, pack_any_pairs
-from sortshuffle.storage.extents import Extent, extent_of
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import PartitionedFileReader, read_index
-from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.storage.files.extents import Extent, extent_of
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
+from sortshuffle.storage.files.writer import PartitionedFileWriter
 
 NewFile: TypeAlias = Callable[[FileHeader], PartitionedFileWriter]
 """Makes a file under a name of its own, in a directory that has room."""

@@ -13,8 +13,8 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.reading.channel import LocalInputChannel
 from sortshuffle.reading.gate import InputGate
-from sortshuffle.storage.extents import extents_of
-from sortshuffle.storage.reader import read_index
+from sortshuffle.storage.files.extents import extents_of
+from sortshuffle.storage.files.reader import read_index
 
 SUBPARTITIONS = 3
 MEMORY = 128 << 20

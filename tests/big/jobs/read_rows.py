@@ -15,12 +15,12 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.reading.channel import InputChannel, LocalInputChannel
 from sortshuffle.reading.gate import InputGate
-from sortshuffle.service.client import ClientSettings, ServiceClients
-from sortshuffle.service.protocol import MapOutputAddress
-from sortshuffle.service.remote_input_channel import RemoteInputChannel
-from sortshuffle.storage.extents import extents_of
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import read_index
+from sortshuffle.service.client.client import ClientSettings, ServiceClients
+from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
+from sortshuffle.service.wire.protocol import MapOutputAddress
+from sortshuffle.storage.files.extents import extents_of
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import read_index
 
 MEMORY = 64 << 20
 

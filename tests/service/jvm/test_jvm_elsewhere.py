@@ -9,7 +9,7 @@ from sortshuffle.format.index import ENTRY, Index, Writer
 from sortshuffle.service.jvm.elsewhere import INDEX_OVERHEAD_BYTES, KnownElsewhere, KnownIndexes
 from sortshuffle.service.jvm.outputs import KnownOutputs, SmallMapOutput
 from sortshuffle.service.jvm.small_outputs import SmallOutput
-from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
 
 def index_of(number: int, subpartitions: int, shuffle: int = 1) -> Index:

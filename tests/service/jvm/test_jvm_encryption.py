@@ -15,8 +15,8 @@ from jvm_client import BAD_REQUEST, FAILED, SHUFFLE, Block, Record, Serving, con
 
 from sortshuffle.format.header import Codec
 from sortshuffle.options import MIB
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import read_index
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import read_index
 
 KEY = bytes(range(16))
 OTHER_KEY = bytes(range(32))

@@ -21,13 +21,13 @@ from engine import ENVIRONMENT, end, eventually, kill, printed, running
 from jvm_client import GREETING, SHUFFLE, Block, Written, connected
 
 from sortshuffle.errors import ProtocolError, ServiceUnavailableError, UsageError
-from sortshuffle.service import rendezvous
-from sortshuffle.service.client import ClientSettings, ServiceClients
+from sortshuffle.service.client.client import ClientSettings, ServiceClients
+from sortshuffle.service.host import rendezvous
+from sortshuffle.service.host.rendezvous import Life
 from sortshuffle.service.jvm import launch
 from sortshuffle.service.jvm.launch import FAILED, LaunchRequest
-from sortshuffle.service.protocol import MapOutputAddress
-from sortshuffle.service.rendezvous import Life
-from sortshuffle.storage.shared_home import make_stored_home
+from sortshuffle.service.wire.protocol import MapOutputAddress
+from sortshuffle.storage.homes.shared_home import make_stored_home
 
 LAUNCH = (sys.executable, "-m", "sortshuffle.service.jvm.launch")
 LAUNCHERS = 8
@@ -387,7 +387,7 @@ def test_options_of_the_engine_arrive(launcher: Launcher, tmp_path: Path) -> Non
         "spark.sortshuffle.codec": "none",
         "spark.sortshuffle.dir": ",".join(map(str, directories)),
         "spark.sortshuffle.manager.memory": "16m",
-        "spark.sortshuffle.service.secret.file": str(secret),
+        "spark.sortshuffle.service.wire.secret.file": str(secret),
     }
     where = launcher.launch(launcher.jvm(), settings=settings)
     assert launcher.launch(launcher.jvm(), settings=settings) == where

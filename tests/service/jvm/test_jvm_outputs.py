@@ -32,7 +32,7 @@ from sortshuffle.service.jvm.outputs import (
     WrittenPair,
 )
 from sortshuffle.service.jvm.small_outputs import OVERHEAD_BYTES, SmallOutput
-from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
 from sortshuffle.writing.result_partition import SortMergeResultPartition
 

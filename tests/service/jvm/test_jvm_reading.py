@@ -35,8 +35,8 @@ from sortshuffle.format.header import Codec
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.jvm import protocol
 from sortshuffle.service.jvm.reading import READ_BYTES
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import read_index
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import read_index
 
 Frames = Sequence[Sequence[Record]]
 SIZES = pytest.mark.parametrize("size", [100, 300 * KIB], ids=["small", "large"])

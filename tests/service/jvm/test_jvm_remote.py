@@ -38,17 +38,17 @@ from scripted_server import HonestService, Peer, ScriptedServer, refused_address
 
 from sortshuffle.format.header import Codec
 from sortshuffle.options import KIB, MIB
-from sortshuffle.service.client import ClientSettings, ServiceClient, ServiceClients
+from sortshuffle.service.client.client import ClientSettings, ServiceClient, ServiceClients
 from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm import protocol
 from sortshuffle.service.jvm.elsewhere import THREADS
 from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.remote import MOST_REFUSED
 from sortshuffle.service.jvm.unheard import MOST_UNHEARD, RETRY_AFTER, UnheardServices
-from sortshuffle.service.protocol import Fault, Stream
-from sortshuffle.service.shuffle_service import ServerSettings, ShuffleService, listen
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import read_index
+from sortshuffle.service.server.shuffle_service import ServerSettings, ShuffleService, listen
+from sortshuffle.service.wire.protocol import Fault, Stream
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import read_index
 
 SECRET = b"s" * 32
 SHORT = 0.3  # seconds after which a service that does not answer is given up

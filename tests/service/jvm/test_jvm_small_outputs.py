@@ -24,15 +24,15 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.record_bytes import LEAST_COMPRESSED, RecordBytesPayload
-from sortshuffle.service.client import ClientSettings
+from sortshuffle.service.client.client import ClientSettings
 from sortshuffle.service.jvm.outputs import IndexedMapOutput, KnownOutputs, MapOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.reading import BlockReader
 from sortshuffle.service.jvm.remote import RemoteSettings
 from sortshuffle.service.jvm.small_outputs import MOST_BYTES, OVERHEAD_BYTES, is_small, read_small
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import PartitionedFileReader, read_index
-from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
+from sortshuffle.storage.files.writer import PartitionedFileWriter
 from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
 from sortshuffle.writing.result_partition import SortMergeResultPartition
 

@@ -38,10 +38,10 @@ from sortshuffle.service.jvm.outputs import KnownOutputs, MapOutputs
 from sortshuffle.service.jvm.protocol import EVERYTHING, ReadRequest
 from sortshuffle.service.jvm.protocol import Block as AskedBlock
 from sortshuffle.service.jvm.stored import StoredBlocks, StoredSettings
-from sortshuffle.storage import stored_files
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.stored_cleaning import sizes_of_exchange
-from sortshuffle.storage.stored_files import is_url
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.stored import stored_files
+from sortshuffle.storage.stored.stored_cleaning import sizes_of_exchange
+from sortshuffle.storage.stored.stored_files import is_url
 
 NOWHERE = "sortshuffle.invalid:1"  # the location that Spark knows, which no engine is asked at
 SUBPARTITIONS = 6

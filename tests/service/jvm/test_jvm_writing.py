@@ -22,9 +22,9 @@ from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm.engine import Engine, SharedHomes
 from sortshuffle.service.jvm.protocol import WriteRequest
 from sortshuffle.service.jvm.writing import SEGMENT_BYTES, MapOutputWriting, records_of
-from sortshuffle.storage import home_failures
-from sortshuffle.storage.lifetime import boot_id
-from sortshuffle.storage.shared_home import shared_home
+from sortshuffle.storage.homes import home_failures
+from sortshuffle.storage.homes.lifetime import boot_id
+from sortshuffle.storage.homes.shared_home import shared_home
 
 TESTS = Path(__file__).parents[2]
 REQUEST = WriteRequest(shuffle=3, map_index=0, map_id=7, subpartitions=4, stage=5)
@@ -119,7 +119,7 @@ def test_a_failure_of_any_call_leaves_no_file_and_gives_everything_back(engine: 
         "service/jvm/outputs.py",
         "writing/result_partition.py",
         "writing/placed_records.py",
-        "storage/writer.py",
+        "storage/files/writer.py",
     ):
         with fault, engine.engine.writing(REQUEST) as writing:
             for _ in range(3):

@@ -19,11 +19,11 @@ from driver_process import DriverProcess
 from engine import ROOT, eventually
 
 from sortshuffle.errors import ServiceUnavailableError
-from sortshuffle.service.http import fetch_status
-from sortshuffle.service.rendezvous import STATUS_FILE
-from sortshuffle.service.status import ServiceStatus
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import read_index
+from sortshuffle.service.host.rendezvous import STATUS_FILE
+from sortshuffle.service.pages.http import fetch_status
+from sortshuffle.service.pages.status import ServiceStatus
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import read_index
 
 JOBS = Path(__file__).parent / "jobs"
 PATIENCE = 150.0  # seconds until a job counts as hanging

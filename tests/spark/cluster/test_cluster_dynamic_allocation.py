@@ -12,7 +12,7 @@ from cluster import MASTER_HOST, Cluster
 from cluster_driver import Application, Job, left_of, map_outputs
 from engine import eventually
 
-from sortshuffle.storage.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
 ROWS, MAPS, REDUCES = 60_000, 6, 9
 RIGHT = {"rows": ROWS, "total": ROWS * (ROWS - 1) // 2, "wrong": 0, "partitions": list(range(REDUCES))}

@@ -18,8 +18,8 @@ from cluster import Cluster
 from cluster_driver import Application, files_below, left_of, map_outputs, remote_bytes
 from engine import ROOT, eventually
 
-from sortshuffle.service.http import fetch_status
-from sortshuffle.service.status import ServiceStatus
+from sortshuffle.service.pages.http import fetch_status
+from sortshuffle.service.pages.status import ServiceStatus
 
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 SECOND = HOSTS[1]

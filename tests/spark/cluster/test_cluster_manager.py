@@ -24,8 +24,8 @@ from fault_stages import attempts, map_outputs_made, map_runs, paused
 from served_session import ON_EXECUTORS, Session
 
 from sortshuffle.format.header import HEADER_BYTES
-from sortshuffle.service.address import split_address
-from sortshuffle.service.rendezvous import address_of
+from sortshuffle.service.host.rendezvous import address_of
+from sortshuffle.service.wire.address import split_address
 
 HOSTS = FIRST, SECOND, THIRD = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 PATIENCE = 120.0  # seconds until tasks that are told nothing must have got somewhere

@@ -15,7 +15,7 @@ from hypothesis import strategies as hs
 from oracle import EDGES, every_type
 from pyspark.sql import types as st
 
-from sortshuffle.compute.groups import GroupRun
+from sortshuffle.compute.groups.groups import GroupRun
 from sortshuffle.errors import SchemaMismatchError
 from sortshuffle.spark.functions import FunctionConf
 from sortshuffle.spark.functions.conversion import pandas_series

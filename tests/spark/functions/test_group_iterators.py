@@ -31,7 +31,7 @@ from pyspark.errors import PySparkException
 from pyspark.loose_version import LooseVersion
 from pyspark.sql import DataFrame, SparkSession
 
-from sortshuffle.compute.groups import group_batches
+from sortshuffle.compute.groups.groups import group_batches
 from sortshuffle.errors import SchemaMismatchError
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.functions import GroupApplyInArrow, GroupApplyInPandas

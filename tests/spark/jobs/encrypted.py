@@ -21,10 +21,10 @@ import sortshuffle
 from sortshuffle.errors import DecryptionError
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, FileHeader
-from sortshuffle.storage.extents import extents_of
-from sortshuffle.storage.finding import find_pairs
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.reader import PartitionedFileReader, read_index
+from sortshuffle.storage.files.extents import extents_of
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
+from sortshuffle.storage.inspection.finding import find_pairs
 
 HERE = Path(__file__).parent
 ROWS, MAPS, REDUCES = 20_000, 4, 4

@@ -18,7 +18,7 @@ from hosts import ONE_HOST_EACH
 from pyspark.sql import SparkSession
 
 import sortshuffle
-from sortshuffle.storage.lifetime import process_start
+from sortshuffle.storage.homes.lifetime import process_start
 
 ROWS, MAPS, REDUCES = 40_000, 6, 8
 
@@ -68,8 +68,8 @@ def main(directory: str) -> None:
     beside = os.path.join(directory, f"sortshuffle-{os.geteuid()}", "*")
     rendezvous = [path for path in glob.glob(beside) if os.path.isdir(path)]  # without their sockets
     running = [
-        *processes("sortshuffle.service.supervisor", rendezvous),
-        *processes("sortshuffle.service.process", rendezvous),
+        *processes("sortshuffle.service.host.supervisor", rendezvous),
+        *processes("sortshuffle.service.host.process", rendezvous),
     ]
     opened = [line.split(" ", 1) for line in Path(directory, "opened").read_text().splitlines()]
     print(

@@ -25,10 +25,10 @@ from fault_stages import attempts, map_runs, paused
 from served_session import ON_EXECUTORS, Session
 
 from sortshuffle.format.header import HEADER_BYTES
-from sortshuffle.service.address import split_address
-from sortshuffle.service.rendezvous import address_of
+from sortshuffle.service.host.rendezvous import address_of
+from sortshuffle.service.wire.address import split_address
 
-ENGINE, SUPERVISOR = "sortshuffle.service.process", "sortshuffle.service.supervisor"
+ENGINE, SUPERVISOR = "sortshuffle.service.host.process", "sortshuffle.service.host.supervisor"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 PATIENCE = 90.0  # seconds until tasks that are told nothing must have got somewhere
 BOUND = 60.0  # seconds in which a job that cannot go on must have failed

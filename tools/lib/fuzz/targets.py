@@ -30,13 +30,13 @@ from sortshuffle.payload.frames import FrameDecoding, FramesPayload
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.reading.channel import Fetch, LocalInputChannel
 from sortshuffle.reading.records import RecordSpill
-from sortshuffle.service import protocol
 from sortshuffle.service.jvm import protocol as jvm
-from sortshuffle.service.protocol import Header, Kind, MapOutputAddress, Sender
-from sortshuffle.storage.extents import Extent
-from sortshuffle.storage.partitioned_file import PartitionedFile
-from sortshuffle.storage.ranges import SubpartitionRange, extents_of_range, size_of_range
-from sortshuffle.storage.reader import verified_index
+from sortshuffle.service.wire import protocol
+from sortshuffle.service.wire.protocol import Header, Kind, MapOutputAddress, Sender
+from sortshuffle.storage.files.extents import Extent
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.ranges import SubpartitionRange, extents_of_range, size_of_range
+from sortshuffle.storage.files.reader import verified_index
 
 ID = bytes(range(16))
 RAW_BYTES = 1 << 20  # that an extent may say it has; what a fuzzer's case may be decompressed to

@@ -1,0 +1,168 @@
+"""Exact sums and averages of decimals of 128 bits, and when they do not fit.
+
+A decimal is an integer, its unscaled value, of which the type says where the point is. Sums of many are made
+of four sums of 32 bits each, which an int64 holds for 2**31 rows; then the carries are passed up, and what
+does not fit is seen. Averages are rounded as Spark rounds them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sortshuffle.compute.aggregate.segments import Segments
+from sortshuffle.partitioner.arrow_views import fixed_width
+from sortshuffle.payload.ordering import Int64s
+
+Bools = npt.NDArray[np.bool_]
+
+_LOW_HALF = np.int64(0xFFFF_FFFF)
+_HALF_BITS = np.int64(32)
+_INT64_MOST = 2**63 - 1
+_DIVISION_SCALE = 39  # to which Spark rounds a quotient before it rounds it to the result's scale
+# up to this scale, and with fewer than 2**53 rows, rounding twice gives what rounding once does: a quotient
+# that is not a tie differs from one by at least 1 / (2 * rows * 10**(scale + 4)), more than half of 10**-39
+_ROUNDED_ONCE = 18
+_DOUBTFUL_ULPS = 4  # a product is off by half a unit in the last place, what a double prints as by as much
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Unscaled values as two's complement of 128 bits: ``low`` has the bits of the lower half."""
+
+    low: Int64s
+    high: Int64s
+
+    @staticmethod
+    def of(decimals: pa.Array) -> Words:
+        """Those of a decimal128 array; of nulls zeros."""
+        decimals = decimals.fill_null(0) if decimals.null_count else decimals
+        halves = fixed_width(decimals, np.dtype((np.int64, 2)))
+        return Words(np.ascontiguousarray(halves[:, 0]), np.ascontiguousarray(halves[:, 1]))
+
+    def decimals(self, kind: pa.DataType, valid: Bools) -> pa.Array:
+        """Decimals of these unscaled values, null where not ``valid``."""
+        halves = np.stack([self.low, self.high], axis=1)
+        bitmap = pa.array(valid).buffers()[1]
+        return pa.Array.from_buffers(kind, len(valid), [bitmap, pa.py_buffer(halves)])
+
+    def fit_int64(self) -> bool:
+        return bool((self.high == self.low >> np.int64(63)).all())
+
+    def fits(self, precision: int) -> Bools:
+        """Which values have at most so many digits."""
+        most = 10**precision - 1
+        return ~(self._greater(most) | _negated(self)._greater(most))
+
+    def _greater(self, bound: int) -> Bools:
+        high, low = np.int64(bound >> 64), np.uint64(bound & (2**64 - 1))
+        result: Bools = (self.high > high) | ((self.high == high) & (self.low.view(np.uint64) > low))
+        return result
+
+    def unscaled(self) -> list[int]:
+        """The values as Python's integers."""
+        return [
+            high << 64 | low
+            for low, high in zip(self.low.view(np.uint64).tolist(), self.high.tolist(), strict=True)
+        ]
+
+
+def _negated(words: Words) -> Words:
+    low = -words.low
+    return Words(low, ~words.high + (low == 0))
+
+
+def sums(words: Words, segments: Segments) -> tuple[Words, Bools]:
+    """The sum of each group's values, and whether it fits 128 bits."""
+    if words.fit_int64() and may_sum(words.low, segments.rows):
+        totals = segments.sums(words.low)
+        return Words(totals, totals >> np.int64(63)), np.ones(segments.count, np.bool_)
+    parts = [
+        segments.sums(part)
+        for part in (
+            words.low & _LOW_HALF,
+            words.low >> _HALF_BITS & _LOW_HALF,
+            words.high & _LOW_HALF,
+            words.high >> _HALF_BITS,
+        )
+    ]
+    for lower, upper in pairwise(parts):
+        upper += lower >> _HALF_BITS
+        lower &= _LOW_HALF
+    top = parts[3]
+    fits = top == (top << _HALF_BITS) >> _HALF_BITS
+    return Words(parts[1] << _HALF_BITS | parts[0], top << _HALF_BITS | parts[2]), fits
+
+
+def may_sum(values: Int64s, rows: int) -> bool:
+    """Whether no sum of up to ``rows`` of these integers can leave the range of int64."""
+    if len(values) == 0:
+        return True
+    return max(abs(int(values.min())), abs(int(values.max()))) * rows <= _INT64_MOST
+
+
+def long_sums(values: Int64s, segments: Segments) -> tuple[Int64s, Bools | None]:
+    """The sum of each group's values, wrapped around, and whether it is the true one; None: all are."""
+    totals = segments.sums(values)
+    if may_sum(values, segments.rows):
+        return totals, None
+    low = segments.sums(values & _LOW_HALF)
+    high = segments.sums(values >> _HALF_BITS) + (low >> _HALF_BITS)
+    return totals, high == (high << _HALF_BITS) >> _HALF_BITS
+
+
+def averages(totals: pa.Array, counts: Int64s, kind: pa.DataType) -> tuple[pa.Array, Bools]:
+    """The averages of groups, half of the last digit rounded away from zero, and whether they fit ``kind``;
+    null where a total is or the count is 0."""
+    valid = np.asarray(totals.is_valid()) & (counts > 0)
+    divisors = np.where(valid, counts, 1)
+    words = Words.of(totals)
+    scale, digits = totals.type.scale, kind.scale - totals.type.scale
+    most = max((abs(int(words.low.min())), abs(int(words.low.max())))) if len(valid) else 0
+    factor = 10**digits
+    within = 2 * most * factor + int(divisors.max(initial=0)) <= _INT64_MOST
+    if words.fit_int64() and within and scale <= _ROUNDED_ONCE and int(divisors.max(initial=0)) < 2**53:
+        signs = np.where(words.low < 0, -1, 1)
+        quotients = signs * ((2 * np.abs(words.low) * factor + divisors) // (2 * divisors))
+        result = Words(quotients, quotients >> np.int64(63))
+        fits = result.fits(kind.precision) | ~valid
+        return result.decimals(kind, valid & fits), fits
+    # one group at a time, in integers of any length: a quotient of 128 bits is beyond NumPy
+    rounded = [
+        _rounded_quotient(total, divisor, scale, kind.scale)
+        for total, divisor in zip(words.unscaled(), divisors.tolist(), strict=True)
+    ]
+    fits = np.array([abs(each) < 10**kind.precision for each in rounded], np.bool_) | ~valid
+    kept = [each if good else 0 for each, good in zip(rounded, (valid & fits).tolist(), strict=True)]
+    low = np.array([each & (2**64 - 1) for each in kept], np.uint64).view(np.int64)
+    high = np.array([each >> 64 for each in kept], np.int64)
+    return Words(low, high).decimals(kind, valid & fits), fits
+
+
+def rounded_decimals(values: npt.NDArray[np.float64], valid: Bools, kind: pa.DataType) -> pa.Array:
+    """Doubles cast to decimals of at most 15 digits as Spark casts them: what a double prints as, half of the
+    last digit rounded away from zero."""
+    scaled = np.abs(values) * 10.0**kind.scale
+    unscaled = np.floor(scaled + 0.5)
+    # where multiplying may have gone over a tie: the digits decide
+    doubtful = np.abs(scaled - np.floor(scaled) - 0.5) <= _DOUBTFUL_ULPS * np.spacing(scaled)
+    for at in np.flatnonzero(doubtful).tolist():
+        digits = Decimal(repr(abs(float(values[at])))).scaleb(kind.scale)
+        unscaled[at] = int(digits.to_integral_value(ROUND_HALF_UP))
+    low = np.where(values < 0, -unscaled, unscaled).astype(np.int64)
+    return Words(low, low >> np.int64(63)).decimals(kind, valid)
+
+
+def _rounded_quotient(total: int, divisor: int, scale: int, result_scale: int) -> int:
+    at_first = _half_up(abs(total) * 10 ** (_DIVISION_SCALE - scale), divisor)
+    rounded = _half_up(at_first, 10 ** (_DIVISION_SCALE - result_scale))
+    return -rounded if total < 0 else rounded
+
+
+def _half_up(value: int, divisor: int) -> int:
+    return (2 * value + divisor) // (2 * divisor)

@@ -1,0 +1,70 @@
+"""The rows that a join holds in memory, to become the table that the other side is looked up in."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from sortshuffle.compute.join.keys import TABLE_BYTES_PER_ROW
+from sortshuffle.memory.budget import MemoryBudget
+
+COPIES = 2  # of the rows, while their batches are joined into one
+# Arrow's offsets of one array of text have 32 bits, and the batches become one
+MOST_BYTES = 2**31 - 1
+
+
+class HeldRows:
+    """Batches in memory, charged with all that a table of them will take."""
+
+    def __init__(self, memory: MemoryBudget) -> None:
+        self._memory = memory
+        self._batches: deque[pa.RecordBatch] = deque()
+        self._bytes = 0
+        self._charged = 0
+
+    def fill(self, batches: Iterator[pa.RecordBatch]) -> bool:
+        """Hold all of these; False as soon as they are more than the memory holds: the rest is then still to
+        come."""
+        for batch in batches:
+            if batch.num_rows:
+                self.hold(batch)
+                if self.is_too_much:
+                    return False
+        return True
+
+    def hold(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(batch)
+        self._bytes += batch.nbytes
+        self._charge(COPIES * batch.nbytes + TABLE_BYTES_PER_ROW * batch.num_rows)
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether a table of these rows takes more than there is."""
+        return self._memory.would_exceed(0) or self._bytes > MOST_BYTES
+
+    def joined(self, schema: pa.Schema) -> pa.RecordBatch:
+        """All of them as one batch. They stay charged, until `release`."""
+        batches = list(self._batches)
+        self._batches.clear()
+        return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=schema)
+
+    def handed_on(self) -> Iterator[pa.RecordBatch]:
+        """The batches again, which are no longer held."""
+        self.release_charge()
+        while self._batches:
+            yield self._batches.popleft()
+
+    def release(self) -> None:
+        """Let go of everything."""
+        self._batches.clear()
+        self.release_charge()
+
+    def release_charge(self) -> None:
+        self._memory.release(self._charged)
+        self._charged = 0
+
+    def _charge(self, size: int) -> None:
+        self._memory.charge(size)
+        self._charged += size

@@ -1,0 +1,255 @@
+"""`RemoteReader`: the `ExtentReader` of a map output behind the shuffle service of another host.
+
+Opened by `RemoteInputChannel` for some extents, and used by one thread; any other may tell it to give up.
+Nothing is asked for before the first read, whose kind decides how it goes on:
+
+    read_unverified    extent after extent, whole: all are asked for at once (`WholeStream`)
+    read_parts         what the parts need, and some ahead of it (`PartStream`)
+
+What fails its checksum here may have been changed on the way. So the service is asked to look at it: if it
+finds it sound the extent is asked for again, a few times; if not, the error names the place as for a file of
+this host, and the service has seen to it that Spark runs the producer again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pyarrow as pa
+
+from sortshuffle.errors import CorruptDataError, MissingDataError, Place, StateError
+from sortshuffle.format.encryption import EncryptionKey
+from sortshuffle.service.client.client import ServiceClient
+from sortshuffle.service.client.client_channel import Asked
+from sortshuffle.service.client.extent_streams import ExtentStream, PartStream, WholeStream
+from sortshuffle.service.wire.protocol import MapOutputAddress, Verdict
+from sortshuffle.storage.files.extents import Extent, ExtentPart, ExtentReader, aligned_memory
+
+MOST_ATTEMPTS = 3  # to get an extent unchanged; the network's own checksums make one fault rare enough
+
+AnyStream = TypeVar("AnyStream", bound=ExtentStream)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A map output on another host. ``path``: of its data file there; it and ``writer`` are for errors."""
+
+    output: MapOutputAddress
+    host: str
+    path: str
+    writer: str
+
+
+class _Suspect(Exception):  # noqa: N818 - it is an error only when the service has been asked
+    """Bytes that failed a check."""
+
+    def __init__(self, error: CorruptDataError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class RemoteReader(ExtentReader):
+    """``extents``: consecutive ones of one subpartition or of one region, in the order in which they are
+    read."""
+
+    def __init__(
+        self,
+        client: ServiceClient,
+        file: RemoteFile,
+        extents: Sequence[Extent],
+        key: EncryptionKey | None = None,
+    ) -> None:
+        super().__init__(file.path, file.writer, key, file.output.file_id)
+        self._client = client
+        self._file = file
+        self._extents = tuple(extents)
+        self._whole: WholeStream | None = None
+        self._parts: PartStream | None = None
+        self._lock = threading.Lock()  # of what another thread may give up
+        self._open: list[ExtentStream] = []
+        self._given_up = False
+
+    def read_unverified(self, extent: Extent) -> pa.Buffer:
+        stream = self._whole
+        if stream is None or stream.next != extent:
+            stream = self._whole_from(extent)
+        with self._placed(extent):
+            self._client.wait(stream, lambda: stream.is_next_here)
+        return stream.take()
+
+    def checked(self, memory: pa.Buffer, extent: Extent) -> ExtentPart:
+        for _ in range(MOST_ATTEMPTS - 1):
+            try:
+                return super().checked(memory, extent)
+            except _Suspect as suspect:
+                self._expect_sound(suspect.error, extent)
+            memory = self._fetched_alone(extent)
+        try:
+            return super().checked(memory, extent)
+        except _Suspect as suspect:
+            raise self._changed_on_the_way(suspect.error) from None
+
+    def checked_parts(self, extent: Extent, part_bytes: int) -> Iterator[ExtentPart]:
+        delivered = attempt = 0
+        while True:
+            attempt += 1
+            try:
+                # the bytes are cut in the same way each time: what was delivered was verified
+                for number, part in enumerate(self._parts_of(extent, part_bytes)):
+                    if number == delivered:
+                        delivered += 1
+                        yield part
+                return
+            except _Suspect as suspect:
+                if attempt == MOST_ATTEMPTS:
+                    raise self._changed_on_the_way(suspect.error) from None
+                self._expect_sound(suspect.error, extent)
+            self._release(self._parts)
+            self._parts = None
+
+    def fetch(self, size: int, extent: Extent, position: int = 0) -> pa.Buffer:
+        memory, view = aligned_memory(size)
+        stream = self._parts_wanted(extent, position, view)
+        with self._placed(extent):
+            self._client.wait(stream, lambda: stream.is_wanted_here)
+        self._client.change(stream, stream.taken)
+        self._client.consumed(stream)
+        return memory
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._given_up = True
+            streams = list(self._open)
+        for stream in streams:
+            self._client.give_up(stream)
+
+    def close(self) -> None:
+        while self._open:
+            self._release(self._open[-1])
+
+    @contextmanager
+    def damage(self, offset: int, extent: Extent | None = None) -> Iterator[None]:
+        try:
+            with super().damage(offset, extent):
+                yield
+        except CorruptDataError as error:
+            raise _Suspect(error) from None
+
+    # Streams
+
+    def _whole_from(self, extent: Extent) -> WholeStream:
+        """What is read whole from this extent on."""
+        self._release(self._whole)
+        self._whole = self._opened(WholeStream(self._asked(extent), self._file.output, self._behind(extent)))
+        return self._whole
+
+    def _fetched_alone(self, extent: Extent) -> pa.Buffer:
+        stream = self._opened(WholeStream(self._asked(extent), self._file.output, (extent,)))
+        try:
+            with self._placed(extent):
+                self._client.wait(stream, lambda: stream.is_next_here)
+            return stream.take()
+        finally:
+            self._release(stream)
+
+    def _parts_wanted(self, extent: Extent, position: int, view: memoryview) -> PartStream:
+        """What is read in parts, which is to fill this from a position of the extent on."""
+        stream = self._parts
+        if stream is not None and stream.can_give(extent, position):
+            start = stream.start_of(extent) + position
+            self._client.change(stream, lambda: stream.want(start, view))
+            return stream
+        self._release(stream)
+        new = PartStream(
+            self._asked(extent),
+            self._file.output,
+            self._behind(extent),
+            self._client.floating,
+            self._client.lent,
+            position,
+        )
+        new.want(position, view)  # first, so that it is asked for with credit for that
+        self._parts = self._opened(new)
+        return new
+
+    def _parts_of(self, extent: Extent, part_bytes: int) -> Iterator[ExtentPart]:
+        """The parts, of each of which nothing is kept but what is asked for again."""
+        position = 0
+        for part in super().checked_parts(extent, part_bytes):
+            position += part.bytes
+            self._keep_from(extent, position)
+            yield part
+
+    def _keep_from(self, extent: Extent, position: int) -> None:
+        stream = self._parts
+        if stream is not None:
+            at = stream.start_of(extent) + position
+            self._client.change(stream, lambda: stream.forget_up_to(at))
+
+    def _opened(self, stream: AnyStream) -> AnyStream:
+        with self._lock:
+            if self._given_up:
+                raise StateError(f"nobody waits any more for {stream.asked.what}")
+            self._open.append(stream)
+        self._client.open(stream)
+        return stream
+
+    def _release(self, stream: ExtentStream | None) -> None:
+        if stream is None:
+            return
+        with self._lock:
+            if stream not in self._open:
+                return
+            self._open.remove(stream)
+        self._client.release(stream)
+
+    def _behind(self, extent: Extent) -> tuple[Extent, ...]:
+        """The extents from this one on."""
+        try:
+            return self._extents[self._extents.index(extent) :]
+        except ValueError:
+            raise StateError(f"the reader was not opened for the extent of region {extent.region}") from None
+
+    # Errors
+
+    def _asked(self, extent: Extent) -> Asked:
+        file = self._file
+        what = f"subpartition {extent.subpartition} of {file.output} on host {file.host} ({file.path})"
+        return Asked(what, Place(file.path, subpartition=extent.subpartition, writer=file.writer), file.host)
+
+    @contextmanager
+    def _placed(self, extent: Extent) -> Iterator[None]:
+        """What is lost as a whole is missed first where this extent is."""
+        try:
+            yield
+        except (MissingDataError, CorruptDataError) as error:
+            if error.place.region is not None:
+                raise
+            place = self.place(extent.offset, extent)
+            raise type(error)(place, error.what, expected=error.expected, found=error.found) from None
+
+    def _expect_sound(self, error: CorruptDataError, extent: Extent) -> None:
+        """The service finds these bytes sound in its file; or else raises what it finds."""
+        file = self._file
+        verdict = self._client.report_damage(file.output, file.host, extent.subpartition, extent.region)
+        if verdict is Verdict.MISSING:
+            what = f"the map output is gone, says the shuffle service of {file.host}"
+            raise MissingDataError(self.place(extent.offset, extent), what) from None
+        if verdict is Verdict.DAMAGED:
+            raise self._explained(error, f"the shuffle service of {file.host} reads the same") from None
+
+    def _changed_on_the_way(self, error: CorruptDataError) -> CorruptDataError:
+        host = self._file.host
+        return self._explained(
+            error,
+            f"the network changed it: the shuffle service of {host} finds it sound, and {MOST_ATTEMPTS}"
+            " attempts to get it failed",
+        )
+
+    def _explained(self, error: CorruptDataError, why: str) -> CorruptDataError:
+        what = f"{error.what}, and {why}"
+        return CorruptDataError(error.place, what, expected=error.expected, found=error.found)

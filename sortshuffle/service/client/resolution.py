@@ -1,0 +1,109 @@
+"""Where a service's name leads, found within a bounded time.
+
+The system's resolver takes as long as its servers do, half a minute and more, and cannot be interrupted. So a
+thread asks it, and whoever waits for the answer waits no longer than it wants to. There is one such thread
+for a name at a time: who asks again meanwhile waits for the same answer. It ends when the resolver answers.
+An answer for which nobody waited so long is kept for the next who asks, or else a slow resolver would never
+be heard. It is used once and not after `KEPT`, because hosts move. An address in numbers needs no resolver
+and no thread.
+
+A forked process has none of the threads, and the lock may have been held by one of them: it begins anew.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+
+from sortshuffle import calls
+from sortshuffle.errors import ServiceUnavailableError
+
+KEPT = 60.0  # seconds; several times as long as a client waits before it tries again (`client.backoff`)
+
+
+@dataclass(slots=True)
+class _Question:
+    """One that the resolver was asked. ``answered_at``: on the monotonic clock, when ``answered`` is set."""
+
+    answered: threading.Event = field(default_factory=threading.Event)
+    answered_at: float = 0.0
+    found: tuple[str, ...] = ()
+    error: OSError | None = None
+
+
+_lock = threading.Lock()
+_open: dict[str, _Question] = {}  # by host: what is being asked, and late answers that nobody has used yet
+
+
+def resolve(host: str, timeout: float) -> tuple[str, ...]:
+    """The addresses, in numbers, that the name leads to, in the system's order. Raises OSError as the system
+    does, `ServiceUnavailableError` if it does not say so within ``timeout`` seconds or cannot be asked."""
+    try:
+        return _ask_system(host, socket.AI_NUMERICHOST)
+    except (socket.gaierror, UnicodeError):
+        pass  # a name
+    question = _asked(host)
+    if not question.answered.wait(timeout):
+        raise ServiceUnavailableError(f"the address of {host} was not found within {timeout:g} s")
+    _forget(host, question)
+    if question.error is not None:
+        raise question.error
+    return question.found
+
+
+def _asked(host: str) -> _Question:
+    with _lock:
+        question = _open.get(host)
+        if question is None or _is_old(question):
+            question = _Question()
+            thread = threading.Thread(
+                target=_answer, args=(host, question), name=f"sortshuffle-resolve-{host}", daemon=True
+            )
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError) as error:  # the system has no thread for it now
+                raise ServiceUnavailableError(
+                    f"the address of {host} cannot be asked for: {error}"
+                ) from error
+            _open[host] = question
+        return question
+
+
+def _is_old(question: _Question) -> bool:
+    return question.answered.is_set() and time.monotonic() - question.answered_at > KEPT
+
+
+def _answer(host: str, question: _Question) -> None:
+    try:
+        question.found = _ask_system(host)
+    except OSError as error:
+        question.error = error
+    except UnicodeError as error:  # a name that no host can have
+        question.error = OSError(f"{host!r} is not the name of a host: {error}")
+    finally:
+        question.answered_at = time.monotonic()
+        if not question.found:
+            _forget(host, question)
+        question.answered.set()
+
+
+def _forget(host: str, question: _Question) -> None:
+    with _lock:
+        if _open.get(host) is question:
+            del _open[host]
+
+
+def _begin_anew() -> None:
+    global _lock, _open
+    _lock, _open = threading.Lock(), {}
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+def _ask_system(host: str, flags: int = 0) -> tuple[str, ...]:
+    found = calls.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=flags)
+    return tuple(str(address[0]) for *_, address in found)

@@ -1,0 +1,139 @@
+"""The process of a shuffle service that tasks started: what `service.host.supervisor` keeps running.
+
+    python -m sortshuffle.service.host.process RENDEZVOUS TCP UNIX  < the configuration, one line, and no more
+
+It serves what the executors that have registered at the rendezvous have below their roots, to other hosts and
+to the JVMs of this one, on listening sockets that it inherits. It ends when its standard input does: then its
+supervisor has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+from sortshuffle import calls
+from sortshuffle.format.header import Codec
+from sortshuffle.service.client.client import ClientSettings
+from sortshuffle.service.client.client_connection import ClientTls
+from sortshuffle.service.host import rendezvous
+from sortshuffle.service.host.rendezvous import ServiceConfig
+from sortshuffle.service.jvm.engine import Engine, EngineSettings, SharedHomes
+from sortshuffle.service.jvm.server import JvmServer
+from sortshuffle.service.server.shuffle_service import ServerSettings, ShuffleService
+from sortshuffle.service.server.transport import ServerTls
+
+# ns; a file system's clock ticks every some ms, and two that register in one tick leave one time
+JUST_NOW = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRoots:
+    """What was read, and when it had last been changed: ns since 1970."""
+
+    changed: int
+    roots: tuple[str, ...]
+    shared: SharedHomes
+
+
+def main(directory: str, listening: int, local: int) -> None:
+    """Serve until the supervisor has ended. ``listening``, ``local``: descriptors of the TCP and the Unix
+    socket."""
+    config = ServiceConfig.unpack(sys.stdin.buffer.readline())
+    open_as_many_files_as_allowed()
+    engine = engine_of(directory, config)
+    service = ShuffleService(
+        calls.new_socket(fileno=listening),
+        RegisteredRoots(directory),
+        settings_of(config),
+        engine.remove_for_peer,
+    )
+    JvmServer(calls.new_socket(fileno=local), engine).start()
+    threading.Thread(target=_end_with_supervisor, daemon=True).start()
+    threading.Thread(target=_show_status, args=(service, directory), daemon=True).start()
+    if engine.has_homes:  # a disk or a mount that hangs keeps nobody else from being served
+        threading.Thread(target=engine.prepare, daemon=True).start()
+    service.run()
+
+
+class RegisteredRoots:
+    """The directories in which registered executors have their homes, read anew only if others have come."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._read = ReadRoots(0, (), SharedHomes(()))
+
+    def __call__(self) -> tuple[str, ...]:
+        return self._current().roots
+
+    def shared_homes(self) -> SharedHomes:
+        """Where map outputs of the application itself lie."""
+        return self._current().shared
+
+    def _current(self) -> ReadRoots:
+        try:
+            changed = rendezvous.changed_at(self._directory)
+            if changed != self._read.changed or time.time_ns() - changed < JUST_NOW:
+                self._read = self._read_anew(changed)
+        except OSError:
+            pass  # out of files, for example: what was read last holds until the system tells again
+        return self._read
+
+    def _read_anew(self, changed: int) -> ReadRoots:
+        found = rendezvous.registrations(self._directory)
+        homes = dict.fromkeys(home for each in found for home in each.shared_homes)
+        stored = dict.fromkeys(each.stored_home for each in found if each.url)
+        token = next((each.token for each in found if each.token), "")
+        keep = any(each.keeps_what_is_shared for each in found)
+        of_spark = frozenset(home for each in found for home in each.homes_of_spark)
+        shared = SharedHomes(tuple(stored or homes), token, keep, of_spark)
+        return ReadRoots(changed, rendezvous.roots_of(self._directory), shared)
+
+
+def engine_of(directory: str, config: ServiceConfig) -> Engine:
+    """The engine of the application that meets there."""
+    clients = ClientSettings(
+        config.secret or None, ClientTls(config.authority) if config.authority else None, config.timeout
+    )
+    settings = EngineSettings(
+        application=rendezvous.application_of(directory),
+        address=rendezvous.address_of(directory),
+        write_memory=config.write_memory,
+        codec=Codec[config.codec.upper()],
+        codec_level=config.codec_level,
+        clients=clients,
+        keeper=os.getppid(),
+    )
+    return Engine(settings, RegisteredRoots(directory).shared_homes)
+
+
+def settings_of(config: ServiceConfig) -> ServerSettings:
+    """What the service is told, as it takes it."""
+    tls = ServerTls(config.certificate, config.key) if config.certificate else None
+    return ServerSettings(secret=config.secret or None, tls=tls, memory=config.memory)
+
+
+def open_as_many_files_as_allowed() -> None:
+    """A service has a descriptor for every client, and for every map output that is being read."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _show_status(service: ShuffleService, directory: str) -> None:
+    from sortshuffle.service.pages.http import StatusServer  # takes 0.1 s, for which no client has to wait
+
+    rendezvous.tell_status_page(directory, StatusServer(service.status).url)
+
+
+def _end_with_supervisor() -> None:
+    while sys.stdin.buffer.read(1):
+        pass
+    os._exit(0)  # nothing that it has outlives it: what it reads is others', and clients see a connection end
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

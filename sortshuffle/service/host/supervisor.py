@@ -1,0 +1,199 @@
+"""The supervisor: one small process per application and host that keeps the shuffle service running.
+
+    python -m sortshuffle.service.host.supervisor RENDEZVOUS TCP UNIX  < the service's configuration, one line
+
+It is started by the first task that writes on a host (`service.host.rendezvous`), with the listening sockets,
+which it never accepts from: it hands them to the service process (`service.host.process`), and to the next
+one when that dies. Clients connect meanwhile all the same, and wait.
+
+    keeping up --the application is over for `QUIET` seconds--> dissolved --> ended
+               --no executor here for `LINGER` seconds, and no sign that it is over--> the same
+    any --SIGTERM, or its rendezvous is gone or another's--> ended
+    new --its starter was killed, and nobody else would find it--> ended
+
+Rules
+* A service that dies is started again at once; one that dies again and again, after twice as long each time.
+* It ends with the application, however that ends: it looks at the executors' processes every second, also
+  while it waits before it starts a service again.
+* The service ends with it, even if it is killed: they share a pipe, which then ends. Nobody else has it.
+
+Standard library only: about 15 MB. The service takes more, and may be killed for its memory; this should not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from sortshuffle import calls
+from sortshuffle.service.host import rendezvous
+from sortshuffle.service.host.rendezvous import Life
+
+TICK = 1.0  # seconds between looks at the executors; the death of the service is noticed at once
+# seconds without a live executor until the service ends: one that is lost is replaced in less, and all is
+# gone well within 30 s of the application's end
+QUIET = 5.0
+# seconds; all executors of an application may go, and come again. After so long it is taken to be over
+LINGER = 12 * 3600.0
+STEADY = 10.0  # seconds after which a service that dies had not died of being started
+FIRST_DELAY, LAST_DELAY = 0.1, 10.0  # seconds before a service that died of it is started again
+STOPPING = 5.0  # seconds that it gets to end in good order
+
+
+@dataclass(slots=True)
+class BackOff:
+    """How long to wait before the service is started again."""
+
+    delay: float = 0.0
+
+    def after(self, lived: float) -> float:
+        """``lived``: seconds that the service ran that has died now."""
+        self.delay = 0.0 if lived >= STEADY else min(LAST_DELAY, max(FIRST_DELAY, 2 * self.delay))
+        return self.delay
+
+
+class ServiceProcess:
+    """The process of the service, and the next one when it dies."""
+
+    def __init__(self, directory: str, listening: Sequence[int], config: bytes) -> None:
+        self._directory = directory
+        self._listening = listening
+        self._config = config
+        self._back_off = BackOff()
+        self._due: float | None = None  # when one that has ended is started again, by the monotonic clock
+        self._start()
+
+    def keep_up(self, seconds: float) -> None:
+        """Wait so long at most. A service that has died is started again when it is due."""
+        until = time.monotonic() + seconds
+        if self._due is None and not self._has_ended(seconds):
+            return
+        assert self._due is not None
+        time.sleep(max(0.0, min(until, self._due) - time.monotonic()))
+        if self._due <= time.monotonic():
+            self._start_again()
+
+    def _has_ended(self, seconds: float) -> bool:
+        try:
+            status = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        lived = time.monotonic() - self._since
+        delay = self._back_off.after(lived)
+        log(f"the service ended after {lived:.1f} s ({_ended_by(status)}); starting it again in {delay:g} s")
+        self._let_go()
+        self._due = time.monotonic() + delay
+        return True
+
+    def _start_again(self) -> None:
+        try:
+            self._start()
+            self._due = None
+        except OSError as error:  # the machine is short of memory or processes
+            log(f"the service cannot be started: {error}")
+            self._due = time.monotonic() + self._back_off.after(0.0)
+
+    def stop(self) -> None:
+        """End it in good order, or else by force."""
+        self._let_go()
+        self._process.terminate()
+        try:
+            self._process.wait(STOPPING)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _start(self) -> None:
+        self._since = time.monotonic()
+        descriptors = map(str, self._listening)
+        self._process = calls.Popen(
+            [sys.executable, "-m", "sortshuffle.service.host.process", self._directory, *descriptors],
+            stdin=subprocess.PIPE,
+            pass_fds=tuple(self._listening),
+        )
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(self._config)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended already, and is started again
+
+    def _let_go(self) -> None:
+        """End the pipe, by which a service knows that its supervisor lives."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass
+
+
+def main(directory: str, listening: Sequence[int]) -> None:
+    """Run until the application has ended."""
+    signal.signal(signal.SIGTERM, _end)
+    config = sys.stdin.buffer.readline()
+    if not rendezvous.is_recorded_by_its_starter(directory, os.getpid()):
+        log("ends: the task that started it was killed before it told of it")
+        return
+    service = ServiceProcess(directory, listening, config)
+    try:
+        last_live = time.monotonic()
+        while _is_recorded(directory):
+            service.keep_up(TICK)
+            now = time.monotonic()
+            life = _life(directory)
+            if life is Life.LIVE:
+                last_live = now
+            patience = QUIET if life is Life.OVER else LINGER
+            if now - last_live >= patience and _is_dissolved(directory, life):
+                break
+    finally:
+        service.stop()
+
+
+def _is_recorded(directory: str) -> bool:
+    """Whether tasks find this process. What the system does not tell counts as yes: others depend on it."""
+    try:
+        return rendezvous.is_recorded(directory, os.getpid())
+    except OSError as error:
+        log(f"the rendezvous cannot be read: {error}")
+        return True
+
+
+def _life(directory: str) -> Life:
+    try:
+        return rendezvous.forget_ended(directory)
+    except OSError as error:
+        log(f"the registrations cannot be read: {error}")
+        return Life.LIVE
+
+
+def _is_dissolved(directory: str, life: Life) -> bool:
+    try:
+        return rendezvous.dissolve(directory, life)
+    except OSError as error:
+        log(f"the rendezvous cannot be removed yet: {error}")
+        return False
+
+
+def log(what: str) -> None:
+    """Into the log of the rendezvous, which is this process's standard error."""
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+    print(f"{stamp} supervisor {os.getpid()}: {what}", file=sys.stderr, flush=True)
+
+
+def _ended_by(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"exit status {status}"
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], tuple(map(int, sys.argv[2:])))

@@ -1,0 +1,257 @@
+"""`Catalog`: which map outputs lie on this host's disks, and where.
+
+The shuffle service's knowledge of files, all of it from the disks themselves: what a client names is looked
+up when it is first asked for, so a service that was just started serves everything that the last one did.
+
+    <root>/sortshuffle/<application>/<home>/exchange-E-map-M-attempt-A.data, .index
+
+Rules
+* The roots are asked for anew each time: executors come with directories of their own.
+* A request names an application, numbers and an id, never a path. What is found must carry the id, and lie
+  below a root with all symbolic links followed (`ResultPartitionManager.register`).
+* What this process cannot open for want of descriptors or memory is not lost: that is an OSError, and the
+  client asks again. So it is where a directory cannot be listed, unless that lasts (`_Unlisted`): the disk of
+  what is there is broken then, and its producers must run again.
+* Only what an executor that has *ended* left may be adopted (`EndedHomes`), and nothing that turned out to be
+  lost, though it could not be deleted.
+
+Every method touches disks; they are called by threads that may block, several at a time. The lock is that of
+``_lost``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+from sortshuffle import calls
+from sortshuffle.errors import OUT_OF, DataLossError, MissingDataError, Place, UsageError
+from sortshuffle.format.index import Index
+from sortshuffle.reading.scheduler import ReadScheduler
+from sortshuffle.reading.subpartition_reader import SubpartitionReader
+from sortshuffle.service.pages.status import ApplicationStatus
+from sortshuffle.service.server.ended_homes import EndedHomes
+from sortshuffle.service.server.index_view import IndexView
+from sortshuffle.service.server.result_partition_manager import ResultPartitionManager, Roots, check_inside
+from sortshuffle.service.wire.protocol import FoundOutput, MapOutputAddress, PartitionRequest
+from sortshuffle.storage.files.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
+from sortshuffle.storage.files.ranges import RangePart
+from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
+from sortshuffle.storage.homes.lifetime import HOME_ROOT, is_gone
+
+# seconds for which a directory cannot be listed before what was there counts as lost: longer than a disk or a
+# mount takes to come back, shorter than clients try by themselves (60)
+LISTED_WITHIN = 20.0
+MAY_PASS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # of a disk, or of what is mounted
+MOST_LOST = 4096  # map outputs that are remembered as lost; mostly they are deleted, too
+
+OnAvailable = Callable[[SubpartitionReader], None]
+
+
+class Catalog:
+    """Map outputs below ``roots``, whose views are ``manager``'s. ``segment_bytes``: what one credit is
+    worth."""
+
+    def __init__(self, roots: Roots, manager: ResultPartitionManager, segment_bytes: int) -> None:
+        self._roots = roots
+        self._manager = manager
+        self._segment_bytes = segment_bytes
+        self._ended = EndedHomes()
+        self._unlisted = _Unlisted()
+        self._lock = threading.Lock()
+        self._lost: dict[bytes, None] = {}  # ids, the longest known first
+
+    def roots(self) -> tuple[str, ...]:
+        """The directories that are served now."""
+        return tuple(self._roots())
+
+    def homes(self, application: str) -> list[str]:
+        """The directories of its executors, whether they live or not."""
+        return [
+            home
+            for root in self._roots()
+            for home in _directories(os.path.join(root, HOME_ROOT, application))
+        ]
+
+    def find(self, output: MapOutputAddress) -> PartitionedFile:
+        """The finished pair that carries the id.
+
+        Raises `MissingDataError` if there is none, `CorruptDataError` if what has the name is damaged, and
+        another OSError if it may be where this process cannot look now.
+        """
+        failed: OSError | None = None
+        for root in self._roots():
+            place = os.path.join(root, HOME_ROOT, output.application)
+            try:
+                homes = self._unlisted.names(place)
+            except OSError as error:
+                failed = error  # what another root has is found all the same
+                continue
+            for home in homes:
+                file = output.file_in(os.path.join(place, home))
+                if is_gone(file.index_path) or not self._is_served(file):
+                    continue
+                try:
+                    PartitionedFileReader(file, output.file_id).close()
+                except MissingDataError:
+                    continue
+                return file
+        if failed is not None:
+            raise failed
+        anywhere = Place(output.file_in(os.path.join(HOME_ROOT, output.application, "*")).data_path)
+        what = f"no directory that this service serves has the map output ({', '.join(self._roots())})"
+        raise MissingDataError(anywhere, what, expected=f"id {output.file_id.hex()}")
+
+    def places(self, output: MapOutputAddress) -> list[PartitionedFile]:
+        """Where the pair may be, or may have been: one for each home of its application that is served."""
+        files = [output.file_in(home) for home in self.homes(output.application)]
+        return [file for file in files if self._is_served(file)]
+
+    def is_another(self, file: PartitionedFile, file_id: bytes) -> bool:
+        """Whether the data file is there and carries another id. Raises OSError if it cannot be opened."""
+        try:
+            with closing(PartitionedFileReader(file)) as reader:
+                return reader.header.file_id != file_id
+        except DataLossError:
+            return False
+
+    def create_view(self, request: PartitionRequest, on_available: OnAvailable) -> SubpartitionReader:
+        """A view of the extents that are asked for, which the caller releases.
+
+        Raises `MissingDataError`, `CorruptDataError`, and `UsageError` for what the map output does not have.
+        """
+        output = request.output
+        known = self._manager.registered(output.file_id)
+        if known is not None:
+            try:
+                return _view(known, request, on_available)
+            except MissingDataError:  # it went, perhaps to another place
+                self._manager.forget(known)
+        return _view(self._manager.register(output.file_id, self.find(output)), request, on_available)
+
+    def index_view(self, request: PartitionRequest) -> IndexView:
+        """The index file, verified; the data file is as long as it says. Raises as `create_view` does."""
+        file = self.find(request.output)
+        _verified_index(file, request.output.file_id)
+        return IndexView(file, self._segment_bytes, request.skip)
+
+    def adoptable(self, wanted: MapOutputAddress) -> FoundOutput | None:
+        """A finished map output that an executor of this host left when it ended; of several attempts the
+        first. ``wanted``: as in a `find`."""
+        left = self._ended.outputs(self._roots(), wanted.application, wanted.exchange, wanted.map_index)
+        for file, owner in left:
+            file_id = self._finished_id(file, wanted.file_id)
+            if file_id is not None and file_id not in self._lost:
+                return FoundOutput(file_id, file.attempt or 0, file.base, owner.host)
+        return None
+
+    def withdraw(self, file_id: bytes) -> None:
+        """It is lost: give it to nobody to adopt."""
+        with self._lock:
+            self._lost[file_id] = None
+            while len(self._lost) > MOST_LOST:
+                del self._lost[next(iter(self._lost))]
+
+    def applications(self) -> list[ApplicationStatus]:
+        """What is there, by application."""
+        names = {name for root in self._roots() for name in _names(os.path.join(root, HOME_ROOT))}
+        return [status for name in sorted(names) if (status := self._status(name)) is not None]
+
+    def _is_served(self, file: PartitionedFile) -> bool:
+        try:
+            check_inside(file, self._roots())
+        except UsageError:
+            return False
+        return True
+
+    def _finished_id(self, file: PartitionedFile, driver: bytes) -> bytes | None:
+        """Its id, if the pair is whole as far as the index tells, and of an exchange of this driver."""
+        try:
+            check_inside(file, self._roots())
+            index = _verified_index(file)
+        except (DataLossError, UsageError, OSError):
+            return None
+        return index.header.file_id if index.writer.driver == driver.hex() else None
+
+    def _status(self, application: str) -> ApplicationStatus | None:
+        homes = self.homes(application)
+        if not homes:
+            return None
+        outputs = size = 0
+        for home in homes:
+            for name in _names(home):
+                if name.endswith(INDEX_SUFFIX):
+                    outputs += 1
+                    size += _size(os.path.join(home, name.removesuffix(INDEX_SUFFIX) + DATA_SUFFIX))
+        return ApplicationStatus(application, len(homes), outputs, size)
+
+
+class _Unlisted:
+    """Applications' directories that could not be listed lately: when that was first so, and when last, in
+    seconds of `time.monotonic`. Without a lock: each change is one operation of a dict."""
+
+    def __init__(self) -> None:
+        self._failures: dict[str, tuple[float, float]] = {}
+
+    def names(self, directory: str) -> list[str]:
+        """What is in it. Raises OSError while that may pass. A directory that could not be listed for
+        `LISTED_WITHIN` seconds counts as empty."""
+        try:
+            found = sorted(calls.listdir(directory))
+        except OSError as error:
+            if error.errno in OUT_OF or self._may_pass(directory, error):
+                raise
+            return []
+        self._failures.pop(directory, None)
+        return found
+
+    def _may_pass(self, directory: str, error: OSError) -> bool:
+        if error.errno not in MAY_PASS:
+            return False
+        if len(self._failures) > MOST_LOST:
+            self._failures.clear()
+        now = time.monotonic()
+        first, last = self._failures.get(directory, (now, now))
+        if now - last > LISTED_WITHIN:  # nobody asked meanwhile: what failed then says nothing of today
+            first = now
+        self._failures[directory] = first, now
+        return now - first < LISTED_WITHIN
+
+
+def _verified_index(file: PartitionedFile, file_id: bytes | None = None) -> Index:
+    """Of a pair that is whole as far as the index tells. Raises as `PartitionedFileReader` does."""
+    index = read_index(file, file_id)
+    with closing(PartitionedFileReader(file, index.header.file_id, str(index.writer))) as reader:
+        reader.expect_size(index.data_bytes)
+    return index
+
+
+def _view(
+    scheduler: ReadScheduler, request: PartitionRequest, on_available: OnAvailable
+) -> SubpartitionReader:
+    part = RangePart(request.regions, request.skip)
+    return scheduler.create_reader(request.subpartitions, on_available, part, request.credit)
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return calls.listdir(directory)
+    except OSError as error:
+        if error.errno in OUT_OF:
+            raise
+        return []
+
+
+def _directories(directory: str) -> list[str]:
+    return [path for name in sorted(_names(directory)) if calls.isdir(path := os.path.join(directory, name))]
+
+
+def _size(path: str) -> int:
+    try:
+        return calls.stat(path).st_size
+    except OSError:
+        return 0

@@ -1,0 +1,208 @@
+"""`ResultPartitionManager`: the result partitions that the shuffle service reads, each known by the 16-byte
+id that both of its files carry.
+
+The catalog registers a map output when a consumer first asks for it; views are made by what it gets for that,
+the partition's `ReadScheduler`.
+
+    unknown --register--> registered --forget, or idle and many others--> unknown
+                                     --release--> unknown, files deleted
+    any --shutdown--> shut down
+
+Rules
+* Only files below the roots are served, symbolic links followed: a request can name nothing else. The roots
+  are asked for at each registration, because executors come with directories of their own.
+* Nothing is opened to register. The first view opens a partition's files and reads its index; they are closed
+  when the last view has been read to its end, has failed or was released (`ReadScheduler`).
+* What nobody reads is forgotten, the longest unused first, once more than `MOST_REGISTERED` are there. It
+  costs nothing to register again.
+* What is forgotten is not closed: who got it a moment ago makes a view of it all the same. The files stay.
+* `release` fails at once every view that was not read to its end; the files are deleted when the last view
+  has let go of them. (As the ancestor does. To let open views read on would let one stuck consumer keep a
+  disk full; one that still needed the data fails where its producer can run again.)
+* After `shutdown` nothing is registered.
+
+Lock order: the manager's lock is held for look-ups only. Schedulers are called, futures completed and files
+deleted under no lock.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from sortshuffle import calls
+from sortshuffle.errors import MissingDataError, Place, StateError, UsageError
+from sortshuffle.memory.read_buffer_pool import ReadBufferPool
+from sortshuffle.reading.scheduler import BUFFER_TIMEOUT, ReadScheduler, sweep_threads
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+
+# one costs a few KiB while it is not read; a stage of so many map tasks on one host is looked up once
+MOST_REGISTERED = 4096
+
+Roots = Callable[[], Sequence[str]]
+"""The directories that are served, at this moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFigures:
+    """What is read at a moment, and has been. ``waiting``: partitions whose reads wait for a thread or for
+    memory, or are made right now."""
+
+    partitions_open: int
+    readers: int
+    waiting: int
+    reads_total: int
+    bytes_read_total: int
+
+
+class ResultPartitionManager:
+    """Result partitions below ``roots``, read into ``pool``. ``timeout``: seconds without anybody's progress
+    until readers fail, on ``clock``, the pool's own. ``most``: idle partitions that are remembered."""
+
+    def __init__(
+        self,
+        roots: Roots,
+        pool: ReadBufferPool,
+        *,
+        timeout: float = BUFFER_TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
+        most: int = MOST_REGISTERED,
+    ) -> None:
+        self._roots = roots
+        self._pool = pool
+        self._timeout = timeout
+        self._clock = clock
+        self._most = most
+        self._lock = threading.Lock()
+        self._partitions: dict[bytes, ReadScheduler] = {}  # the longest unused first
+        self._reads = self._bytes_read = 0  # of those that are forgotten
+        self._shut_down = False
+        self._threads = ThreadPoolExecutor(sweep_threads(pool), thread_name_prefix="sortshuffle-sweep")
+
+    def register(self, file_id: bytes, file: PartitionedFile) -> ReadScheduler:
+        """The reads of this finished pair, known from now on. Of one that is known already, perhaps under
+        another name, those that are there: the id says that they have the same bytes.
+
+        Raises `UsageError` for a file outside the roots, `StateError` after `shutdown`.
+        """
+        check_inside(file, self._roots())
+        scheduler = ReadScheduler(
+            file, file_id, self._pool, self._threads, timeout=self._timeout, clock=self._clock
+        )
+        with self._lock:
+            if self._shut_down:
+                raise StateError("the result partition manager is shut down: it registers nothing any more")
+            known = self._partitions.setdefault(file_id, scheduler)
+            self._forget_idle()
+        return known
+
+    def registered(self, file_id: bytes) -> ReadScheduler | None:
+        """The reads of a partition, if it is known. It is the last that is forgotten, then."""
+        with self._lock:
+            scheduler = self._partitions.pop(file_id, None)
+            if scheduler is not None:
+                self._partitions[file_id] = scheduler
+            return scheduler
+
+    def forget(self, scheduler: ReadScheduler) -> None:
+        """Its files are not where they were. Nothing if it is not known any more."""
+        with self._lock:
+            if self._partitions.get(scheduler.file_id) is scheduler:
+                self._take_out(scheduler)
+
+    def release(self, file_id: bytes) -> Future[None]:
+        """Forget the partition, fail its open views, and delete its files when the last has let go: then the
+        future is done, with the OSError if they could not be deleted. Nothing if it is not registered. Cannot
+        be cancelled; the same file may be registered again afterwards."""
+        deleted: Future[None] = Future()
+        deleted.set_running_or_notify_cancel()
+        with self._lock:
+            scheduler = self._partitions.get(file_id)
+            if scheduler is not None:
+                self._take_out(scheduler)
+        if scheduler is None:
+            deleted.set_result(None)
+            return deleted
+        file = scheduler.file
+        cause = MissingDataError(Place(file.data_path), f"result partition {file_id.hex()} was released")
+        scheduler.close(cause).add_done_callback(lambda _: _delete(file, deleted))
+        return deleted
+
+    def __contains__(self, file_id: bytes) -> bool:
+        return file_id in self._partitions
+
+    def __len__(self) -> int:
+        return len(self._partitions)
+
+    def figures(self) -> ReadFigures:
+        """What is read at this moment."""
+        with self._lock:
+            known = list(self._partitions.values())
+            reads, size = self._reads, self._bytes_read
+        return ReadFigures(
+            partitions_open=sum(each.is_open for each in known),
+            readers=sum(each.readers for each in known),
+            waiting=sum(not each.is_idle for each in known),
+            reads_total=reads + sum(each.reads for each in known),
+            bytes_read_total=size + sum(each.bytes_read for each in known),
+        )
+
+    def shutdown(self) -> None:
+        """Fail all open views; returns when no file is open. May be called again."""
+        with self._lock:
+            self._shut_down = True
+            partitions = list(self._partitions.values())
+        for closed in [each.close(_shut_down_cause(each)) for each in partitions]:
+            closed.result()
+        self._threads.shutdown()
+        with self._lock:
+            for each in list(self._partitions.values()):
+                self._take_out(each)
+
+    def _forget_idle(self) -> None:
+        """Forget what nobody reads, if there is too much: some more than that, so that it is not asked at
+        every registration. Never the one that is being registered. Under the lock."""
+        excess = len(self._partitions) - self._most
+        if excess <= 0:
+            return
+        others = list(self._partitions.values())[:-1]
+        idle = [each for each in others if each.is_idle and not each.is_open]
+        for each in idle[: excess + self._most // 8]:
+            self._take_out(each)
+
+    def _take_out(self, scheduler: ReadScheduler) -> None:
+        del self._partitions[scheduler.file_id]
+        self._reads += scheduler.reads
+        self._bytes_read += scheduler.bytes_read
+
+
+def _delete(file: PartitionedFile, deleted: Future[None]) -> None:
+    try:
+        file.delete()
+    except OSError as error:
+        deleted.set_exception(error)
+    else:
+        deleted.set_result(None)
+
+
+def check_inside(file: PartitionedFile, roots: Sequence[str]) -> None:
+    """Raises `UsageError` unless both files of the pair lie below one of the roots, links followed. The root
+    that the name begins with comes first, others only if they must: their disks may stand still."""
+    by_name = sorted(roots, key=lambda root: not file.base.startswith(os.path.join(root, "")))
+    for path in (file.data_path, file.index_path):
+        real = calls.realpath(path)
+        if not any(_is_below(real, root) for root in by_name):
+            raise UsageError(f"{path} is not below {' or '.join(roots)}: it is not served")
+
+
+def _is_below(real: str, root: str) -> bool:
+    real_root = calls.realpath(root)
+    return os.path.commonpath([real_root, real]) == real_root
+
+
+def _shut_down_cause(scheduler: ReadScheduler) -> StateError:
+    return StateError(f"{scheduler.file.base} is not read any more: the service is shut down")

@@ -1,0 +1,148 @@
+"""Addresses of services: where one listens, and by which other hosts reach it.
+
+An address is text, ``host:port``; an IPv6 host stands in brackets. `address_of_host` answers what Spark says
+of its own executors, so that they are reached here by the network by which Spark reaches them.
+
+Only the standard library is imported here: the supervisor must stay small.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+
+from sortshuffle import calls
+from sortshuffle.errors import UsageError
+from sortshuffle.storage.homes.host import named_by_spark
+
+# Bytes of a Unix socket's path. The system takes 107 (sockaddr_un), Java one less
+LONGEST_PATH = 106
+BACKLOG = 1024  # connections that wait to be accepted, while a service is started or started again
+_ANY_PORT = 9  # of a socket that never sends: discard
+_ELSEWHERE = "192.0.2.1"  # set apart for documentation: nobody's, so the way there leads out of this machine
+
+_ways: dict[str, str] = {}  # by the driver's host: this host's address on the way there
+
+
+def join_address(host: str, port: int) -> str:
+    """The text of an address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port. Raises `UsageError`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise UsageError(f"{text!r} is not the address of a service: give host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def address_of_host(driver_host: str) -> str:
+    """The name or address by which other hosts reach this one.
+
+    What Spark was told (SPARK_LOCAL_HOSTNAME, SPARK_LOCAL_IP); else the address that this host has on the way
+    to ``driver_host`` (``spark.driver.host``; empty if it is not known); else what its own name leads to.
+    """
+    return named_by_spark() or _on_the_way_to(driver_host) or _of_own_name()
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this host can reach what listens there. ``address``: in numbers; one of IPv6 may name an
+    interface, or stand for one of IPv4."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    """A socket that listens there; on any port if that is 0. The caller closes it. Raises OSError."""
+    family, _, _, _, address = calls.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listening = calls.new_socket(family, socket.SOCK_STREAM)
+    try:
+        calls.setsockopt(listening, socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        calls.bind(listening, address)
+        calls.listen(listening, BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def listen_on_path(path: str) -> socket.socket:
+    """A Unix socket that listens there, in a directory of this user's alone; another one of that name goes.
+    The caller closes it. Raises OSError, `UsageError` for a path that the system cannot take."""
+    if len(path.encode()) > LONGEST_PATH:
+        raise UsageError(
+            f"{path} is too long for a Unix socket, which takes {LONGEST_PATH} bytes: set TMPDIR to a shorter"
+            " directory in the executors' environment (spark.executorEnv.TMPDIR), and in the driver's"
+        )
+    listening = calls.new_socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        try:
+            calls.unlink(path)
+        except FileNotFoundError:
+            pass
+        calls.bind(listening, path)
+        calls.chmod(path, 0o600)
+        calls.listen(listening, BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def listen_at_host(host: str, port: int) -> socket.socket:
+    """As `listen_on`, reachable by ``host`` from elsewhere: at that address, or everywhere where the name
+    leads to an address that is not this machine's own; on another port if that one is taken."""
+    try:
+        return _listen_for(host, port)
+    except OSError as error:
+        if port and error.errno == errno.EADDRINUSE:
+            return _listen_for(host, 0)
+        raise
+
+
+def _listen_for(host: str, port: int) -> socket.socket:
+    try:
+        return listen_on(host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+            return listen_on("0.0.0.0", port)
+        raise
+
+
+def _on_the_way_to(driver_host: str) -> str:
+    """Found once by this process: every task asks, and a name may take long to resolve."""
+    if driver_host and driver_host not in _ways:
+        found = _own_end(driver_host)
+        if _says_loopback(found) and not _says_loopback(driver_host):
+            found = _own_end(_ELSEWHERE) or found  # a machine's own name often leads to 127.0.1.1, only there
+        if found:
+            _ways[driver_host] = found
+    return _ways.get(driver_host, "")
+
+
+def _own_end(host: str) -> str:
+    """This host's address on the way there; empty if there is none."""
+    try:
+        found = calls.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)
+        with calls.new_socket(found[0][0], socket.SOCK_DGRAM) as probe:
+            calls.connect(probe, found[0][4])  # sends nothing: the system only chooses the way
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _says_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _of_own_name() -> str:
+    name = socket.gethostname()
+    try:
+        return calls.gethostbyname(name)
+    except OSError:
+        return name

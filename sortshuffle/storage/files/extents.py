@@ -1,0 +1,346 @@
+"""Extents as a reader needs them, and the reader that verifies them, wherever their bytes come from.
+
+    ExtentReader            what is handed out was verified; where it lies is in every error
+      PartitionedFileReader   a data file that this process can open        (`storage.files.reader`)
+      StoredFileReader        ranges of an object, by fsspec                (`storage.stored.stored_reader`)
+      RemoteReader            the shuffle service of another host           (`service.client.remote_reader`)
+
+A reader of bytes says only how they are fetched (`ExtentReader.fetch`).
+
+What is encrypted is decrypted here, after it was verified: whoever decodes gets plain payloads. A reader
+without a key moves and verifies (`checked`, `checked_parts`, `verify`), and raises `DecryptionError` where
+payloads are asked for. A reader with a key takes no payload that is not encrypted: somebody else has written
+it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TypeVar
+
+import pyarrow as pa
+
+from sortshuffle.errors import CorruptDataError, DecryptionError, Place
+from sortshuffle.format.buffer import (
+    ALIGNMENT,
+    BUFFER_HEADER_BYTES,
+    StoredBuffer,
+    expect_known,
+    scan_buffer,
+    scan_extent,
+)
+from sortshuffle.format.checksum import CHECKSUM_BYTES, checksum_of_all, checksum_of_checksums
+from sortshuffle.format.encryption import (
+    BufferPlace,
+    EncryptionKey,
+    FileCipher,
+    WrongTagError,
+    decrypted,
+    decrypted_singles,
+)
+from sortshuffle.format.header import HEADER_BYTES
+from sortshuffle.format.index import Index
+from sortshuffle.format.malformed import CutShort, Malformed
+
+Self = TypeVar("Self", bound="ExtentReader")
+
+# what to do about data that does not open
+BY_KEY_ALONE = "It opens with the key of the application that wrote it alone (spark.io.encryption.enabled)"
+_SOMEBODY_ELSES = "Somebody else wrote it: see who can write to this directory"
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where one extent lies and what it must be: an index entry with its region and subpartition."""
+
+    region: int
+    subpartition: int
+    offset: int
+    bytes: int
+    raw_bytes: int
+    records: int
+    checksum: int
+    buffers: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtentPart:
+    """Verified buffers of an extent, ``bytes`` together: ``memory`` holds them, ``buffers`` say where."""
+
+    memory: pa.Buffer
+    buffers: list[StoredBuffer]
+    bytes: int
+
+
+class ExtentReader(ABC):
+    """Reads the extents of one result partition.
+
+    ``path``: of its data file, ``writer``: who wrote it; for errors. ``key``: the application's, and
+    ``file_id``: the file's own, from which comes what decrypts it; None where nothing is to be decrypted. The
+    caller closes the reader. Memory that is handed out belongs to the pyarrow buffers.
+    """
+
+    def __init__(
+        self, path: str, writer: str | None, key: EncryptionKey | None = None, file_id: bytes = b""
+    ) -> None:
+        self.path = path
+        self._writer = writer
+        self._key = key
+        self._file_id = file_id
+        self._cipher: FileCipher | None = None
+
+    @abstractmethod
+    def fetch(self, size: int, extent: Extent, position: int = 0) -> pa.Buffer:
+        """``size`` bytes of the extent from ``position`` on, in `aligned_memory`, not verified.
+
+        Positions ascend, but for one thing: what follows the last whole buffer of a part is asked for again.
+        Raises `DataLossError` with the place if they cannot be had.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything. May be called again."""
+
+    def give_up(self) -> None:  # noqa: B027  # most readers wait for nobody
+        """Whoever waits for bytes in another thread waits no longer, and gets an error. For readers that wait
+        for somebody; it is closed all the same."""
+
+    def read_extent(self, extent: Extent) -> ExtentPart:
+        """The whole extent in one go, all of it verified and plain."""
+        return self.verified(self.read_unverified(extent), extent)
+
+    def read_unverified(self, extent: Extent) -> pa.Buffer:
+        """The bytes of the extent. They must go through `verified` before anyone else sees them."""
+        return self.fetch(extent.bytes, extent)
+
+    def verified(self, memory: pa.Buffer, extent: Extent) -> ExtentPart:
+        """What `read_unverified` returned, every checksum verified, and plain. Raises `DecryptionError`."""
+        return self._plain_part(self.checked(memory, extent), extent, 0)
+
+    def checked(self, memory: pa.Buffer, extent: Extent) -> ExtentPart:
+        """What `read_unverified` returned, every checksum verified, as it is stored."""
+        with self.damage(extent.offset, extent):
+            buffers = list(scan_extent(memoryview(memory), extent.checksum, extent.buffers))
+        return ExtentPart(memory, buffers, extent.bytes)
+
+    def read_parts(self, extent: Extent, part_bytes: int) -> Iterator[ExtentPart]:
+        """The extent in parts of at most ``part_bytes``, whole buffers each, verified buffer by buffer; a
+        larger buffer is a part of its own; plain. That none is lost, doubled or foreign is verified before
+        the last part is handed out. Raises `DecryptionError`."""
+        position = 0
+        for part in self.checked_parts(extent, part_bytes):
+            plain = [self._plain_part(part, extent, position)]
+            position += part.bytes
+            del part  # what was encrypted is not held while the caller has what was decrypted
+            yield plain.pop()
+
+    def checked_parts(self, extent: Extent, part_bytes: int) -> Iterator[ExtentPart]:
+        """The same as it is stored."""
+        position = 0
+        checksums: list[int] = []
+        wanted = part_bytes = max(part_bytes, ALIGNMENT)
+        while position < extent.bytes:
+            left = extent.bytes - position
+            memory = self.fetch(min(wanted, left), extent, position)
+            with self.damage(extent.offset + position, extent):
+                buffers, end, needed = _whole_buffers(memory, left, checksums)
+            if needed:
+                wanted = needed
+                continue
+            if end == left:
+                with self.damage(extent.offset, extent):
+                    _check_extent(extent, checksums)
+            part = [ExtentPart(memory, buffers, end)]
+            position += end
+            wanted = part_bytes
+            del memory  # the caller's from here on
+            yield part.pop()
+
+    def verify(self, extent: Extent, part_bytes: int) -> None:
+        """Every checksum, in memory of ``part_bytes`` however large a buffer is, or says that it is. Raises
+        `CorruptDataError`."""
+        position = 0
+        checksums: list[int] = []
+        while position < extent.bytes:
+            left = extent.bytes - position
+            memory = self.fetch(min(part_bytes, left), extent, position)
+            with self.damage(extent.offset + position, extent):
+                _, end, needed = _whole_buffers(memory, left, checksums)
+                header = bytes(memoryview(memory)[:BUFFER_HEADER_BYTES])
+                del memory
+                if needed:
+                    checksums.append(self._checksum_of_large(extent, position, needed, part_bytes))
+                    expect_known(header)
+            position += needed or end
+        with self.damage(extent.offset, extent):
+            _check_extent(extent, checksums)
+
+    def _checksum_of_large(self, extent: Extent, position: int, size: int, part_bytes: int) -> int:
+        """Of the buffer there, if it is as its bytes are. Raises `Malformed`."""
+        end = position + size - CHECKSUM_BYTES
+        starts = range(position, end, part_bytes)
+        computed = checksum_of_all(self.fetch(min(part_bytes, end - at), extent, at) for at in starts)
+        stored = int.from_bytes(memoryview(self.fetch(CHECKSUM_BYTES, extent, end)), "little")
+        if computed != stored:
+            raise Malformed("a buffer fails its checksum", 0, f"{stored:#018x}", f"{computed:#018x}")
+        return stored
+
+    @property
+    def decrypts(self) -> bool:
+        """Whether it has a key, and so takes nothing that is not encrypted."""
+        return self._key is not None
+
+    def plain(
+        self,
+        memory: pa.Buffer,
+        buffers: list[StoredBuffer],
+        extent: Extent,
+        position: int = 0,
+        into: tuple[pa.Buffer, memoryview] | None = None,
+    ) -> tuple[pa.Buffer, list[StoredBuffer]]:
+        """These verified buffers, decrypted. ``position``: of the memory in the extent. ``into``: memory of
+        the same size to decrypt to, as `aligned_memory` gives it; without it new memory is made. Raises
+        `DecryptionError`."""
+        if self._key is None:
+            self._expect_plain(buffers, extent)
+            return memory, buffers
+        opened, target = into or aligned_memory(memory.size)
+        source, cipher = memoryview(memory).cast("B"), self._file_cipher(self._key)
+        found: list[StoredBuffer] = []
+        for buffer in buffers:
+            offset = extent.offset + position + buffer.start - BUFFER_HEADER_BYTES
+            if not buffer.encrypted:
+                what = "the data is not encrypted, as all of this application's is"
+                raise DecryptionError(self.place(offset, extent), what, _SOMEBODY_ELSES)
+            place = BufferPlace(offset, extent.region, None if buffer.broadcast else extent.subpartition)
+            try:
+                found.append(decrypted(source, buffer, cipher, place, target))
+            except WrongTagError:
+                raise self._unopened(offset, extent) from None
+        return opened, found
+
+    def plain_singles(
+        self, memory: pa.Buffer, singles: Sequence[tuple[int, int, int]], offset: int, region: int
+    ) -> list[memoryview]:
+        """The plain payloads of many verified, encrypted extents of one uncompressed buffer each, of a
+        unicast region. Of a reader that `decrypts`. ``singles``: as of `decrypted_singles`; ``offset``: of
+        the memory in the file. Raises `DecryptionError`."""
+        assert self._key is not None
+        _, target = aligned_memory(memory.size)
+        source, cipher = memoryview(memory).cast("B"), self._file_cipher(self._key)
+        found: list[memoryview] = []
+        try:
+            found.extend(decrypted_singles(source, singles, cipher, offset, region, target))
+        except WrongTagError:
+            start, size, subpartition = singles[len(found)]
+            extent = Extent(region, subpartition, offset + start, size, 0, 0, 0, 1)
+            raise self._unopened(offset + start, extent) from None
+        return found
+
+    def _unopened(self, offset: int, extent: Extent) -> DecryptionError:
+        what = "the data does not open: the key is another one, or the bytes were changed on purpose"
+        return DecryptionError(self.place(offset, extent), what, BY_KEY_ALONE)
+
+    def _expect_plain(self, buffers: list[StoredBuffer], extent: Extent) -> None:
+        for buffer in buffers:  # no generator: making one takes longer than looking at a few
+            if buffer.encrypted:
+                what = "the data is encrypted, and there is no key"
+                raise DecryptionError(self.place(extent.offset, extent), what, BY_KEY_ALONE)
+
+    def _plain_part(self, part: ExtentPart, extent: Extent, position: int) -> ExtentPart:
+        if self._key is None:
+            self._expect_plain(part.buffers, extent)
+            return part
+        memory, buffers = self.plain(part.memory, part.buffers, extent, position)
+        return ExtentPart(memory, buffers, part.bytes)
+
+    def _file_cipher(self, key: EncryptionKey) -> FileCipher:
+        """Of this file; threads that come together make it twice."""
+        if self._cipher is None:
+            self._cipher = key.of_file(self._file_id)
+        return self._cipher
+
+    @contextmanager
+    def damage(self, offset: int, extent: Extent | None = None) -> Iterator[None]:
+        """Turn `Malformed` bytes read from ``offset`` on into a `CorruptDataError` with its place."""
+        try:
+            yield
+        except Malformed as problem:
+            raise self.damaged(problem, offset, extent) from None
+
+    def damaged(self, problem: Malformed, offset: int, extent: Extent | None = None) -> CorruptDataError:
+        """The error for `Malformed` bytes that were read from ``offset`` on."""
+        place = self.place(offset + problem.offset, extent)
+        return CorruptDataError(place, problem.what, expected=problem.expected, found=problem.found)
+
+    def place(self, offset: int | None = None, extent: Extent | None = None) -> Place:
+        """Where that is in the data file, for errors."""
+        return Place(
+            self.path,
+            extent.region if extent else None,
+            extent.subpartition if extent else None,
+            offset,
+            self._writer,
+        )
+
+    def cut_short(self, extent: Extent, found: int) -> CorruptDataError:
+        """The error for an extent of which there are only ``found`` bytes."""
+        place = self.place(extent.offset, extent)
+        expected = f"{extent.bytes} bytes"
+        return CorruptDataError(place, "the data file is cut short", expected=expected, found=found)
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def aligned_memory(size: int) -> tuple[pa.Buffer, memoryview]:
+    """Memory for bytes of an extent that begin with a buffer, and a view to fill it through: shifted, so that
+    payloads stand on 64-byte boundaries in memory as they do in the file."""
+    memory = pa.allocate_buffer(HEADER_BYTES + size)
+    return memory.slice(HEADER_BYTES), memoryview(memory).cast("B")[HEADER_BYTES:]
+
+
+def extents_of(index: Index, subpartition: int) -> list[Extent]:
+    """The non-empty extents of a subpartition, in region order."""
+    entries = index.entries[:, subpartition]
+    return [extent_of(entry, region, subpartition) for region, entry in enumerate(entries) if entry["bytes"]]
+
+
+def extent_of(entry: object, region: int, subpartition: int) -> Extent:
+    """An index entry (a scalar of dtype `ENTRY`) as an `Extent`."""
+    offset, size, raw, records, digest, buffers, _ = entry.item()  # type: ignore[attr-defined]
+    return Extent(region, subpartition, offset, size, raw, records, digest, buffers)
+
+
+def _whole_buffers(memory: pa.Buffer, left: int, checksums: list[int]) -> tuple[list[StoredBuffer], int, int]:
+    """The buffers that lie whole in ``memory``, where the last of them ends, and if there is none how many
+    bytes the first one takes. ``left``: bytes of the extent from here on; a buffer must end within them."""
+    view = memoryview(memory)
+    position = 0
+    buffers: list[StoredBuffer] = []
+    while position < len(view):
+        try:
+            scan = scan_buffer(view, position)
+        except CutShort as problem:
+            if position + problem.expected > left:
+                raise
+            return buffers, position, 0 if buffers else problem.expected
+        checksums.append(scan.checksum)
+        buffers.append(scan.buffer)
+        position = scan.end
+    return buffers, position, 0
+
+
+def _check_extent(extent: Extent, checksums: list[int]) -> None:
+    found = (len(checksums), checksum_of_checksums(checksums))
+    if found != (extent.buffers, extent.checksum):
+        raise Malformed("the extent fails its checksum", 0, f"{extent.checksum:#018x}", f"{found[1]:#018x}")

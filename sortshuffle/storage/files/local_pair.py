@@ -1,0 +1,168 @@
+"""`LocalPair`: the two new files of a result partition, where they are files of this host.
+
+    new --append_data, append_index--> new --commit--> both have their names
+                                           --discard--> nothing is left
+
+On a local disk the data file is locked until the index has its name: a ``.partial`` without a lock holder is
+a dead task's, and anyone may delete it (`storage.homes.lifetime`). A directory that all hosts have mounted
+(``file:///mount``) has no janitor and needs no lock; but there, closing is what brings the last bytes to the
+server, and tells of the room that they did not find: so the files are closed before they get their names.
+
+Single-threaded. Owns both descriptors; they are closed by `commit` and `discard`, whatever these raise.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+from sortshuffle import calls
+from sortshuffle.errors import FileAccessError, OutOfDiskError
+from sortshuffle.format.checksum import BytesLike
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.homes.lifetime import delete_unfinished
+from sortshuffle.storage.homes.private import make_private
+
+IOV_MAX = os.sysconf("SC_IOV_MAX")  # pieces that one gathered write takes; 1024 on Linux
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_CLOSED = -1
+
+
+class LocalPair:
+    """``mounted``: other hosts see the directory. ``makes_directory``: it is made if need be. Raises as
+    `PartitionedFileWriter` does."""
+
+    def __init__(self, file: PartitionedFile, mounted: bool = False, makes_directory: bool = False) -> None:
+        self._file = file
+        self._mounted = mounted
+        if makes_directory:
+            directory = os.path.dirname(file.base)
+            with _failing_at(directory):
+                make_private(directory)
+        self._data, self._index = _create_pair(file, locked=not mounted)
+
+    def append_data(self, pieces: Sequence[BytesLike]) -> None:
+        """One gathered write, or several past `IOV_MAX` pieces."""
+        _write_all(self._data, pieces, self._file.partial_data_path)
+
+    def append_index(self, data: bytes) -> None:
+        _write_all(self._index, [data], self._file.partial_index_path)
+
+    def commit(self) -> None:
+        """Give both files their names, the index last: an index means a complete pair."""
+        if self._mounted:
+            self._close()
+        # a full disk may have no room for a directory's new entry
+        for path, name in (
+            (self._file.partial_data_path, self._file.data_path),
+            (self._file.partial_index_path, self._file.index_path),
+        ):
+            with _failing_at(path):
+                calls.rename(path, name)
+        self._close()
+
+    def discard(self) -> None:
+        """Delete both files, and tell nothing: the task has failed already, and its own error must be the one
+        that is seen. What cannot be deleted is nobody's ``.partial`` from now on, which others delete."""
+        with suppress(OSError):
+            delete_unfinished(self._file)
+        with suppress(OSError):
+            self._close()
+
+    def _close(self) -> None:
+        data, self._data = self._data, _CLOSED
+        index, self._index = self._index, _CLOSED
+        try:
+            _close(data, self._file.partial_data_path)
+        finally:
+            _close(index, self._file.partial_index_path)
+
+
+def _create_pair(file: PartitionedFile, locked: bool) -> tuple[int, int]:
+    """Descriptors of the two new files; no file and no descriptor on an error."""
+    _expect_nothing_at(file.data_path)
+    _expect_nothing_at(file.index_path)
+    data = _create(file.partial_data_path)
+    try:
+        if locked:
+            with _failing_at(file.partial_data_path):
+                calls.flock(data, fcntl.LOCK_EX)
+        return data, _create(file.partial_index_path)
+    except BaseException:
+        with suppress(OSError):
+            calls.unlink(file.partial_data_path)
+        with suppress(OSError):
+            calls.close(data)
+        raise
+
+
+def _expect_nothing_at(path: str) -> None:
+    """So that a finished file is not replaced. ``lexists`` would say no where the system does not tell."""
+    try:
+        with _failing_at(path):
+            calls.lstat(path)
+    except FileNotFoundError:
+        return
+    raise FileExistsError(errno.EEXIST, "this attempt's map output is there already", path)
+
+
+def _create(path: str) -> int:
+    with _failing_at(path):
+        return calls.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def _close(descriptor: int, path: str) -> None:
+    if descriptor == _CLOSED:
+        return
+    with _failing_at(path):
+        calls.close(descriptor)
+
+
+def _write_all(descriptor: int, pieces: Sequence[BytesLike], path: str) -> None:
+    """Append all pieces, in as few gathered writes as the system allows, finishing short ones."""
+    views = [piece if isinstance(piece, bytes) else memoryview(piece).cast("B") for piece in pieces]
+    start = 0
+    while start < len(views):
+        some = views[start : start + IOV_MAX]
+        try:
+            written = calls.writev(descriptor, some)
+        except OSError as error:
+            _fail(error, path, sum(map(len, views[start:])))
+        if written == sum(map(len, some)):
+            start += len(some)
+            continue
+        while written >= len(views[start]):
+            written -= len(views[start])
+            start += 1
+        views[start] = memoryview(views[start])[written:]
+
+
+@contextmanager
+def _failing_at(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        _fail(error, path, 0)
+
+
+def _fail(error: OSError, path: str, wanted: int) -> NoReturn:
+    """Raises it as the package's own, with place and remedy, where it is none that callers look for."""
+    if isinstance(error, FileNotFoundError | FileExistsError) or error.errno is None:
+        raise error
+    if error.errno not in _NO_SPACE:
+        raise FileAccessError(error.errno, path) from error
+    directory = os.path.dirname(path)
+    raise OutOfDiskError(directory, wanted, _free_below(directory)) from error
+
+
+def _free_below(directory: str) -> int:
+    """Bytes; 0 where the system does not tell, which must not hide that the disk is full."""
+    try:
+        space = calls.statvfs(directory)
+    except OSError:
+        return 0
+    return space.f_bavail * space.f_frsize

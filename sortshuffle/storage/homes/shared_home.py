@@ -1,0 +1,146 @@
+"""Shared homes: where map outputs lie that belong to an application and a host, not to an executor.
+
+    <root>/sortshuffle/<application>/shared-<boot>-<token>/     on each host
+    <URL>/<application>-<token>/                                on storage that every host sees
+
+The shuffle manager's map outputs lie there, written by the engine of the host. They outlive the executors,
+and go when Spark unregisters their shuffle, or with the application: whoever ends the host's service
+removes the home (`service.host.rendezvous`). The home at a URL is the whole application's, so only the
+driver's host removes it.
+
+Rules
+* ``token`` is random and one application's, and ``boot`` is one run of one system. So two applications of one
+  id, two containers, or a machine that was restarted never meet in one home.
+* The home at a URL of a directory that all hosts have mounted is made by the driver, and by nobody else. So a
+  host on which it is not there has not mounted the directory, or another one: its engine writes nothing, and
+  tells of no loss (`expect_stored_home`).
+* The directory that Spark makes for an application, and removes with it, is never made here: it would tell
+  for ever that the application lives. A home whose root is such a directory, and is gone, stays gone.
+* Its owner is the process that keeps the service running. `sortshuffle clean` removes a home whose owner has
+  ended; the janitors do not look at it. The home at a URL has no owner.
+
+Only the standard library is imported here: the supervisor must stay small.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+from sortshuffle import calls
+from sortshuffle.storage.homes.environment import environment
+from sortshuffle.storage.homes.host import host_name
+from sortshuffle.storage.homes.lifetime import (
+    HOME_ROOT,
+    Owner,
+    is_gone,
+    remove_home,
+)
+from sortshuffle.storage.homes.private import make_private
+from sortshuffle.storage.stored.stored_files import (
+    application_url,
+    mounted_path,
+    root_and_application,
+    store_error,
+    store_errors,
+    stored_name,
+)
+
+PREFIX = "shared-"
+_SHOWN = 8  # characters of the boot id in the name; it tells apart, and what is random is the token
+
+
+def shared_home(root: str, application: str, boot: str, token: str) -> str:
+    """The home of an application below a root. ``boot``: the run of the system in which it is one's."""
+    shown = boot.replace("-", "")[:_SHOWN] or "unknown"
+    return os.path.join(root, HOME_ROOT, application, f"{PREFIX}{shown}-{token}")
+
+
+def stored_home(url: str, application: str, token: str) -> str:
+    """The home of an application below a URL. It is directly below, so that `sortshuffle clean` finds it as
+    an application's directory."""
+    return application_url(url, stored_name(application, token))
+
+
+def make_stored_home(home: str) -> None:
+    """Make the home at a URL, where that is a mounted directory, for this user only. By the driver's host.
+    Raises OSError."""
+    path = mounted_path(home)
+    if path is not None:
+        with store_errors("making the application's directory", home):
+            make_private(path)
+
+
+def expect_stored_home(home: str) -> None:
+    """Raises OSError where the home at a URL is in a mounted directory, and the driver's is not seen here."""
+    path = mounted_path(home)
+    if path is None:
+        return
+    try:
+        calls.stat(path)
+    except FileNotFoundError:
+        what = (
+            f"the driver has made this directory, and host {host_name()} does not see it. Mount the same"
+            " storage at the same path on the driver's host and on all others. If it was there before,"
+            " somebody has removed it: start the application again"
+        )
+        raise OSError(errno.ENODEV, what, home) from None
+    except OSError as error:
+        raise store_error("looking for the application's directory", home, error) from error
+
+
+def is_shared(home: str) -> bool:
+    """Whether a directory is named like a shared home."""
+    return os.path.basename(home).startswith(PREFIX)
+
+
+def make_shared_home(home: str, keeper: int, keep: bool, *, makes_root: bool = True) -> None:
+    """Make it, for this user only. ``keeper``: the process that keeps the service running. ``keep``: finished
+    files stay when the application ends. ``makes_root``: its root is made if need be. Raises OSError."""
+    if makes_root:
+        make_private(home)
+    else:
+        _make_below_root(home)
+    application = os.path.basename(os.path.dirname(home))
+    owner = Owner.of_process(keeper, application, local_directories=(), grace=0.0, keep=keep)
+    if Owner.read(home) != owner:
+        owner.write(home)
+
+
+def _make_below_root(home: str) -> None:
+    """One directory after the other, so that the first one fails where the root is gone."""
+    of_application = os.path.dirname(home)
+    for directory in (os.path.dirname(of_application), of_application, home):
+        try:
+            calls.mkdir(directory, 0o700)
+        except FileExistsError:
+            pass  # an engine before this one has made it
+
+
+def remove_shared_home(home: str) -> bool:
+    """Remove it with everything in it; whether it is gone."""
+    if not is_gone(home):
+        remove_home(home)
+    return is_gone(home)
+
+
+def begin_to_remove_stored_home(home: str, left: str) -> subprocess.Popen[bytes]:
+    """Remove the home at a URL, in a process of its own. Nobody has to wait for it: a store may take minutes,
+    and the libraries that talk to it are large. ``left``: a file, which says why if something is left."""
+    return calls.Popen(
+        [
+            sys.executable,
+            "-m",
+            "sortshuffle.storage.stored.stored_cleaning",
+            *root_and_application(home),
+            left,
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(),
+        start_new_session=True,  # it goes on when whoever began it ends
+        cwd="/",
+    )

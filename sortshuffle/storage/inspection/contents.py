@@ -1,0 +1,422 @@
+"""What a pair of files holds, whatever state it is in: finished, unfinished, damaged or half missing.
+
+The engine's reader (`storage.files.reader`) gives nothing of a file that is not whole. This module is for
+people who want to know what is there all the same. It never raises for what the bytes are: whatever is wrong
+becomes a `Fault` with its place. Used by the command line.
+
+`inspect` reads the index and both headers, not the data: cheap, whatever the size of the file. What the data
+is, `storage.inspection.data_check` says.
+
+Rules
+* Of a finished index nothing is believed unless all of it verifies. A partial index has no checksum: of it
+  those regions count that lie exactly one behind the other in the data file, where a writer would put them.
+* The index is read before the data, because a live writer appends in the other order.
+* Files are opened for reading only. Locks are tried, and let go at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from sortshuffle.errors import Place
+from sortshuffle.format.buffer import ALIGNMENT
+from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, INDEX_MAGIC, FileHeader
+from sortshuffle.format.index import (
+    ENTRY,
+    ENTRY_BYTES,
+    Entries,
+    RegionKind,
+    Writer,
+    unpack_entries,
+    unpack_index,
+)
+from sortshuffle.format.malformed import Malformed
+from sortshuffle.storage.files.extents import Extent, extent_of
+from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX
+from sortshuffle.storage.inspection.finding import PairNames
+from sortshuffle.storage.inspection.opened_files import is_being_written, opened
+
+_VERSION_OFFSET = 8  # in a file header
+
+Int64s = npt.NDArray[np.int64]
+
+
+# ---- what is found --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong, and where."""
+
+    place: Place
+    what: str
+    expected: object = None
+    found: object = None
+
+    @property
+    def where(self) -> str:
+        """The place within the file; empty if the fault is the file's as a whole."""
+        return str(self.place).removeprefix(self.place.file).removeprefix(", ")
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        if self.expected is not None:
+            text += f": expected {self.expected}, found {self.found}"
+        return text
+
+
+class State(Enum):
+    """What a pair is, as a whole."""
+
+    COMPLETE = "complete"
+    BEING_WRITTEN = "being written"
+    UNFINISHED = "unfinished"
+    DAMAGED = "damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """One file of a pair. ``bytes``: its size. ``header``: None if it cannot be believed."""
+
+    path: str
+    bytes: int
+    header: FileHeader | None
+
+
+@dataclass(frozen=True, slots=True)
+class RegionTable:
+    """The entries of all regions that are known, shape (regions, subpartitions), and the regions' kinds."""
+
+    entries: Entries
+    kinds: tuple[RegionKind, ...]
+
+    def extents(self, subpartition: int | None = None) -> Iterator[Extent]:
+        """Every extent once, empty ones too, in the order of regions; a broadcast region's as subpartition
+        0's. With ``subpartition``: those that its consumer reads."""
+        for region, kind in enumerate(self.kinds):
+            if subpartition is not None:
+                yield extent_of(self.entries[region, subpartition], region, subpartition)
+                continue
+            for number, entry in enumerate(_owned(self.entries[region], kind)):
+                yield extent_of(entry, region, number)
+
+    def is_broadcast(self, region: int) -> bool:
+        return self.kinds[region] is RegionKind.BROADCAST
+
+    def per_subpartition(self, field: str) -> Int64s:
+        """What each consumer gets: a field of the entries summed over regions, shape (subpartitions,)."""
+        return np.asarray(self.entries[field].sum(axis=0), np.int64)
+
+    @property
+    def totals(self) -> Totals:
+        """Of everything in the file, a broadcast region counted once."""
+        owned = [_owned(row, kind) for row, kind in zip(self.entries, self.kinds, strict=True)]
+        return Totals.of(np.concatenate(owned) if owned else np.empty(0, ENTRY))
+
+    @property
+    def end(self) -> int:
+        """The offset at which the last region ends."""
+        return int((self.entries["offset"] + self.entries["bytes"]).max(initial=HEADER_BYTES))
+
+
+def _owned(row: Entries, kind: RegionKind) -> Entries:
+    """The entries of a region that have an extent of their own."""
+    return row[:1] if kind is RegionKind.BROADCAST else row
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over extents. ``bytes``: as stored, headers and padding included."""
+
+    extents: int = 0
+    bytes: int = 0
+    raw_bytes: int = 0
+    buffers: int = 0
+    records: int = 0
+
+    @staticmethod
+    def of(entries: Entries) -> Totals:
+        """Of entries in any shape; empty extents do not count as extents."""
+        return Totals(
+            int((entries["bytes"] > 0).sum()),
+            int(entries["bytes"].sum()),
+            int(entries["raw_bytes"].sum()),
+            int(entries["buffers"].sum()),
+            int(entries["records"].sum()),
+        )
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(
+            self.extents + other.extents,
+            self.bytes + other.bytes,
+            self.raw_bytes + other.raw_bytes,
+            self.buffers + other.buffers,
+            self.records + other.records,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How evenly something is spread over subpartitions. ``largest``: the subpartition that has the most."""
+
+    least: int
+    median: float
+    most: int
+    largest: int
+    empty: int
+
+    @staticmethod
+    def of(amounts: Int64s) -> Spread:
+        """Of the amount that each subpartition has; there is at least one."""
+        return Spread(
+            int(amounts.min()),
+            float(np.median(amounts)),
+            int(amounts.max()),
+            int(amounts.argmax()),
+            int((amounts == 0).sum()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What is known of a pair without reading its data.
+
+    ``base``: its path without suffixes. ``data``, ``index``: None if missing. ``header``: of either file.
+    ``table``: None if no index can be believed. ``writer``, ``schema`` (an Arrow IPC message) stand in the
+    tail of an index and so are missing until it is finished. ``unfinished``: a name ends in ``.partial``;
+    ``being_written``: and a process holds its lock. ``is_known_version``: if not, nothing else is known.
+    ``is_pair``: the two headers agree, as far as both are there.
+    """
+
+    base: str
+    data: FoundFile | None
+    index: FoundFile | None
+    header: FileHeader | None
+    table: RegionTable | None
+    writer: Writer | None
+    schema: bytes
+    unfinished: bool
+    being_written: bool
+    is_known_version: bool
+    is_pair: bool
+    faults: tuple[Fault, ...]
+
+    def state(self, more_faults: tuple[Fault, ...] = ()) -> State:
+        """What the pair is, given also the faults that `check_data` found."""
+        if self.faults or more_faults:
+            return State.DAMAGED
+        if self.unfinished:
+            return State.BEING_WRITTEN if self.being_written else State.UNFINISHED
+        return State.COMPLETE
+
+
+# ---- what the index and the headers say -----------------------------------------------------------------
+
+
+def inspect(path: str) -> Inspection:
+    """Everything about the pair that a data or index file belongs to, but for the data itself.
+
+    Raises `UsageError` if it is not a file, or not one of ours.
+    """
+    names = PairNames.of(path)
+    found = _Inspector(names).inspect()
+    names_now = names.now()
+    # a task that finishes renames its files under our hands
+    return found if names_now == names else _Inspector(names_now).inspect()
+
+
+class _Inspector:
+    """Collects what can be known of one pair, and the faults met on the way."""
+
+    def __init__(self, names: PairNames) -> None:
+        self._names = names
+        # of a pair that is just being made, the index is missing for a moment, and the data file is empty
+        self._is_written = names.unfinished and names.data is not None and is_being_written(names.data)
+        self._faults: list[Fault] = []
+        self._table: RegionTable | None = None
+        self._writer: Writer | None = None
+        self._schema = b""
+        self._data_bytes: int | None = None  # that the index promises
+        self._is_known_version = True
+        self._is_pair = True
+
+    def inspect(self) -> Inspection:
+        names = self._names
+        if names.missing is not None and not self._is_written:
+            kind, path = names.missing
+            self._fault(path, f"the {kind} file is missing")
+        index, content = self._index_file()
+        data = self._data_file()
+        headers = [each.header for each in (index, data) if each is not None and each.header is not None]
+        header = headers[0] if headers else None
+        if index is not None and header is not None:
+            self._read_table(index, content, header)
+        if index is not None and data is not None:
+            self._compare(index, data)
+        return Inspection(
+            names.base,
+            data,
+            index,
+            header,
+            self._table,
+            self._writer,
+            self._schema,
+            names.unfinished,
+            self._is_written,
+            # if the other header is sound, a version that is not known is damage
+            self._is_known_version or header is not None,
+            self._is_pair,
+            tuple(self._faults),
+        )
+
+    def _index_file(self) -> tuple[FoundFile | None, bytes]:
+        path = self._names.index
+        if path is None:
+            return None, b""
+        try:
+            with opened(path) as file:
+                content = file.read(0, file.bytes).to_pybytes()
+        except OSError as error:
+            self._fault(path, f"the file cannot be read: {error.strerror}")
+            return FoundFile(path, 0, None), b""
+        return FoundFile(path, len(content), self._header(path, content, INDEX_MAGIC)), content
+
+    def _data_file(self) -> FoundFile | None:
+        path = self._names.data
+        if path is None:
+            return None
+        try:
+            with opened(path) as file:
+                start = file.read(0, HEADER_BYTES).to_pybytes()
+                size = file.bytes
+        except OSError as error:
+            self._fault(path, f"the file cannot be read: {error.strerror}")
+            return FoundFile(path, 0, None)
+        return FoundFile(path, size, self._header(path, start, DATA_MAGIC))
+
+    def _header(self, path: str, content: bytes, magic: bytes) -> FileHeader | None:
+        if not content:
+            # an index stays empty until its first region ends: a task that was killed before leaves it so
+            is_begun = magic == INDEX_MAGIC and path.endswith(PARTIAL_SUFFIX)
+            if not self._is_written and not is_begun:
+                self._fault(path, "the file is empty")
+            return None
+        try:
+            return FileHeader.unpack(content[:HEADER_BYTES], magic)
+        except Malformed as problem:
+            self._fault(path, problem.what, problem.offset, problem.expected, problem.found)
+            if problem.offset == _VERSION_OFFSET and len(content) >= HEADER_BYTES:
+                self._is_known_version = False
+            return None
+
+    def _read_table(self, index: FoundFile, content: bytes, header: FileHeader) -> None:
+        """``header`` may be the data file's, where the index has lost its own."""
+        problem = self._read_finished(index.path, content) if index.header is not None else None
+        if self._table is not None:
+            return
+        if index.path.endswith(PARTIAL_SUFFIX):
+            self._table = completed_regions(content, header)
+        elif problem is not None:
+            self._fault(index.path, problem.what, problem.offset, problem.expected, problem.found)
+
+    def _read_finished(self, path: str, content: bytes) -> Malformed | None:
+        try:
+            index = unpack_index(content)
+        except Malformed as problem:
+            return problem
+        self._table = RegionTable(index.entries, index.kinds)
+        self._writer, self._schema, self._data_bytes = index.writer, index.schema, index.data_bytes
+        self._faults += misplaced(self._table, index.header, path)
+        if self._table.end != index.data_bytes:
+            what = "the extents do not end where the data file should"
+            self._fault(path, what, None, index.data_bytes, self._table.end)
+        return None
+
+    def _compare(self, index: FoundFile, data: FoundFile) -> None:
+        if index.header is not None and data.header is not None and index.header != data.header:
+            self._is_pair = False
+            expected, found = index.header.file_id.hex(), data.header.file_id.hex()
+            what = "the data file is not the one that the index describes"
+            self._fault(data.path, what, None, f"id {expected}", f"id {found}")
+        if self._data_bytes is not None and data.bytes != self._data_bytes:
+            what = "cut short" if data.bytes < self._data_bytes else "longer than its index says"
+            expected = f"{self._data_bytes} bytes"
+            self._fault(data.path, f"the data file is {what}", None, expected, data.bytes)
+
+    def _fault(
+        self,
+        path: str,
+        what: str,
+        offset: int | None = None,
+        expected: object = None,
+        found: object = None,
+    ) -> None:
+        self._faults.append(Fault(Place(path, offset=offset), what, expected, found))
+
+
+def completed_regions(content: bytes, header: FileHeader) -> RegionTable:
+    """The regions of a partial index, which has no tail yet.
+
+    The last row may be cut, or be the beginning of a tail: regions count as long as each begins in the data
+    file where the one before it ended. Their kinds follow: only in a broadcast region are entries equal.
+    """
+    rows = max(0, len(content) - HEADER_BYTES) // (ENTRY_BYTES * header.subpartitions)
+    if rows == 0:
+        return RegionTable(np.empty((0, header.subpartitions), ENTRY), ())
+    entries = unpack_entries(content[HEADER_BYTES:], rows, header.subpartitions)
+    kinds: list[RegionKind] = []
+    position = HEADER_BYTES
+    for row in entries:
+        kind = _inferred_kind(row)
+        owned = _in_write_order(row, kind, header)
+        if _misplaced_entries(owned, position).any() or not owned["bytes"].any():
+            break
+        kinds.append(kind)
+        position = _end(owned)
+    return RegionTable(entries[: len(kinds)], tuple(kinds))
+
+
+def misplaced(table: RegionTable, header: FileHeader, path: str) -> list[Fault]:
+    """Entries that leave a gap or overlap: the extents must lie one behind the other, from the header to the
+    end of the data file."""
+    faults: list[Fault] = []
+    position = HEADER_BYTES
+    for region, kind in enumerate(table.kinds):
+        row = table.entries[region]
+        owned = _in_write_order(row, kind, header)
+        for at in np.flatnonzero(_misplaced_entries(owned, position)).tolist():
+            number = (at + header.first_subpartition) % header.subpartitions
+            place = Place(path, region, None if kind is RegionKind.BROADCAST else number)
+            faults.append(Fault(place, f"the extent is out of its place, at offset {owned['offset'][at]}"))
+        position = _end(owned)
+    return faults
+
+
+def _inferred_kind(row: Entries) -> RegionKind:
+    shared = len(row) > 1 and bool(row[0]["bytes"]) and bool((row == row[0]).all())
+    return RegionKind.BROADCAST if shared else RegionKind.UNICAST
+
+
+def _in_write_order(row: Entries, kind: RegionKind, header: FileHeader) -> Entries:
+    return np.roll(_owned(row, kind), -header.first_subpartition)
+
+
+def _misplaced_entries(owned: Entries, position: int) -> npt.NDArray[np.bool_]:
+    """Which of a region's entries, in write order, no writer that is at ``position`` can have made."""
+    starts = np.concatenate(([np.uint64(position)], (owned["offset"] + owned["bytes"])[:-1]))
+    is_empty = owned["bytes"] == 0
+    return np.asarray(
+        (owned["offset"] != starts)
+        | (owned["bytes"] % ALIGNMENT != 0)
+        | (is_empty != (owned["buffers"] == 0))
+        | (owned["reserved"] != 0)
+    )
+
+
+def _end(owned: Entries) -> int:
+    return (int(owned["offset"][-1]) + int(owned["bytes"][-1])) % 2**64  # as the array's sums are

@@ -1,0 +1,370 @@
+"""`check_data`: reads all the data of a pair, whatever state it is in, and says what is wrong with it.
+
+Every buffer, every extent, and every byte that no extent covers. It never raises for what the bytes are:
+whatever is wrong becomes a `Fault` with its place. Used by the command line, after
+`storage.inspection.contents`. Knows no records: who does passes a `RecordCounter`.
+
+Payloads that are encrypted are looked at only with their key (`opened_buffers`); checksums need none.
+
+Memory is bounded: a few MiB, or the largest single buffer that fits where it is said to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import pyarrow as pa
+
+from sortshuffle.errors import Place
+from sortshuffle.format.buffer import (
+    BUFFER_HEADER_BYTES,
+    StoredBuffer,
+    raw_bytes_of,
+    scan_buffer,
+    sealed_size,
+)
+from sortshuffle.format.checksum import checksum_of_checksums
+from sortshuffle.format.encryption import (
+    BufferPlace,
+    EncryptionKey,
+    FileCipher,
+    WrongTagError,
+    decrypted,
+)
+from sortshuffle.format.header import HEADER_BYTES, FileHeader
+from sortshuffle.format.malformed import CutShort, Malformed
+from sortshuffle.options import MIB
+from sortshuffle.storage.files.extents import Extent, aligned_memory
+from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX
+from sortshuffle.storage.inspection.contents import Fault, FoundFile, Inspection
+from sortshuffle.storage.inspection.opened_files import OpenedFile, is_file, opened
+
+PART_BYTES = 8 * MIB
+_SIZE_FIELD = slice(4, 8)  # in a buffer header
+
+
+# ---- who knows records ---------------------------------------------------------------------------------
+
+
+class ExtentCounter(Protocol):
+    """Counts the records of one extent, whose verified buffers it is given in order."""
+
+    def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
+        """How many records end in a buffer; None where the payload cannot count them. Raises `Malformed` if
+        it cannot be decoded."""
+
+    def finish(self) -> None:
+        """The extent ends here. Raises `Malformed` if that is within a record."""
+
+
+class RecordCounter(Protocol):
+    """Knows what the payloads of a pair hold."""
+
+    def of_extent(self) -> ExtentCounter:
+        """For the next extent, in the order of the index."""
+
+    def alone(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
+        """How many records end in a buffer of which nothing else is known; None if that cannot be told.
+        Raises `Malformed` if it cannot be decoded."""
+
+    def finish(self) -> None:
+        """The pair is finished and sound, and has no more extents. Raises `Malformed` if it must have."""
+
+
+# ---- what is found --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBuffer:
+    """A verified buffer in the data file. ``bytes``: with header and padding. ``memory`` holds it, and
+    ``stored`` says where in that."""
+
+    offset: int
+    bytes: int
+    raw_bytes: int
+    checksum: int
+    memory: pa.Buffer
+    stored: StoredBuffer
+
+
+@dataclass(frozen=True, slots=True)
+class LooseBuffer:
+    """A verified buffer that no index entry covers. ``records``: None if they were not counted."""
+
+    offset: int
+    bytes: int
+    raw_bytes: int
+    data_type: str
+    records: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DataCheck:
+    """What reading all the data found. ``stopped_at``: the offset from which on nothing can be told, because
+    the region being written breaks off there, or because it is not known where the next buffer begins."""
+
+    faults: tuple[Fault, ...] = ()
+    loose: tuple[LooseBuffer, ...] = ()
+    stopped_at: int | None = None
+
+    def faulty_extents(self) -> frozenset[tuple[int, int | None]]:
+        """(region, subpartition) of damaged extents; the subpartition is None in a broadcast region."""
+        places = (fault.place for fault in self.faults)
+        return frozenset((at.region, at.subpartition) for at in places if at.region is not None)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------
+
+
+def check_data(
+    inspection: Inspection,
+    counter: RecordCounter | None = None,
+    advance: Callable[[int], None] = lambda size: None,
+    cipher: FileCipher | None = None,
+) -> DataCheck:
+    """Read and verify the whole data file of a pair. ``advance`` is told of bytes as they are done.
+    ``cipher``: what decrypts the payloads; without one encrypted records are not counted.
+
+    One fault for each damaged extent, at its first bad buffer. Data of another format version is left alone.
+    """
+    data = inspection.data
+    if data is None or data.bytes <= HEADER_BYTES or not inspection.is_known_version:
+        return DataCheck()
+    try:
+        with open_data(data.path) as file:
+            header = inspection.header
+            hidden = header is not None and header.is_encrypted and cipher is None
+            return _Checker(inspection, data, file, None if hidden else counter, advance, cipher).check()
+    except OSError as error:
+        return DataCheck((Fault(Place(data.path), f"the file cannot be read: {error.strerror}"),))
+
+
+@contextmanager
+def open_data(path: str) -> Iterator[OpenedFile]:
+    """The data file for positioned reads. A partial file is found also if it was finished meanwhile."""
+    if not is_file(path):
+        path = path.removesuffix(PARTIAL_SUFFIX)
+    with opened(path) as file:
+        yield file
+
+
+def cipher_of(header: FileHeader | None, key: EncryptionKey | None) -> FileCipher | None:
+    """What decrypts a file; None if it is not encrypted, if there is no key, or if the key is another one."""
+    if key is None or header is None or not header.is_encrypted:
+        return None
+    cipher = key.of_file(header.file_id)
+    return cipher if cipher.check == header.key_check else None
+
+
+def opened_buffers(
+    file: OpenedFile, extent: Extent, cipher: FileCipher | None, encrypts: bool | None = None
+) -> Iterator[FoundBuffer]:
+    """The buffers of an extent, each verified and, with a cipher, decrypted before it is given. ``encrypts``:
+    whether the file's header says that they are encrypted; None: they are if, and only if, there is a cipher.
+    Raises as `walk` does, and `Malformed` for a buffer that is otherwise."""
+    encrypts = cipher is not None if encrypts is None else encrypts
+    for found in walk(file, extent.offset, extent.offset + extent.bytes):
+        if found.stored.encrypted != encrypts:
+            raise Malformed(_OTHERWISE[encrypts], found.offset)
+        yield found if cipher is None else _opened(found, extent, cipher)
+
+
+_OTHERWISE = {
+    True: "a buffer is not encrypted, in a file that is",
+    False: "a buffer is encrypted, in a file that is not",
+}
+
+
+def _opened(found: FoundBuffer, extent: Extent, cipher: FileCipher) -> FoundBuffer:
+    stored = found.stored
+    source = memoryview(found.memory).cast("B")[stored.start - BUFFER_HEADER_BYTES :][: found.bytes]
+    memory, target = aligned_memory(found.bytes)
+    place = BufferPlace(found.offset, extent.region, None if stored.broadcast else extent.subpartition)
+    try:
+        plain = decrypted(source, stored._replace(start=BUFFER_HEADER_BYTES), cipher, place, target)
+    except WrongTagError:
+        what = "a payload does not open with the file's own key: it was changed on purpose"
+        raise Malformed(what, found.offset) from None
+    return replace(found, memory=memory, stored=plain)
+
+
+def walk(file: OpenedFile, start: int, end: int) -> Iterator[FoundBuffer]:
+    """The buffers from offset ``start`` to ``end``, each verified before it is given.
+
+    Raises `Malformed` at the first that is wrong, with its offset in the file; OSError if reading fails.
+    """
+    position, wanted = start, PART_BYTES
+    while position < end:
+        asked = min(wanted, end - position)
+        memory = file.read(position, asked)
+        start_of_part = position
+        try:
+            for found in _buffers_in(memory, start_of_part):
+                yield found
+                position = found.offset + found.bytes
+            wanted = PART_BYTES
+        except CutShort as problem:
+            needed = problem.expected  # bytes from `position` on
+            if memory.size < asked or position + needed > end:
+                raise _moved(problem, start_of_part) from None
+            wanted = max(PART_BYTES, needed)
+        except Malformed as problem:
+            raise _moved(problem, start_of_part) from None
+
+
+def _buffers_in(memory: pa.Buffer, start: int) -> Iterator[FoundBuffer]:
+    """The buffers in ``memory``, which stands at ``start`` in the file. Raises `Malformed`."""
+    view = memoryview(memory)
+    position = 0
+    while position < len(view) or position == 0:
+        scan = scan_buffer(view, position)
+        stored = scan.buffer
+        raw = raw_bytes_of(view, stored)
+        yield FoundBuffer(start + position, scan.end - position, raw, scan.checksum, memory, stored)
+        position = scan.end
+
+
+def _moved(problem: Malformed, start: int) -> Malformed:
+    return type(problem)(problem.what, start + problem.offset, problem.expected, problem.found)
+
+
+class _Checker:
+    """One pass over a data file: the extents that the index knows, then what lies behind them."""
+
+    def __init__(
+        self,
+        inspection: Inspection,
+        data: FoundFile,
+        file: OpenedFile,
+        counter: RecordCounter | None,
+        advance: Callable[[int], None],
+        cipher: FileCipher | None,
+    ) -> None:
+        self._cipher = cipher
+        self._encrypts = None if inspection.header is None else inspection.header.is_encrypted
+        self._inspection = inspection
+        self._data = data
+        self._file = file
+        self._counter = counter
+        self._advance = advance
+        self._faults: list[Fault] = []
+        self._loose: list[LooseBuffer] = []
+        self._stopped_at: int | None = None
+
+    def check(self) -> DataCheck:
+        table = self._inspection.table if self._inspection.is_pair else None
+        if table is not None:
+            for extent in table.extents():
+                if extent.bytes:
+                    self._check_extent(extent, table.is_broadcast(extent.region))
+                    self._advance(extent.bytes)
+            self._check_end()
+        self._walk_loose(HEADER_BYTES if table is None else table.end)
+        return DataCheck(tuple(self._faults), tuple(self._loose), self._stopped_at)
+
+    def _check_extent(self, extent: Extent, is_broadcast: bool) -> None:
+        place = Place(
+            self._data.path, extent.region, None if is_broadcast else extent.subpartition, extent.offset
+        )
+        if extent.offset >= self._data.bytes:
+            self._faults.append(Fault(place, "the extent lies behind the end of the file"))
+            return
+        checksums: list[int] = []
+        raw_bytes = 0
+        records: int | None = None if self._counter is None else 0
+        counter = self._counter.of_extent() if self._counter is not None else None
+        end = extent.offset + extent.bytes
+        try:
+            for found in opened_buffers(self._file, extent, self._cipher, self._encrypts):
+                checksums.append(found.checksum)
+                raw_bytes += found.raw_bytes
+                if counter is not None:
+                    with _at(found.offset):
+                        count = counter.count(found.memory, found.stored)
+                        records = None if count is None or records is None else records + count
+            if counter is not None:
+                with _at(end):
+                    counter.finish()
+        except Malformed as problem:
+            place = replace(place, offset=problem.offset)
+            self._faults.append(Fault(place, problem.what, problem.expected, problem.found))
+            return
+        comparisons = (
+            ("buffers", extent.buffers, len(checksums)),
+            ("checksum", f"{extent.checksum:#018x}", f"{checksum_of_checksums(checksums):#018x}"),
+            ("raw bytes", extent.raw_bytes, raw_bytes),
+            ("records", extent.records, extent.records if records is None else records),
+        )
+        for what, expected, got in comparisons:
+            if expected != got:
+                self._faults.append(Fault(place, f"the extent has other {what}", expected, got))
+                return
+
+    def _check_end(self) -> None:
+        is_whole = not (self._faults or self._inspection.faults or self._inspection.unfinished)
+        if self._counter is None or not is_whole:
+            return
+        try:
+            self._counter.finish()
+        except Malformed as problem:
+            place = Place(self._data.path, offset=self._data.bytes)
+            self._faults.append(Fault(place, problem.what, problem.expected, problem.found))
+
+    def _walk_loose(self, start: int) -> None:
+        """List the buffers that no entry covers.
+
+        Past a bad one the walk goes on where its size says that the next begins, if a good one does.
+        """
+        problem = self._list_buffers(start)
+        while problem is not None:
+            if isinstance(problem, CutShort) and self._inspection.unfinished:
+                self._stopped_at = problem.offset  # a task that is stopped leaves its file cut anywhere
+                return
+            place = Place(self._data.path, offset=problem.offset)
+            self._faults.append(Fault(place, problem.what, problem.expected, problem.found))
+            behind = self._claimed_end(problem.offset)
+            if behind != self._data.bytes and not self._begins_buffer(behind):
+                self._stopped_at = problem.offset
+                return
+            problem = self._list_buffers(behind)
+
+    def _list_buffers(self, start: int) -> Malformed | None:
+        """Add the buffers from ``start`` on; gives what ended that before the end of the file."""
+        try:
+            for found in walk(self._file, start, self._data.bytes):
+                if self._encrypts is not None and found.stored.encrypted != self._encrypts:
+                    raise Malformed(_OTHERWISE[self._encrypts], found.offset)
+                kind, records = found.stored.data_type.name, self._records_alone(found)
+                self._loose.append(LooseBuffer(found.offset, found.bytes, found.raw_bytes, kind, records))
+                self._advance(found.bytes)
+        except Malformed as problem:
+            return problem
+        return None
+
+    def _begins_buffer(self, offset: int) -> bool:
+        try:
+            return next(walk(self._file, offset, self._data.bytes), None) is not None
+        except Malformed:
+            return False
+
+    def _claimed_end(self, offset: int) -> int:
+        size = bytes(self._file.read(offset, _SIZE_FIELD.stop))[_SIZE_FIELD]
+        return offset + sealed_size(int.from_bytes(size, "little"))
+
+    def _records_alone(self, found: FoundBuffer) -> int | None:
+        if self._counter is None or found.stored.encrypted:  # where a loose one belongs is not known
+            return None
+        with _at(found.offset):
+            return self._counter.alone(found.memory, found.stored)
+
+
+@contextmanager
+def _at(offset: int) -> Iterator[None]:
+    """What a counter finds wrong is wrong there in the file."""
+    try:
+        yield
+    except Malformed as problem:
+        raise Malformed(problem.what, offset, problem.expected, problem.found) from None

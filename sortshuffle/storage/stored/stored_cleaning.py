@@ -1,0 +1,282 @@
+"""What applications have left on storage that every host sees, and how it is removed.
+
+Map outputs of frames are not deleted there one at a time. The driver removes what its application wrote when
+that ends (`spark.shared_storage`), and `sortshuffle clean` what a driver left that could not. The shuffle
+manager's, in a directory of their own (`storage.homes.shared_home`), are deleted when Spark unregisters a
+shuffle, and when the application ends. All of these find
+
+* map outputs, ``<URL>/<application>-<token>/exchange-E-map-M-attempt-A.{data,index}`` and ``.partial``;
+* on S3, uploads of such that were begun and never completed: they are billed, but no listing shows them.
+
+Nothing else is touched, whatever its name, and nothing in directories below an application's.
+
+Below, an application is the name of its directory, but where ``remains_below`` is asked for one: there its id
+means all directories of that id.
+
+Run as a program, ``python -m sortshuffle.storage.stored.stored_cleaning URL APPLICATION`` removes what the
+application left: for a driver that is at its own end (`spark.shared_storage`). With the path of a file as a
+third argument nobody waits for it (`service.host.rendezvous`): it tries for some minutes, and if it cannot
+remove everything, it writes to the file why.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sortshuffle import calls
+from sortshuffle.errors import SortShuffleError
+from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX, PartitionedFile
+from sortshuffle.storage.homes.private import make_private
+from sortshuffle.storage.stored.stored_files import (
+    application_of,
+    application_url,
+    mounted_path,
+    open_store,
+    patiently,
+    store_error,
+    store_errors,
+)
+from sortshuffle.storage.stored.stored_listing import StoredFile, directories_in, files_in
+
+# Of a removal for which nobody waits. The waits between them are 8.5 minutes together: a store that is away
+# for longer is left to `sortshuffle clean`
+ATTEMPTS_ALONE = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What one application has below a URL. ``changed``: when the last of it was written, seconds since 1970.
+    ``foreign``: a name in its directory that is not ours."""
+
+    root: str
+    application: str
+    map_outputs: int
+    uploads: int
+    bytes: int
+    changed: float
+    foreign: str | None
+
+    @property
+    def url(self) -> str:
+        return application_url(self.root, self.application)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A file or an unfinished upload. ``path``: in its file system. ``upload``: its id, empty for a file."""
+
+    path: str
+    application: str
+    bytes: int
+    changed: float
+    upload: str = ""
+
+    @property
+    def file(self) -> PartitionedFile | None:
+        """The map output that it belongs to, if its name says so."""
+        file = PartitionedFile.of(self.path)
+        return None if file is None or file.attempt is None else file
+
+
+def remains_below(root: str, application: str | None = None) -> list[Remains]:
+    """What applications have left below a URL, or only those of one id, or that of one directory's name.
+    Raises OSError where it cannot be listed."""
+    by_application: dict[str, list[_Found]] = {}
+    for found in _found_below(root, application):
+        by_application.setdefault(found.application, []).append(found)
+    return [
+        _remains(root, name, found)
+        for name, found in sorted(by_application.items())
+        if any(each.file is not None for each in found)
+    ]
+
+
+def remove_remains(root: str, application: str) -> None:
+    """Remove what an application has below a URL. Raises OSError where the store does not let it."""
+    url = application_url(root, application)
+    with store_errors("removing map outputs", url):
+        filesystem, _ = open_store(root)
+        refusal: Exception | None = None
+        try:
+            for upload in _uploads_of(root, application):
+                if upload.file is not None:
+                    _give_up(filesystem, upload)
+        except Exception as error:  # whoever may not see uploads removes the files all the same
+            refusal = error
+        _remove_files(
+            filesystem,
+            lambda: [each.path for each in _found_files(root, application) if each.file is not None],
+        )
+        _remove_empty(filesystem, url)
+        if refusal is not None:
+            raise store_error("giving up unfinished uploads", url, refusal) from refusal
+
+
+def clean_command(root: str, application: str) -> str:
+    """What removes it when the storage can be used again."""
+    return f"sortshuffle clean {root} --application {application}"
+
+
+def sizes_of_exchange(directory: str, exchange: int) -> dict[str, int]:
+    """The finished files of an exchange in an application's directory: bytes by name. One request for each
+    thousand. Raises OSError where it cannot be listed."""
+    return {file.name: file.bytes for file in _files_of_exchange(directory, exchange)}
+
+
+def remove_exchange(directory: str, exchange: int) -> None:
+    """Remove the finished map outputs of an exchange in an application's directory. Raises OSError where the
+    store does not let it."""
+    with store_errors("removing map outputs", directory):
+        filesystem, _ = open_store(directory)
+        _remove_files(filesystem, lambda: [file.path for file in _files_of_exchange(directory, exchange)])
+
+
+def _files_of_exchange(directory: str, exchange: int) -> list[StoredFile]:
+    with store_errors("listing map outputs", directory):
+        found = files_in(directory, PartitionedFile.prefix_of(exchange))
+    return [file for file in found if not file.name.endswith(PARTIAL_SUFFIX)]
+
+
+def _remains(root: str, application: str, found: list[_Found]) -> Remains:
+    ours = [each for each in found if each.file is not None]
+    return Remains(
+        root,
+        application,
+        len({each.file for each in ours if not each.upload}),
+        sum(bool(each.upload) for each in ours),
+        sum(each.bytes for each in ours),
+        max(each.changed for each in ours),
+        next((posixpath.basename(each.path) for each in found if each.file is None), None),
+    )
+
+
+def _found_below(root: str, application: str | None) -> Iterator[_Found]:
+    with store_errors("listing map outputs", root):
+        for name in directories_in(root):
+            if _is_of(name, application):
+                yield from _found_files(root, name, is_named=application is not None)
+        for upload in _uploads_of(root, None):  # also of directories that have nothing else
+            if _is_of(upload.application, application):
+                yield upload
+
+
+def _is_of(name: str, application: str | None) -> bool:
+    return application is None or application in (name, application_of(name))
+
+
+def _found_files(root: str, name: str, is_named: bool = True) -> Iterator[_Found]:
+    """The files in the directory of this name."""
+    with store_errors("listing map outputs", application_url(root, name)):
+        for file in _files_of(root, name, is_named):
+            yield _Found(file.path, name, file.bytes, file.changed)
+
+
+def _uploads_of(root: str, application: str | None) -> Iterator[_Found]:
+    """The unfinished uploads of one application below a URL, or of all."""
+    filesystem, path = open_store(root if application is None else application_url(root, application))
+    _, root_path = open_store(root)
+    for found in _uploads_below(filesystem, path):
+        owner = _application(root_path, found.path)
+        if owner:
+            yield replace(found, application=owner)
+
+
+def _files_of(root: str, application: str, is_named: bool) -> list[StoredFile]:
+    try:
+        return files_in(application_url(root, application))
+    except PermissionError:
+        if is_named:
+            raise
+        return []  # another user's directory: it is for that user to look into, and to remove
+
+
+def _application(root_path: str, path: str) -> str:
+    """Whose directory something lies in, directly; empty for what lies elsewhere."""
+    below = path.removeprefix(root_path.rstrip("/")).lstrip("/").split("/")
+    return below[0] if len(below) == 2 else ""
+
+
+def _uploads_below(filesystem: Any, path: str) -> Iterator[_Found]:
+    """Unfinished uploads, where the store has such: on S3, for which s3fs has no call that asks for a part of
+    the bucket, or for more than a thousand."""
+    if not hasattr(filesystem, "call_s3"):
+        return
+    bucket, key, _ = filesystem.split_path(path)
+    prefix = f"{key}/" if key else ""
+    after: dict[str, str] = {}
+    while True:
+        answer = filesystem.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **after)
+        for upload in answer.get("Uploads") or ():
+            began = upload["Initiated"].timestamp()
+            yield _Found(f"{bucket}/{upload['Key']}", "", 0, began, upload["UploadId"])
+        if not answer.get("IsTruncated"):
+            return
+        after = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+
+
+def _remove_files(filesystem: Any, list_paths: Callable[[], list[str]]) -> None:
+    """Remove what is listed. Somebody else may be removing the same files. Raises OSError where some stay."""
+    paths = list_paths()
+    if not paths:
+        return
+    if not filesystem.async_impl:  # not all of these take several at a time
+        _remove_one_by_one(filesystem, paths)
+        return
+    try:
+        filesystem.rm(paths)  # in as few requests as the store allows
+    except FileNotFoundError:
+        _remove_one_by_one(filesystem, paths)
+    # s3fs drops what S3 answers for a single object: that it may not be deleted, or that S3 is too busy.
+    if left := set(paths).intersection(list_paths()):
+        raise OSError(errno.EIO, f"{len(left)} of {len(paths)} objects stay, {min(left)} for one")
+
+
+def _remove_one_by_one(filesystem: Any, paths: list[str]) -> None:
+    for path in paths:
+        try:
+            filesystem.rm_file(path)
+        except FileNotFoundError:
+            continue
+
+
+def _give_up(filesystem: Any, found: _Found) -> None:
+    bucket, key, _ = filesystem.split_path(found.path)
+    try:
+        filesystem.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=found.upload)
+    except FileNotFoundError:
+        pass  # it was completed or given up meanwhile
+
+
+def _remove_empty(filesystem: Any, url: str) -> None:
+    """Remove an application's directory, where there are directories and this one is empty."""
+    if filesystem.async_impl:
+        return  # an object store: what has no objects is not there
+    path = mounted_path(url) or open_store(url)[1]
+    try:
+        if not filesystem.ls(path, detail=False):  # some remove a directory with all that is in it
+            filesystem.rmdir(path)
+    except OSError:
+        pass  # there is none, or there is something else in it
+
+
+def main(url: str, application: str, left: str = "") -> None:
+    if not left:
+        patiently(lambda: remove_remains(url, application))
+        return
+    try:
+        patiently(lambda: remove_remains(url, application), attempts=ATTEMPTS_ALONE)
+    except (OSError, SortShuffleError) as error:
+        # whoever began this may have tidied up
+        make_private(os.path.dirname(left))
+        with calls.open_file(left, "w", encoding="utf-8") as opened:
+            opened.write(f"{error}\nRemove what is left with: {clean_command(url, application)}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

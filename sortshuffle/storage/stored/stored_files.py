@@ -1,0 +1,198 @@
+"""Storage that every host sees, named by a URL: what a URL means, and how its errors are told.
+
+    file:///mount/dir      a directory that all hosts have mounted: read and written by descriptor
+    s3://bucket/prefix     and any other that fsspec knows: read by ranges, written in one stream each
+
+Used by `PartitionedFileWriter` (`storage.stored.stored_pair`), by `StoredFileReader`, and by whoever cleans
+up. A map output lies at ``<URL>/<application>-<token>/exchange-E-map-M-attempt-A``: an application's id is
+its master's, and two masters may give one twice; the token is random. There is no level of hashes above it:
+S3 divides a range of keys by itself where the requests are, and what is asked for at one time, the outputs of
+one exchange, differs in the number of the map.
+
+Address and keys of a store are no options of ours: its library takes them from where it always does. For S3
+those are the ``AWS_*`` variables and files, and fsspec's own configuration (``FSSPEC_S3_*`` variables, files
+in ``~/.config/fsspec``), on the driver and on every host.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from sortshuffle.errors import DataLossError, SortShuffleError, UsageError, WorkerSetupError
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+
+Result = TypeVar("Result")
+
+MOUNTED_SCHEMES = ("file://", "local://")
+_WITH_TOKEN = re.compile(r"(.+)-[0-9a-f]{32}")
+_READ_ONLY = ("data", "git", "github", "http", "https", "tar", "zip")  # of what fsspec knows
+# What the library of a store has tried some times by itself (s3fs: five times, for 5 s where nothing listens)
+# is tried again, for a store that is busy for longer: a task that fails reads everything again.
+ATTEMPTS = 3
+FIRST_WAIT = 0.5  # seconds; doubled before each further attempt
+# it does not help to ask again
+_FINAL = (
+    FileNotFoundError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    ImportError,
+    DataLossError,
+)
+# of errors that are raised without one
+_CODES = (
+    (FileNotFoundError, errno.ENOENT),
+    (PermissionError, errno.EACCES),
+    (TimeoutError, errno.ETIMEDOUT),
+)
+_OUT_OF_RANGE = "InvalidRange"  # S3's code for a range that begins behind the end
+_REMEDY = (
+    "See that this host reaches the store and may use it; its address and keys come from the environment and"
+    " from fsspec's configuration (docs/operations.md)"
+)
+
+
+def is_url(path: str) -> bool:
+    """Whether a directory or the base path of a map output is on storage that every host sees."""
+    return "://" in path
+
+
+def mounted_path(url: str) -> str | None:
+    """The local path of a URL of a directory that all hosts have mounted, or of something in it."""
+    for scheme in MOUNTED_SCHEMES:
+        if url.startswith(scheme):
+            return url.removeprefix(scheme)
+    return None
+
+
+def mounted(file: PartitionedFile) -> PartitionedFile | None:
+    """The same by its local path, if it is in a mounted directory."""
+    base = mounted_path(file.base)
+    return None if base is None else PartitionedFile(base)
+
+
+def why_unknown(url: str) -> str:
+    """Why fsspec cannot know the storage of a URL; empty where it does. Only the URL's scheme is looked at:
+    whoever asks need not reach the storage, nor have its library."""
+    from fsspec.registry import known_implementations, registry
+
+    scheme = url.partition("://")[0]
+    if scheme in known_implementations or scheme in registry:
+        return ""
+    return (
+        f"fsspec knows no storage {scheme}://. It knows, among others, s3://, gs://, abfs://, hdfs:// and"
+        " file://, a directory that all hosts have mounted"
+    )
+
+
+def why_not_shared(url: str) -> str:
+    """Why several processes cannot share the storage of a URL and write there; empty where they can, as far
+    as its scheme tells."""
+    if url.startswith("memory://"):
+        return "no other process sees that. Name storage that all hosts see"
+    if url.partition("://")[0] in _READ_ONLY:
+        return "nothing can be written there. Name storage that all hosts write to"
+    return why_unknown(url)
+
+
+def stored_name(application: str, token: str) -> str:
+    """The name of an application's directory. ``token``: 16 random bytes, hexadecimal."""
+    return f"{application}-{token}"
+
+
+def application_of(name: str) -> str:
+    """The application whose directory has this name, with a token or, as older versions wrote, without."""
+    found = _WITH_TOKEN.fullmatch(name)
+    return found[1] if found else name
+
+
+def application_url(root: str, name: str) -> str:
+    """The application's directory of this name."""
+    return f"{root.rstrip('/')}/{name}"
+
+
+def root_and_application(url: str) -> tuple[str, str]:
+    """What `application_url` was made of."""
+    root, _, application = url.rpartition("/")
+    return root, application
+
+
+def open_store(url: str) -> tuple[Any, str]:
+    """fsspec's file system for a URL, and the path in it. No request is made.
+
+    Raises `WorkerSetupError` where the store's library is not installed, `UsageError` for what fsspec does
+    not take.
+    """
+    from fsspec.core import url_to_fs
+
+    try:
+        filesystem, path = url_to_fs(url)
+    except ImportError as error:
+        raise WorkerSetupError(
+            f"{url} cannot be used by the Python at {sys.executable} on {socket.gethostname()}: {error}."
+            " Install it there",
+            path=url,
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"{url} is no URL that fsspec takes: {error}") from error
+    return filesystem, path
+
+
+@contextmanager
+def store_errors(doing: str, url: str) -> Iterator[None]:
+    """Turn whatever the library of a store raises into an OSError that names the URL and a remedy."""
+    try:
+        yield
+    except SortShuffleError:
+        raise
+    except Exception as error:
+        if _names(url, error):
+            raise
+        raise store_error(doing, url, error) from error  # of no variable: that would hold what was read
+
+
+def store_error(doing: str, url: str, error: Exception) -> OSError:
+    """The OSError to raise for ``error``; of its own kind, such as PermissionError, where it has one."""
+    code = error.errno if isinstance(error, OSError) else None
+    if code is None:
+        code = next((number for kind, number in _CODES if isinstance(error, kind)), errno.EIO)
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return OSError(code, f"{doing} failed: {text or type(error).__name__}. {_REMEDY}", url)
+
+
+def _names(url: str, error: Exception) -> bool:
+    """Whether an error says already what could not be read."""
+    return isinstance(error, OSError) and error.filename == url
+
+
+def patiently(
+    call: Callable[[], Result], wait: Callable[[float], None] = time.sleep, attempts: int = ATTEMPTS
+) -> Result:
+    """What ``call`` returns, tried so many times with a doubling wait. Raises what it raised last, or what
+    asking again would not mend."""
+    for attempt in range(attempts - 1):
+        try:
+            return call()
+        except Exception as error:
+            if is_final(error):
+                raise
+        wait(FIRST_WAIT * 2**attempt)
+    return call()
+
+
+def is_final(error: Exception) -> bool:
+    """Whether the store would say the same again."""
+    return isinstance(error, _FINAL) or is_behind_the_end(error)
+
+
+def is_behind_the_end(error: Exception) -> bool:
+    """Whether the store says that an object ends before the range that was asked for."""
+    response = getattr(error.__cause__, "response", None)
+    return isinstance(response, dict) and response.get("Error", {}).get("Code") == _OUT_OF_RANGE

@@ -1,0 +1,257 @@
+"""`StoredFileReader`: extents of a finished result partition in a store, by ranges of its data object.
+
+Rules
+* Only ranges whose place and length are known are asked for: the control rows, or else the index, say them.
+  No listing, no question whether the object is there or how large it is, no reading ahead of what is wanted.
+* The first extent that is asked for whole brings all those that the reader was opened for: in as few requests
+  as `planned_requests` finds, and as many of them at a time as `CONCURRENT_REQUESTS`. Whoever opens a reader
+  for several extents takes them one behind the other, and has counted the memory of all
+  (`reading.channel.Fetch`). A part of an extent is a request of its own, less what the part before it has
+  brought already: whoever reads in parts still holds that one when it asks for the next.
+* What the store gives is copied once, into aligned memory, and let go of: for a moment the extents of a fetch
+  are held twice. That is within what a fetch counts, which has their decoded bytes beside the stored ones.
+* The data object's own header is not read, it would cost a request: that the bytes are the promised ones the
+  checksums say, which came with the extents from the writer itself. An object of another attempt, or another
+  application, fails them.
+* A missing object is a `MissingDataError`, one that ends too early a `CorruptDataError`. Other failures of
+  the store are tried again (`stored_files.patiently`), and then an OSError with the URL: the data may well be
+  there, so its producer is not run again, only the task that reads.
+
+One thread at a time, but for `give_up`. Nothing is kept open; `close` forgets what was fetched and not taken.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from sortshuffle.errors import MissingDataError, Place
+from sortshuffle.format.encryption import EncryptionKey
+from sortshuffle.format.index import Index
+from sortshuffle.options import KIB, MIB
+from sortshuffle.storage.files.extents import Extent, ExtentReader, aligned_memory
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.reader import read_index, verified_index
+from sortshuffle.storage.stored.stored_files import (
+    is_behind_the_end,
+    is_final,
+    mounted,
+    open_store,
+    patiently,
+    store_errors,
+)
+
+# What lies between two extents is read with them up to here: at 100 MB/s a connection, 512 KiB take 5 ms, and
+# another request takes 10 to 100 ms until its first byte.
+GAP_BYTES = 512 * KIB
+# More than that is asked for in several requests, which come in together over as many connections. Amazon
+# advises ranges of 8 to 16 MB.
+REQUEST_BYTES = 8 * MIB
+# Of one reader at a time. More of them wait in s3fs, whose pool of connections, 10 unless its configuration
+# says otherwise, serves all readers of the process.
+CONCURRENT_REQUESTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The bytes ``start..end-1`` of the data object, wanted for these extents."""
+
+    start: int
+    end: int
+    extents: tuple[Extent, ...]
+
+
+class StoredFileReader(ExtentReader):
+    """``extents``: those that will be asked for, in this order. ``writer``: who wrote them, for errors.
+    ``key`` and ``file_id``: by which they are decrypted.
+
+    Raises `WorkerSetupError` where the store's library is missing. No request is made before the first fetch.
+    """
+
+    def __init__(
+        self,
+        file: PartitionedFile,
+        extents: Sequence[Extent] = (),
+        writer: str | None = None,
+        key: EncryptionKey | None = None,
+        file_id: bytes = b"",
+    ) -> None:
+        super().__init__(file.data_path, writer, key, file_id)
+        self._filesystem, self._object = open_store(file.data_path)
+        self._waiting = list(extents)
+        self._fetched: dict[Extent, pa.Buffer] = {}
+        self._last_part: tuple[int, pa.Buffer] | None = None  # and where in the data object it begins
+        self._given_up = threading.Event()
+
+    def fetch(self, size: int, extent: Extent, position: int = 0) -> pa.Buffer:
+        if size != extent.bytes:
+            return self._part(size, extent, position)
+        if extent not in self._fetched:
+            wanted = self._waiting if extent in self._waiting else [extent]
+            self._waiting = []
+            self._fetch_all(wanted)
+        return self._fetched.pop(extent)
+
+    def close(self) -> None:
+        self._waiting = []
+        self._fetched = {}
+        self._last_part = None
+
+    def give_up(self) -> None:
+        """A request that is under way is waited for. None is made any more."""
+        self._given_up.set()
+
+    def _part(self, size: int, extent: Extent, position: int) -> pa.Buffer:
+        memory, view = aligned_memory(size)
+        start = extent.offset + position
+        known = self._copy_known(start, view)
+        for request, data in self._read(_cut(start + known, start + size, (extent,))):
+            self._check_length(request, data)
+            at = request.start - start
+            view[at : at + len(data)] = data
+        self._last_part = (start, memory) if position + size < extent.bytes else None
+        return memory
+
+    def _copy_known(self, start: int, view: memoryview) -> int:
+        """Fill the view, which is for the bytes from ``start`` on, with what the last part has of them; how
+        many that are."""
+        if self._last_part is None:
+            return 0
+        last_start, last = self._last_part
+        if not last_start <= start < last_start + last.size:
+            return 0
+        known = memoryview(last).cast("B")[start - last_start :][: len(view)]
+        view[: len(known)] = known
+        return len(known)
+
+    def _fetch_all(self, extents: Sequence[Extent]) -> None:
+        memories = {extent: aligned_memory(extent.bytes) for extent in extents}
+        for request, data in self._read(planned_requests(extents)):
+            self._check_length(request, data)
+            for extent in request.extents:
+                _copy(request, data, extent, memories[extent][1])
+        self._fetched = {extent: memory for extent, (memory, _) in memories.items()}
+
+    def _check_length(self, request: Request, data: bytes) -> None:
+        """Raises `CorruptDataError` for the first extent that the object does not have all of."""
+        end = request.start + len(data)
+        if end == request.end:
+            return
+        if end > request.end:
+            what = f"the store gave {len(data)} bytes where {request.end - request.start} were asked for"
+            remedy = "name one that serves ranges with spark.sortshuffle.dir"
+            raise OSError(errno.EIO, f"reading a range failed: {what}; {remedy}", self.path)
+        for extent in request.extents:
+            if end < min(request.end, _end(extent)):
+                raise self.cut_short(extent, max(0, end - extent.offset))
+
+    def _read(self, requests: Sequence[Request]) -> Iterable[tuple[Request, bytes]]:
+        """The bytes of each request, which are gone from here when the next is taken. Fewer than asked for,
+        where the object ends."""
+        answers: dict[Request, bytes] = {}
+        try:
+            self._wait(0)
+            patiently(lambda: self._ask(requests, answers), self._wait)
+        except FileNotFoundError as error:
+            raise MissingDataError(self.place(), "the data object is gone") from error
+        except Exception as error:
+            if not is_behind_the_end(error):
+                with store_errors("reading ranges", self.path):
+                    raise
+            answers.update((request, b"") for request in requests if request not in answers)
+        for request in requests:
+            yield request, answers.pop(request)
+
+    def _ask(self, requests: Sequence[Request], answers: dict[Request, bytes]) -> None:
+        """Ask for what is not yet answered. Raises the worst of what the store says instead."""
+        errors = self._take_answers(requests, answers)
+        if errors:
+            try:
+                raise next(filter(is_final, errors), errors[0])
+            finally:
+                errors.clear()  # an error that this frame holds would hold what was read
+
+    def _take_answers(self, requests: Sequence[Request], answers: dict[Request, bytes]) -> list[Exception]:
+        """Add what the store gives; what it says of the others."""
+        missing = [request for request in requests if request not in answers]
+        errors: list[Exception] = []
+        for request, answer in zip(missing, self._cat(missing), strict=True):
+            if isinstance(answer, Exception):
+                errors.append(answer)
+            else:
+                answers[request] = answer
+        return errors
+
+    def _cat(self, requests: Sequence[Request]) -> list[bytes | Exception]:
+        paths = [self._object] * len(requests)
+        starts = [request.start for request in requests]
+        ends = [request.end for request in requests]
+        # only an asynchronous file system knows the bound; the others make one request at a time
+        bound = {"batch_size": CONCURRENT_REQUESTS} if self._filesystem.async_impl else {}
+        found: list[Any] = self._filesystem.cat_ranges(paths, starts, ends, on_error="return", **bound)
+        return found
+
+    def _wait(self, seconds: float) -> None:
+        if self._given_up.wait(seconds):
+            raise OSError(errno.ECANCELED, "nobody waits for it any more", self.path)
+
+
+def read_stored_index(file: PartitionedFile, file_id: bytes | None = None) -> Index:
+    """The whole, verified index of a map output at a URL, in one request.
+
+    Raises `MissingDataError`, `CorruptDataError`; OSError where the store cannot be read.
+    """
+    local = mounted(file)
+    if local is not None:
+        return patiently(lambda: read_index(local, file_id, mounted=True))
+    url = file.index_path
+    filesystem, path = open_store(url)
+    try:
+        # asked for as a range, because s3fs asks for the size of an object that it reads whole
+        data: bytes = patiently(lambda: filesystem.cat_file(path, start=0))
+    except FileNotFoundError as error:
+        raise MissingDataError(Place(url), "the index object is gone") from error
+    except Exception:
+        with store_errors("reading an index", url):
+            raise
+    return verified_index(data, url, file_id)
+
+
+def planned_requests(extents: Iterable[Extent]) -> list[Request]:
+    """Requests for whole extents, in the order of the file: neighbours with no more than `GAP_BYTES` between
+    them in one, up to `REQUEST_BYTES`; an extent that is larger in several."""
+    requests: list[Request] = []
+    group: list[Extent] = []
+    for extent in sorted(extents, key=lambda extent: extent.offset):
+        if group and not _is_near(group, extent):
+            requests += _cut(group[0].offset, _end(group[-1]), tuple(group))
+            group = []
+        group.append(extent)
+    if group:
+        requests += _cut(group[0].offset, _end(group[-1]), tuple(group))
+    return requests
+
+
+def _is_near(group: Sequence[Extent], extent: Extent) -> bool:
+    gap = extent.offset - _end(group[-1])
+    return gap <= GAP_BYTES and _end(extent) - group[0].offset <= REQUEST_BYTES
+
+
+def _end(extent: Extent) -> int:
+    return extent.offset + extent.bytes
+
+
+def _copy(request: Request, data: bytes, extent: Extent, view: memoryview) -> None:
+    """Copy what the request gave of an extent to its place in the extent's memory."""
+    start, end = max(request.start, extent.offset), min(request.end, _end(extent))
+    part = memoryview(data)[start - request.start : end - request.start]
+    view[start - extent.offset : end - extent.offset] = part
+
+
+def _cut(start: int, end: int, extents: tuple[Extent, ...]) -> list[Request]:
+    return [Request(at, min(at + REQUEST_BYTES, end), extents) for at in range(start, end, REQUEST_BYTES)]

@@ -1,0 +1,149 @@
+"""What is done about map outputs that are damaged or gone: judged by reading, and told once."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from engine import ID, OTHER_ID, Pair, Region, arrow_memory, changed
+from serving import OUTPUT, Disk, Shelf, ended_owner, make_disk, make_home
+
+from sortshuffle.errors import UsageError
+from sortshuffle.options import KIB, MIB
+from sortshuffle.service.server import losses
+from sortshuffle.service.server.losses import Losses
+from sortshuffle.service.wire.protocol import DamageReport, Verdict
+from sortshuffle.storage.files.reader import read_index
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return make_disk(tmp_path / "one")
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, disk: Disk) -> Iterator[Shelf]:
+    (tmp_path / "two").mkdir()
+    made = Shelf(tmp_path / "one", tmp_path / "two")
+    yield made
+    made.close()
+
+
+def test_a_loss_is_told_once(tmp_path: Path, shelf: Shelf) -> None:
+    control = tmp_path / "blockmgr" / "0a" / "shuffle_5_204_0.index"
+    control.parent.mkdir(parents=True)
+    other = control.with_name("shuffle_5_205_0.index")
+    home = make_home(tmp_path / "two", "ended", ended_owner([str(tmp_path / "blockmgr")]))
+    _, output = Disk(tmp_path / "two", home).write_random()
+    judge = Losses(shelf.catalog)
+    control.touch()
+    other.touch()
+    judge.tell(output)
+    assert not control.exists()
+    assert other.exists()
+    control.touch()
+    judge.tell(output)
+    assert control.exists()
+
+
+def test_where_homes_are_gone_control_files_are_looked_for_beside_them(tmp_path: Path, shelf: Shelf) -> None:
+    """Where tasks write to Spark's own directories, homes and control files have the same root."""
+    blocks = tmp_path / "two" / "0a"
+    blocks.mkdir()
+    (blocks / "shuffle_5_204_0.index").touch()
+    (blocks / "shuffle_5_205_0.index").touch()
+    Losses(shelf.catalog).tell(OUTPUT)
+    assert os.listdir(blocks) == ["shuffle_5_205_0.index"]
+
+
+@pytest.mark.parametrize("is_adoptable", [False, True])
+def test_a_map_output_that_is_named_with_another_id_is_left_alone(
+    tmp_path: Path, shelf: Shelf, is_adoptable: bool
+) -> None:
+    """Any process that reaches the service can name one; only those that read it know its id."""
+    control = tmp_path / "blockmgr" / "0a" / "shuffle_5_204_0.index"
+    control.parent.mkdir(parents=True)
+    control.touch()
+    owner = replace(ended_owner([str(tmp_path / "blockmgr")]), outlived=is_adoptable)
+    file, output = Disk(tmp_path / "two", make_home(tmp_path / "two", "ended", owner)).write_random()
+    Losses(shelf.catalog).tell(replace(output, file_id=bytes(16)))
+    assert control.exists() and os.path.exists(file.data_path) and os.path.exists(file.index_path)
+    with changed(file.data_path, 8, 0xFF):  # in the header: what it was is not known any more
+        Losses(shelf.catalog).tell(replace(output, file_id=bytes(16)))
+    assert not control.exists()
+
+
+def test_a_loss_is_told_where_another_executor_has_a_map_output_of_that_name(
+    tmp_path: Path, shelf: Shelf
+) -> None:
+    """A driver that YARN starts again counts exchanges and attempts from 0, as the one before."""
+    controls = []
+    for number in (1, 2):
+        control = tmp_path / f"blockmgr-{number}" / "0a" / "shuffle_5_204_0.index"
+        control.parent.mkdir(parents=True)
+        control.touch()
+        controls.append(control)
+        home = make_home(tmp_path / "two", f"ended-{number}", ended_owner([str(control.parents[1])]))
+        file, output = Disk(tmp_path / "two", home).write_random()
+    file.delete()
+    Losses(shelf.catalog).tell(replace(output, file_id=OTHER_ID))
+    assert [control.exists() for control in controls] == [True, False]
+
+
+def test_reports_are_judged_extent_by_extent(disk: Disk, shelf: Shelf) -> None:
+    file, output = disk.write_random(subpartitions=2, regions=2, payload=1000)
+    losses = Losses(shelf.catalog)
+    size = os.path.getsize(file.data_path)
+    with changed(file.data_path, size - 200, 1):
+        verdicts = {
+            (region, subpartition): losses.judge(DamageReport(1, output, subpartition, region))
+            for region in range(2)
+            for subpartition in range(2)
+        }
+    assert sorted(verdicts.values()) == [Verdict.SOUND] * 3 + [Verdict.DAMAGED]
+    assert verdicts[1, 0] is Verdict.DAMAGED  # the rotation puts subpartition 0 last
+    missing = replace(output, file_id=ID)
+    assert losses.judge(DamageReport(1, missing, 0, 0)) is Verdict.MISSING
+
+
+def test_an_extent_that_there_is_not_cannot_be_judged(disk: Disk, shelf: Shelf) -> None:
+    _, output = disk.write_random(subpartitions=2, regions=2)
+    for subpartition, region in [(2, 0), (0, 2)]:
+        with pytest.raises(UsageError, match="2 regions and 2 subpartitions"):
+            Losses(shelf.catalog).judge(DamageReport(1, output, subpartition, region))
+
+
+@pytest.mark.parametrize(
+    ("payloads", "offset", "mask", "verdict"),
+    [
+        ([8 * MIB, 100], None, 0, Verdict.SOUND),
+        ([8 * MIB, 100], 5 * MIB, 1, Verdict.DAMAGED),
+        ([8 * MIB, 100], 8 * MIB + 60, 1, Verdict.DAMAGED),
+        ([20_000] * 400, None, 0, Verdict.SOUND),
+        ([20_000] * 400, 6, 0x40, Verdict.DAMAGED),
+        ([20_000] * 400, 5 * MIB, 1, Verdict.DAMAGED),
+    ],
+    ids=["large", "changed", "other checksum", "many", "says that it is large", "changed one"],
+)
+def test_a_report_costs_little_memory_however_large_a_buffer_is(
+    disk: Disk,
+    shelf: Shelf,
+    monkeypatch: pytest.MonkeyPatch,
+    payloads: list[int],
+    offset: int | None,
+    mask: int,
+    verdict: Verdict,
+) -> None:
+    """``offset``: in the extent, of which one byte is changed."""
+    monkeypatch.setattr(losses, "VERIFIED_BYTES", 256 * KIB)
+    chosen = random.Random(1)
+    region = Region({0: [chosen.randbytes(size) for size in payloads]})
+    file, output = disk.write(Pair(1, 0, [region]))
+    start = int(read_index(file).entries[0, 0]["offset"])
+    with changed(file.data_path, start + (offset or 0), mask), arrow_memory() as memory:
+        assert Losses(shelf.catalog).judge(DamageReport(1, output, 0, 0)) is verdict
+    assert 0 < (memory.max_memory() or 0) < MIB

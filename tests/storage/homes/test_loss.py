@@ -1,0 +1,96 @@
+"""A lost map output: Spark's own files of its task attempt go, so that Spark runs the task again, and with
+services that outlive executors the pair itself, so that the task does not find it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from engine import Pair, names, write_pair
+
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.homes.lifetime import Owner
+from sortshuffle.storage.homes.loss import make_producer_run_again
+
+
+@pytest.fixture
+def blocks(tmp_path: Path) -> Path:
+    """An executor's directory, with control files of the attempts 204 and 205."""
+    for attempt in (204, 205):
+        for suffix in ("index", "data"):
+            file = tmp_path / "blocks" / "0c" / f"shuffle_3_{attempt}_0.{suffix}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    return tmp_path / "blocks"
+
+
+def home(place: Path, blocks: Path, name: str = "host-1", *, outlived: bool = False) -> Path:
+    made = place / "sortshuffle" / "app" / name
+    made.mkdir(parents=True)
+    Owner("app", "host", "", 1, 1, (str(blocks),), 600.0, False, outlived).write(str(made))
+    return made
+
+
+def control_files(blocks: Path) -> list[str]:
+    return names(blocks / "0c")
+
+
+LEFT = ["shuffle_3_205_0.data", "shuffle_3_205_0.index"]
+
+
+def test_the_control_files_of_its_attempt_go_and_nothing_else(tmp_path: Path, blocks: Path) -> None:
+    lost = write_pair(home(tmp_path, blocks), Pair(2), 204)
+    make_producer_run_again(lost)
+    assert control_files(blocks) == LEFT
+    assert len(names(os.path.dirname(lost.base))) == 3
+
+
+def test_it_does_not_matter_whether_the_pair_is_there(tmp_path: Path, blocks: Path) -> None:
+    make_producer_run_again(PartitionedFile.named(str(home(tmp_path, blocks)), 3, 17, 204))
+    assert control_files(blocks) == LEFT
+
+
+def test_what_is_in_no_home_or_has_no_attempt_is_left_alone(tmp_path: Path, blocks: Path) -> None:
+    make_producer_run_again(PartitionedFile.named(str(tmp_path), 3, 17, 204))
+    make_producer_run_again(PartitionedFile(str(home(tmp_path, blocks) / "anything")))
+    assert len(control_files(blocks)) == 4
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/app", "/gone/sortshuffle/app/host-1"], ids=["store", "gone"])
+def test_where_no_home_says_whose_it_is_it_is_looked_for_in_the_executors_own_directories(
+    place: str, blocks: Path
+) -> None:
+    make_producer_run_again(PartitionedFile.named(place, 3, 17, 204), (str(blocks),))
+    assert control_files(blocks) == LEFT
+
+
+def test_an_executor_that_has_ended_is_found_below_the_directory_of_the_application(
+    tmp_path: Path, blocks: Path
+) -> None:
+    """Where Spark's service serves what ended executors left, they are beside the own one's."""
+    blocks = blocks.rename(tmp_path / "blockmgr-1")
+    make_producer_run_again(PartitionedFile.named("/gone/sortshuffle/app/h", 3, 17, 204), (str(tmp_path),))
+    assert control_files(blocks) == LEFT
+
+
+def test_a_home_knows_better(tmp_path: Path, blocks: Path) -> None:
+    (tmp_path / "none").mkdir()
+    lost = PartitionedFile.named(str(home(tmp_path, tmp_path / "none")), 3, 17, 204)
+    make_producer_run_again(lost, (str(blocks),))
+    assert len(control_files(blocks)) == 4
+
+
+def test_a_pair_that_could_be_adopted_goes_under_all_its_names(tmp_path: Path, blocks: Path) -> None:
+    first = write_pair(home(tmp_path, blocks, outlived=True), Pair(2), 150)
+    adopter = home(tmp_path, blocks, "host-2", outlived=True)
+    adopted = PartitionedFile.named(str(adopter), 3, 17, 204)
+    os.link(first.data_path, adopted.data_path)
+    os.link(first.index_path, adopted.index_path)
+    other = write_pair(adopter, Pair(2), 160)  # of another attempt, and sound
+    make_producer_run_again(adopted)
+    assert control_files(blocks) == LEFT
+    assert names(os.path.dirname(first.base)) == ["owner.json"]
+    assert names(adopter) == sorted(
+        [os.path.basename(other.data_path), os.path.basename(other.index_path), "owner.json"]
+    )
