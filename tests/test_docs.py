@@ -15,7 +15,7 @@ import pytest
 from sortshuffle.options import option_table
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def test_the_options_page_has_the_table_that_the_options_make() -> None:
@@ -67,14 +67,14 @@ def _is_there(name: str) -> bool:
     return hasattr(import_module(above), last) or find_spec(f"{above}.{last}") is not None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
     missing = [target for target in targets if not (page.parent / target).exists()]
     assert missing == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_placeholder_is_left(page: Path) -> None:
     assert re.findall(r"^@[A-Z]+@$", page.read_text(), re.MULTILINE) == []
 

@@ -7,7 +7,7 @@ A *group* is one subpartition, or neighbours in the write order (`writing.cluste
 twice, each time within the cache and in pieces that are worth a call; with groups of several subpartitions
 the second move orders them. What waits for the region are rows; they become messages only when they are
 written, and then at once in the size that a reader's function is called with. (The two passes of a radix
-partitioning; `docs/architecture.md` weighs it against others.)
+partitioning; `docs/decisions/writing.md` weighs it against others.)
 
 Within a subpartition rows keep the order in which they came, or are sorted by key: then every extent is one
 sorted run.
