@@ -181,13 +181,13 @@ def test_imports_go_in_no_circle() -> None:
 @pytest.mark.parametrize(
     ("text", "is_circle"),
     [
-        ("from sortshuffle.storage.files.reader import Extent", True),
-        ("import sortshuffle.storage.files.reader as reader", True),
+        ("from sortshuffle.storage.reader import Extent", True),
+        ("import sortshuffle.storage.reader as reader", True),
         ("from sortshuffle.storage import reader", True),
         ("from .reader import Extent", True),
-        ("from sortshuffle.storage.files.ranges import Extent", True),
+        ("from sortshuffle.storage.ranges import Extent", True),
         ("def f():\n    from sortshuffle.storage import reader", True),
-        ("if TYPE_CHECKING:\n    from sortshuffle.storage.files.reader import Extent", True),
+        ("if TYPE_CHECKING:\n    from sortshuffle.storage.reader import Extent", True),
         ("from sortshuffle.storage import Writer", True),
         ("from sortshuffle.payload import arrow\nimport os", False),
     ],
@@ -196,8 +196,8 @@ def test_the_control_circles_are_found(text: str, is_circle: bool) -> None:
     texts = {
         "writer": text,
         "reader": "from sortshuffle.storage import writer",
-        "ranges": "import sortshuffle.storage.files.reader",
-        "__init__": "from sortshuffle.storage.files.writer import Writer",
+        "ranges": "import sortshuffle.storage.reader",
+        "__init__": "from sortshuffle.storage.writer import Writer",
     }
     trees = {PACKAGE / "storage" / f"{name}.py": ast.parse(each) for name, each in texts.items()}
     assert bool(circle_in(trees)) == is_circle

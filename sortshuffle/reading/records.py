@@ -22,10 +22,12 @@ import io
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, repeat
+from operator import attrgetter
 from typing import Any
 
 from sortshuffle import calls
@@ -47,12 +49,18 @@ class BufferOrEvent:
     """What one buffer held: the chunks of records that end in it, or an event (then there are no chunks).
 
     ``map_index``: of the channel that it came through. ``chunks``: lists of objects, or `Pairs`, as they were
-    written together; of opaque frames one tuple for each, with the frame in it.
+    written together; of opaque frames one tuple for each, with the frame in it. They can be taken once, and
+    each is decoded when it is taken, so that large ones need not be in memory together.
     """
 
     map_index: int
-    chunks: Sequence[Any]
+    chunks: Iterator[Any]
     event: Event | None = None
+
+
+def chunks_of(buffers: Iterable[BufferOrEvent]) -> Iterator[Any]:
+    """The chunks of all buffers. None is held here when the next is taken."""
+    return chain.from_iterable(map(attrgetter("chunks"), buffers))
 
 
 class RecordGate:
@@ -77,26 +85,25 @@ class RecordGate:
         self._fetcher = Fetcher(decoding, budget, threads, metrics)
 
     def buffers(self) -> Generator[BufferOrEvent, None, None]:
-        """Everything in every channel, the events at the ends included. Of pickled chunks this **runs what
+        """Everything in every channel, the events at the ends included. Taking pickled chunks **runs what
         the pickles name**.
 
         Raises `DataLossError` with the place, also for a stream that does not end as it must;
-        `OutOfDiskError` if a large frame finds no room, MemoryError if that was to be memory; and what
-        unpickling raises. Closing the generator lets go of everything.
+        `OutOfDiskError` if a large frame finds no room, MemoryError if that was to be memory. Taking a chunk
+        raises `CorruptDataError`, and what unpickling raises. Closing the generator lets go of everything.
         """
         with closing(self._items()) as items:
             for channel, item in items:
                 if isinstance(item, list):
-                    yield BufferOrEvent(channel.map_index, [self._records(frame, channel) for frame in item])
+                    chunks = map(self._records, item, repeat(channel))
+                    yield BufferOrEvent(channel.map_index, chunks)
                 else:
-                    yield BufferOrEvent(channel.map_index, (), item)
+                    yield BufferOrEvent(channel.map_index, iter(()), item)
 
     def records(self) -> Generator[Any, None, None]:
         """Every record of `buffers`; events are passed over."""
         with closing(self.buffers()) as buffers:
-            for buffer in buffers:
-                for chunk in buffer.chunks:
-                    yield from chunk
+            yield from chain.from_iterable(chunks_of(buffers))
 
     def _records(self, chunk: memoryview, channel: InputChannel) -> Any:
         try:

@@ -101,8 +101,7 @@ def share_out(frame: DataFrame, sizes: Sequence[int], label: str) -> list[DataFr
 def zipped(frames: Sequence[DataFrame]) -> DataFrame:
     """One frame whose partition s holds the rows of partition s of each of these, which are of one schema and
     have equally many partitions. Nothing is shuffled, so a lost map output of any is run again as before.
-
-    Needs Spark 4.1."""
+    """
     first = frames[0]
     if len(frames) == 1:
         return first

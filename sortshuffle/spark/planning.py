@@ -37,7 +37,7 @@ class Planner(Protocol):
 
     @property
     def zips(self) -> bool:
-        """Whether `zipped` is there."""
+        """Whether `zipped` is there: not over Spark Connect."""
 
     def control(self, rows: DataFrame, subpartitions: Sequence[int], label: str) -> list[ControlRows]:
         """The control rows that a map stage gives, of one exchange after the other: those of the first go to

@@ -226,7 +226,7 @@ class HostService:
             raise WorkerSetupError(
                 f"spark.authenticate is on, but Spark's secret is not in this worker's environment"
                 f" ({SPARK_SECRET_VARIABLE}): name a file with a secret for the shuffle services on every"
-                " host, spark.sortshuffle.service.wire.secret.file"
+                " host, spark.sortshuffle.service.secret.file"
             )
         return found.encode()
 

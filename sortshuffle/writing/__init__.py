@@ -1,7 +1,7 @@
 """The producing side: rows or records in, one result partition out.
 
     batches -> ChannelSelector (one id per row) -> RowEncoder (cluster or sort, encode, compress, checksum)
-    objects -> collector of pairs (one id per key, pickled together) -> FrameEncoder (into segments)
+    objects -> RecordWriter (one id per key, pickled together) -> FrameEncoder (into segments)
     records of the JVM, placed by it -> PlacedRecordEncoder (one sort of ids, one gather)
             -> region (gathered appends when no more is to be held) -> finish
 

@@ -33,6 +33,9 @@ from sortshuffle.partitioner.selector import Ids, id_dtype
 from sortshuffle.payload.events import Event
 from sortshuffle.writing.pickled_sizes import COLLECTED_BYTES, PickledSizes
 
+# Arrays of ids that are held before they become one: an array of a single id takes 120 bytes
+MOST_PIECES = 256
+
 Serializer: TypeAlias = Callable[..., Any]
 """Makes one frame of records: called with a list for each column. Raises what pickling raises."""
 
@@ -76,9 +79,10 @@ class RecordWriter:
     that can be told (`PickledSizes`). ``records``, ``bytes``: what went to the target so far; a record sent
     to all counts once if it is stored once, else for each subpartition.
 
-    Raises `UsageError` where selector and target differ in their subpartitions. After `finish()`,
-    `abandon()` or a call that failed, every call is a `StateError`. At its end it counts in ``metrics``:
-    records_out, frames_out, bytes_out.
+    Each call costs some microseconds, however many records it has: batches are the way. Raises `UsageError`
+    where selector and target differ in their subpartitions. After `finish()`, `abandon()` or a call that
+    failed while it took records, every call is a `StateError`; what is refused as it stands changes nothing.
+    At its end it counts in ``metrics``: records_out, frames_out, bytes_out.
     """
 
     def __init__(
@@ -108,15 +112,6 @@ class RecordWriter:
     def bytes(self) -> int:
         return self._unicast.sent_bytes + self._broadcast.sent_bytes
 
-    def emit(self, record: Any, subpartition: int) -> None:
-        """Send one record to a subpartition. Some microseconds: batches take a tenth of that."""
-        if not 0 <= subpartition < self._target.subpartitions:
-            raise UsageError(
-                f"there is no subpartition {subpartition}: they are 0 to {self._target.subpartitions - 1}"
-            )
-        with self._calling():
-            self._unicast.add(([record],), self._ids([subpartition]))
-
     def emit_batch(self, records: Sequence[Any], keys: Any) -> None:
         """Send each record where its key says. ``keys``: as many, in the form that the selector takes; a
         broadcast selector does not look at them."""
@@ -124,9 +119,11 @@ class RecordWriter:
 
     def emit_columns(self, columns: Columns, keys: Any, serializer: Serializer | None = None) -> None:
         """The same for records in columns. ``serializer``: of these; None for the writer's own. Records of
-        two serializers are never in one frame."""
-        count = len(columns[0])
+        two serializers are never in one frame. Raises `UsageError` for columns or keys of other lengths."""
         self._expect_open()
+        count = len(columns[0])
+        if any(len(column) != count for column in columns):
+            raise UsageError(f"the columns have {', '.join(str(len(each)) for each in columns)} records")
         if self._selector.is_broadcast:
             with self._calling():
                 self._broadcast.add(columns, self._ids([0]).repeat(count), serializer)
@@ -138,9 +135,9 @@ class RecordWriter:
             self._unicast.add(columns, ids, serializer)
 
     def broadcast_emit(self, record: Any) -> None:
-        """Send a record to every subpartition. A broadcast selector's is stored once. Of another selector it
-        is stored for each, in order with the other records: a broadcast region would come out of that
-        order."""
+        """Send a record to every subpartition, of a writer of one column. A broadcast selector's is stored
+        once. Of another selector it is stored for each, in order with the other records: a broadcast region
+        would come out of that order."""
         with self._calling():
             if self._selector.is_broadcast:
                 self._broadcast.add(([record],), self._ids([0]))
@@ -203,7 +200,8 @@ class RecordWriter:
 
 
 class _HeldRecords:
-    """Records with their ids, held until they are enough for frames. ``emit``: takes a frame and its id.
+    """Records with their ids, held until they are enough for frames. ``emit``: takes a frame and its
+    subpartition.
 
     ``sent_records``, ``sent_frames``, ``sent_bytes``: what ``emit`` was given so far.
     """
@@ -232,6 +230,8 @@ class _HeldRecords:
         for held, column in zip(self._columns, columns, strict=True):
             held += column
         self._ids.append(ids)
+        if len(self._ids) > MOST_PIECES:
+            self._ids = [np.concatenate(self._ids)]
         self._count += len(ids)
         if self._count >= self._sizes.most_held:
             self.send()

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyspark.sql.types
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -183,7 +182,6 @@ def test_every_type_hashes_as_in_spark(spark: SparkSession, table: pa.Table) -> 
     assert_hashes_as_spark(spark, table, *SEVERAL_KEYS)
 
 
-@pytest.mark.skipif(not hasattr(pyspark.sql.types, "TimeType"), reason="this Spark has no TIME type")
 def test_time_hashes_as_in_spark(spark: SparkSession) -> None:
     micros = [0, 1, 45_296_123_456, 86_399_999_999, None]
     nanos = [None if at is None else at * 1000 for at in micros]

@@ -15,7 +15,8 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import pytest
 from engine import (
@@ -609,3 +610,29 @@ def test_damage_that_the_checksums_do_not_show_is_placed_or_harmless(
         assert pool.max_memory() < 64 * KIB
     assert open_files(tmp_path) == []
     assert min(outcomes.values()) > 50, outcomes
+
+
+def test_large_records_are_not_in_memory_together(tmp_path: Path) -> None:
+    output = new_frame_output(tmp_path, kind=PICKLE, subpartitions=1, segments=4000, buffer_size=1000)
+    with output.partition as partition:
+        for number in range(3):  # in one buffer, decoded they are large
+            partition.emit(pack_chunk([LargeObject(number)]), 0)
+        partition.finish(WRITER)
+    alive: list[int] = []
+    for record in output.gate(0).records():
+        alive.append(len(LargeObject.alive))
+        del record
+    assert alive == [1, 1, 1]
+
+
+class LargeObject:
+    """Something of which it is known how many there are."""
+
+    alive: ClassVar[WeakSet[LargeObject]] = WeakSet()
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        LargeObject.alive.add(self)
+
+    def __reduce__(self) -> Any:
+        return LargeObject, (self.number,)

@@ -27,7 +27,6 @@ from sortshuffle.spark.schema import (
 
 ZONE = "America/New_York"
 
-HAS_TIME = hasattr(st, "TimeType")  # Spark 4.1
 NEWER_TYPES = [name for name in ("GeometryType", "GeographyType") if hasattr(st, name)]
 
 CARRIED = (
@@ -40,7 +39,7 @@ CARRIED = (
 
 def with_time(schema: st.StructType) -> st.StructType:
     """With a column of times of day, where this Spark has them."""
-    return schema.add("ti", st.TimeType()) if HAS_TIME else schema
+    return schema.add("ti", st.TimeType())
 
 
 def conformed(array: pa.Array, wanted: pa.DataType, exact: bool = False) -> pa.Array:
@@ -105,7 +104,7 @@ def test_wire_types_are_those_that_spark_gives_to_functions(spark: SparkSession)
 
     values = spark.range(1).select(
         *(sf.lit(None).cast(field.dataType).alias(field.name) for field in declared.fields),
-        *([sf.expr("time'12:00:00'").alias("ti")] if HAS_TIME else []),
+        sf.expr("time'12:00:00'").alias("ti"),
     )
     declared = with_time(declared)
     (row,) = values.mapInArrow(see, "seen string").collect()

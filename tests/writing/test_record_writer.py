@@ -3,6 +3,7 @@ allows, and pickled together; what was sent before an event is before it."""
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +25,7 @@ from sortshuffle.payload.events import SUPERSTEP, Event
 from sortshuffle.payload.pickled import Chunk, Pairs, pack_chunk, pack_pairs, unpack_chunk
 from sortshuffle.storage.files.reader import read_index
 from sortshuffle.writing.pickled_sizes import CHUNK_BYTES, HEAP_BYTES_PER_PICKLED, MOST_OBJECTS, PROBE_EVERY
-from sortshuffle.writing.record_writer import RecordWriter
+from sortshuffle.writing.record_writer import MOST_PIECES, RecordWriter
 
 PICKLE = PayloadKind.PICKLE
 
@@ -82,6 +83,10 @@ def writer_to(target: Target, *, selector: Any = None, memory: int = 4 * MIB) ->
     return RecordWriter(selector, pack_chunk, target, TaskMetrics(), memory)
 
 
+def emit(writer: RecordWriter, record: Any, key: int) -> None:
+    writer.emit_batch([record], [key])
+
+
 def pack_columns(keys: list[Any], values: list[Any]) -> bytearray:
     return pack_pairs(Pairs(keys, values))
 
@@ -121,9 +126,9 @@ def test_the_selectors_of_rows_serve_as_well() -> None:
 def test_what_a_selecting_writer_broadcasts_stays_in_order_with_the_rest() -> None:
     target = Target()
     writer = writer_to(target)
-    writer.emit("first", 1)
+    emit(writer, "first", 1)
     writer.broadcast_emit("to all")
-    writer.emit("last", 1)
+    emit(writer, "last", 1)
     writer.finish()
     assert [target.objects(s) for s in range(3)] == [["to all"], ["first", "to all", "last"], ["to all"]]
     assert target.frames("all") == []
@@ -134,21 +139,20 @@ def test_a_broadcast_selector_has_everything_stored_once() -> None:
     writer = writer_to(target, selector=ToAll())
     writer.emit_batch(["a", "b"], None)
     writer.broadcast_emit("c")
-    writer.emit("just one", 2)
     writer.finish()
-    found = (target.objects("all"), target.objects(2), target.objects(0))
-    assert found == (["a", "b", "c"], ["just one"], [])
+    assert (target.objects("all"), target.objects(0)) == (["a", "b", "c"], [])
 
 
-@pytest.mark.parametrize("subpartition", [-1, 3])
-def test_a_call_that_is_refused_as_it_stands_loses_nothing(subpartition: int) -> None:
+def test_a_call_that_is_refused_as_it_stands_loses_nothing() -> None:
     target = Target()
     writer = writer_to(target)
-    writer.emit("kept", 0)
-    with pytest.raises(UsageError, match="they are 0 to 2"):
-        writer.emit("refused", subpartition)
+    emit(writer, "kept", 0)
     with pytest.raises(UsageError, match="2 records and 1 keys"):
         writer.emit_batch(["x", "y"], [1])
+    with pytest.raises(UsageError, match="the columns have 1, 2 records"):
+        writer.emit_columns((["x"], ["y", "z"]), [1])
+    with pytest.raises(TypeError):
+        writer.emit_batch(["x"], ["no number"])
     writer.finish()
     assert [target.objects(s) for s in range(3)] == [["kept"], [], []]
 
@@ -158,7 +162,7 @@ def test_an_event_goes_behind_all_that_was_sent_before() -> None:
     writer = writer_to(target)
     writer.emit_batch(range(10), range(10))
     writer.broadcast_event(SUPERSTEP)
-    writer.emit("later", 0)
+    emit(writer, "later", 0)
     writer.finish()
     place = target.sent.index(("event", b""))
     before = [each for _, frame in target.sent[:place] for each in unpack_chunk(memoryview(frame))]
@@ -236,11 +240,57 @@ def test_one_at_a_time_is_the_same_as_in_batches() -> None:
         for start in range(0, len(objects), size):
             part = objects[start : start + size]
             if size == 1:
-                writer.emit(part[0], part[0][0] % 3)
+                emit(writer, part[0], part[0][0] % 3)
             else:
                 writer.emit_batch(part, [number for number, _ in part])
         writer.finish()
     assert [targets[0].objects(s) for s in range(3)] == [targets[1].objects(s) for s in range(3)]
+
+
+def test_what_gets_large_is_not_held() -> None:
+    """A chunk of large values, behind many small ones, is not as many values."""
+    target = Target(1)
+    writer = RecordWriter(ByRemainder(1), pack_columns, target, TaskMetrics(), MIB)
+    writer.emit_columns(([1] * 20_000, [b""] * 20_000), [1] * 20_000)
+    for _ in range(20):  # the first of each batch stay small
+        values = [b"", *(bytes(20_000 + n) for n in range(127))]
+        writer.emit_columns(([1] * 128, values), [1] * 128)
+    writer.finish()
+    assert len(target.objects(0)) == 20_000 + 20 * 128
+    large = [chunk for chunk in target.chunks(0) if isinstance(chunk, Pairs) and len(chunk.values[-1]) > 100]
+    assert max(map(len, large)) <= 32
+
+
+def test_what_a_broadcast_selector_holds_is_bounded_and_has_the_serializer_of_its_batch() -> None:
+    target = Target(3)
+    writer = RecordWriter(ToAll(), pack_chunk, target, TaskMetrics(), 64 * KIB)
+    for number in range(100):
+        writer.emit_columns(([number] * 100, ["value"] * 100), None, pack_columns)
+    assert writer.records > 5000
+    writer.finish()
+    assert target.objects("all") == [(number, "value") for number in range(100) for _ in range(100)]
+
+
+def test_ids_of_single_records_take_little() -> None:
+    writer = writer_to(Target(1))
+    for _ in range(20_000):
+        emit(writer, None, 0)
+    assert len(writer._unicast._ids) <= MOST_PIECES
+
+
+def test_what_is_abandoned_is_held_no_longer() -> None:
+    class Record:
+        pass
+
+    target = Target(1)
+    writer = RecordWriter(ByRemainder(1), lambda records: b"frame", target, TaskMetrics())
+    records = [Record() for _ in range(10)]
+    ends = [weakref.ref(record) for record in records]
+    writer.emit_batch(records, [0] * 10)
+    writer.emit_batch(records, [0] * 10)
+    writer.abandon()
+    del records
+    assert [end() for end in ends] == [None] * 10
 
 
 def test_chunks_follow_the_size_of_the_records() -> None:
@@ -249,7 +299,7 @@ def test_chunks_follow_the_size_of_the_records() -> None:
     small = [b"%010d" % number for number in range(20_000)]
     large = [bytes([number]) * 30_000 for number in range(200)]
     for record in (*small, *large, *small):
-        writer.emit(record, 0)
+        emit(writer, record, 0)
     writer.finish()
     assert target.objects(0) == [*small, *large, *small]
     too_large = [len(frame) for frame in target.frames(0) if len(frame) > 3 * CHUNK_BYTES]
@@ -263,7 +313,7 @@ def test_what_is_held_is_bounded_however_many_subpartitions_there_are() -> None:
     writer = writer_to(target, memory=memory)
     most = 0
     for number in range(20_000):
-        writer.emit(b"%020d" % number, number * 7 % 1000)
+        emit(writer, b"%020d" % number, number * 7 % 1000)
         most = max(most, number + 1 - writer.records)
     pickled = len(b"x" * 20) + 4  # about, of each
     assert 100 < most * pickled * HEAP_BYTES_PER_PICKLED / (memory / 1000) < 1300
@@ -275,9 +325,9 @@ def test_records_that_become_large_all_at_once_are_noticed_before_many_are_held(
     target = Target(1000)
     writer = writer_to(target)
     for number in range(50_000):
-        writer.emit(number, number % 1000)
+        emit(writer, number, number % 1000)
     for number in range(2000):
-        writer.emit(bytes(100_000) + b"%d" % number, number % 1000)
+        emit(writer, bytes(100_000) + b"%d" % number, number % 1000)
         if number >= PROBE_EVERY:
             assert 50_001 + number - writer.records < PROBE_EVERY
     writer.finish()
@@ -306,7 +356,7 @@ def test_records_that_share_what_they_hold_are_no_surprise() -> None:
     writer = writer_to(target)
     shared = "what all of them hold" * 50
     for number in range(20_000):
-        writer.emit((number, shared), 0)
+        emit(writer, (number, shared), 0)
     writer.finish()
     assert len(target.frames(0)) < 30
 
@@ -315,7 +365,7 @@ def test_a_record_larger_than_all_bounds_is_a_chunk_of_its_own() -> None:
     target = Target(1)
     writer = writer_to(target, memory=64 * KIB)
     for record in (b"a", bytes(1 << 20), b"b"):
-        writer.emit(record, 0)
+        emit(writer, record, 0)
     writer.finish()
     assert target.objects(0) == [b"a", bytes(1 << 20), b"b"]
 
@@ -372,11 +422,11 @@ def test_a_call_after_the_end_is_a_state_error(state: str) -> None:
     if state == "failed":
         target.failure = OSError("full")
         with pytest.raises(OSError, match="full"):
-            writer.emit("x", 0)
+            emit(writer, "x", 0)
     else:
         getattr(writer, {"finished": "finish", "abandoned": "abandon"}[state])()
     for call in (
-        lambda: writer.emit("x", 0),
+        lambda: emit(writer, "x", 0),
         lambda: writer.emit_batch(["x"], [0]),
         lambda: writer.broadcast_emit("x"),
         lambda: writer.broadcast_event(SUPERSTEP),
@@ -392,8 +442,8 @@ def test_an_interrupt_within_a_call_leaves_only_abandon() -> None:
     target.failure = KeyboardInterrupt()
     writer = writer_to(target)
     with pytest.raises(KeyboardInterrupt):
-        writer.emit("x", 0)
-    for call in (lambda: writer.emit("x", 0), writer.finish):
+        emit(writer, "x", 0)
+    for call in (lambda: emit(writer, "x", 0), writer.finish):
         with pytest.raises(StateError, match="is failed"):
             call()
     writer.abandon()
@@ -402,17 +452,17 @@ def test_an_interrupt_within_a_call_leaves_only_abandon() -> None:
 def test_a_record_that_cannot_be_pickled_fails_the_writer() -> None:
     writer = writer_to(Target())
     with pytest.raises((AttributeError, TypeError)), writer:
-        writer.emit(lambda: None, 0)
+        emit(writer, lambda: None, 0)
         writer.finish()
     with pytest.raises(StateError, match="is abandoned"):
-        writer.emit(1, 0)
+        emit(writer, 1, 0)
 
 
 def test_leaving_without_finish_sends_nothing_more() -> None:
     target = Target()
     with writer_to(target) as writer:
-        writer.emit("first", 0)
-        writer.emit("second", 0)
+        emit(writer, "first", 0)
+        emit(writer, "second", 0)
     assert target.objects(0) == ["first"], "records are held from the second on"
 
 

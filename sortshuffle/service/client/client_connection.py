@@ -255,7 +255,7 @@ class ClientConnection:
             return here
         raise AuthenticationError(
             f"the shuffle service at {self._dial.address} is on another host, and without a secret that could"
-            " be anybody: give services and clients one with spark.sortshuffle.service.wire.secret.file"
+            " be anybody: give services and clients one with spark.sortshuffle.service.secret.file"
         )
 
     def _keep(self, connected: socket.socket) -> None:

@@ -65,7 +65,7 @@ class ServerSettings:
     limits: Limits = DEFAULT_LIMITS
     buffer_timeout: float = BUFFER_TIMEOUT
     memory_option: str = "spark.sortshuffle.service.memory"
-    secret_option: str = "spark.sortshuffle.service.wire.secret.file"
+    secret_option: str = "spark.sortshuffle.service.secret.file"
 
 
 class ShuffleService:

@@ -40,7 +40,7 @@ from sortshuffle.service.wire.protocol import (
 # seconds; two round trips and two hashes, so only a peer that is overloaded, or no peer of ours, takes longer
 GREETING_TIMEOUT = 10.0
 _REMEDY = (
-    "give both sides the same secret (spark.sortshuffle.service.wire.secret.file for external services,"
+    "give both sides the same secret (spark.sortshuffle.service.secret.file for external services,"
     " spark.authenticate.secret where spark.authenticate is on)"
 )
 

@@ -1,6 +1,6 @@
 """``groupBy().applyInArrow`` and ``applyInPandas``: a function of one group, whole or as an iterator.
 
-As in PySpark 4.1 and later, type hints tell which: a function that by them maps an iterator of batches (of
+As in PySpark, type hints tell which: a function that by them maps an iterator of batches (of
 frames) to such an iterator is called with its group in parts, which then need not fit into memory together.
 What it does not take of a group is skipped.
 """

@@ -93,8 +93,7 @@ class ReadSettings:
             leaves,
             _mode(told, "datetimeRebaseMode", conf("spark.sql.parquet.datetimeRebaseModeInRead")),
             _mode(told, "int96RebaseMode", conf("spark.sql.parquet.int96RebaseModeInRead")),
-            # Spark before 4.1 has no such setting, and such structs are null
-            _is_true(_known(conf, "spark.sql.legacy.parquet.returnNullStructIfAllFieldsMissing", "true")),
+            _is_true(conf("spark.sql.legacy.parquet.returnNullStructIfAllFieldsMissing")),
         )
         return ReadSettings(
             rules,

@@ -19,7 +19,7 @@ import gc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import count
 from operator import itemgetter
 from typing import Any, Protocol, cast
 
@@ -28,7 +28,7 @@ from sortshuffle.options import Options
 from sortshuffle.payload.pickled import PickledPayload
 from sortshuffle.payload.spanning import SPILL_BYTES
 from sortshuffle.reading.channel import InputChannel
-from sortshuffle.reading.records import RecordGate
+from sortshuffle.reading.records import RecordGate, chunks_of
 from sortshuffle.spark.adoption import adopted_by
 from sortshuffle.spark.functions import user_errors
 from sortshuffle.spark.rdds.control_rows import Received
@@ -173,7 +173,7 @@ class ReadRecords:
         buffers = gate.buffers()
         opened.callback(_count_rows, task.metrics)
         opened.callback(buffers.close)
-        return Stream(chunks=chain.from_iterable(buffer.chunks for buffer in buffers))
+        return Stream(chunks=chunks_of(buffers))
 
 
 @dataclass(frozen=True)

@@ -387,7 +387,7 @@ def test_options_of_the_engine_arrive(launcher: Launcher, tmp_path: Path) -> Non
         "spark.sortshuffle.codec": "none",
         "spark.sortshuffle.dir": ",".join(map(str, directories)),
         "spark.sortshuffle.manager.memory": "16m",
-        "spark.sortshuffle.service.wire.secret.file": str(secret),
+        "spark.sortshuffle.service.secret.file": str(secret),
     }
     where = launcher.launch(launcher.jvm(), settings=settings)
     assert launcher.launch(launcher.jvm(), settings=settings) == where

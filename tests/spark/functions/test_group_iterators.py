@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyspark
 import pytest
 from function_cases import (
     BY_POSITION,
@@ -28,16 +27,12 @@ from function_cases import (
 from py4j.protocol import Py4JError
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
-from pyspark.loose_version import LooseVersion
 from pyspark.sql import DataFrame, SparkSession
 
 from sortshuffle.compute.groups.groups import group_batches
 from sortshuffle.errors import SchemaMismatchError
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.functions import GroupApplyInArrow, GroupApplyInPandas
-
-if LooseVersion(pyspark.__version__) < LooseVersion("4.1"):
-    pytest.skip("earlier releases have no iterator forms", allow_module_level=True)
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

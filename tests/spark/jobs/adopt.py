@@ -56,7 +56,7 @@ def session(directory: str, port: str) -> Any:
         .config("spark.sortshuffle.dir", os.path.join(directory, "served"))
         .config("spark.sortshuffle.service", "external")
         .config("spark.sortshuffle.service.port", port)
-        .config("spark.sortshuffle.service.wire.secret.file", os.path.join(directory, "secret"))
+        .config("spark.sortshuffle.service.secret.file", os.path.join(directory, "secret"))
         .getOrCreate()
     )
 
