@@ -38,8 +38,9 @@ from sortshuffle.spark.functions import MapFunction, MapInArrow, MapInPandas
 from sortshuffle.spark.grouped import GroupedFrame
 from sortshuffle.spark.hints import for_spark
 from sortshuffle.spark.keys import check_id_column, check_range_key
-from sortshuffle.spark.operators import aggregates, columns, joins, rows, sorting
-from sortshuffle.spark.operators.cogroups import Groups
+from sortshuffle.spark.operators import aggregates, columns, joins, sorting
+from sortshuffle.spark.operators import rows as row_operators
+from sortshuffle.spark.operators.cogroups import FrameGroups
 from sortshuffle.spark.operators.layouts import exchanged, hash_exchanged
 from sortshuffle.spark.operators.selection import reading_only, selected
 from sortshuffle.spark.origins import DataFrameOrigin, ParquetOrigin
@@ -83,6 +84,8 @@ def broadcast(frame: ShuffleFrame) -> ShuffleFrame:
     holds for the frame that is returned, not for frames made from it. In the join the frame must fit into
     the memory of a task.
     """
+    if not isinstance(frame, ShuffleFrame):
+        raise UsageError(f"broadcast() takes a ShuffleFrame, not {type(frame).__name__}")
     return ShuffleFrame(replace(frame._rows, broadcast=True))
 
 
@@ -94,7 +97,7 @@ class ShuffleFrame:
     """
 
     def __init__(self, rows: Rows) -> None:
-        self._own = rows
+        self._own_rows = rows
         self._df: DataFrame | None = None
         self._persisted = False
         self._runs: list[int] = []
@@ -104,7 +107,7 @@ class ShuffleFrame:
     @property
     def schema(self) -> StructType:
         """Spark's schema of the rows."""
-        return self._own.schema
+        return self._own_rows.schema
 
     @property
     def columns(self) -> list[str]:
@@ -200,7 +203,7 @@ class ShuffleFrame:
 
     def limit(self, num: int) -> ShuffleFrame:
         """Like `DataFrame.limit`: the first ``num`` rows, partition after partition, in one partition."""
-        return self._made(rows.limit, num)
+        return self._made(row_operators.limit, num)
 
     def sample(
         self,
@@ -210,17 +213,17 @@ class ShuffleFrame:
     ) -> ShuffleFrame:
         """Like `DataFrame.sample`: each row with the probability ``fraction``, or, with replacement, so many
         times on average. The same seed and partitions give the same rows, but not those that Spark takes."""
-        return self._made(rows.sample, withReplacement, fraction, seed)
+        return self._made(row_operators.sample, withReplacement, fraction, seed)
 
     def union(self, other: ShuffleFrame) -> ShuffleFrame:
         """Like `DataFrame.union`: the rows of both, columns matched by position."""
-        return self._made(rows.union, _rows_of(other, "union"))
+        return self._made(row_operators.union, _rows_of(other, "union"))
 
     unionAll = union  # noqa: N815  PySpark's name
 
     def unionByName(self, other: ShuffleFrame, allowMissingColumns: bool = False) -> ShuffleFrame:
         """Like `DataFrame.unionByName`: the rows of both, columns matched by name."""
-        return self._made(rows.union_by_name, _rows_of(other, "unionByName"), allowMissingColumns)
+        return self._made(row_operators.union_by_name, _rows_of(other, "unionByName"), allowMissingColumns)
 
     def distinct(self) -> ShuffleFrame:
         """Like `DataFrame.distinct`: every different row once."""
@@ -279,7 +282,7 @@ class ShuffleFrame:
 
     def coalesce(self, numPartitions: int) -> ShuffleFrame:
         """Like `DataFrame.coalesce`: fewer partitions, each of several of these, without a shuffle."""
-        return self._made(rows.coalesce, numPartitions, self.toDF)
+        return self._made(row_operators.coalesce, numPartitions, self.toDF)
 
     def sort(
         self,
@@ -304,7 +307,7 @@ class ShuffleFrame:
         """Like `DataFrame.groupBy`: ``.agg``, ``.count`` and their like, ``.applyInArrow``,
         ``.applyInPandas``, ``.cogroup``."""
         keys = tuple(self._position(name) for name in _flat(cols))
-        return GroupedFrame(Groups(lambda: self._rows, keys), ShuffleFrame)
+        return GroupedFrame(FrameGroups(lambda: self._rows, keys), ShuffleFrame)
 
     groupby = groupBy
 
@@ -329,13 +332,13 @@ class ShuffleFrame:
         """An ordinary lazy DataFrame of the rows, in the same partitions. Spark's planner knows by which
         columns they are placed and sorted, and about how large they are (`spark.hints`)."""
         if self._df is None:
-            chain = self._own.chain
+            chain = self._own_rows.chain
             if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
                 self._df = chain.origin.source
             else:
                 run = self._new_run()
                 rows = staged(chain, run, ToSpark(), chain.schema)
-                self._df = for_spark(rows, chain, self._own.layout, run)
+                self._df = for_spark(rows, chain, self._own_rows.layout, run)
         return self._df
 
     def collect(self) -> list[Any]:
@@ -407,7 +410,7 @@ class ShuffleFrame:
     def _rows(self) -> Rows:
         """What frames made from this one begin with. Those from Spark's cache come from no exchange of ours:
         nothing is known of where they are."""
-        own = self._own
+        own = self._own_rows
         if not self._persisted:
             return own
         chain = Chain(own.context, DataFrameOrigin(self.toDF(), own.chain.wire), own.schema, own.chain.wire)
@@ -415,6 +418,7 @@ class ShuffleFrame:
 
     @property
     def _chain(self) -> Chain:
+        """That of `_rows`."""
         return self._rows.chain
 
     def _new_run(self) -> int:

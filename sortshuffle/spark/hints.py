@@ -15,7 +15,7 @@ partitions. Without a claim the frame stays the DataFrame that it was.
 The scan is planned at once, as control rows are (`spark.planner`); nothing runs, and all that is made from
 it shares its map outputs. Its name in Spark's plans says what was claimed.
 
-Sizes are estimated as Spark does (`spark.sizes`).
+Sizes are estimated as Spark estimates them (`spark.sizes`).
 
 Classic sessions only: over Spark Connect a frame is a DataFrame without claims.
 """

@@ -1,6 +1,6 @@
 """What a task does for the bounds of a range exchange: it ends its stage with a sample of its keys.
 
-Made by `spark.sampling`, and apart from it because tasks import this module.
+`spark.sampling` makes `SampleKeys`. It stands apart because tasks import this module, and not the planning.
 """
 
 from __future__ import annotations

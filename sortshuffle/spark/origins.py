@@ -89,7 +89,7 @@ class DataFrameOrigin(Origin):
     def lines(self) -> list[str]:
         return [f"rows of DataFrame[{', '.join(self.source.columns)}]"]
 
-    def estimated_size(self) -> tuple[int | None, StructType | None]:
+    def size_and_schema(self) -> tuple[int | None, StructType | None]:
         source: Any = self.source
         # through its text: Py4J gives a Python int, but only up to a long
         size = str(source._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
@@ -126,7 +126,7 @@ class ParquetOrigin(Origin):
         where = f" where {_all_of(self.filters)}" if self.filters else ""
         return [f"scan of {self.files.label}: {', '.join(self.wire.names)}{where}"]
 
-    def estimated_size(self) -> tuple[int | None, StructType | None]:
+    def size_and_schema(self) -> tuple[int | None, StructType | None]:
         """What the scan reads of its files: the bytes of the row groups and columns that it needs."""
         case_sensitive = self.files.source.rules.case_sensitive
         names = {folded(name, case_sensitive) for name in self.file_columns}
@@ -184,7 +184,7 @@ class ExchangeOrigin(Origin):
     def sliceable(self) -> list[ShuffleDependency]:
         return [self.exchange] if self.order is None and self.exchange.subpartitions > 1 else []
 
-    def estimated_size(self) -> tuple[int | None, StructType | None]:
+    def size_and_schema(self) -> tuple[int | None, StructType | None]:
         return exchanged_size(self.exchange), self.exchange.upstream.schema
 
 
@@ -230,7 +230,7 @@ class TogetherOrigin(Origin):
                 found.append(exchange)
         return found
 
-    def estimated_size(self) -> tuple[int | None, StructType | None]:
+    def size_and_schema(self) -> tuple[int | None, StructType | None]:
         return combined_size(self.inputs, only_first=self.only_first)
 
 
@@ -261,7 +261,7 @@ class UnionOrigin(Origin):
     def lines(self) -> list[str]:
         return ["union of", *lines_of(self.inputs)]
 
-    def estimated_size(self) -> tuple[int | None, StructType | None]:
+    def size_and_schema(self) -> tuple[int | None, StructType | None]:
         return united_size(self.inputs), self.inputs[0].schema
 
     @once
@@ -307,7 +307,7 @@ class SparkUnionOrigin(Origin):
     def lines(self) -> list[str]:
         return ["union, by Spark, of", *lines_of(self.inputs)]
 
-    def estimated_size(self) -> tuple[int | None, StructType | None]:
+    def size_and_schema(self) -> tuple[int | None, StructType | None]:
         return united_size(self.inputs), self.inputs[0].schema
 
     @once
@@ -355,7 +355,7 @@ class CoalescedOrigin(Origin):
     def lines(self) -> list[str]:
         return [f"coalesced into {self.count} partitions", *lines_of([self.chain])]
 
-    def estimated_size(self) -> tuple[int | None, StructType | None]:
+    def size_and_schema(self) -> tuple[int | None, StructType | None]:
         return estimated_size(self.chain), self.chain.schema
 
 

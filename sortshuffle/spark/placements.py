@@ -1,4 +1,4 @@
-"""Where the rows of an exchange go, as its tasks are told: the `Placement`s.
+"""`Placement`s: they tell the tasks of an exchange where its rows go.
 
 A placement is a small picklable object from which each task makes its own `ChannelSelector`. On the driver a
 `Scheme` makes it (`spark.schemes`).

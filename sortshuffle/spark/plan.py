@@ -4,9 +4,11 @@
     Origin                            a DataFrame, Parquet files, exchanges (`spark.origins`)
     ShuffleDependency                 what a chain knows of an exchange that it reads: the stage that writes,
                                       and the control rows it hands to its readers (`spark.exchange`)
-    Rows = chain + layout             what operators take and give, and a frame wraps
+    Rows = chain + layout             what operators take and give, and a frame wraps; also whether a join may
+                                      broadcast them
 
-All are immutable values, and nothing here runs a job. `spark.staging` puts a chain into Spark's plan.
+Chains and rows are immutable values. Making them runs no job; asking an exchange may. `spark.staging` puts a
+chain into Spark's plan.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ def next_number() -> int:
 @dataclass(frozen=True)
 class FrameContext:
     """What all frames derived from one source share: the session's settings when it was made, their tasks'
-    reports, and which exchanges are of the same rows (``fan_outs``, of `spark.fanout`)."""
+    reports, and which exchanges are of the same rows. ``fan_outs``: `spark.fanout.FanOut`s by their
+    `RowSource`, held weakly; only `fanout.fan_out_of` touches it."""
 
     spark: SparkSession
     options: Options
@@ -196,7 +199,8 @@ class Origin(ABC):
 
     @abstractmethod
     def partitions(self) -> int:
-        """How many there are. Plans, if need be, but runs nothing."""
+        """How many there are. Plans, if need be; an exchange's are known when it is placed, which may run a
+        job."""
 
     @abstractmethod
     def is_reproducible(self) -> bool:
@@ -215,7 +219,7 @@ class Origin(ABC):
         (`spark.skew`)."""
         return []
 
-    def estimated_size(self) -> tuple[int | None, StructType | None]:
+    def size_and_schema(self) -> tuple[int | None, StructType | None]:
         """About how many bytes its rows have (`spark.sizes`), and their schema. None: it is not known."""
         return None, None
 

@@ -1,4 +1,4 @@
-"""Where the rows of an exchange go, as the user asked for it: the `Scheme`s, on the driver.
+"""`Scheme`s: what the user asked for, where the rows of an exchange are to go. Only the driver has them.
 
 When its exchange is built a scheme makes the `Placement` that is shipped to the tasks (`spark.placements`).
 For that it may ask the plan something, or run a job.

@@ -218,7 +218,7 @@ def _probe(encrypts: bool) -> Any:
 
                 why = why_no_encryption()
             except ImportError:  # a release from before there was encryption
-                theirs = sys.modules["sortshuffle"].__version__
+                theirs = importlib.import_module("sortshuffle").__version__  # which has no version module
                 why = f"it has sortshuffle {theirs}, and the driver has {release}: install that"
         return [sys.executable, sys.version.split()[0], missing, why]
 

@@ -29,7 +29,7 @@ _ROW_OVERHEAD = 8
 def estimated_size(chain: Chain) -> int | None:
     """About how many bytes the rows of a chain have by Spark's rules; None where nothing is known."""
     jvm = chain.context.spark.sparkContext._jvm
-    size, schema = chain.origin.estimated_size()
+    size, schema = chain.origin.size_and_schema()
     for step in chain.steps:
         schema = _declared(step) or schema
         if size is None or schema is None:

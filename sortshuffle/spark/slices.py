@@ -1,6 +1,7 @@
 """What a task reads where large subpartitions are read by several tasks.
 
-Made by `spark.skew`, and apart from it because tasks import this module.
+`spark.skew` makes the slices on the driver. This module stands apart because tasks import it, and not the
+planning.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ def staged(
     """The chain as a stage in Spark's plan, ending in ``closing``, whose rows have ``schema``.
 
     ``steps``: its first ones, None for all. ``purpose``: for Spark's UI, such as "writes exchange 3". May run
-    the map stages of its exchanges (`skew.laid_out`). Raises `WorkerSetupError` if the workers cannot run it.
+    jobs: of skew, of placements, and a look at the workers. Raises `WorkerSetupError` if the workers cannot
+    run it.
     """
     context = chain.context
     check_workers(context.spark, context.services.key is not None)

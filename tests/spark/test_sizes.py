@@ -55,6 +55,13 @@ def test_sizes_are_those_that_spark_reckons_for_the_same_steps(left: DataFrame, 
         expected = stated_size(plain)
         assert abs((estimated_size(frame._chain) or 0) - expected) <= 2  # rounded at other steps
         assert abs(stated_size(frame.toDF()) - expected) <= 2 + 8  # told in longs
+    other = sortshuffle.frame(right).repartition(3, "k")
+    for how in ("left_semi", "left_anti"):  # no rows come out but those of the left side
+        for side in (other, sortshuffle.broadcast(other)):
+            joined = source.repartition(3, "k").join(side, "k", how)
+            assert abs((estimated_size(joined._chain) or 0) - stated_size(left)) <= 2
+    product = source.repartition(3, "k").join(other, "k")
+    assert (estimated_size(product._chain) or 0) > stated_size(left) * stated_size(right) / 10
     both = source.select("k").repartition(3, "k").union(sortshuffle.frame(right).select("k").repartition(3))
     expected = stated_size(left.select("k")) + stated_size(right.select("k"))
     assert abs((estimated_size(both._chain) or 0) - expected) <= 2

@@ -124,8 +124,8 @@ def _aggregated(
         grouped = Rows(chain.then(step, states), _moved(layout, keys))
     else:
         step = PartialAggregate(aggregation, label)
-        grouped = Rows(chain.then(step, states), _moved(replace(layout, ordered_by=()), keys))
-        grouped = ordered(placed(grouped, tuple(range(len(keys)))), aggregation.order)
+        partial = Rows(chain.then(step, states), _moved(replace(layout, ordered_by=()), keys))
+        grouped = ordered(placed(partial, tuple(range(len(keys)))), aggregation.order)
     result = grouped.chain.then(Aggregate(aggregation, chain.context.wire(schema), label), schema)
     if len(schema) < len(keys) + len(calls):
         return Rows(result)  # spark.sql.retainGroupColumns is off

@@ -136,7 +136,7 @@ class BroadcastOrigin(Origin):
     def lines(self) -> list[str]:
         return [self.label, *lines_of((self.small, self.large.chain))]
 
-    def estimated_size(self) -> tuple[int | None, StructType | None]:
+    def size_and_schema(self) -> tuple[int | None, StructType | None]:
         return combined_size((self.large.chain, self.small), only_first=self.spec.kind.is_existence)
 
 

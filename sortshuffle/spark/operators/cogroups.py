@@ -32,11 +32,11 @@ from sortshuffle.spark.several import Leg
 from sortshuffle.spark.stages import Batches
 from sortshuffle.spark.task import Task
 
-F = TypeVar("F")
+Frame = TypeVar("Frame")
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class FrameGroups:
     """The groups of a frame. ``rows``: gives its rows when they are needed, because it may be persisted
     meanwhile. ``keys``: positions of the grouping columns, in the order given."""
 
@@ -44,36 +44,36 @@ class Groups:
     keys: tuple[int, ...]
 
 
-class CoGroupedFrame(Generic[F]):
-    """The groups of two frames. ``make``: makes a frame of rows. Raises `UsageError` and `ColumnError` where
-    the frames have no common keys."""
+class CoGroupedFrame(Generic[Frame]):
+    """The groups of two `ShuffleFrame`s; its methods give `ShuffleFrame`s. ``make``: makes one of rows.
+    Raises `UsageError` and `ColumnError` where the frames have no common keys."""
 
-    def __init__(self, left: Groups, right: Groups, make: Callable[[Rows], F]) -> None:
+    def __init__(self, left: FrameGroups, right: FrameGroups, make: Callable[[Rows], Frame]) -> None:
         _check_sides(left, right)
         self._left = left
         self._right = right
         self._make = make
 
-    def applyInArrow(self, func: Callable[..., Any], schema: StructType | str) -> F:
+    def applyInArrow(self, func: Callable[..., Any], schema: StructType | str) -> Frame:
         """Like PySpark's: ``func(left, right)`` or ``func(key, left, right)`` gets the groups of one key,
         each as a `pyarrow.Table` that may be empty, and returns a table of ``schema``."""
         return self._applied(CoGroupInArrow, func, schema)
 
-    def applyInPandas(self, func: Callable[..., Any], schema: StructType | str) -> F:
+    def applyInPandas(self, func: Callable[..., Any], schema: StructType | str) -> Frame:
         """Like PySpark's: ``func(left, right)`` or ``func(key, left, right)`` gets the groups of one key,
         each as a pandas DataFrame that may be empty, and returns one of ``schema``."""
         return self._applied(CoGroupInPandas, func, schema)
 
     def _applied(
         self, adaptor: type[CoGroupFunction], func: Callable[..., Any], schema: StructType | str
-    ) -> F:
+    ) -> Frame:
         sides = (self._left.rows(), self._right.rows())
         keys = (self._left.keys, self._right.keys)
         context = sides[0].context
         function = adaptor.of(func, schema, context.conf, *keys)
         orders = [RowOrder(own) for own in keys]
-        placed = zip(_placed_alike(sides, keys), orders, strict=True)
-        chains = [ordered(each, order).chain for each, order in placed]
+        alike = _placed_alike(sides, keys)
+        chains = [ordered(each, order).chain for each, order in zip(alike, orders, strict=True)]
         named = (", ".join(side.columns[key] for key in own) for side, own in zip(sides, keys, strict=True))
         label = function.declared.place.replace("cogroup()", "cogroup({} with {})".format(*named))
         combine = CoGroupApply(function, (orders[0], orders[1]), (chains[0].wire, chains[1].wire), label)
@@ -102,7 +102,7 @@ class CoGroupApply:
         return self.label
 
 
-def _check_sides(left: Groups, right: Groups) -> None:
+def _check_sides(left: FrameGroups, right: FrameGroups) -> None:
     lefts, rights = left.rows(), right.rows()
     common_context(lefts, rights, "cogroup")
     if len(left.keys) != len(right.keys):

@@ -5,8 +5,8 @@ there are two ways of doing it:
 
     shuffled    both sides are placed by Spark's hash of the keys into one number of partitions, and each
                 partition is joined by itself (`ShuffledJoin`). A side that is placed so stays where it is
-    broadcast   a side marked by `broadcast` is given whole to every task of the other, which stays where it
-                is (`operators.broadcast`)
+    broadcast   a side marked by `sortshuffle.broadcast` is given whole to every task of the other, which
+                stays where it is (`operators.broadcast`)
 
 A shuffled join holds the side that is smaller in its partition as a table in memory; if that does not fit,
 both are sorted, through files of the task, and merged.

@@ -14,6 +14,7 @@ from pyspark.sql import functions as sf
 
 import sortshuffle
 from sortshuffle import ShuffleFrame
+from sortshuffle.errors import UsageError
 from sortshuffle.spark.frame import broadcast
 from sortshuffle.spark.operators.broadcast import BroadcastOrigin
 from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Layout
@@ -34,6 +35,12 @@ def plain_sides(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
     left, right = every_type(11, 40), every_type(12, 30)
     right = right.rename_columns([name if name in ("i", "d") else f"{name}_r" for name in left.column_names])
     return data_frame(spark, left), data_frame(spark, right)
+
+
+@pytest.mark.parametrize("wrong", ["a DataFrame", 1])
+def test_only_a_frame_of_ours_is_marked(spark: SparkSession, wrong: object) -> None:
+    with pytest.raises(UsageError, match=r"broadcast\(\) takes a ShuffleFrame, not (DataFrame|int)"):
+        broadcast(spark.range(1) if wrong == "a DataFrame" else wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("how", ["inner", "left", "semi", "anti"])
