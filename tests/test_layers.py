@@ -215,6 +215,16 @@ def test_the_control_circles_are_found(text: str, is_circle: bool) -> None:
     assert bool(circle_in(trees)) == is_circle
 
 
+def test_each_class_has_a_name_of_its_own() -> None:
+    places: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in ast.parse(module.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module_name(module))
+    assert len(places) > 500
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
 def test_every_package_is_found() -> None:
     packages = {package_of(module) for module in MODULES}
     assert {"errors", "memory", "format", "storage", "payload", "writing", "reading", "spark"} <= packages

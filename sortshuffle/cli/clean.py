@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from sortshuffle.cli.cleaning import Thing, Verdict, judge_all, remove
-from sortshuffle.cli.output import Output, plural, print_json
+from sortshuffle.cli.cleaning import HomeVerdict, Thing, judge_all, remove
+from sortshuffle.cli.output import ConsoleOutput, plural, print_json
 from sortshuffle.cli.stored_cleaning import judge_stored, remove_stored
 from sortshuffle.cli.unseen import CannotLook, PassedOver, storage_errors, warn
 from sortshuffle.errors import UsageError
@@ -92,8 +92,8 @@ def clean(
     """
     if application is not None and not all(map(is_url, directories)):
         raise UsageError("--application is for URLs: of a local directory every home says whose it is")
-    out = Output()
-    done: dict[str, tuple[str, Verdict]] = {}  # by path, which directories may share
+    out = ConsoleOutput()
+    done: dict[str, tuple[str, HomeVerdict]] = {}  # by path, which directories may share
     passed_over = PassedOver()
     refusal: CannotLook | None = None
     try:
@@ -107,7 +107,7 @@ def clean(
                         _say(out, outcome, verdict)
     except CannotLook as error:
         refusal = error
-    by_outcome: dict[str, list[Verdict]] = {outcome: [] for outcome in _STYLES}
+    by_outcome: dict[str, list[HomeVerdict]] = {outcome: [] for outcome in _STYLES}
     for outcome, verdict in done.values():
         by_outcome[outcome].append(verdict)
     if as_json:
@@ -129,7 +129,7 @@ def clean(
         raise SystemExit(1)
 
 
-def _carry_out(verdict: Verdict, dry_run: bool) -> str:
+def _carry_out(verdict: HomeVerdict, dry_run: bool) -> str:
     if not verdict.is_dead:
         return "kept"
     if dry_run:
@@ -153,7 +153,7 @@ def _open_stores(directories: Sequence[str]) -> None:
 
 def _judged(
     directories: Sequence[str], application: str | None, older_than: float | None, passed_over: PassedOver
-) -> Iterator[Verdict]:
+) -> Iterator[HomeVerdict]:
     for directory in directories:
         if is_url(directory):
             yield from judge_stored(directory, application, older_than)
@@ -161,12 +161,12 @@ def _judged(
             yield from judge_all(directory, older_than, passed_over.add)
 
 
-def _say(out: Output, outcome: str, verdict: Verdict) -> None:
+def _say(out: ConsoleOutput, outcome: str, verdict: HomeVerdict) -> None:
     size = format_size(verdict.bytes)
     out.line(f"{outcome:<12}  {size:>9}  {verdict.path}: {verdict.reason}", _STYLES[outcome])
 
 
-def _say_sums(out: Output, by_outcome: dict[str, list[Verdict]], dry_run: bool) -> None:
+def _say_sums(out: ConsoleOutput, by_outcome: dict[str, list[HomeVerdict]], dry_run: bool) -> None:
     removed = by_outcome["would remove" if dry_run else "removed"]
     done = "Would remove" if dry_run else "Removed"
     out.line(f"{done} {_sum(removed)}; kept {_sum(by_outcome['kept'])}.")
@@ -174,7 +174,7 @@ def _say_sums(out: Output, by_outcome: dict[str, list[Verdict]], dry_run: bool) 
         out.line(f"Could not remove {_sum(failed)}: look at who owns the files.", "red")
 
 
-def _document(outcome: str, verdict: Verdict) -> dict[str, Any]:
+def _document(outcome: str, verdict: HomeVerdict) -> dict[str, Any]:
     return {
         "outcome": outcome,
         "what": verdict.what.name.lower().replace("_", " "),
@@ -184,7 +184,7 @@ def _document(outcome: str, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _sum(verdicts: Sequence[Verdict]) -> str:
+def _sum(verdicts: Sequence[HomeVerdict]) -> str:
     homes = sum(verdict.what is Thing.HOME for verdict in verdicts)
     applications = sum(verdict.what is Thing.APPLICATION for verdict in verdicts)
     outputs = len(verdicts) - homes - applications

@@ -64,7 +64,7 @@ class Thing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HomeVerdict:
     """Whether a home, one map output in it, or what an application has on shared storage is dead, and why.
     ``bytes``: what its files take. ``path``: of the home, of the map output without suffixes, or a URL."""
 
@@ -77,7 +77,7 @@ class Verdict:
 
 def judge_all(
     directory: str, older_than: float | None, on_error: Callable[[OSError], None]
-) -> Iterator[Verdict]:
+) -> Iterator[HomeVerdict]:
     """A verdict on every home at or below a directory, and on the dead map outputs of live ones.
 
     ``older_than``: seconds; what cannot be judged and has not changed for so long is dead. ``on_error`` is
@@ -100,7 +100,7 @@ def homes_below(directory: str, on_error: Callable[[OSError], None]) -> Iterator
             yield path
 
 
-def remove(verdict: Verdict) -> bool:
+def remove(verdict: HomeVerdict) -> bool:
     """Delete what was judged on this host; False if something is left of it."""
     try:
         if verdict.what is Thing.HOME:
@@ -159,11 +159,11 @@ def _is_ours(name: str, status: os.stat_result) -> bool:
     return named_so and stat.S_ISREG(status.st_mode)
 
 
-def _judge(home: _Home, older_than: float | None, now: float) -> Iterator[Verdict]:
+def _judge(home: _Home, older_than: float | None, now: float) -> Iterator[HomeVerdict]:
     owner = home.owner
     if owner is not None and owner.on_this_host() and owner.is_seen and owner.is_live():
         reason = f"application {owner.application} is live (process {owner.pid})"
-        yield Verdict(home.path, Thing.HOME, False, home.bytes, reason)
+        yield HomeVerdict(home.path, Thing.HOME, False, home.bytes, reason)
         yield from _dead_outputs(home.path, owner, now)
         return
     has_files = owner is not None and _has_files_of_spark(home.path, owner, now)
@@ -176,7 +176,7 @@ def _judge(home: _Home, older_than: float | None, now: float) -> Iterator[Verdic
         is_dead, reason = False, f"{home.foreign!r} in it is not sortshuffle's ({reason})"
     if is_dead and home.is_held:
         is_dead, reason = False, f"a process holds a lock in it ({reason})"
-    yield Verdict(home.path, Thing.HOME, is_dead, home.bytes, reason)
+    yield HomeVerdict(home.path, Thing.HOME, is_dead, home.bytes, reason)
     if owner is not None and has_files and not is_dead:
         yield from _dead_outputs(home.path, owner, now)
 
@@ -228,13 +228,15 @@ def _has_files_of_spark(home: str, owner: Owner, now: float) -> bool:
         return True
 
 
-def _dead_outputs(home: str, owner: Owner, now: float) -> Iterator[Verdict]:
+def _dead_outputs(home: str, owner: Owner, now: float) -> Iterator[HomeVerdict]:
     try:
         for file in dead_partials(home, now):
             reason = "its task ended before it was finished"
-            yield Verdict(file.base, Thing.UNFINISHED_OUTPUT, True, _size_of(file), reason)
+            yield HomeVerdict(file.base, Thing.UNFINISHED_OUTPUT, True, _size_of(file), reason)
         for file in dead_outputs(home, owner, now):
-            yield Verdict(file.base, Thing.FINISHED_OUTPUT, True, _size_of(file), "Spark has forgotten it")
+            yield HomeVerdict(
+                file.base, Thing.FINISHED_OUTPUT, True, _size_of(file), "Spark has forgotten it"
+            )
     except OSError:
         return  # the home cannot be read, or Spark's directories: what is dead is not known
 

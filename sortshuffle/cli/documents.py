@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from sortshuffle.cli.exchanges import Exchange, Listing
+from sortshuffle.cli.exchanges import ExchangeFiles, Listing
 from sortshuffle.cli.look import Look
-from sortshuffle.cli.records import Rows, schema_of
+from sortshuffle.cli.records import ShownRows, schema_of
 from sortshuffle.format.header import FileHeader
 from sortshuffle.storage.files.extents import Extent
-from sortshuffle.storage.inspection.contents import Fault, FoundFile, RegionTable, Spread, Totals
+from sortshuffle.storage.inspection.contents import FileFault, FoundFile, RegionTable, Spread, Totals
 from sortshuffle.storage.inspection.data_check import LooseBuffer
 
 
@@ -62,7 +62,7 @@ def directory(path: str, found: Listing, passed_over: list[dict[str, str]]) -> d
     }
 
 
-def records(rows: Rows | None, refusal: str) -> dict[str, Any]:
+def records(rows: ShownRows | None, refusal: str) -> dict[str, Any]:
     """Rows as one object each, or why there are none."""
     if rows is None:
         return {"subpartition": None, "rows": None, "problem": refusal}
@@ -94,7 +94,7 @@ def _header(header: FileHeader | None) -> dict[str, Any] | None:
     }
 
 
-def _fault(fault: Fault) -> dict[str, Any]:
+def _fault(fault: FileFault) -> dict[str, Any]:
     place = fault.place
     return {
         "file": place.file,
@@ -173,7 +173,7 @@ def _loose_buffer(buffer: LooseBuffer) -> dict[str, Any]:
     }
 
 
-def _exchange(exchange: Exchange) -> dict[str, Any]:
+def _exchange(exchange: ExchangeFiles) -> dict[str, Any]:
     return {
         "application": exchange.application,
         "exchange": exchange.number,

@@ -11,12 +11,12 @@ from sortshuffle.cli import documents, pages
 from sortshuffle.cli.exchanges import listing
 from sortshuffle.cli.key_file import key_file_option, read_key
 from sortshuffle.cli.look import AnyPath, Look, look, look_at_all, pairs_below
-from sortshuffle.cli.output import Output, print_json
-from sortshuffle.cli.records import Rows, first_rows
+from sortshuffle.cli.output import ConsoleOutput, print_json
+from sortshuffle.cli.records import ShownRows, first_rows
 from sortshuffle.cli.unseen import PassedOver, storage_errors
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.format.encryption import EncryptionKey
-from sortshuffle.storage.inspection.contents import State
+from sortshuffle.storage.inspection.contents import PairState
 from sortshuffle.storage.inspection.opened_files import is_directory
 
 
@@ -88,12 +88,12 @@ def _dumped(path: str, wanted: _Wanted, as_json: bool, quick: bool) -> bool:
         if as_json:
             print_json(documents.directory(path, found, passed_over.documents))
         else:
-            pages.directory(Output(), path, found, wanted.everything)
+            pages.directory(ConsoleOutput(), path, found, wanted.everything)
         return not found.wrong and not found.has_locked and not passed_over.documents
     pair = look(path, quick, key=wanted.key)
     _check_subpartition(pair, wanted.subpartition)
     _print_pair(pair, as_json, wanted)
-    return pair.state is State.COMPLETE
+    return pair.state is PairState.COMPLETE
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def _print_pair(pair: Look, as_json: bool, wanted: _Wanted) -> None:
             document["records"] = documents.records(rows, refusal)
         print_json(document)
         return
-    page = pages.PairPage(Output(), pair, wanted.subpartition, wanted.everything)
+    page = pages.PairPage(ConsoleOutput(), pair, wanted.subpartition, wanted.everything)
     page.print()
     if wanted.records is not None:
         page.print_records(rows, refusal)
@@ -131,7 +131,7 @@ def _check_subpartition(pair: Look, subpartition: int | None) -> None:
         )
 
 
-def _rows(pair: Look, wanted: _Wanted) -> tuple[Rows | None, str]:
+def _rows(pair: Look, wanted: _Wanted) -> tuple[ShownRows | None, str]:
     """The records asked for, or why they cannot be had."""
     if wanted.records is None:
         return None, ""

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sortshuffle.cli.look import Look
-from sortshuffle.storage.inspection.contents import Int64s, State, Totals
+from sortshuffle.storage.inspection.contents import Int64s, PairState, Totals
 
 
 @dataclass(slots=True)
-class Exchange:
+class ExchangeFiles:
     """All complete map outputs of an exchange that were found. ``maps``: the map tasks that wrote them, fewer
     than ``map_outputs`` where one ran twice. ``bytes``, ``records``: per subpartition."""
 
@@ -40,12 +40,12 @@ class Listing:
     order of application and number."""
 
     looks: list[Look]
-    exchanges: list[Exchange]
+    exchanges: list[ExchangeFiles]
 
     @property
     def wrong(self) -> list[Look]:
         """The pairs that are not complete, and so not added up."""
-        return [look for look in self.looks if look.state is not State.COMPLETE]
+        return [look for look in self.looks if look.state is not PairState.COMPLETE]
 
     @property
     def has_locked(self) -> bool:
@@ -56,19 +56,19 @@ class Listing:
 def listing(looks: Iterable[Look]) -> Listing:
     """All of them, added up."""
     kept: list[Look] = []
-    exchanges: dict[tuple[str, int, int], Exchange] = {}
+    exchanges: dict[tuple[str, int, int], ExchangeFiles] = {}
     for look in looks:
         _add(look, exchanges)
         kept.append(look.without_table())
     return Listing(kept, [exchanges[key] for key in sorted(exchanges)])
 
 
-def _add(look: Look, exchanges: dict[tuple[str, int, int], Exchange]) -> None:
+def _add(look: Look, exchanges: dict[tuple[str, int, int], ExchangeFiles]) -> None:
     writer, table = look.inspection.writer, look.inspection.table
-    if look.state is not State.COMPLETE or writer is None or table is None:
+    if look.state is not PairState.COMPLETE or writer is None or table is None:
         return
     key = (writer.application, writer.exchange, table.entries.shape[1])
-    exchange = exchanges.setdefault(key, Exchange(*key))
+    exchange = exchanges.setdefault(key, ExchangeFiles(*key))
     exchange.map_outputs += 1
     exchange.maps.add(writer.map_index)
     exchange.totals += table.totals

@@ -15,7 +15,7 @@ from sortshuffle.cli.records import record_counter
 from sortshuffle.errors import UsageError
 from sortshuffle.format.encryption import EncryptionKey, FileCipher
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.inspection.contents import Fault, Inspection, State, Totals, inspect
+from sortshuffle.storage.inspection.contents import FileFault, Inspection, PairState, Totals, inspect
 from sortshuffle.storage.inspection.data_check import DataCheck, check_data, cipher_of
 from sortshuffle.storage.inspection.finding import find_pairs
 from sortshuffle.storage.inspection.opened_files import is_file, size_of
@@ -36,11 +36,11 @@ class Look:
     is_locked: bool = False
 
     @property
-    def faults(self) -> tuple[Fault, ...]:
+    def faults(self) -> tuple[FileFault, ...]:
         return self.inspection.faults + (self.check.faults if self.check else ())
 
     @property
-    def state(self) -> State:
+    def state(self) -> PairState:
         return self.inspection.state(self.check.faults if self.check else ())
 
     @property

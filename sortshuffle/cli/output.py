@@ -49,7 +49,7 @@ class Row:
     style: str = ""
 
 
-class Output:
+class ConsoleOutput:
     """Standard output of one command."""
 
     def __init__(self) -> None:

@@ -12,19 +12,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sortshuffle.cli.exchanges import Exchange, Listing
+from sortshuffle.cli.exchanges import ExchangeFiles, Listing
 from sortshuffle.cli.look import Look
-from sortshuffle.cli.output import Column, Output, Row, count, plural, ratio
-from sortshuffle.cli.records import Rows, cell, schema_of
+from sortshuffle.cli.output import Column, ConsoleOutput, Row, count, plural, ratio
+from sortshuffle.cli.records import ShownRows, cell, schema_of
 from sortshuffle.format.index import Writer
 from sortshuffle.options import format_size
 from sortshuffle.storage.files.extents import Extent
 from sortshuffle.storage.inspection.contents import (
     FoundFile,
     Int64s,
+    PairState,
     RegionTable,
     Spread,
-    State,
     Totals,
 )
 from sortshuffle.storage.inspection.data_check import LooseBuffer
@@ -33,10 +33,10 @@ LIMIT = 40  # rows of a table, or map outputs, that are shown without --all
 SHORT_LIMIT = 10  # of what takes several lines each
 
 _STYLES = {
-    State.COMPLETE: "bold green",
-    State.BEING_WRITTEN: "bold cyan",
-    State.UNFINISHED: "bold yellow",
-    State.DAMAGED: "bold red",
+    PairState.COMPLETE: "bold green",
+    PairState.BEING_WRITTEN: "bold cyan",
+    PairState.UNFINISHED: "bold yellow",
+    PairState.DAMAGED: "bold red",
 }
 _EXTENT_COLUMNS = (
     Column("region"),
@@ -65,7 +65,7 @@ _SKEW_COLUMNS = (
 class PairPage:
     """Prints one pair. ``subpartition``: show only this one's extents. ``everything``: cut nothing."""
 
-    out: Output
+    out: ConsoleOutput
     look: Look
     subpartition: int | None
     everything: bool
@@ -80,7 +80,7 @@ class PairPage:
         self._print_loose_buffers()
         _print_faults(out, look, self.everything)
 
-    def print_records(self, rows: Rows | None, refusal: str) -> None:
+    def print_records(self, rows: ShownRows | None, refusal: str) -> None:
         """The rows asked for, or why there are none."""
         out = self.out
         out.gap()
@@ -147,7 +147,7 @@ _LOOSE_COLUMNS = (
 
 
 def _print_table(
-    out: Output, columns: Sequence[Column], rows: list[Row], everything: bool, other_way: str = ""
+    out: ConsoleOutput, columns: Sequence[Column], rows: list[Row], everything: bool, other_way: str = ""
 ) -> None:
     named = rows if everything else rows[:LIMIT]
     out.table(columns, named)
@@ -234,7 +234,7 @@ def _loose_row(buffer: LooseBuffer) -> Row:
     )
 
 
-def _print_skew(out: Output, sizes: Int64s, records: Int64s) -> None:
+def _print_skew(out: ConsoleOutput, sizes: Int64s, records: Int64s) -> None:
     out.table(_SKEW_COLUMNS, [_skew_row("bytes", Spread.of(sizes)), _skew_row("rows", Spread.of(records))])
 
 
@@ -253,7 +253,7 @@ def _totals(totals: Totals) -> str:
     )
 
 
-def _print_faults(out: Output, look: Look, everything: bool) -> None:
+def _print_faults(out: ConsoleOutput, look: Look, everything: bool) -> None:
     notes = list(_notes(look))
     faults = look.faults if everything else look.faults[:SHORT_LIMIT]
     if not (notes or faults):
@@ -281,7 +281,7 @@ def _notes(look: Look) -> Iterator[str]:
 # ---- rows -----------------------------------------------------------------------------------------------
 
 
-def _rows_title(rows: Rows) -> str:
+def _rows_title(rows: ShownRows) -> str:
     total = plural(rows.total, rows.total_unit)
     if rows.unit == rows.total_unit:
         return f"The first {count(len(rows.values))} of {total} of subpartition {rows.subpartition}"
@@ -289,14 +289,14 @@ def _rows_title(rows: Rows) -> str:
     return f"The first {shown} of subpartition {rows.subpartition}, which has {total}"
 
 
-def _print_rows_upright(out: Output, rows: Rows) -> None:
+def _print_rows_upright(out: ConsoleOutput, rows: ShownRows) -> None:
     """One line per value, for rows that are wider than the terminal."""
     for number, values in enumerate(rows.values):
         out.line(f"row {number}", "dim")
         out.fields([(name, cell(value)) for name, value in zip(rows.columns, values, strict=True)])
 
 
-def _width_of(rows: Rows) -> int:
+def _width_of(rows: ShownRows) -> int:
     gap = 2
     return sum(
         gap + max([len(name), *(len(cell(values[at])) for values in rows.values)])
@@ -304,7 +304,7 @@ def _width_of(rows: Rows) -> int:
     )
 
 
-def _is_number(rows: Rows, at: int) -> bool:
+def _is_number(rows: ShownRows, at: int) -> bool:
     values = [values[at] for values in rows.values if values[at] is not None]
     return bool(values) and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
 
@@ -320,7 +320,7 @@ _PAIR_COLUMNS = (
 )
 
 
-def directory(out: Output, path: str, found: Listing, everything: bool) -> None:
+def directory(out: ConsoleOutput, path: str, found: Listing, everything: bool) -> None:
     """One row for each pair, then each exchange added up, then what was opened, then what is wrong."""
     if not found.looks:
         out.line(f"There are no map outputs below {path}.")
@@ -337,8 +337,8 @@ def directory(out: Output, path: str, found: Listing, everything: bool) -> None:
     _print_wrong_pairs(out, found, everything)
 
 
-def _print_directory_of_pairs(out: Output, parent: str, looks: list[Look]) -> None:
-    is_well = all(look.state is State.COMPLETE for look in looks)
+def _print_directory_of_pairs(out: ConsoleOutput, parent: str, looks: list[Look]) -> None:
+    is_well = all(look.state is PairState.COMPLETE for look in looks)
     columns = _PAIR_COLUMNS if is_well else (*_PAIR_COLUMNS, Column("state", left=True))
     out.gap()
     out.line(parent, "bold")
@@ -346,7 +346,7 @@ def _print_directory_of_pairs(out: Output, parent: str, looks: list[Look]) -> No
     out.table(columns, [_pair_row(look, with_state=not is_well) for look in looks])
 
 
-def _print_left_out(out: Output, number: int, noun: str, other_way: str = "") -> None:
+def _print_left_out(out: ConsoleOutput, number: int, noun: str, other_way: str = "") -> None:
     if number:
         out.line(f"... and {plural(number, noun)}: --all shows {_them(number)}{other_way}.", "dim")
 
@@ -363,10 +363,10 @@ def _pair_row(look: Look, with_state: bool) -> Row:
         cells[1:] = [count(look.regions), count(totals.bytes), count(totals.records), packed]
     if with_state:
         cells.append(look.state.value)
-    return Row(cells, "" if look.state is State.COMPLETE else _STYLES[look.state].removeprefix("bold "))
+    return Row(cells, "" if look.state is PairState.COMPLETE else _STYLES[look.state].removeprefix("bold "))
 
 
-def _print_exchange(out: Output, exchange: Exchange) -> None:
+def _print_exchange(out: ConsoleOutput, exchange: ExchangeFiles) -> None:
     outputs, maps = plural(exchange.map_outputs, "map output"), len(exchange.maps)
     if maps < exchange.map_outputs:
         outputs += f" of {plural(maps, 'map task')}"
@@ -378,7 +378,7 @@ def _print_exchange(out: Output, exchange: Exchange) -> None:
     _print_skew(out, exchange.bytes, exchange.records)
 
 
-def _print_encryption(out: Output, found: Listing) -> None:
+def _print_encryption(out: ConsoleOutput, found: Listing) -> None:
     by_word = Counter((look.is_locked, look.encryption) for look in found.looks if look.encryption)
     if not by_word:
         return
@@ -388,7 +388,7 @@ def _print_encryption(out: Output, found: Listing) -> None:
         out.line(said, "red" if is_locked else "")
 
 
-def _print_wrong_pairs(out: Output, found: Listing, everything: bool) -> None:
+def _print_wrong_pairs(out: ConsoleOutput, found: Listing, everything: bool) -> None:
     wrong = found.wrong
     if not wrong:
         return

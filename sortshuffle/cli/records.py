@@ -49,7 +49,7 @@ PREVIEW_BYTES = 24  # of an opaque frame
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ShownRows:
     """The first records of a subpartition: ``values`` has one list per row, ready for JSON.
 
     ``unit``: what a row is; ``total``: what the whole subpartition has, in ``total_unit``.
@@ -177,7 +177,7 @@ def first_rows(
     unpickle: bool = False,
     schema: str = "",
     key: EncryptionKey | None = None,
-) -> Rows:
+) -> ShownRows:
     """The first records that the consumer of a subpartition gets from this pair; what is in bad buffers is
     left out.
 
@@ -200,10 +200,10 @@ def first_rows(
         raise UnsupportedError(f"no rows can be shown: they are encrypted, and {why}")
     total = int(table.per_subpartition("records")[subpartition])
     extents = table.extents(subpartition)
-    source = _Source(data.path, cipher)
+    source = _RecordSource(data.path, cipher)
     if header.payload_kind is PayloadKind.RECORD_BYTES:
         names, values = _unsafe_rows(source, extents, RecordBytesPayload(header.codec), schema, count)
-        return Rows(subpartition, _distinct(names), values, total)
+        return ShownRows(subpartition, _distinct(names), values, total)
     if schema:
         raise UnsupportedError(
             "--schema is for files of the shuffle manager: this one says what its rows are"
@@ -211,7 +211,7 @@ def first_rows(
     if header.payload_kind is not PayloadKind.ARROW:
         payload = _frames_payload(header)
         columns, unit, total_unit, rows = _frame_rows(payload, _frames(source, extents, payload), unpickle)
-        return Rows(subpartition, columns, tuple(islice(rows, count)), total, unit, total_unit)
+        return ShownRows(subpartition, columns, tuple(islice(rows, count)), total, unit, total_unit)
     arrow_schema = schema_of(inspection)
     if arrow_schema is None:
         raise UnsupportedError(
@@ -219,11 +219,11 @@ def first_rows(
             " not written yet"
         )
     batches = _batches(source, extents, ArrowPayload(arrow_schema, header.codec))
-    return Rows(subpartition, _distinct(arrow_schema.names), tuple(_arrow_rows(batches, count)), total)
+    return ShownRows(subpartition, _distinct(arrow_schema.names), tuple(_arrow_rows(batches, count)), total)
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _RecordSource:
     """A data file, and what decrypts it; None if it is not encrypted."""
 
     path: str
@@ -231,7 +231,7 @@ class _Source:
 
 
 def _unsafe_rows(
-    source: _Source, extents: Iterable[Extent], payload: RecordBytesPayload, schema: str, count: int
+    source: _RecordSource, extents: Iterable[Extent], payload: RecordBytesPayload, schema: str, count: int
 ) -> tuple[tuple[str, ...], tuple[Sequence[Any], ...]]:
     """Names of columns, and rows."""
     if not schema:
@@ -297,7 +297,7 @@ def _frames_payload(header: FileHeader) -> FramesPayload:
     return kinds[header.payload_kind](header.codec)
 
 
-def _frames(source: _Source, extents: Iterable[Extent], payload: FramesPayload) -> Iterator[memoryview]:
+def _frames(source: _RecordSource, extents: Iterable[Extent], payload: FramesPayload) -> Iterator[memoryview]:
     decoding = FrameDecoding(payload, spills(None, off_disk=source.cipher is not None))
     with open_data(source.path) as file:
         for extent in extents:
@@ -311,7 +311,9 @@ def _frames(source: _Source, extents: Iterable[Extent], payload: FramesPayload) 
                     continue  # the fault is reported by whoever checks the data
 
 
-def _batches(source: _Source, extents: Iterable[Extent], payload: ArrowPayload) -> Iterator[pa.RecordBatch]:
+def _batches(
+    source: _RecordSource, extents: Iterable[Extent], payload: ArrowPayload
+) -> Iterator[pa.RecordBatch]:
     with open_data(source.path) as file:
         for extent in extents:
             try:

@@ -15,7 +15,7 @@ from types import FrameType
 
 import click
 
-from sortshuffle.cli.output import Output, print_json
+from sortshuffle.cli.output import ConsoleOutput, print_json
 from sortshuffle.cli.service_page import print_status
 from sortshuffle.cli.unseen import CannotLook
 from sortshuffle.errors import ProtocolError, ServiceUnavailableError, StateError, UsageError
@@ -155,7 +155,7 @@ def _show(address: str, as_json: bool) -> None:
         services = [{"page": page, **asdict(status)} for page, status in found.items()]
         print_json({"services": services, "error": refusals[0].document if refusals else None})
     else:
-        out = Output()
+        out = ConsoleOutput()
         for page, status in found.items():
             print_status(out, status, page)
     for refusal in refusals[1:]:

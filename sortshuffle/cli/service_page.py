@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sortshuffle.cli.output import Column, Output, Row, count, plural
+from sortshuffle.cli.output import Column, ConsoleOutput, Row, count, plural
 from sortshuffle.options import format_size
 from sortshuffle.service.pages.status import ApplicationStatus, ConnectionStatus, ServiceStatus
 
@@ -30,7 +30,7 @@ _APPLICATION_COLUMNS = (
 )
 
 
-def print_status(out: Output, status: ServiceStatus, page: str) -> None:
+def print_status(out: ConsoleOutput, status: ServiceStatus, page: str) -> None:
     """Figures of the whole, then its applications, then its connections, the slowest first. ``page``: where
     its status page is."""
     out.gap()
@@ -80,7 +80,7 @@ def _if(is_so: bool, what: str) -> str:
     return what if is_so else f"no {what}"
 
 
-def _print_applications(out: Output, applications: Sequence[ApplicationStatus]) -> None:
+def _print_applications(out: ConsoleOutput, applications: Sequence[ApplicationStatus]) -> None:
     ordered = sorted(applications, key=lambda each: (-each.bytes, each.application))
     rows = [
         Row([each.application, count(each.homes), count(each.map_outputs), format_size(each.bytes)])
@@ -89,7 +89,7 @@ def _print_applications(out: Output, applications: Sequence[ApplicationStatus]) 
     _print_table(out, _APPLICATION_COLUMNS, rows, "application")
 
 
-def _print_connections(out: Output, connections: Sequence[ConnectionStatus]) -> None:
+def _print_connections(out: ConsoleOutput, connections: Sequence[ConnectionStatus]) -> None:
     ordered = sorted(connections, key=lambda each: (-each.stalled, -each.backlog, each.peer))
     rows = [
         Row(
@@ -108,7 +108,7 @@ def _print_connections(out: Output, connections: Sequence[ConnectionStatus]) -> 
     _print_table(out, _CONNECTION_COLUMNS, rows, "connection")
 
 
-def _print_table(out: Output, columns: Sequence[Column], rows: Sequence[Row], noun: str) -> None:
+def _print_table(out: ConsoleOutput, columns: Sequence[Column], rows: Sequence[Row], noun: str) -> None:
     out.gap()
     if not rows:
         out.line(f"There are no {noun}s.", "dim")

@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from sortshuffle.cli.cleaning import Thing, Verdict, duration
+from sortshuffle.cli.cleaning import HomeVerdict, Thing, duration
 from sortshuffle.cli.output import plural
 from sortshuffle.storage.stored.stored_cleaning import Remains, remains_below, remove_remains
 from sortshuffle.storage.stored.stored_files import root_and_application
 
 
-def judge_stored(url: str, application: str | None, older_than: float | None) -> Iterator[Verdict]:
+def judge_stored(url: str, application: str | None, older_than: float | None) -> Iterator[HomeVerdict]:
     """A verdict on what each application has below a URL, or on that of one, by its id or the name of its
     directory.
 
@@ -26,10 +26,10 @@ def judge_stored(url: str, application: str | None, older_than: float | None) ->
     for remains in remains_below(url, application):
         age = max(0.0, now - remains.changed)
         is_dead = age > older_than if older_than is not None else application is not None
-        yield Verdict(remains.url, Thing.APPLICATION, is_dead, remains.bytes, _reason(remains, age))
+        yield HomeVerdict(remains.url, Thing.APPLICATION, is_dead, remains.bytes, _reason(remains, age))
 
 
-def remove_stored(verdict: Verdict) -> None:
+def remove_stored(verdict: HomeVerdict) -> None:
     """Delete what was judged. Raises OSError where the storage does not let it."""
     remove_remains(*root_and_application(verdict.path))
 

@@ -14,7 +14,7 @@ import click
 
 from sortshuffle.cli.key_file import key_file_option, read_key
 from sortshuffle.cli.look import AnyPath, Look, is_there, look, pairs_below
-from sortshuffle.cli.output import Output, plural, print_json
+from sortshuffle.cli.output import ConsoleOutput, plural, print_json
 from sortshuffle.cli.unseen import CannotLook, PassedOver, storage_errors
 from sortshuffle.errors import UsageError
 from sortshuffle.format.encryption import EncryptionKey
@@ -83,7 +83,7 @@ def verify(paths: tuple[str, ...], as_json: bool, key_file: str | None) -> None:
 
 
 def _print(line: Line) -> None:
-    Output().line(f"{line.verdict:<5}  {line.path}: {line.why}", _STYLES[line.verdict])
+    ConsoleOutput().line(f"{line.verdict:<5}  {line.path}: {line.why}", _STYLES[line.verdict])
 
 
 def _one_of_each_pair(paths: Sequence[str], passed_over: PassedOver) -> Iterator[str]:

@@ -63,7 +63,7 @@ class ExternalSort:
         Nothing is given before all rows have come. Raises `OutOfDiskError` where there is no room for what
         does not fit into memory. Closing the iterator lets go of everything.
         """
-        with _Held(SortMemory.of(self.order, self.payload.schema), self.memory) as held:
+        with _HeldRows(SortMemory.of(self.order, self.payload.schema), self.memory) as held:
             runs = self._put_aside(batches, held)
             if not runs:
                 yield from self._in_order(held, BATCH_BYTES, BATCH_ROWS)
@@ -73,7 +73,7 @@ class ExternalSort:
         with closing(merge.merged(runs)) as merged:
             yield from joined(merged)
 
-    def _put_aside(self, batches: Iterable[pa.RecordBatch], held: _Held) -> list[SpilledRun]:
+    def _put_aside(self, batches: Iterable[pa.RecordBatch], held: _HeldRows) -> list[SpilledRun]:
         """All rows as runs; none, if all of them are held."""
         pieces = _pieces(batches, max(1, self.memory.limit // PIECES_IN_BUDGET))
         too_many = next((piece for piece in pieces if not held.takes(piece)), None)
@@ -90,7 +90,7 @@ class ExternalSort:
             spill.write_run(self._in_order(held, size.region))
             return spill.finish()
 
-    def _in_order(self, held: _Held, most_bytes: int, most_rows: int | None = None) -> Batches:
+    def _in_order(self, held: _HeldRows, most_bytes: int, most_rows: int | None = None) -> Batches:
         """The rows held, which then are no more, in batches of about so many bytes and rows."""
         count = held.rows
         if not count:
@@ -108,7 +108,7 @@ class ExternalSort:
         held.discard()
 
 
-class _Held:
+class _HeldRows:
     """Rows that wait to be sorted, charged. Leaving it as a context lets go of them."""
 
     def __init__(self, sort_memory: SortMemory, memory: MemoryBudget) -> None:
@@ -157,7 +157,7 @@ class _Held:
         self._memory.release(self._size)
         self._size = self.rows = 0
 
-    def __enter__(self) -> _Held:
+    def __enter__(self) -> _HeldRows:
         return self
 
     def __exit__(

@@ -44,7 +44,7 @@ class SortedRun(Protocol):
     def close(self) -> None: ...
 
 
-class _Piece:
+class _RunPiece:
     """A batch of a run with its keys, taken up to ``position``."""
 
     __slots__ = ("batch", "position", "ranks", "size")
@@ -59,10 +59,10 @@ class _Piece:
     def left(self) -> int:
         return self.ranks.rows - self.position
 
-    def copied(self) -> _Piece:
+    def copied(self) -> _RunPiece:
         """What is left, in memory of its own."""
         rows = np.arange(self.position, self.ranks.rows)
-        return _Piece(self.batch.take(pa.array(rows)), self.ranks.take(rows))
+        return _RunPiece(self.batch.take(pa.array(rows)), self.ranks.take(rows))
 
     def take(self, stop: int) -> tuple[pa.RecordBatch, Ranks]:
         start, self.position = self.position, stop
@@ -99,7 +99,7 @@ class _Run:
         self._order = order
         self._budget = budget
         self._metrics = metrics
-        self._pieces: deque[_Piece] = deque()
+        self._pieces: deque[_RunPiece] = deque()
         self._shown = 0
         self.exhausted = False
 
@@ -158,14 +158,14 @@ class _Run:
                 # less than half a window is no reason to keep its whole batch, or the extent behind that
                 self._let_go(self._pieces[-1])
                 self._hold(self._pieces.pop().copied())
-            self._hold(_Piece(batch, self._order.ranks(batch)))
+            self._hold(_RunPiece(batch, self._order.ranks(batch)))
         return True
 
-    def _hold(self, piece: _Piece) -> None:
+    def _hold(self, piece: _RunPiece) -> None:
         self._budget.charge(piece.size)
         self._pieces.append(piece)
 
-    def _let_go(self, piece: _Piece) -> None:
+    def _let_go(self, piece: _RunPiece) -> None:
         self._budget.release(piece.size)
 
 

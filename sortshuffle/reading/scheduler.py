@@ -55,7 +55,7 @@ from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.memory.segment import MemorySegment
 from sortshuffle.reading.segment_batch import SegmentBatch
 from sortshuffle.reading.subpartition_reader import ReadPiece, SubpartitionReader
-from sortshuffle.reading.sweep import Chunk, Limits, PlannedRead, Sweep
+from sortshuffle.reading.sweep import Chunk, PlannedRead, ReadLimits, Sweep
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.ranges import (
     EVERYTHING,
@@ -303,12 +303,12 @@ class ReadScheduler:
         if start:
             self._start()
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> ReadLimits:
         fair, batch = self._pool.average_per_requester, self._pool.segments_per_request
         lent, allowance = len(self._lent), min(BATCHES_AHEAD * batch, fair)
         spare = self._pool.available - LEAST_SHARE * len(self._sweep.readers)
         least = max(LEAST_SHARE, min(batch // 2, spare // POOL_SHARES))
-        return Limits(
+        return ReadLimits(
             share=max(least, (allowance - lent) // 2),
             crowded=lent + batch > allowance,
             tail=TAIL_SEGMENTS if spare >= POOL_SHARES * TAIL_SEGMENTS else 0,

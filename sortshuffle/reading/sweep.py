@@ -59,7 +59,7 @@ class PlannedRead:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ReadLimits:
     """How many segments a reader may hold at this moment. ``share``: at most. ``crowded``: the partition has
     no room for a batch more, so only readers that hold nothing may have something. ``tail``: segments that a
     reader is given beyond that if they end its extent."""
@@ -93,7 +93,7 @@ class Sweep:
         if reader in self._pass:
             self._pass.remove(reader)
 
-    def is_due(self, limits: Limits, changed: SubpartitionReader | None = None) -> bool:
+    def is_due(self, limits: ReadLimits, changed: SubpartitionReader | None = None) -> bool:
         """Whether any reader may be given something. ``changed``: who alone may have come to want more since
         it was asked last, None if that is not known. Hundreds of others need not be looked at then, but where
         memory kept one of them waiting."""
@@ -102,7 +102,7 @@ class Sweep:
         self._is_short = False
         return any(self._is_ready(reader, limits) for reader in self.readers)
 
-    def begin_pass(self, limits: Limits) -> None:
+    def begin_pass(self, limits: ReadLimits) -> None:
         """A new pass with all readers that may have more, if the last one is through."""
         if self._pass:
             return
@@ -110,7 +110,7 @@ class Sweep:
         self._pass = deque(sorted(wanting, key=lambda reader: reader.cursor.offset))
         self.passes += bool(wanting)
 
-    def plan(self, batch: SegmentBatch, limits: Limits) -> PlannedRead | None:
+    def plan(self, batch: SegmentBatch, limits: ReadLimits) -> PlannedRead | None:
         """The next read of the pass, for as many readers as it serves, with its places in the batch taken.
         None if the pass is through or the batch used up."""
         while self._pass and not limits.room(self._pass[0]):
@@ -126,13 +126,13 @@ class Sweep:
             chunk = _joining_chunk(read, self._pass[0], limits, batch) if self._pass else None
         return read
 
-    def _is_ready(self, reader: SubpartitionReader, limits: Limits) -> bool:
+    def _is_ready(self, reader: SubpartitionReader, limits: ReadLimits) -> bool:
         room = limits.room(reader)
         self._is_short |= not room and reader.wanted > 0
         return room > 0
 
 
-def _wanted(reader: SubpartitionReader, limits: Limits, batch: SegmentBatch) -> int:
+def _wanted(reader: SubpartitionReader, limits: ReadLimits, batch: SegmentBatch) -> int:
     left, room = reader.cursor.left_in_extent, limits.room(reader)
     with_tail = min(room + limits.tail, reader.wanted) if room else 0
     if left <= with_tail * batch.segment_bytes:
@@ -140,7 +140,7 @@ def _wanted(reader: SubpartitionReader, limits: Limits, batch: SegmentBatch) -> 
     return min(left, room * batch.segment_bytes)
 
 
-def _first_chunk(reader: SubpartitionReader, limits: Limits, batch: SegmentBatch) -> Chunk | None:
+def _first_chunk(reader: SubpartitionReader, limits: ReadLimits, batch: SegmentBatch) -> Chunk | None:
     """What a reader gets of a read that begins with it; None if the batch has no place for that any more.
     Only a batch that is not begun may cut it: a reader with less than the others would fall out of step."""
     wanted = _wanted(reader, limits, batch)
@@ -152,7 +152,7 @@ def _first_chunk(reader: SubpartitionReader, limits: Limits, batch: SegmentBatch
 
 
 def _joining_chunk(
-    read: PlannedRead, reader: SubpartitionReader, limits: Limits, batch: SegmentBatch
+    read: PlannedRead, reader: SubpartitionReader, limits: ReadLimits, batch: SegmentBatch
 ) -> Chunk | None:
     """What the next reader gets of the same read; None if it must have one of its own."""
     wanted = _wanted(reader, limits, batch)

@@ -37,7 +37,7 @@ from sortshuffle import calls
 from sortshuffle.errors import SortShuffleError
 from sortshuffle.format.index import Index
 from sortshuffle.metrics import TaskMetrics
-from sortshuffle.spark.control import Adopter, MapOutput
+from sortshuffle.spark.control import Adopter, SparkMapOutput
 from sortshuffle.spark.silence import Silence
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.homes.host import host_name
@@ -66,7 +66,7 @@ def adopted_by(last: object, task: Task) -> Iterator[Any] | None:
     return last.adopted(task)
 
 
-def adopt(task: Task, exchanges: Sequence[int]) -> list[MapOutput] | None:
+def adopt(task: Task, exchanges: Sequence[int]) -> list[SparkMapOutput] | None:
     """This task's finished output of each of these exchanges, None if one is missing."""
     answers = _answers(task, exchanges)
     found = [_found(task, exchange, each) for exchange, each in zip(exchanges, answers, strict=True)]
@@ -113,7 +113,7 @@ def _answers(task: Task, exchanges: Sequence[int]) -> list[list[tuple[str, Found
 
 def _found(
     task: Task, exchange: int, answers: Sequence[tuple[str, FoundOutput]]
-) -> tuple[MapOutput, Index] | None:
+) -> tuple[SparkMapOutput, Index] | None:
     """One that is there, and its index."""
     for candidate in _candidates(task, exchange, answers):
         try:
@@ -123,7 +123,7 @@ def _found(
     return None
 
 
-def _count(task: Task, output: MapOutput, index: Index) -> None:
+def _count(task: Task, output: SparkMapOutput, index: Index) -> None:
     """Its figures, for the task's report, which takes the place of that of the attempt that wrote it."""
     written = index.once()
     task.outputs.setdefault(output.exchange, TaskMetrics()).add(
@@ -136,7 +136,7 @@ def _count(task: Task, output: MapOutput, index: Index) -> None:
     )
 
 
-def _drop(task: Task, output: MapOutput) -> None:
+def _drop(task: Task, output: SparkMapOutput) -> None:
     """Remove what was linked: the task will write its own under that name. What cannot be removed goes with
     the attempt's control files."""
     if output.attempt == task.attempt:
@@ -144,7 +144,9 @@ def _drop(task: Task, output: MapOutput) -> None:
             output.file.delete()
 
 
-def _candidates(task: Task, exchange: int, answers: Sequence[tuple[str, FoundOutput]]) -> Iterator[MapOutput]:
+def _candidates(
+    task: Task, exchange: int, answers: Sequence[tuple[str, FoundOutput]]
+) -> Iterator[SparkMapOutput]:
     for address, found in answers:
         linked = _linked(task, exchange, found) if found.host == host_name() else None
         if linked is not None:
@@ -152,12 +154,12 @@ def _candidates(task: Task, exchange: int, answers: Sequence[tuple[str, FoundOut
         yield _in_place(task, exchange, found, address)
 
 
-def _in_place(task: Task, exchange: int, found: FoundOutput, address: str) -> MapOutput:
+def _in_place(task: Task, exchange: int, found: FoundOutput, address: str) -> SparkMapOutput:
     """The output where it is, which the service at ``address`` serves. By the home of this executor, which
     `_answers` has made, its own service will know whose control files are those of this attempt."""
     assert task.service is not None
     file, adopter = PartitionedFile(found.base), Adopter(task.attempt, task.service.address())
-    return MapOutput(
+    return SparkMapOutput(
         file, found.file_id, task.partition, found.attempt, found.host, address, exchange, adopter=adopter
     )
 

@@ -66,7 +66,7 @@ class Adopter:
 
 
 @dataclass(frozen=True, slots=True)
-class MapOutput:
+class SparkMapOutput:
     """A finished map output, as its writer describes it. ``host``: where it was written. ``service``: host
     and port of the service that serves it, empty if there is none. ``exchange``: the number of its own.
     ``regions``: how many it has, None where that is not known. ``adopter``: the attempt that
@@ -89,10 +89,10 @@ class MapOutput:
 class Reach(Protocol):
     """How a task gets at map outputs: by their files, or by the service that has them."""
 
-    def index(self, output: MapOutput) -> Index:
+    def index(self, output: SparkMapOutput) -> Index:
         """The whole, verified index. Raises `DataLossError`."""
 
-    def channel(self, output: MapOutput, extents: tuple[Extent, ...]) -> InputChannel:
+    def channel(self, output: SparkMapOutput, extents: tuple[Extent, ...]) -> InputChannel:
         """The channel to these extents. Nothing is opened yet."""
 
     def close(self) -> None:
@@ -110,10 +110,10 @@ class LocalReach:
     def __init__(self, key: EncryptionKey | None = None) -> None:
         self._key = key
 
-    def index(self, output: MapOutput) -> Index:
+    def index(self, output: SparkMapOutput) -> Index:
         return read_index(output.file, output.file_id)
 
-    def channel(self, output: MapOutput, extents: tuple[Extent, ...]) -> InputChannel:
+    def channel(self, output: SparkMapOutput, extents: tuple[Extent, ...]) -> InputChannel:
         return LocalInputChannel(
             output.file, output.file_id, output.map_index, str(output), extents, self._key
         )
@@ -126,7 +126,7 @@ class LocalReach:
 
 
 def control_batches(
-    output: MapOutput, index: Index, first: int = 0, exchange: int = 0
+    output: SparkMapOutput, index: Index, first: int = 0, exchange: int = 0
 ) -> Iterator[pa.RecordBatch]:
     """The control rows of a map output, in batches of `SCHEMA`. ``first``: the partition of Spark's shuffle
     that subpartition 0 goes to. ``exchange``: the number of the exchange."""
@@ -161,7 +161,7 @@ def channels(batches: Iterator[pa.RecordBatch], reach: Reach) -> list[InputChann
     ]
 
 
-def _pack_head(output: MapOutput, regions: int) -> bytes:
+def _pack_head(output: SparkMapOutput, regions: int) -> bytes:
     adopter = output.adopter or Adopter(_NOBODY, "")
     texts = [text.encode() for text in (output.host, output.file.base, output.service, adopter.service)]
     head = _HEAD.pack(output.file_id, output.attempt, adopter.attempt, regions, *map(len, texts))
@@ -174,7 +174,7 @@ def _channel(subpartition: int, map_index: int, packed: bytes, exchange: int, re
     host, base, service, its_service = (packed[start:end].decode() for start, end in pairwise(ends))
     adopter = None if adopted_by == _NOBODY else Adopter(adopted_by, its_service)
     file = PartitionedFile(base)
-    output = MapOutput(file, file_id, map_index, attempt, host, service, exchange, regions, adopter)
+    output = SparkMapOutput(file, file_id, map_index, attempt, host, service, exchange, regions, adopter)
     if regions <= INLINE_REGIONS:
         entries = np.frombuffer(packed, ENTRY, offset=ends[-1])
         extents = [extent_of(e, region, subpartition) for region, e in enumerate(entries) if e["bytes"]]

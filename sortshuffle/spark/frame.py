@@ -48,7 +48,7 @@ from sortshuffle.spark.parquet.pruning import binds
 from sortshuffle.spark.plan import Chain, FrameContext, Rows, next_number
 from sortshuffle.spark.reports import StageTotals, stage_totals
 from sortshuffle.spark.schemes import Id, Range, RoundRobin
-from sortshuffle.spark.stages import Count, Filter, ToSpark
+from sortshuffle.spark.stages import CountRows, Filter, ToSpark
 from sortshuffle.spark.staging import staged
 
 if TYPE_CHECKING:
@@ -352,7 +352,7 @@ class ShuffleFrame:
             return int(self.toDF().count())
         rows = self._rows
         chain = (reading_only(rows, ()) or rows).chain
-        counts = staged(chain, self._new_run(), Count(), "rows long")
+        counts = staged(chain, self._new_run(), CountRows(), "rows long")
         return sum(row.rows for row in counts.collect())
 
     def head(self, n: int | None = None) -> Any:

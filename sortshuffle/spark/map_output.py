@@ -23,7 +23,7 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.adoption import Adopts, adopt
-from sortshuffle.spark.control import MapOutput, control_batches
+from sortshuffle.spark.control import SparkMapOutput, control_batches
 from sortshuffle.spark.placements import Placement, turn
 from sortshuffle.spark.stages import Batches, Step, through
 from sortshuffle.spark.task import Task
@@ -61,11 +61,11 @@ class WriteExchanges(Adopts):
         found = adopt(task, [exchange.exchange for exchange in self.exchanges])
         return None if found is None else _control_rows(zip(self.exchanges, found, strict=True), task)
 
-    def _write(self, batches: Batches, task: Task) -> list[tuple[WriteExchange, MapOutput]]:
+    def _write(self, batches: Batches, task: Task) -> list[tuple[WriteExchange, SparkMapOutput]]:
         """The finished map outputs; an exchange that got no rows has none, and no files."""
         share = task.writing.limit // len(self.exchanges)
         with ExitStack() as opened:
-            outputs = [opened.enter_context(_Output(each, task, share)) for each in self.exchanges]
+            outputs = [opened.enter_context(_ExchangeOutput(each, task, share)) for each in self.exchanges]
             for batch in batches:
                 for output in outputs:
                     output.write(batch)
@@ -74,13 +74,13 @@ class WriteExchanges(Adopts):
         return [(exchange, output) for exchange, output in finished if output is not None]
 
 
-def _control_rows(written: Iterable[tuple[WriteExchange, MapOutput]], task: Task) -> Batches:
+def _control_rows(written: Iterable[tuple[WriteExchange, SparkMapOutput]], task: Task) -> Batches:
     for exchange, output in written:
         index = task.reach.index(output)
         yield from control_batches(output, index, exchange.first, exchange.exchange)
 
 
-class _Output:
+class _ExchangeOutput:
     """The map output of one exchange, from its first row on. Leaving it as a context deletes its files,
     finished ones too."""
 
@@ -103,7 +103,7 @@ class _Output:
                 else:
                     self._partition.write(rows)
 
-    def finish(self) -> MapOutput | None:
+    def finish(self) -> SparkMapOutput | None:
         """Complete the files; None if there were no rows."""
         if self._partition is None:
             return None
@@ -113,7 +113,7 @@ class _Output:
         )
         return task.map_output(self.exchange.exchange, self._finished, file_id)
 
-    def __enter__(self) -> _Output:
+    def __enter__(self) -> _ExchangeOutput:
         return self
 
     def __exit__(

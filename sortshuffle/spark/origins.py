@@ -39,7 +39,7 @@ from sortshuffle.spark.parquet.packing import Packing, Piece
 from sortshuffle.spark.parquet.pruning import may_prune
 from sortshuffle.spark.plan import Chain, Origin, ShuffleDependency
 from sortshuffle.spark.planners import planner_of
-from sortshuffle.spark.several import Combine, Input, ReadCoalesced, ReadTogether, ReadUnion
+from sortshuffle.spark.several import ChainInput, CombineLegs, ReadCoalesced, ReadTogether, ReadUnion
 from sortshuffle.spark.sizes import combined_size, estimated_size, exchanged_size, united_size
 from sortshuffle.spark.skew import takes_rows_as_they_come
 from sortshuffle.spark.stages import PER_BATCH, Opening, ReadExchange, Scan, SparkRows, ToSpark
@@ -195,7 +195,7 @@ class TogetherOrigin(Origin):
     of the first."""
 
     inputs: tuple[Chain, ...]
-    combine: Combine
+    combine: CombineLegs
     only_first: bool = False
 
     def rows(self) -> DataFrame:
@@ -378,11 +378,11 @@ def side_by_side(frames: Sequence[DataFrame]) -> list[DataFrame]:
     return wrapped
 
 
-def input_of(chain: Chain) -> Input:
+def input_of(chain: Chain) -> ChainInput:
     """A chain that begins with an exchange, as an opening reads it."""
     origin = chain.origin
     assert isinstance(origin, ExchangeOrigin)  # what operators put together begins with exchanges
-    return Input(origin.exchange.number, origin.opening(), chain.steps)
+    return ChainInput(origin.exchange.number, origin.opening(), chain.steps)
 
 
 def exchanges_of(chains: Sequence[Chain]) -> tuple[ShuffleDependency, ...]:

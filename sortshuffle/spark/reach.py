@@ -33,7 +33,7 @@ from sortshuffle.errors import (
 from sortshuffle.format.index import Index
 from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.stored_channel import StoredInputChannel
-from sortshuffle.spark.control import LocalReach, MapOutput
+from sortshuffle.spark.control import LocalReach, SparkMapOutput
 from sortshuffle.spark.service import HostService
 from sortshuffle.storage.files.extents import Extent
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -76,9 +76,9 @@ class ClusterReach:
         self._files = LocalReach(self._key)
         self._clients: ServiceClients | None = None
         self._is_here: dict[str, bool] = {}  # directories of map outputs; a task reads from few
-        self._adopted: dict[MapOutput, None] = {}  # what it was asked for that lies where it was written
+        self._adopted: dict[SparkMapOutput, None] = {}  # what it was asked for that lies where it was written
 
-    def index(self, output: MapOutput) -> Index:
+    def index(self, output: SparkMapOutput) -> Index:
         self._note(output)
         if is_url(output.file.base):
             return read_stored_index(output.file, output.file_id)
@@ -88,7 +88,7 @@ class ClusterReach:
         data = client.index(self._address_of(output), output.host, output.regions)
         return verified_index(data, output.file.index_path, output.file_id)
 
-    def channel(self, output: MapOutput, extents: tuple[Extent, ...]) -> InputChannel:
+    def channel(self, output: SparkMapOutput, extents: tuple[Extent, ...]) -> InputChannel:
         self._note(output)
         if is_url(output.file.base):
             return StoredInputChannel(
@@ -112,7 +112,7 @@ class ClusterReach:
         except Exception:  # the task's own error is what its job has to see
             _log.warning("the adopters of lost map outputs cannot be told", exc_info=True)
 
-    def _tell(self, lost: list[MapOutput]) -> None:
+    def _tell(self, lost: list[SparkMapOutput]) -> None:
         """Have the services of the adopters look for map outputs of these. Those services have no file of
         that name. They take the output for lost and remove the adopter's control files, so Spark runs the
         adopter again. If one is gone with its host, Spark knows that itself."""
@@ -139,11 +139,11 @@ class ClusterReach:
                 ", ".join(untold),
             )
 
-    def _note(self, output: MapOutput) -> None:
+    def _note(self, output: SparkMapOutput) -> None:
         if output.adopter is not None:
             self._adopted[output] = None
 
-    def _remote_channel(self, output: MapOutput, extents: tuple[Extent, ...]) -> InputChannel:
+    def _remote_channel(self, output: SparkMapOutput, extents: tuple[Extent, ...]) -> InputChannel:
         from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
 
         return RemoteInputChannel(
@@ -157,20 +157,20 @@ class ClusterReach:
             self._key,
         )
 
-    def _has_files_of(self, output: MapOutput) -> bool:
+    def _has_files_of(self, output: SparkMapOutput) -> bool:
         """Whether its files are this process's to open; they may be gone all the same."""
         if not self._service.is_on:
             return True
         return output.host == host_name() and (not output.service or self._holds(output))
 
-    def _holds(self, output: MapOutput) -> bool:
+    def _holds(self, output: SparkMapOutput) -> bool:
         directory = os.path.dirname(output.file.base)
         found = self._is_here.get(directory)
         if found is None:
             found = self._is_here[directory] = calls.isdir(directory)
         return found
 
-    def _clients_for(self, output: MapOutput) -> ServiceClients:
+    def _clients_for(self, output: SparkMapOutput) -> ServiceClients:
         if not output.service:
             place = Place(output.file.data_path, writer=str(output))
             what = f"the map output is on host {output.host}, and no shuffle service serves it. {_REMEDY}"
@@ -181,7 +181,7 @@ class ClusterReach:
             self._clients = ServiceClients(self._service.client_settings(self._credit))
         return self._clients
 
-    def _address_of(self, output: MapOutput) -> MapOutputAddress:
+    def _address_of(self, output: SparkMapOutput) -> MapOutputAddress:
         from sortshuffle.service.wire.protocol import MapOutputAddress
 
         return MapOutputAddress(
@@ -189,7 +189,7 @@ class ClusterReach:
         )
 
 
-def _is_lost(output: MapOutput, error: BaseException) -> bool:
+def _is_lost(output: SparkMapOutput, error: BaseException) -> bool:
     """Whether a task's error says that this cannot be had from where it lies, or another of its home."""
     if isinstance(error, ServiceUnavailableError):
         return error.address == output.service

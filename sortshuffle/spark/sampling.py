@@ -35,7 +35,7 @@ OVERSAMPLING = 3  # keys taken for each one wanted, because producers are not eq
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class KeySample:
     """The sampled keys of one producer, which has ``rows`` rows, at least one."""
 
     producer: int
@@ -43,9 +43,9 @@ class Sample:
     keys: pa.RecordBatch
 
     @staticmethod
-    def unpacked(row: Any) -> Sample:
+    def unpacked(row: Any) -> KeySample:
         with pa.ipc.open_stream(bytes(row.keys)) as stream:
-            return Sample(row.producer, row.rows, stream.read_next_batch())
+            return KeySample(row.producer, row.rows, stream.read_next_batch())
 
     def weights(self) -> Any:
         """How many rows each key stands for; Spark keeps that in a Java float."""
@@ -79,7 +79,7 @@ class Sampling:
             pa.concat_batches([sample.keys for sample in samples]), weights, keys, subpartitions
         )
 
-    def _samples(self, wanted: int, subpartitions: int) -> list[Sample]:
+    def _samples(self, wanted: int, subpartitions: int) -> list[KeySample]:
         """About ``wanted`` keys or more, in the order of the producers."""
         # where the planner does not know, as many as subpartitions: fewer are sampled again if need be
         producers = self.upstream.context.planner.partitions(self._rows) or subpartitions
@@ -92,13 +92,13 @@ class Sampling:
             samples.update(self._run(crowded))
         return [samples[producer] for producer in sorted(samples)]
 
-    def _run(self, size: int | Mapping[int, int]) -> dict[int, Sample]:
+    def _run(self, size: int | Mapping[int, int]) -> dict[int, KeySample]:
         """One job; the samples by producer, without those of producers that have no rows."""
         origin = _Planned(self.upstream.origin, self._rows)
         chain = replace(self.upstream, origin=origin)
         closing = SampleKeys(self.columns, size)
         rows = staged(chain, self.stage, closing, COLUMNS, purpose="samples keys").collect()
-        samples = map(Sample.unpacked, rows)
+        samples = map(KeySample.unpacked, rows)
         return {sample.producer: sample for sample in samples if sample.rows}
 
     def _per_subpartition(self) -> int:

@@ -2,7 +2,7 @@
 
 Together: the control rows of all inputs' exchanges reach the task as one stream, in which each row says to
 which exchange it belongs. Every input is read through a gate of its own, within an equal share of the task's
-memory for reading, and goes through steps of its own; a `Combine` makes one stream of them.
+memory for reading, and goes through steps of its own; a `CombineLegs` makes one stream of them.
 
 Union: a task belongs to one of the inputs, and what it receives to that alone.
 
@@ -29,14 +29,14 @@ from sortshuffle.spark.task import Task
 
 @dataclass(slots=True)
 class Leg:
-    """One input of a `Combine` in one partition. ``raw_bytes``: of its subpartition as Arrow, before its own
-    steps; None where that is not known."""
+    """One input of a `CombineLegs` in one partition. ``raw_bytes``: of its subpartition as Arrow, before its
+    own steps; None where that is not known."""
 
     rows: Batches
     raw_bytes: int | None
 
 
-class Combine(Protocol):
+class CombineLegs(Protocol):
     """Makes the rows of a partition out of several inputs. What it holds it charges to ``memory``. The legs
     are closed by whoever opened them. ``describe`` is its line in `explain()`."""
 
@@ -46,7 +46,7 @@ class Combine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class ChainInput:
     """One input: the number of its exchange, how that is read, and its own steps."""
 
     exchange: int
@@ -58,8 +58,8 @@ class Input:
 class ReadTogether:
     """One subpartition of several exchanges."""
 
-    inputs: tuple[Input, ...]
-    combine: Combine
+    inputs: tuple[ChainInput, ...]
+    combine: CombineLegs
 
     @property
     def holders(self) -> int:
@@ -74,7 +74,7 @@ class ReadTogether:
             opened.enter_context(closes(combined))
             yield from combined
 
-    def _leg(self, each: Input, control: pa.Table, task: Task, share: int, opened: ExitStack) -> Leg:
+    def _leg(self, each: ChainInput, control: pa.Table, task: Task, share: int, opened: ExitStack) -> Leg:
         own = control.filter(pc.equal(control["exchange"], each.exchange))
         found = channels(iter(own.to_batches()), task.reach)
         raw_bytes = sum(extent.raw_bytes for channel in found for extent in channel.extents)

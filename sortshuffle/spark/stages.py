@@ -211,7 +211,7 @@ class ToSpark:
 
 
 @dataclass(frozen=True)
-class Count:
+class CountRows:
     """The number of rows instead of the rows: one row of one long per task."""
 
     def close(self, batches: Batches, task: Task) -> Batches:

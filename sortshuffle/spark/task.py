@@ -28,7 +28,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.memory.limit import task_memory
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import Options
-from sortshuffle.spark.control import LocalReach, MapOutput, Reach
+from sortshuffle.spark.control import LocalReach, Reach, SparkMapOutput
 from sortshuffle.spark.reach import ClusterReach, credit_within
 from sortshuffle.spark.reports import Reporter, TaskReport, log_task
 from sortshuffle.spark.service import HostService
@@ -135,10 +135,10 @@ class Task:
             self.service.tell_forgotten(os.path.dirname(writer.file.base))
         return writer
 
-    def map_output(self, exchange: int, file: PartitionedFile, file_id: bytes) -> MapOutput:
+    def map_output(self, exchange: int, file: PartitionedFile, file_id: bytes) -> SparkMapOutput:
         """A finished map output of this task, as its consumers are told of it."""
         service = "" if self.service is None else self.service.address()
-        return MapOutput(file, file_id, self.partition, self.attempt, host_name(), service, exchange)
+        return SparkMapOutput(file, file_id, self.partition, self.attempt, host_name(), service, exchange)
 
     def new_merge_file(self, header: FileHeader) -> PartitionedFileWriter:
         """A file for what a merge of too many runs puts aside."""

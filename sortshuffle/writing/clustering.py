@@ -69,7 +69,7 @@ def unit_bytes(memory: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class SubpartitionGroups:
     """Neighbours in the write order put together: group g holds places ``g * size .. (g + 1) * size - 1`` of
     the write order, in which subpartition ``first`` has place 0."""
 
@@ -78,13 +78,13 @@ class Groups:
     size: int
 
     @staticmethod
-    def of(write_order: Sequence[int], memory: int) -> Groups:
+    def of(write_order: Sequence[int], memory: int) -> SubpartitionGroups:
         """One subpartition each, or so many that a group's part of a region fits the cache."""
         count = len(write_order)
         if count <= MOST_SINGLE:
-            return Groups(count, write_order[0], 1)
+            return SubpartitionGroups(count, write_order[0], 1)
         groups = min(MOST_SINGLE, max(LEAST_GROUPS, memory // GROUP_BYTES))
-        return Groups(count, write_order[0], -(-count // groups))
+        return SubpartitionGroups(count, write_order[0], -(-count // groups))
 
     @property
     def count(self) -> int:
@@ -129,7 +129,7 @@ class ClusteredUnit:
 
 
 def cluster(
-    batches: list[pa.RecordBatch], selector: ChannelSelector, groups: Groups, metrics: TaskMetrics
+    batches: list[pa.RecordBatch], selector: ChannelSelector, groups: SubpartitionGroups, metrics: TaskMetrics
 ) -> ClusteredUnit:
     """Order the rows of these batches by group, rows of one group as they stood. Takes the list over, and
     empties it: there are never more than two copies of the rows."""

@@ -40,7 +40,7 @@ from sortshuffle.payload.sort_memory import Number, SortMemory
 from sortshuffle.writing.clustering import (
     ROW_BYTES,
     ClusteredUnit,
-    Groups,
+    SubpartitionGroups,
     bounds_of,
     cluster,
     joined,
@@ -88,7 +88,7 @@ class RowEncoder:
         self._order = layout.order
         self._budget = budget
         self._metrics = metrics
-        self._groups = Groups.of(write_order, budget.limit)
+        self._groups = SubpartitionGroups.of(write_order, budget.limit)
         self._write_batch = write_batch(budget.limit)
         self._message_bytes = max(1, min(BATCH_BYTES, budget.limit // MESSAGE_SHARE))
         if layout.order is not None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from service_figures import IDLE, QUIET, STATUS
 
-from sortshuffle.cli.output import Output
+from sortshuffle.cli.output import ConsoleOutput
 from sortshuffle.cli.service_page import LIMIT, print_status
 from sortshuffle.service.pages.status import ServiceStatus
 
 
 def printed(status: ServiceStatus, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    print_status(Output(), status, "http://127.0.0.1:7449/")
+    print_status(ConsoleOutput(), status, "http://127.0.0.1:7449/")
     return capsys.readouterr().out.splitlines()
 
 

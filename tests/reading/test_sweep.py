@@ -11,12 +11,12 @@ from engine import Pair, write_pair
 
 from sortshuffle.reading.segment_batch import SegmentBatch
 from sortshuffle.reading.subpartition_reader import SubpartitionReader
-from sortshuffle.reading.sweep import Limits, Sweep
+from sortshuffle.reading.sweep import ReadLimits, Sweep
 from sortshuffle.storage.files.ranges import ExtentCursor
 from sortshuffle.storage.files.reader import read_index
 
 SEGMENT = 1024
-PLENTY = Limits(share=100, crowded=False)
+PLENTY = ReadLimits(share=100, crowded=False)
 
 
 class Looked(SubpartitionReader):
@@ -53,7 +53,7 @@ class Plan:
             self.sweep.add(reader)
         return added
 
-    def reads(self, limits: Limits) -> list[list[tuple[int, int, int]]]:
+    def reads(self, limits: ReadLimits) -> list[list[tuple[int, int, int]]]:
         """Offset, size and place of every chunk, read by read, until there is no more to plan."""
         found = []
         while (read := self.sweep.plan(self.batch, limits)) is not None:
@@ -84,7 +84,7 @@ def test_only_who_changed_is_looked_at_where_nobody_waits_for_memory(plan: Plan)
 def test_who_waits_for_memory_is_looked_at_whoever_changed(plan: Plan) -> None:
     waiting, changed = plan.add(random_pair(2, 1, 100), 0, 1, credits=0)
     waiting._credits = 1
-    none_left = Limits(share=0, crowded=False)
+    none_left = ReadLimits(share=0, crowded=False)
     assert not plan.sweep.is_due(none_left, waiting)
     assert not plan.sweep.is_due(none_left, changed)
     assert plan.sweep.is_due(PLENTY, changed)
@@ -142,7 +142,7 @@ def test_the_rest_of_a_pass_waits_for_the_next_batch(plan: Plan) -> None:
 
 def test_an_extent_above_the_share_or_the_batch_is_cut(plan: Plan) -> None:
     plan.add(random_pair(1, 1, 100 * SEGMENT), 0)
-    for limits, size in ((Limits(3, False), 3), (PLENTY, 16)):
+    for limits, size in ((ReadLimits(3, False), 3), (PLENTY, 16)):
         plan.batch.used = 0
         plan.sweep.begin_pass(limits)
         assert plan.reads(limits) == [[(56, size * SEGMENT, 0)]]

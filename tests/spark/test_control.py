@@ -33,7 +33,7 @@ from sortshuffle.spark.control import (
     SCHEMA,
     Adopter,
     LocalReach,
-    MapOutput,
+    SparkMapOutput,
     channels,
     control_batches,
 )
@@ -52,9 +52,9 @@ UNICAST = st.builds(Region, st.dictionaries(st.integers(0, SUBPARTITIONS - 1), P
 BROADCAST = st.builds(lambda payloads: Region({0: payloads}, RegionKind.BROADCAST), PAYLOADS)
 
 
-def control_rows(directory: Path, pair: Pair) -> tuple[MapOutput, list[pa.RecordBatch]]:
+def control_rows(directory: Path, pair: Pair) -> tuple[SparkMapOutput, list[pa.RecordBatch]]:
     file = write_pair(directory, pair)
-    output = MapOutput(file, ID, MAP_INDEX, ATTEMPT, HOST)
+    output = SparkMapOutput(file, ID, MAP_INDEX, ATTEMPT, HOST)
     return output, list(control_batches(output, read_index(file)))
 
 
@@ -64,11 +64,11 @@ def test_a_consumer_knows_who_adopted_a_map_output(tmp_path: Path) -> None:
     adopted = replace(output, service="there:1", adopter=Adopter(ATTEMPT + 1, "hier-ö:22"), exchange=7)
 
     class Noted(LocalReach):
-        def channel(self, output: MapOutput, extents: tuple[Extent, ...]) -> InputChannel:
+        def channel(self, output: SparkMapOutput, extents: tuple[Extent, ...]) -> InputChannel:
             seen.append(output)
             return super().channel(output, extents)
 
-    seen: list[MapOutput] = []
+    seen: list[SparkMapOutput] = []
     for each in (adopted, replace(adopted, adopter=None)):
         channels(control_batches(each, read_index(each.file), exchange=7), Noted())
         assert seen.pop() == replace(each, regions=1)

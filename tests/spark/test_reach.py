@@ -14,7 +14,7 @@ from sortshuffle.reading.channel import InputChannel, LocalInputChannel
 from sortshuffle.reading.stored_channel import StoredInputChannel
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
 from sortshuffle.service.server.shuffle_service import ShuffleService, serve
-from sortshuffle.spark.control import MapOutput
+from sortshuffle.spark.control import SparkMapOutput
 from sortshuffle.spark.reach import ClusterReach, credit_within
 from sortshuffle.spark.service import NO_SERVICE, HostService, Mode, ServiceSettings
 from sortshuffle.storage.files.extents import extents_of
@@ -56,8 +56,8 @@ def without_services() -> Iterator[ClusterReach]:
     yield from reach_of(NO_SERVICE)
 
 
-def output_of(file: PartitionedFile, host: str, service: str = "") -> MapOutput:
-    return MapOutput(file, read_index(file).header.file_id, MAP, ATTEMPT, host, service, EXCHANGE)
+def output_of(file: PartitionedFile, host: str, service: str = "") -> SparkMapOutput:
+    return SparkMapOutput(file, read_index(file).header.file_id, MAP, ATTEMPT, host, service, EXCHANGE)
 
 
 def payloads(channel: InputChannel) -> list[list[bytes]]:
@@ -72,7 +72,7 @@ def payloads(channel: InputChannel) -> list[list[bytes]]:
         ]
 
 
-def channel_to(reach: ClusterReach, output: MapOutput, subpartition: int = 2) -> InputChannel:
+def channel_to(reach: ClusterReach, output: SparkMapOutput, subpartition: int = 2) -> InputChannel:
     return reach.channel(output, tuple(extents_of(read_index(output.file), subpartition)))
 
 
@@ -98,7 +98,7 @@ def test_a_host_of_this_name_that_has_another_disk_is_another_host(
     reach: ClusterReach, file: PartitionedFile, service: ShuffleService, tmp_path: Path
 ) -> None:
     unseen = PartitionedFile(str(tmp_path / "not" / "here" / Path(file.base).name))
-    output = MapOutput(
+    output = SparkMapOutput(
         unseen, read_index(file).header.file_id, MAP, ATTEMPT, host_name(), service.address, EXCHANGE
     )
     channel = reach.channel(output, tuple(extents_of(read_index(file), 0)))
@@ -137,7 +137,7 @@ def test_a_map_output_that_nobody_serves_is_missing_with_the_ways_to_get_one(
 def test_shared_storage_is_read_directly(settings: ServiceSettings, file: PartitionedFile) -> None:
     index = read_index(file)
     stored = PartitionedFile(f"file://{file.base}")
-    output = MapOutput(stored, index.header.file_id, MAP, ATTEMPT, "elsewhere", "", EXCHANGE)
+    output = SparkMapOutput(stored, index.header.file_id, MAP, ATTEMPT, "elsewhere", "", EXCHANGE)
     for reach in reach_of(settings):
         channel = reach.channel(output, tuple(extents_of(index, 2)))
         assert isinstance(channel, StoredInputChannel)

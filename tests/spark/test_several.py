@@ -21,7 +21,7 @@ from sortshuffle import ShuffleFrame
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.options import MIB, Options
 from sortshuffle.spark.control import SCHEMA as CONTROL
-from sortshuffle.spark.several import Input, Leg, ReadTogether
+from sortshuffle.spark.several import ChainInput, Leg, ReadTogether
 from sortshuffle.spark.stages import ReadExchange
 from sortshuffle.spark.task import Task
 
@@ -91,7 +91,7 @@ class Unread:
 def test_inputs_that_nobody_reads_are_closed(fails: bool) -> None:
     step, budget = Watching(), MemoryBudget(8 * MIB)
     read = ReadExchange(pa.schema([("id", pa.int64())]), None)
-    opening = ReadTogether((Input(1, read, (step,)), Input(2, read, (step, step))), Unread(fails))
+    opening = ReadTogether((ChainInput(1, read, (step,)), ChainInput(2, read, (step, step))), Unread(fails))
     task = Task(Options(), "app", 5, 0, 0, budget, budget.share(MIB, "read"), budget, opening.holders)
     nothing = pa.RecordBatch.from_pylist([], CONTROL)
     rows = opening.open(iter([nothing]), task)

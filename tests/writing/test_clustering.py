@@ -16,7 +16,7 @@ from sortshuffle.options import GIB, MIB
 from sortshuffle.writing.clustering import (
     MOST_SINGLE,
     ROW_BYTES,
-    Groups,
+    SubpartitionGroups,
     cluster,
     owned,
     size_of,
@@ -43,8 +43,8 @@ class Refusing:
         raise AssertionError("asked for ids")
 
 
-def singles(subpartitions: int) -> Groups:
-    return Groups(subpartitions, 0, 1)
+def singles(subpartitions: int) -> SubpartitionGroups:
+    return SubpartitionGroups(subpartitions, 0, 1)
 
 
 def test_rows_are_clustered_by_subpartition_and_keep_their_order_in_it() -> None:
@@ -63,7 +63,7 @@ def test_rows_are_clustered_by_subpartition_and_keep_their_order_in_it() -> None
 
 def test_rows_of_a_group_keep_their_order_and_their_places_in_the_write_order() -> None:
     batch = rows([5, 2, 1, 6, 9, 0, 2, 8])  # of 7, the first in the write order being 5
-    clustered = cluster([batch], Modulo(7), Groups(7, 5, 3), TaskMetrics())
+    clustered = cluster([batch], Modulo(7), SubpartitionGroups(7, 5, 3), TaskMetrics())
     assert clustered.bounds == [0, 3, 8, 8]
     # the write order is 5 6 0 | 1 2 3 | 4
     assert clustered.rows_of(0).column(0).to_pylist() == [5, 6, 0]
@@ -104,7 +104,7 @@ def test_of_a_slice_of_something_large_no_more_than_its_rows_is_kept() -> None:
 @pytest.mark.parametrize("size", [1, 7])
 def test_a_place_is_the_position_in_the_write_order(first: int, size: int) -> None:
     write_order = [*range(first, 300), *range(first)]
-    groups = Groups(300, first, size)
+    groups = SubpartitionGroups(300, first, size)
     ids = np.arange(300, dtype=np.uint16)
     assert [groups.subpartition_at(place) for place in range(300)] == write_order
     assert groups.places(ids)[write_order].tolist() == list(range(300))
@@ -127,7 +127,7 @@ def test_a_place_is_the_position_in_the_write_order(first: int, size: int) -> No
 def test_many_subpartitions_are_grouped_so_that_a_groups_rows_fit_the_cache(
     subpartitions: int, memory: int, size: int
 ) -> None:
-    assert Groups.of(range(subpartitions), memory) == Groups(subpartitions, 0, size)
+    assert SubpartitionGroups.of(range(subpartitions), memory) == SubpartitionGroups(subpartitions, 0, size)
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,10 @@ def test_a_batch_that_is_small_enough_is_not_sliced() -> None:
     assert list(sliced(batch.slice(0, 0), 1)) == []
 
 
-@pytest.mark.parametrize("groups", [singles(300), Groups(300, 7, 1), Groups(300, 7, 20)])
-def test_an_id_that_is_out_of_range_is_refused_and_not_sent_elsewhere(groups: Groups) -> None:
+@pytest.mark.parametrize(
+    "groups", [singles(300), SubpartitionGroups(300, 7, 1), SubpartitionGroups(300, 7, 20)]
+)
+def test_an_id_that_is_out_of_range_is_refused_and_not_sent_elsewhere(groups: SubpartitionGroups) -> None:
     class Beyond:
         subpartitions = 300
 

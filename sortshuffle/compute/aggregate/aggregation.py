@@ -38,7 +38,7 @@ TAG = "tag"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AggregateCall:
     """A function of the columns at these positions of the rows. ``distinct``: of different values only."""
 
     function: Function
@@ -53,7 +53,7 @@ class Aggregation:
 
     rows: pa.Schema
     keys: tuple[int, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[AggregateCall, ...]
 
     @cached_property
     def sets(self) -> tuple[tuple[int, ...], ...]:
@@ -61,7 +61,7 @@ class Aggregation:
         return tuple(dict.fromkeys(call.columns for call in self.calls if call.distinct))
 
     @cached_property
-    def plain_calls(self) -> tuple[Call, ...]:
+    def plain_calls(self) -> tuple[AggregateCall, ...]:
         return tuple(call for call in self.calls if not call.distinct)
 
     @cached_property
@@ -174,7 +174,7 @@ class PlainStates(Reducer):
         at = self._keys
         return _tagged(aggregation, 0, states.num_rows, states.columns[:at], {}, states.columns[at:])
 
-    def _calls(self) -> Iterable[tuple[Call, tuple[int, ...]]]:
+    def _calls(self) -> Iterable[tuple[AggregateCall, tuple[int, ...]]]:
         return zip(self._aggregation.plain_calls, self._arguments, strict=True)
 
     def _group_keys(self, rows: pa.RecordBatch, segments: Segments) -> list[pa.Array]:

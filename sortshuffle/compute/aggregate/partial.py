@@ -55,7 +55,7 @@ def partial(rows: Batches, reducers: Sequence[Reducer], budget: MemoryBudget) ->
             side.forget()
 
 
-class _Held:
+class _HeldStates:
     """Batches that wait together, charged to the budget."""
 
     def __init__(self, budget: MemoryBudget) -> None:
@@ -95,8 +95,8 @@ class _Side:
         self._reducer = reducer
         self._budget = budget
         self._most = limit // SHARE  # bytes that grouping may take
-        self._waiting = _Held(budget)
-        self._held = _Held(budget)
+        self._waiting = _HeldStates(budget)
+        self._held = _HeldStates(budget)
         self._chunk_rows = FIRST_CHUNK
         self._left_alone = 0  # rows that are still to go on as they are
         self._regroup_at = 0  # rows that are held before they are grouped again

@@ -23,7 +23,7 @@ GATHERED_BYTES = 1 << 20
 
 def gathered(batches: Generator[pa.RecordBatch, None, None]) -> Iterator[pa.RecordBatch]:
     """The same rows, with small batches that come one after the other joined. Closes ``batches``."""
-    held = _Held()
+    held = _HeldBatches()
     with closing(batches):
         for batch in batches:
             if held.takes(batch):
@@ -38,7 +38,7 @@ def gathered(batches: Generator[pa.RecordBatch, None, None]) -> Iterator[pa.Reco
         yield held.joined()
 
 
-class _Held:
+class _HeldBatches:
     """Small batches that wait."""
 
     __slots__ = ("_batches", "_bytes", "_rows")

@@ -36,7 +36,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from sortshuffle.compute.join.keys import Bools, Groups, KeyColumns, Keys, KeyTable
+from sortshuffle.compute.join.keys import Bools, Groups, JoinKeyColumns, Keys, KeyTable
 from sortshuffle.compute.row_sizes import row_sizes
 from sortshuffle.payload.ordering import Int64s
 
@@ -93,7 +93,7 @@ class JoinSpec:
     """What is joined to what. ``schema``: of the result, one field for each of ``output``."""
 
     kind: JoinKind
-    keys: KeyColumns
+    keys: JoinKeyColumns
     output: tuple[OutputColumn, ...]
     schema: pa.Schema
 

@@ -46,7 +46,7 @@ _HALF = np.uint64(32)
 
 
 @dataclass(frozen=True, slots=True)
-class KeyColumns:
+class JoinKeyColumns:
     """What two sides are joined by. ``left``, ``right``: positions of the columns, pair by pair of one type.
     ``null_safe``: whether a null of that pair equals a null."""
 

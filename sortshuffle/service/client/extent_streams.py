@@ -182,7 +182,7 @@ class WholeStream(ExtentStream):
 
 
 @dataclass(slots=True)
-class _Piece:
+class _ExtentPiece:
     """Bytes of the stream from ``start`` on, in memory of their own. ``held``: what that takes."""
 
     start: int
@@ -213,10 +213,10 @@ class PartStream(ExtentStream):
         self._borrowed = 0
         self._borrows = False
         self._placed = start  # up to where places have been given out
-        self._pieces: deque[_Piece] = deque()
+        self._pieces: deque[_ExtentPiece] = deque()
         self._ahead = 0  # bytes of memory of the pieces
-        self._wanted: _Piece | None = None
-        self._last: _Piece | None = None
+        self._wanted: _ExtentPiece | None = None
+        self._last: _ExtentPiece | None = None
 
     @property
     def position(self) -> int:
@@ -237,7 +237,7 @@ class PartStream(ExtentStream):
 
     def want(self, start: int, view: memoryview) -> None:
         """The consumer waits for these bytes, from `position` or behind it on."""
-        self._wanted = _Piece(start, view, len(view))
+        self._wanted = _ExtentPiece(start, view, len(view))
         if self._last is not None:
             _copy(self._last, self._wanted)
             self._last = None
@@ -257,7 +257,7 @@ class PartStream(ExtentStream):
         """What lies before that is not asked for again."""
         if self._last is not None and self._last.start <= position:
             left = self._last.view[position - self._last.start :]
-            self._last = _Piece(position, memoryview(bytes(left)), len(left)) if left else None
+            self._last = _ExtentPiece(position, memoryview(bytes(left)), len(left)) if left else None
 
     def spare(self) -> int:
         """Bytes of its loan that it does not need now, and gives back."""
@@ -320,7 +320,7 @@ class PartStream(ExtentStream):
     def _ahead_from(self, start: int) -> memoryview:
         size = self._placed - start
         view = memoryview(pa.allocate_buffer(size)).cast("B")
-        self._pieces.append(_Piece(start, view, size))
+        self._pieces.append(_ExtentPiece(start, view, size))
         self._ahead += size
         return view
 
@@ -353,7 +353,7 @@ class PartStream(ExtentStream):
             self._ahead -= self._pieces.popleft().held
 
 
-def _copy(source: _Piece, target: _Piece) -> None:
+def _copy(source: _ExtentPiece, target: _ExtentPiece) -> None:
     """The bytes that both stand for."""
     start, end = max(source.start, target.start), min(source.end, target.end)
     if start < end:

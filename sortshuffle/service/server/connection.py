@@ -50,7 +50,7 @@ from sortshuffle.service.server.gathered_send import GatheredSend
 from sortshuffle.service.server.limits import Limits
 from sortshuffle.service.server.loop import EventLoop
 from sortshuffle.service.server.losses import Losses
-from sortshuffle.service.server.server_channel import ServerChannel, State, View
+from sortshuffle.service.server.server_channel import ChannelState, ServerChannel, View
 from sortshuffle.service.server.transport import Transport
 from sortshuffle.service.wire.handshake import ServerGreeting
 from sortshuffle.service.wire.protocol import (
@@ -345,7 +345,7 @@ class Connection:
             self._on_available(channel)
 
     def _on_not_opened(self, channel: ServerChannel, error: BaseException) -> None:
-        if channel.state is not State.ENDED:
+        if channel.state is not ChannelState.ENDED:
             self._forget(channel)
             self._fail_with(channel.number, error)
 
@@ -371,7 +371,7 @@ class Connection:
     # Channels
 
     def _on_available(self, channel: ServerChannel) -> None:
-        if channel.state is State.OPEN:
+        if channel.state is ChannelState.OPEN:
             self._consider(channel)
 
     def _consider(self, channel: ServerChannel) -> None:
@@ -427,7 +427,7 @@ class Connection:
             self._take_from(self._due.popitem(last=False)[0])
 
     def _take_from(self, channel: ServerChannel) -> None:
-        if channel.state is State.PARKED:
+        if channel.state is ChannelState.PARKED:
             channel.open_again()
             self._open(channel)
             return
@@ -438,7 +438,7 @@ class Connection:
             self._shared.counts.buffers_sent += channel.sequence - before
         elif channel.cause is not None:
             self._fail_view(channel, channel.cause)
-        if channel.state is State.ENDED:
+        if channel.state is ChannelState.ENDED:
             self._forget(channel)
         elif taken is not None:
             self._consider(channel)
@@ -548,7 +548,7 @@ def _open_view(
 
     Raises what the client is to be told. Of data that are lost, Spark's next look is seen to before.
     """
-    if channel.state is State.ENDED:
+    if channel.state is ChannelState.ENDED:
         return None
     request = channel.request_from_here
     try:

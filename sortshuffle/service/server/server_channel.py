@@ -77,7 +77,7 @@ class View(Protocol):
         """The consumer wants no more of it."""
 
 
-class State(Enum):
+class ChannelState(Enum):
     """Where a channel stands."""
 
     OPENING = "opening"
@@ -95,7 +95,7 @@ class ServerChannel:
     def __init__(self, request: PartitionRequest) -> None:
         self.request = request
         self.credit = request.credit
-        self.state = State.OPENING
+        self.state = ChannelState.OPENING
         self._view: View | None = None
         self._position = request.skip
         self.sequence = 0
@@ -117,7 +117,7 @@ class ServerChannel:
     @property
     def is_available(self) -> bool:
         """Whether it makes sense that it gets a turn: there is something to send, or to open again."""
-        if self.state is State.PARKED:
+        if self.state is ChannelState.PARKED:
             return self.credit > 0
         return self._view is not None and self._view.is_available(self.credit)
 
@@ -128,8 +128,8 @@ class ServerChannel:
 
     def opened(self, view: View) -> None:
         """The view is there; the channel releases it. Where it has ended meanwhile, at once."""
-        if self.state is State.OPENING:
-            self.state = State.OPEN
+        if self.state is ChannelState.OPENING:
+            self.state = ChannelState.OPEN
             self._view = view
             view.grant(self.credit)  # more may have come while it was being opened
         else:
@@ -143,17 +143,17 @@ class ServerChannel:
 
     def park(self) -> None:
         """Give the read memory back until the consumer goes on."""
-        if self.state is State.OPEN:
-            self.state = State.PARKED
+        if self.state is ChannelState.OPEN:
+            self.state = ChannelState.PARKED
             self._release()
 
     def open_again(self) -> None:
         """A new view is being made."""
-        self.state = State.OPENING
+        self.state = ChannelState.OPENING
 
     def end(self) -> None:
         """Nothing comes any more. May be called again."""
-        self.state = State.ENDED
+        self.state = ChannelState.ENDED
         self._release()
 
     def take(self, most: int) -> tuple[list[bytes | memoryview], Portion] | None:

@@ -172,7 +172,7 @@ def position_expression(function: str, position: int, schema: StructType) -> Exp
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AggregateRequest:
     """An expression with the types that decide what computes it. ``kinds``: of its arguments in Spark,
     ``wires``: in Arrow. ``result``: in Arrow. ``ansi``, ``legacy_statistics``: settings of the session."""
 
@@ -194,7 +194,7 @@ class Request:
         )
 
 
-def call_of(request: Request, schema: StructType, wire: pa.Schema) -> tuple[Function, bool]:
+def call_of(request: AggregateRequest, schema: StructType, wire: pa.Schema) -> tuple[Function, bool]:
     """The function that computes a request, and whether of different values only.
 
     Raises `UnsupportedError` where none gives Spark's result.
@@ -208,7 +208,7 @@ def call_of(request: Request, schema: StructType, wire: pa.Schema) -> tuple[Func
     return _FUNCTIONS[expression.function](request), distinct
 
 
-def _check_comparable(request: Request, field: st.StructField, wire: pa.DataType) -> None:
+def _check_comparable(request: AggregateRequest, field: st.StructField, wire: pa.DataType) -> None:
     try:
         check_group_key(field, wire)
     except ColumnError as error:
@@ -219,20 +219,20 @@ def _check_comparable(request: Request, field: st.StructField, wire: pa.DataType
         ) from error
 
 
-Builder: TypeAlias = Callable[[Request], Function]
+Builder: TypeAlias = Callable[[AggregateRequest], Function]
 
 
-def _count(request: Request) -> Function:
+def _count(request: AggregateRequest) -> Function:
     return Count()
 
 
-def _count_if(request: Request) -> Function:
+def _count_if(request: AggregateRequest) -> Function:
     if request.expression.distinct:
         raise request.refused("leave out distinct")
     return CountTrue()
 
 
-def _sum(request: Request) -> Function:
+def _sum(request: AggregateRequest) -> Function:
     (kind,) = request.kinds
     if isinstance(kind, st.IntegralType):
         return SumLong(request.label, request.ansi)
@@ -243,7 +243,7 @@ def _sum(request: Request) -> Function:
     raise request.refused("cast the column to a number first")
 
 
-def _average(request: Request) -> Function:
+def _average(request: AggregateRequest) -> Function:
     (kind,) = request.kinds
     if isinstance(kind, DecimalType):
         if request.result.precision <= _SHORT_AVERAGE:
@@ -256,7 +256,7 @@ def _average(request: Request) -> Function:
 
 
 def _variance(*, sample: bool, root: bool) -> Builder:
-    def build(request: Request) -> Function:
+    def build(request: AggregateRequest) -> Function:
         (kind,) = request.kinds
         if not isinstance(kind, st.NumericType):
             raise request.refused("cast the column to a number first")
@@ -268,14 +268,14 @@ def _variance(*, sample: bool, root: bool) -> Builder:
 
 
 def _extreme(*, greatest: bool) -> Builder:
-    def build(request: Request) -> Function:
+    def build(request: AggregateRequest) -> Function:
         return Extreme(request.wires[0], greatest)
 
     return build
 
 
 def _first(*, last: bool) -> Builder:
-    def build(request: Request) -> Function:
+    def build(request: AggregateRequest) -> Function:
         if request.expression.distinct:
             raise request.refused("leave out distinct")
         return First(request.wires[0], last, request.expression.ignore_nulls)
@@ -283,7 +283,7 @@ def _first(*, last: bool) -> Builder:
     return build
 
 
-def _collect(request: Request) -> Function:
+def _collect(request: AggregateRequest) -> Function:
     return Collect(request.result)
 
 

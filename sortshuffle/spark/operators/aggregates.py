@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import NumericType, StructType
 
-from sortshuffle.compute.aggregate.aggregation import Aggregation, Call, FirstRows, PlainStates
+from sortshuffle.compute.aggregate.aggregation import AggregateCall, Aggregation, FirstRows, PlainStates
 from sortshuffle.compute.aggregate.partial import partial
 from sortshuffle.compute.aggregate.results import first_rows, results
 from sortshuffle.errors import ColumnError, UnsupportedError
@@ -28,8 +28,8 @@ from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.columns import resolve
 from sortshuffle.spark.keys import check_group_key
 from sortshuffle.spark.operators.aggregate_calls import (
+    AggregateRequest,
     Expression,
-    Request,
     call_of,
     expressions_of,
     position_expression,
@@ -146,7 +146,7 @@ def _of_needed_columns(
     return narrow, tuple(place[key] for key in keys), moved
 
 
-def _calls(rows: Rows, expressions: Sequence[Expression], schema: StructType) -> tuple[Call, ...]:
+def _calls(rows: Rows, expressions: Sequence[Expression], schema: StructType) -> tuple[AggregateCall, ...]:
     context, fields, wire = rows.context, rows.schema.fields, rows.chain.wire
     results = context.wire(schema).types[len(schema) - len(expressions) :]
     ansi = _is_set(context, "spark.sql.ansi.enabled")
@@ -155,9 +155,9 @@ def _calls(rows: Rows, expressions: Sequence[Expression], schema: StructType) ->
     for expression, result in zip(expressions, results, strict=True):
         kinds = tuple(fields[column].dataType for column in expression.columns)
         wires = tuple(wire.field(column).type for column in expression.columns)
-        request = Request(expression, kinds, wires, result, ansi, legacy_statistics)
+        request = AggregateRequest(expression, kinds, wires, result, ansi, legacy_statistics)
         function, is_distinct = call_of(request, rows.schema, wire)
-        calls.append(Call(function, expression.columns, is_distinct))
+        calls.append(AggregateCall(function, expression.columns, is_distinct))
     return tuple(calls)
 
 

@@ -32,7 +32,7 @@ from sortshuffle.spark.operators.layouts import exchanged
 from sortshuffle.spark.origins import exchanges_of, input_of, lines_of
 from sortshuffle.spark.plan import Chain, Origin, Rows, ShuffleDependency
 from sortshuffle.spark.schemes import Broadcast
-from sortshuffle.spark.several import Input
+from sortshuffle.spark.several import ChainInput
 from sortshuffle.spark.sizes import combined_size
 from sortshuffle.spark.stages import Batches, Opening, Step, holders_of, opened_through
 from sortshuffle.spark.task import Task
@@ -146,7 +146,7 @@ class BroadcastJoin:
     ``small_schema`` what then comes; ``opening`` and ``steps``: of the own rows."""
 
     spec: JoinSpec
-    small: Input
+    small: ChainInput
     small_schema: pa.Schema
     small_is_left: bool
     opening: Opening

@@ -31,7 +31,7 @@ from pyspark.sql.types import StructField, StructType
 
 from sortshuffle.compute.join.build import HeldRows
 from sortshuffle.compute.join.hash_join import BuildTable, JoinKind, JoinSpec, OutputColumn, probe
-from sortshuffle.compute.join.keys import KeyColumns
+from sortshuffle.compute.join.keys import JoinKeyColumns
 from sortshuffle.compute.join.merge_join import merge_join
 from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
 from sortshuffle.memory.budget import MemoryBudget
@@ -94,7 +94,7 @@ def join(left: Rows, right: Rows, on: Any, how: str | None) -> Rows:
     for pair in pairs:
         _check_key(left, pair.left)
         _check_key(right, pair.right)
-    keys = KeyColumns(
+    keys = JoinKeyColumns(
         *(tuple(getattr(pair, each) for pair in pairs) for each in ("left", "right", "null_safe"))
     )
     spec = JoinSpec(kind, keys, output, context.wire(schema))
@@ -310,7 +310,7 @@ def _shuffled_join(left: Rows, right: Rows, spec: JoinSpec, schema: StructType, 
     return Rows(Chain(context, origin, schema, spec.schema), joined_layout(spec, by, count))
 
 
-def _placement(left: Rows, right: Rows, keys: KeyColumns) -> tuple[tuple[int, ...], int]:
+def _placement(left: Rows, right: Rows, keys: JoinKeyColumns) -> tuple[tuple[int, ...], int]:
     """By which pairs of keys both sides are placed, and into how many partitions: as a side is already, that
     of more partitions if both are."""
     sides = (placement_of(left, keys.left), placement_of(right, keys.right))

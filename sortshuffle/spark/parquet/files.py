@@ -19,7 +19,7 @@ from pyspark.sql import types as st
 from sortshuffle.errors import UsageError
 from sortshuffle.spark.parquet.file_schema import file_fields, spark_schema
 from sortshuffle.spark.parquet.file_systems import FileSystem, shown
-from sortshuffle.spark.parquet.finding import FoundFile, FoundFiles, find, parent_of, schema_files
+from sortshuffle.spark.parquet.finding import FoundFiles, FoundParquetFile, find, parent_of, schema_files
 from sortshuffle.spark.parquet.footers import Pruning
 from sortshuffle.spark.parquet.merging import check_names, merged, with_partitions, without
 from sortshuffle.spark.parquet.packing import Packing, Piece, pack
@@ -47,7 +47,7 @@ class ParquetFiles:
     values of the partition columns. ``label``: for people."""
 
     source: ScanSource
-    files: tuple[FoundFile, ...]
+    files: tuple[FoundParquetFile, ...]
     constants: Mapping[str, tuple[Any, ...]]
     label: str
 
@@ -142,7 +142,7 @@ def _checked_base(filesystem: FileSystem, given: str, roots: Sequence[str]) -> s
 
 def _columns(
     source: ScanSource,
-    listed: Sequence[FoundFile],
+    listed: Sequence[FoundParquetFile],
     partitions: Partitioning | None,
     settings: ReadSettings,
     declared: st.StructType | None,
@@ -170,7 +170,7 @@ def _columns(
     return with_partitions(data, own, case_sensitive)
 
 
-def _file_schema(file: FoundFile, filesystem: Any, settings: ReadSettings) -> st.StructType:
+def _file_schema(file: FoundParquetFile, filesystem: Any, settings: ReadSettings) -> st.StructType:
     with open_parquet(file.path, filesystem) as opened:
         metadata = opened.metadata.metadata
         return spark_schema(file_fields(opened.schema), metadata, settings.rules.leaves, shown(file.path))

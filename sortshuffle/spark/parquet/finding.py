@@ -23,7 +23,7 @@ _SUMMARIES = ("_common_metadata", "_metadata")
 
 
 @dataclass(frozen=True, slots=True)
-class FoundFile:
+class FoundParquetFile:
     """``directory``: its parent. ``size``: in bytes."""
 
     path: str
@@ -49,18 +49,18 @@ class FoundFiles:
     """Everything below some roots, each file once, by path. ``roots``: as they were given."""
 
     roots: tuple[str, ...]
-    files: dict[str, FoundFile]
+    files: dict[str, FoundParquetFile]
 
     def data_directories(self) -> list[str]:
         """The directories that hold data files, empty ones too, sorted."""
         return sorted({file.directory for file in self.files.values() if file.is_data})
 
-    def in_roots(self) -> list[FoundFile]:
+    def in_roots(self) -> list[FoundParquetFile]:
         """Files that are roots or directly in one: once for each root."""
-        by_directory: dict[str, list[FoundFile]] = {}
+        by_directory: dict[str, list[FoundParquetFile]] = {}
         for file in self.files.values():
             by_directory.setdefault(file.directory, []).append(file)
-        found: list[FoundFile] = []
+        found: list[FoundParquetFile] = []
         for root in self.roots:
             found += [self.files[root]] if root in self.files else by_directory.get(root, [])
         return found
@@ -81,7 +81,7 @@ def find(filesystem: FileSystem, paths: Sequence[str], name_glob: str | None = N
     return FoundFiles(roots, kept)
 
 
-def schema_files(files: Sequence[FoundFile], merge: bool) -> list[FoundFile]:
+def schema_files(files: Sequence[FoundParquetFile], merge: bool) -> list[FoundParquetFile]:
     """Those whose footers say what the schema is: all, the summaries last, if schemas are ``merge``d; else a
     summary, or the first file by its path."""
     sound = sorted((file for file in files if file.size), key=lambda file: file.path)
@@ -108,16 +108,16 @@ def _roots(filesystem: FileSystem, given: str) -> list[str]:
     return found
 
 
-def _below(filesystem: Any, root: str) -> Iterator[FoundFile]:
+def _below(filesystem: Any, root: str) -> Iterator[FoundParquetFile]:
     if not filesystem.isdir(root):
-        file = FoundFile(root, int(filesystem.info(root)["size"] or 0))
+        file = FoundParquetFile(root, int(filesystem.info(root)["size"] or 0))
         if not _is_hidden(file.name):
             yield file
         return
     for path, info in filesystem.find(root, detail=True).items():
         parts = str(path).removeprefix(root).strip("/").split("/")
         if not any(map(_is_hidden, parts)):
-            yield FoundFile(str(path), int(info["size"] or 0))
+            yield FoundParquetFile(str(path), int(info["size"] or 0))
 
 
 def _is_hidden(name: str) -> bool:

@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 
 from sortshuffle.errors import UsageError
 from sortshuffle.spark.parquet.file_schema import file_fields, leaf_owners
-from sortshuffle.spark.parquet.finding import FoundFile, parent_of
+from sortshuffle.spark.parquet.finding import FoundParquetFile, parent_of
 from sortshuffle.spark.parquet.fitting import Fit
 from sortshuffle.spark.parquet.merging import folded
 from sortshuffle.spark.parquet.pruning import known, may_hold, unpruned, uses
@@ -75,7 +75,7 @@ class Pruning:
         """Whether anything in a directory can be wanted."""
         return self.kept.get(directory, True)
 
-    def row_groups(self, file: FoundFile, filesystem: Any) -> RowGroups:
+    def row_groups(self, file: FoundParquetFile, filesystem: Any) -> RowGroups:
         """Those of a file that the condition does not exclude. Raises `UsageError` if it is no Parquet."""
         partition = self.partitions.get(parent_of(file.path), ())
         guarantee = known(partition)

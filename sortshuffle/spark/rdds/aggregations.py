@@ -5,9 +5,9 @@
     Group         lists of values                            groupByKey, cogroup, joins
     Distinct      nothing: only keys count                   distinct
 
-An `Aggregation` is plain data that travels to the tasks; each task makes `Table`s of it: before the shuffle
-to make fewer records of many (`combining`), behind it to make one of all (`merging`). Both add pairs to a
-table until it holds as much as it may, and then take them out.
+A `PairAggregation` is plain data that travels to the tasks; each task makes `Table`s of it: before the
+shuffle to make fewer records of many (`combining`), behind it to make one of all (`merging`). Both add pairs
+to a table until it holds as much as it may, and then take them out.
 
 `Table.held` is what the table takes, bytes, as far as samples tell (`heap`): exact for what a chunk brings
 into groups; for combiners, which may grow or not, measured again whenever a quarter more records were added,
@@ -34,7 +34,7 @@ from pyspark.errors import PySparkRuntimeError
 from sortshuffle.payload.pickled import Chunk, Pairs
 from sortshuffle.spark.rdds.grouping import LongGroup
 from sortshuffle.spark.rdds.heap import DICT_ENTRY, POINTER, SEEN, heap_bytes, mean_bytes
-from sortshuffle.spark.rdds.spilling import SpillFile
+from sortshuffle.spark.rdds.spilling import RecordSpillFile
 
 BATCH = 4096  # keys that are taken out of a table together
 MEASURED = 64  # combiners that are looked at in a measurement
@@ -44,7 +44,7 @@ MEASURE_AGAIN = 1.25  # records, in relation to those when the table was measure
 LIST_BYTES = 88  # an empty list and the room that its first append makes
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """What stands beside the keys of a chunk: values, combiners of some, or lists of them."""
 
     PLAIN = auto()
@@ -52,7 +52,7 @@ class Kind(Enum):
     GROUPED = auto()
 
 
-class Aggregation(Protocol):
+class PairAggregation(Protocol):
     def table(self) -> Table: ...
 
     def describe(self) -> str: ...
@@ -112,7 +112,7 @@ class Table(ABC):
     """What became of the values so far, by key. ``held``: bytes that it takes, about. ``kind``: of what it
     gives."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[ValueKind]
 
     def __init__(self) -> None:
         self.held = 0
@@ -204,7 +204,7 @@ class _CombiningTable(Table):
 class ReduceTable(_CombiningTable):
     """A value is a combiner of one."""
 
-    kind = Kind.PLAIN
+    kind = ValueKind.PLAIN
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class ReduceTable(_CombiningTable):
 
 
 class CombineTable(_CombiningTable):
-    kind = Kind.COMBINED
+    kind = ValueKind.COMBINED
 
     def __init__(self, functions: Combine) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class CombineTable(_CombiningTable):
 class DistinctTable(Table):
     """Keys. Of equal ones the first stays."""
 
-    kind = Kind.PLAIN
+    kind = ValueKind.PLAIN
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ class GroupTable(Table):
     """Lists of values. ``long``: those of them whose values are put aside (`grouping.LongGroup`): they are
     added to like the others, and stay when the table is cleared."""
 
-    kind = Kind.GROUPED
+    kind = ValueKind.GROUPED
 
     def __init__(self, long: dict[Any, LongGroup] | None = None) -> None:
         super().__init__()
@@ -302,7 +302,7 @@ class GroupTable(Table):
         self._key_bytes += (len(groups) - before) * mean_bytes(seen_keys)
         self._hold()
 
-    def put_aside_long(self, least: int, new_file: Callable[[], SpillFile]) -> int:
+    def put_aside_long(self, least: int, new_file: Callable[[], RecordSpillFile]) -> int:
         """Put aside the values of all groups that take ``least`` bytes. Returns the bytes that are free then,
         about."""
         mean = self._value_bytes / max(1, self._values)
@@ -352,11 +352,11 @@ def _seen(chunk: Chunk, most: int) -> tuple[Sequence[Any], Sequence[Any]]:
     return [key for key, _ in seen], [value for _, value in seen]
 
 
-def pairs_of_kind(kind: Kind, keys: list[Any], results: list[Any]) -> Pairs:
+def pairs_of_kind(kind: ValueKind, keys: list[Any], results: list[Any]) -> Pairs:
     """Keys and their results, as chunks hold them."""
-    if kind is Kind.GROUPED:
+    if kind is ValueKind.GROUPED:
         return Pairs(keys, list(chain.from_iterable(results)), counts=list(map(len, results)))
-    return Pairs(keys, results, combined=kind is Kind.COMBINED)
+    return Pairs(keys, results, combined=kind is ValueKind.COMBINED)
 
 
 class stopped_by_user:  # noqa: N801 - reads like the function it stands for

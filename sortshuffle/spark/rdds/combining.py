@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
-from sortshuffle.spark.rdds.aggregations import Aggregation, Kind
+from sortshuffle.spark.rdds.aggregations import PairAggregation, ValueKind
 
-Send: TypeAlias = Callable[[Sequence[Any], Sequence[Any], Kind], None]
+Send: TypeAlias = Callable[[Sequence[Any], Sequence[Any], ValueKind], None]
 """Sends keys, and what is of this kind for each of them, to where the keys say."""
 
 TRIAL = 64 * 1024  # records
@@ -36,7 +36,7 @@ class MapSideCombiner:
     """Combines what it is given and sends it on. ``memory``: what the table may take."""
 
     def __init__(
-        self, aggregation: Aggregation, memory: MemoryBudget, send: Send, metrics: TaskMetrics
+        self, aggregation: PairAggregation, memory: MemoryBudget, send: Send, metrics: TaskMetrics
     ) -> None:
         self._table = aggregation.table()
         self._memory = memory
@@ -51,7 +51,7 @@ class MapSideCombiner:
         if self._left_to_pass > 0:
             self._left_to_pass -= len(pairs)
             keys = [key for key, _ in pairs]
-            self._send(keys, [value for _, value in pairs], Kind.PLAIN)
+            self._send(keys, [value for _, value in pairs], ValueKind.PLAIN)
             return
         table = self._table
         with self._metrics.step("combine"):

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from sortshuffle.payload.pickled import Chunk, unpack_chunk
 from sortshuffle.reading.channel import InputChannel
-from sortshuffle.spark.control import MARK, SCHEMA, MapOutput, Reach, channels, control_batches
+from sortshuffle.spark.control import MARK, SCHEMA, Reach, SparkMapOutput, channels, control_batches
 from sortshuffle.spark.rdds.planner import ControlRow
 
 PASSED = 2**32 - 1  # no map task has this number
@@ -30,7 +30,7 @@ PASSED = 2**32 - 1  # no map task has this number
 _HEAD = struct.Struct("<III")
 
 
-def control_rows(output: MapOutput, reach: Reach) -> Iterator[ControlRow]:
+def control_rows(output: SparkMapOutput, reach: Reach) -> Iterator[ControlRow]:
     """What a map task tells the reduce tasks of its map output."""
     index, exchange = reach.index(output), output.exchange
     has_records = index.entries["records"].sum(axis=0).tolist()

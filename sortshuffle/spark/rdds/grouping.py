@@ -13,7 +13,7 @@ from typing import Any
 
 from sortshuffle.payload.pickled import unpack_chunk
 from sortshuffle.spark.rdds.by_value import pack_any
-from sortshuffle.spark.rdds.spilling import SpilledPart, SpillFile, batches
+from sortshuffle.spark.rdds.spilling import RecordSpillFile, SpilledPart, batches
 
 PACKED_TOGETHER = 1024  # values of one that is sent elsewhere
 
@@ -35,7 +35,7 @@ class LongGroup:
         """How many values are."""
         return len(self._tail)
 
-    def put_aside(self, file: SpillFile) -> None:
+    def put_aside(self, file: RecordSpillFile) -> None:
         """Those that are."""
         if self._tail:
             file.write([(0, self._tail)])

@@ -14,7 +14,7 @@ from pyspark.resultiterable import ResultIterable
 
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.pickled import Chunk, Pairs, PickledPayload
-from sortshuffle.spark.rdds.aggregations import Aggregation, Group, GroupTable, Table
+from sortshuffle.spark.rdds.aggregations import Group, GroupTable, PairAggregation, Table
 from sortshuffle.spark.rdds.merging import Merging
 from sortshuffle.spark.rdds.sorting import GIVEN, Key, Sorting, by_key
 from sortshuffle.spark.rdds.spilling import batches
@@ -26,7 +26,7 @@ from sortshuffle.spark.task import Task
 class MergeValues(HoldingStep):
     """One record for each key: what its values and combiners become."""
 
-    aggregation: Aggregation
+    aggregation: PairAggregation
 
     def run(self, chunks: Iterator[Chunk], task: Task, memory: MemoryBudget) -> Iterator[Chunk]:
         with closing(merging(self.aggregation.table, task, memory).merged([chunks])) as merged:

@@ -36,7 +36,7 @@ from sortshuffle.options import KIB
 from sortshuffle.payload.pickled import Chunk, Pairs, PickledPayload
 from sortshuffle.spark.rdds.aggregations import BATCH, GroupTable, Table
 from sortshuffle.spark.rdds.grouping import LongGroup
-from sortshuffle.spark.rdds.spilling import NewFile, SpilledPart, SpillFile
+from sortshuffle.spark.rdds.spilling import NewFile, RecordSpillFile, SpilledPart
 from sortshuffle.spark.rdds.streams import tuples_of
 
 BUCKET_BITS = 5
@@ -105,8 +105,8 @@ class _Spill:
         self._memory = merging.memory
         self._tables = tables
         self._level = level
-        self._buckets: list[SpillFile | None] = [None] * len(tables)
-        self._long: SpillFile | None = None
+        self._buckets: list[RecordSpillFile | None] = [None] * len(tables)
+        self._long: RecordSpillFile | None = None
         self._least = 0  # bytes held before anything is put aside
         self._files = ExitStack()
 
@@ -158,7 +158,7 @@ class _Spill:
         freed = sum(table.put_aside_long(limit // LONG_SHARE, self._file_of_long) for table in groups)
         return freed >= limit // WORTH_A_SPILL
 
-    def _file_of_long(self) -> SpillFile:
+    def _file_of_long(self) -> RecordSpillFile:
         if self._long is None:
             self._long = self._file(1)
         return self._long
@@ -205,9 +205,9 @@ class _Spill:
         buckets: npt.NDArray[np.uint8] = (mixed >> shift & np.uint64(BUCKETS - 1)).astype(np.uint8)
         return buckets
 
-    def _file(self, subpartitions: int) -> SpillFile:
+    def _file(self, subpartitions: int) -> RecordSpillFile:
         merging = self._merging
-        file = SpillFile(merging.new_file, merging.payload, subpartitions, CHUNK_BYTES, merging.metrics)
+        file = RecordSpillFile(merging.new_file, merging.payload, subpartitions, CHUNK_BYTES, merging.metrics)
         return self._files.enter_context(file)
 
 

@@ -24,7 +24,7 @@ from sortshuffle.options import Options
 from sortshuffle.spark import shared_storage
 from sortshuffle.spark.plan import next_number
 from sortshuffle.spark.rdds import planner
-from sortshuffle.spark.rdds.aggregations import Aggregation
+from sortshuffle.spark.rdds.aggregations import PairAggregation
 from sortshuffle.spark.rdds.holding import CoGroup
 from sortshuffle.spark.rdds.key_selectors import Deal, selector_of
 from sortshuffle.spark.rdds.ranges import Drawn, KeyFunction, Ranges
@@ -37,7 +37,7 @@ from sortshuffle.spark.rdds.stages import (
     SparkRecords,
 )
 from sortshuffle.spark.rdds.steps import Step
-from sortshuffle.spark.rdds.together import Input, ReadPassed, ReadTogether
+from sortshuffle.spark.rdds.together import ReadPassed, ReadRecordsTogether, RecordInput
 from sortshuffle.spark.rdds.writing import PassRecords, WriteRecords
 from sortshuffle.spark.reports import SourceReports, wants_log
 from sortshuffle.spark.service import NO_SERVICE, ServiceSettings
@@ -120,7 +120,7 @@ class RddOrigin:
 
 
 @dataclass(frozen=True)
-class ExchangeOrigin:
+class RecordExchangeOrigin:
     """The reading side of an exchange."""
 
     exchange: RecordExchange
@@ -166,7 +166,7 @@ class PassedInput:
 
 
 @dataclass(frozen=True)
-class TogetherOrigin:
+class RecordsTogetherOrigin:
     """Several inputs, placed by one partitioner, and what is made of them in each partition.
 
     An input is a chain on an exchange or on several inputs, whose steps run in this stage, or a
@@ -178,12 +178,12 @@ class TogetherOrigin:
     partitions: int
 
     @staticmethod
-    def of(chains: Iterable[RecordChain], combine: CoGroup, partitions: int) -> TogetherOrigin:
+    def of(chains: Iterable[RecordChain], combine: CoGroup, partitions: int) -> RecordsTogetherOrigin:
         inputs = tuple(
             PassedInput(chain, next_number()) if isinstance(chain.origin, RddOrigin) else chain
             for chain in chains
         )
-        return TogetherOrigin(inputs, combine, partitions)
+        return RecordsTogetherOrigin(inputs, combine, partitions)
 
     def rdd(self) -> RDD[Any]:
         exchanges = dict.fromkeys(self._exchanges())
@@ -194,32 +194,32 @@ class TogetherOrigin:
     def opening(self) -> RecordOpening:
         return self._opening(iter(range(len(list(self._passed())))))
 
-    def _opening(self, positions: Iterator[int]) -> ReadTogether:
+    def _opening(self, positions: Iterator[int]) -> ReadRecordsTogether:
         """``positions``: of passed inputs, in the order in which they are read."""
         inputs = []
         for each in self.inputs:
             if isinstance(each, PassedInput):
-                inputs.append(Input(ReadPassed(next(positions)), ()))
-            elif isinstance(each.origin, TogetherOrigin):
-                inputs.append(Input(each.origin._opening(positions), each.steps))
+                inputs.append(RecordInput(ReadPassed(next(positions)), ()))
+            elif isinstance(each.origin, RecordsTogetherOrigin):
+                inputs.append(RecordInput(each.origin._opening(positions), each.steps))
             else:
-                inputs.append(Input(each.origin.opening(), each.steps))
-        return ReadTogether(tuple(inputs), self.combine)
+                inputs.append(RecordInput(each.origin.opening(), each.steps))
+        return ReadRecordsTogether(tuple(inputs), self.combine)
 
     def _passed(self) -> Iterator[PassedInput]:
         for each in self.inputs:
             if isinstance(each, PassedInput):
                 yield each
-            elif isinstance(each.origin, TogetherOrigin):
+            elif isinstance(each.origin, RecordsTogetherOrigin):
                 yield from each.origin._passed()
 
     def _exchanges(self) -> Iterator[RecordExchange]:
         for each in self.inputs:
             if isinstance(each, PassedInput):
                 continue
-            if isinstance(each.origin, TogetherOrigin):
+            if isinstance(each.origin, RecordsTogetherOrigin):
                 yield from each.origin._exchanges()
-            elif isinstance(each.origin, ExchangeOrigin):
+            elif isinstance(each.origin, RecordExchangeOrigin):
                 yield each.origin.exchange
 
     def stages(self) -> Iterator[RecordExchange | PassedInput]:
@@ -261,12 +261,12 @@ class RecordChain:
         partitioner = self.partitioner if preserves_partitioning else None
         return replace(self, partitioner=partitioner, steps=(*self.steps, step))
 
-    def exchanged(self, partitioner: Partitioner, aggregation: Aggregation | None = None) -> RecordChain:
+    def exchanged(self, partitioner: Partitioner, aggregation: PairAggregation | None = None) -> RecordChain:
         """The pairs of this chain, placed by ``partitioner``; the chain itself if they are so already.
         ``aggregation``: by what they may be combined on the way."""
         if self.partitioner == partitioner:
             return self
-        origin = ExchangeOrigin(RecordExchange(self, partitioner, aggregation))
+        origin = RecordExchangeOrigin(RecordExchange(self, partitioner, aggregation))
         return RecordChain(self.context, origin, partitioner)
 
     def dealt(self, count: int) -> RecordChain:
@@ -276,7 +276,7 @@ class RecordChain:
             # knows how to run those again, too
             return RecordChain(self.context, RddOrigin(self.rdd(next_number()).repartition(count)), None)
         exchange = RecordExchange(self, Partitioner(count, Deal()), whole=True)
-        return RecordChain(self.context, ExchangeOrigin(exchange), None)
+        return RecordChain(self.context, RecordExchangeOrigin(exchange), None)
 
     def ranged(self, count: int, keyfunc: KeyFunction, ascending: bool) -> RecordChain:
         """The pairs of this chain in so many ranges of their keys."""
@@ -286,7 +286,7 @@ class RecordChain:
         """The pairs of all, placed by their keys into so many partitions, and what is made of each key's."""
         partitioner = Partitioner(count, portable_hash)
         inputs = [chain._in_place(partitioner) for chain in (self, *others)]
-        return RecordChain(self.context, TogetherOrigin.of(inputs, combine, count), partitioner)
+        return RecordChain(self.context, RecordsTogetherOrigin.of(inputs, combine, count), partitioner)
 
     def stage(self, number: int, closing: RecordClosing) -> RecordStage:
         """This chain as the function of a stage."""
@@ -336,7 +336,7 @@ class RecordChain:
     def _in_place(self, partitioner: Partitioner) -> RecordChain:
         if self.is_in_place(partitioner):
             return self
-        origin = ExchangeOrigin(RecordExchange(self, partitioner, lenient=True))
+        origin = RecordExchangeOrigin(RecordExchange(self, partitioner, lenient=True))
         return RecordChain(self.context, origin, partitioner)
 
     def _drawn(self, draw: Callable[[int, Iterable[Any]], Iterator[Drawn]]) -> list[Drawn]:
@@ -352,7 +352,7 @@ class RecordExchange:
 
     upstream: RecordChain
     partitioner: Partitioner
-    aggregation: Aggregation | None = None
+    aggregation: PairAggregation | None = None
     lenient: bool = False
     whole: bool = False
     number: int = field(default_factory=next_number)

@@ -21,7 +21,7 @@ from sortshuffle.partitioner.selector import MAX_SUBPARTITIONS
 from sortshuffle.spark.plan import next_number
 from sortshuffle.spark.rdds import explain as explaining
 from sortshuffle.spark.rdds import steps
-from sortshuffle.spark.rdds.aggregations import Aggregation, Combine, Distinct, Group, Reduce
+from sortshuffle.spark.rdds.aggregations import Combine, Distinct, Group, PairAggregation, Reduce
 from sortshuffle.spark.rdds.holding import CoGroup, GroupValues, Join, MergeValues, SortPairs
 from sortshuffle.spark.rdds.key_selectors import to_first
 from sortshuffle.spark.rdds.plan import RddContext, RddOrigin, RecordChain
@@ -111,7 +111,7 @@ class ShuffleRDD:
 
     def filter(self, f: Callable[[Any], bool]) -> ShuffleRDD:
         """Like `RDD.filter`: the records for which ``f`` is true."""
-        return self._then(steps.Filter(f), True)
+        return self._then(steps.FilterRecords(f), True)
 
     def mapValues(self, f: Callable[[Any], Any]) -> ShuffleRDD:
         """Like `RDD.mapValues`: pairs with ``f(value)`` for their values; they stay where they are."""
@@ -369,7 +369,7 @@ class ShuffleRDD:
     def _aggregated(
         self,
         method: str,
-        aggregation: Aggregation,
+        aggregation: PairAggregation,
         merge: steps.HoldingStep,
         count: int | None,
         function: Callable[[Any], int] = portable_hash,

@@ -29,7 +29,7 @@ from sortshuffle.options import KIB
 from sortshuffle.payload.pickled import Chunk, PickledPayload
 from sortshuffle.spark.rdds.aggregations import stopped_by_user
 from sortshuffle.spark.rdds.heap import POINTER, mean_bytes
-from sortshuffle.spark.rdds.spilling import NewFile, SpilledPart, SpillFile
+from sortshuffle.spark.rdds.spilling import NewFile, RecordSpillFile, SpilledPart
 
 FAN_IN = 64  # runs that are merged at a time
 MOST_CHUNK, LEAST_CHUNK = 64 * KIB, 512  # bytes of a pickled piece of a run
@@ -184,7 +184,9 @@ class _Runs:
 
     def _run(self, records: Iterable[list[Any]]) -> SpilledPart:
         sorting = self._sorting
-        with SpillFile(sorting.new_file, sorting.payload, 1, self._chunk_bytes, sorting.metrics) as file:
+        with RecordSpillFile(
+            sorting.new_file, sorting.payload, 1, self._chunk_bytes, sorting.metrics
+        ) as file:
             file.write((0, piece) for piece in records)
             ((run,),) = file.finish()
         return run

@@ -3,9 +3,10 @@
     writing --write--> writing --finish--> read, part by part --last reader gone--> gone
       a call that fails, or leaving the context: gone
 
-A `SpillFile` is a partitioned file of pickled chunks, a buffer each; what is written in one call is a region,
-of as many extents as it has subpartitions. As with the runs of a merge of rows (`reading.spill`), the file
-loses its names when it is written, and the system frees it with its descriptor, however the process ends.
+A `RecordSpillFile` is a partitioned file of pickled chunks, a buffer each; what is written in one call is a
+region, of as many extents as it has subpartitions. As with the runs of a merge of rows (`reading.spill`), the
+file loses its names when it is written, and the system frees it with its descriptor, however the process
+ends.
 
 Who reads parts of it (`SpilledPart`) holds the file: groups may be read for as long as the user keeps them.
 """
@@ -41,7 +42,7 @@ MOST_IN_CHUNK = 4096
 PART_BYTES = 64 * KIB  # read at a time; a larger chunk is read whole
 
 
-class SpillFile:
+class RecordSpillFile:
     """Writes one file. Owns the writer; leaving the context without `finish()` deletes it.
 
     ``chunk_bytes``: of a pickled chunk, about.
@@ -110,7 +111,7 @@ class SpillFile:
             for subpartition in range(self._writer.header.subpartitions)
         ]
 
-    def __enter__(self) -> SpillFile:
+    def __enter__(self) -> RecordSpillFile:
         return self
 
     def __exit__(

@@ -33,7 +33,7 @@ from sortshuffle.spark.adoption import adopted_by
 from sortshuffle.spark.functions import user_errors
 from sortshuffle.spark.rdds.control_rows import Received
 from sortshuffle.spark.rdds.steps import HoldingStep, Step
-from sortshuffle.spark.rdds.streams import Records, Stream
+from sortshuffle.spark.rdds.streams import Records, RecordStream
 from sortshuffle.spark.reports import Reporter
 from sortshuffle.spark.service import NO_SERVICE, HostService, ServiceSettings
 from sortshuffle.spark.task import Task, running, settle_worker
@@ -52,7 +52,7 @@ class RecordOpening(Protocol):
     @property
     def holders(self) -> int: ...
 
-    def open(self, received: Received, task: Task, opened: ExitStack) -> Stream: ...
+    def open(self, received: Received, task: Task, opened: ExitStack) -> RecordStream: ...
 
 
 class RecordClosing(Protocol):
@@ -61,7 +61,7 @@ class RecordClosing(Protocol):
     @property
     def holders(self) -> int: ...
 
-    def close(self, stream: Stream, task: Task, opened: ExitStack) -> Iterator[Any]: ...
+    def close(self, stream: RecordStream, task: Task, opened: ExitStack) -> Iterator[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -99,15 +99,15 @@ class RecordStage:
             yield from self.closing.close(through(self.steps, stream, task, opened), task, opened)
 
 
-def through(steps: Sequence[Step], stream: Stream, task: Task, opened: ExitStack) -> Stream:
+def through(steps: Sequence[Step], stream: RecordStream, task: Task, opened: ExitStack) -> RecordStream:
     """What the steps make of it."""
     for step in steps:
         if isinstance(step, HoldingStep):
             made: Any = step.run(stream.chunks(), task, task.holding(step.describe()))
             opened.callback(made.close)
-            stream = Stream(chunks=made)
+            stream = RecordStream(chunks=made)
         else:
-            stream = Stream(records=step(task.partition, stream.records()))
+            stream = RecordStream(records=step(task.partition, stream.records()))
     return stream
 
 
@@ -143,12 +143,12 @@ class SparkRecords:
 
     holders = 0
 
-    def open(self, received: Received, task: Task, opened: ExitStack) -> Stream:
+    def open(self, received: Received, task: Task, opened: ExitStack) -> RecordStream:
         if not received.has_steps:
             # then as many come as leave
             opened.callback(lambda: task.metrics.add(rows_in=task.metrics.counts["rows_out"]))
-            return Stream(records=received.records)
-        return Stream(records=counted(received.records, "rows_in", task, opened))
+            return RecordStream(records=received.records)
+        return RecordStream(records=counted(received.records, "rows_in", task, opened))
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class ReadRecords:
     exchange: int
     holders = 0
 
-    def open(self, received: Received, task: Task, opened: ExitStack) -> Stream:
+    def open(self, received: Received, task: Task, opened: ExitStack) -> RecordStream:
         found = received.channels(self.exchange, task.reach)
         options = task.options
         gate = RecordGate(
@@ -173,7 +173,7 @@ class ReadRecords:
         buffers = gate.buffers()
         opened.callback(_count_rows, task.metrics)
         opened.callback(buffers.close)
-        return Stream(chunks=chunks_of(buffers))
+        return RecordStream(chunks=chunks_of(buffers))
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class RecordsToSpark:
 
     holders = 0
 
-    def close(self, stream: Stream, task: Task, opened: ExitStack) -> Iterator[Any]:
+    def close(self, stream: RecordStream, task: Task, opened: ExitStack) -> Iterator[Any]:
         return counted(stream.records(), "rows_out", task, opened)
 
 

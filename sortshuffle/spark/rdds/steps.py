@@ -107,7 +107,7 @@ class FlatMap:
 
 
 @dataclass(frozen=True)
-class Filter:
+class FilterRecords:
     """The records for which ``function(record)`` is true."""
 
     function: Callable[[Any], Any]

@@ -17,7 +17,7 @@ Records: TypeAlias = Iterator[Any]
 MOST_RECORDS = 4096  # of a chunk made of single records: as good as 16,384
 
 
-class Stream:
+class RecordStream:
     """Made of one, taken as either, once."""
 
     __slots__ = ("_chunks", "_records")

@@ -20,7 +20,7 @@ from sortshuffle.spark.rdds.control_rows import Received
 from sortshuffle.spark.rdds.holding import CoGroup
 from sortshuffle.spark.rdds.stages import RecordOpening, holders_of, through
 from sortshuffle.spark.rdds.steps import Step
-from sortshuffle.spark.rdds.streams import Stream
+from sortshuffle.spark.rdds.streams import RecordStream
 from sortshuffle.spark.task import Task
 
 
@@ -31,12 +31,12 @@ class ReadPassed:
     number: int
     holders = 0
 
-    def open(self, received: Received, task: Task, opened: ExitStack) -> Stream:
-        return Stream(chunks=received.passed(self.number))
+    def open(self, received: Received, task: Task, opened: ExitStack) -> RecordStream:
+        return RecordStream(chunks=received.passed(self.number))
 
 
 @dataclass(frozen=True)
-class Input:
+class RecordInput:
     """One of several."""
 
     opening: RecordOpening
@@ -53,21 +53,21 @@ class Input:
 
 
 @dataclass(frozen=True)
-class ReadTogether:
+class ReadRecordsTogether:
     """Several inputs, and what is made of them."""
 
-    inputs: tuple[Input, ...]
+    inputs: tuple[RecordInput, ...]
     combine: CoGroup
 
     @property
     def holders(self) -> int:
         return 1 + sum(each.holders for each in self.inputs)
 
-    def open(self, received: Received, task: Task, opened: ExitStack) -> Stream:
+    def open(self, received: Received, task: Task, opened: ExitStack) -> RecordStream:
         inputs = [each.chunks(received, task, opened) for each in self.inputs]
         made: Any = self.combine.run(inputs, task, task.holding(self.combine.describe()))
         opened.callback(made.close)
-        return Stream(chunks=made)
+        return RecordStream(chunks=made)
 
 
 def _first_two(records: list[Any]) -> Pairs:

@@ -23,15 +23,15 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB
 from sortshuffle.payload.pickled import Pairs, PickledPayload
 from sortshuffle.spark.adoption import Adopts, adopt
-from sortshuffle.spark.control import MapOutput
+from sortshuffle.spark.control import SparkMapOutput
 from sortshuffle.spark.placements import turn
-from sortshuffle.spark.rdds.aggregations import Aggregation, Kind, pairs_of_kind
+from sortshuffle.spark.rdds.aggregations import PairAggregation, ValueKind, pairs_of_kind
 from sortshuffle.spark.rdds.by_value import pack_any, pack_any_pairs
 from sortshuffle.spark.rdds.combining import MapSideCombiner
 from sortshuffle.spark.rdds.control_rows import control_rows, passed_row
 from sortshuffle.spark.rdds.key_selectors import DealSelector, KeySelectors
 from sortshuffle.spark.rdds.planner import ControlRow
-from sortshuffle.spark.rdds.streams import MOST_RECORDS, Records, Stream, tuples_of
+from sortshuffle.spark.rdds.streams import MOST_RECORDS, Records, RecordStream, tuples_of
 from sortshuffle.spark.task import Task
 from sortshuffle.writing.frame_encoder import frame_layout
 from sortshuffle.writing.record_writer import RecordWriter, Serializer
@@ -44,15 +44,15 @@ _WITHIN_ENCODE = ("combine", "compress", "checksum", "write")  # have their own 
 _KEY, _VALUE = itemgetter(0), itemgetter(1)
 
 
-def _pack_pairs(kind: Kind, keys: list[Any], results: list[Any]) -> bytearray:
+def _pack_pairs(kind: ValueKind, keys: list[Any], results: list[Any]) -> bytearray:
     return pack_any_pairs(pairs_of_kind(kind, keys, results))
 
 
-PAIR_SERIALIZERS: Mapping[Kind, Serializer] = {kind: partial(_pack_pairs, kind) for kind in Kind}
+PAIR_SERIALIZERS: Mapping[ValueKind, Serializer] = {kind: partial(_pack_pairs, kind) for kind in ValueKind}
 """By what stands beside the keys: their frames differ."""
 
 
-def _emit_pairs(writer: RecordWriter, keys: Sequence[Any], results: Sequence[Any], kind: Kind) -> None:
+def _emit_pairs(writer: RecordWriter, keys: Sequence[Any], results: Sequence[Any], kind: ValueKind) -> None:
     writer.emit_columns((keys, results), keys, PAIR_SERIALIZERS[kind])
 
 
@@ -67,7 +67,7 @@ class WriteRecords(Adopts):
 
     exchange: int
     selector: KeySelectors
-    aggregation: Aggregation | None = None
+    aggregation: PairAggregation | None = None
     lenient: bool = False
     whole: bool = False
 
@@ -75,13 +75,13 @@ class WriteRecords(Adopts):
     def holders(self) -> int:
         return int(self.aggregation is not None)
 
-    def close(self, stream: Stream, task: Task, opened: ExitStack) -> Iterator[ControlRow]:
+    def close(self, stream: RecordStream, task: Task, opened: ExitStack) -> Iterator[ControlRow]:
         metrics = task.outputs.setdefault(self.exchange, TaskMetrics())
         records = stream.records()
         batch = _taken(records, 1, task.metrics)
         if not batch:
             return
-        with _Output(self, task, metrics) as output:
+        with _RecordOutput(self, task, metrics) as output:
             while batch:
                 output.write(batch)
                 batch = _taken(records, output.next_batch(), task.metrics)
@@ -101,7 +101,7 @@ class PassRecords:
     number: int
     holders = 0
 
-    def close(self, stream: Stream, task: Task, opened: ExitStack) -> Iterator[bytes]:
+    def close(self, stream: RecordStream, task: Task, opened: ExitStack) -> Iterator[bytes]:
         records = stream.records()
         size, mean = 1, 0.0
         while batch := _taken(records, size, task.metrics):
@@ -124,7 +124,7 @@ def _next_size(size: int, mean: float) -> int:
     return min(MOST_RECORDS, 2 * size, max(1, int(BATCH_BYTES / max(1.0, mean))))
 
 
-class _Output:
+class _RecordOutput:
     """The map output of a task that has records. Leaving it as a context without `finish()` deletes it."""
 
     def __init__(self, exchange: WriteRecords, task: Task, metrics: TaskMetrics) -> None:
@@ -138,7 +138,7 @@ class _Output:
             selector = exchange.selector
             if isinstance(selector, DealSelector):
                 selector = DealSelector(selector.subpartitions, turn(task.partition, selector.subpartitions))
-            serializer = pack_any if exchange.whole else PAIR_SERIALIZERS[Kind.PLAIN]
+            serializer = pack_any if exchange.whole else PAIR_SERIALIZERS[ValueKind.PLAIN]
             writer = opened.enter_context(RecordWriter(selector, serializer, partition, metrics))
             if exchange.aggregation is not None:
                 memory = task.holding("combine")
@@ -178,7 +178,7 @@ class _Output:
         self._batch = _next_size(self._batch, self._writer.bytes / max(1, self._writer.records))
         return self._batch
 
-    def finish(self) -> MapOutput:
+    def finish(self) -> SparkMapOutput:
         """Complete the files."""
         with self._metrics.step("encode"):
             if self._combiner is not None:
@@ -190,7 +190,7 @@ class _Output:
         file = self._partition.finish(self._task.writer(exchange))
         return self._task.map_output(exchange, file, self._partition.file_id)
 
-    def __enter__(self) -> _Output:
+    def __enter__(self) -> _RecordOutput:
         return self
 
     def __exit__(

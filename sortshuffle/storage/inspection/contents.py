@@ -2,7 +2,7 @@
 
 The engine's reader (`storage.files.reader`) gives nothing of a file that is not whole. This module is for
 people who want to know what is there all the same. It never raises for what the bytes are: whatever is wrong
-becomes a `Fault` with its place. Used by the command line.
+becomes a `FileFault` with its place. Used by the command line.
 
 `inspect` reads the index and both headers, not the data: cheap, whatever the size of the file. What the data
 is, `storage.inspection.data_check` says.
@@ -50,7 +50,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class FileFault:
     """One thing that is wrong, and where."""
 
     place: Place
@@ -70,7 +70,7 @@ class Fault:
         return text
 
 
-class State(Enum):
+class PairState(Enum):
     """What a pair is, as a whole."""
 
     COMPLETE = "complete"
@@ -204,15 +204,15 @@ class Inspection:
     being_written: bool
     is_known_version: bool
     is_pair: bool
-    faults: tuple[Fault, ...]
+    faults: tuple[FileFault, ...]
 
-    def state(self, more_faults: tuple[Fault, ...] = ()) -> State:
+    def state(self, more_faults: tuple[FileFault, ...] = ()) -> PairState:
         """What the pair is, given also the faults that `check_data` found."""
         if self.faults or more_faults:
-            return State.DAMAGED
+            return PairState.DAMAGED
         if self.unfinished:
-            return State.BEING_WRITTEN if self.being_written else State.UNFINISHED
-        return State.COMPLETE
+            return PairState.BEING_WRITTEN if self.being_written else PairState.UNFINISHED
+        return PairState.COMPLETE
 
 
 # ---- what the index and the headers say -----------------------------------------------------------------
@@ -237,7 +237,7 @@ class _Inspector:
         self._names = names
         # of a pair that is just being made, the index is missing for a moment, and the data file is empty
         self._is_written = names.unfinished and names.data is not None and is_being_written(names.data)
-        self._faults: list[Fault] = []
+        self._faults: list[FileFault] = []
         self._table: RegionTable | None = None
         self._writer: Writer | None = None
         self._schema = b""
@@ -356,7 +356,7 @@ class _Inspector:
         expected: object = None,
         found: object = None,
     ) -> None:
-        self._faults.append(Fault(Place(path, offset=offset), what, expected, found))
+        self._faults.append(FileFault(Place(path, offset=offset), what, expected, found))
 
 
 def completed_regions(content: bytes, header: FileHeader) -> RegionTable:
@@ -381,10 +381,10 @@ def completed_regions(content: bytes, header: FileHeader) -> RegionTable:
     return RegionTable(entries[: len(kinds)], tuple(kinds))
 
 
-def misplaced(table: RegionTable, header: FileHeader, path: str) -> list[Fault]:
+def misplaced(table: RegionTable, header: FileHeader, path: str) -> list[FileFault]:
     """Entries that leave a gap or overlap: the extents must lie one behind the other, from the header to the
     end of the data file."""
-    faults: list[Fault] = []
+    faults: list[FileFault] = []
     position = HEADER_BYTES
     for region, kind in enumerate(table.kinds):
         row = table.entries[region]
@@ -392,7 +392,9 @@ def misplaced(table: RegionTable, header: FileHeader, path: str) -> list[Fault]:
         for at in np.flatnonzero(_misplaced_entries(owned, position)).tolist():
             number = (at + header.first_subpartition) % header.subpartitions
             place = Place(path, region, None if kind is RegionKind.BROADCAST else number)
-            faults.append(Fault(place, f"the extent is out of its place, at offset {owned['offset'][at]}"))
+            faults.append(
+                FileFault(place, f"the extent is out of its place, at offset {owned['offset'][at]}")
+            )
         position = _end(owned)
     return faults
 

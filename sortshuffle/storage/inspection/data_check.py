@@ -1,7 +1,7 @@
 """`check_data`: reads all the data of a pair, whatever state it is in, and says what is wrong with it.
 
 Every buffer, every extent, and every byte that no extent covers. It never raises for what the bytes are:
-whatever is wrong becomes a `Fault` with its place. Used by the command line, after
+whatever is wrong becomes a `FileFault` with its place. Used by the command line, after
 `storage.inspection.contents`. Knows no records: who does passes a `RecordCounter`.
 
 Payloads that are encrypted are looked at only with their key (`opened_buffers`); checksums need none.
@@ -39,7 +39,7 @@ from sortshuffle.format.malformed import CutShort, Malformed
 from sortshuffle.options import MIB
 from sortshuffle.storage.files.extents import Extent, aligned_memory
 from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX
-from sortshuffle.storage.inspection.contents import Fault, FoundFile, Inspection
+from sortshuffle.storage.inspection.contents import FileFault, FoundFile, Inspection
 from sortshuffle.storage.inspection.opened_files import OpenedFile, is_file, opened
 
 PART_BYTES = 8 * MIB
@@ -106,7 +106,7 @@ class DataCheck:
     """What reading all the data found. ``stopped_at``: the offset from which on nothing can be told, because
     the region being written breaks off there, or because it is not known where the next buffer begins."""
 
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[FileFault, ...] = ()
     loose: tuple[LooseBuffer, ...] = ()
     stopped_at: int | None = None
 
@@ -139,7 +139,7 @@ def check_data(
             hidden = header is not None and header.is_encrypted and cipher is None
             return _Checker(inspection, data, file, None if hidden else counter, advance, cipher).check()
     except OSError as error:
-        return DataCheck((Fault(Place(data.path), f"the file cannot be read: {error.strerror}"),))
+        return DataCheck((FileFault(Place(data.path), f"the file cannot be read: {error.strerror}"),))
 
 
 @contextmanager
@@ -250,7 +250,7 @@ class _Checker:
         self._file = file
         self._counter = counter
         self._advance = advance
-        self._faults: list[Fault] = []
+        self._faults: list[FileFault] = []
         self._loose: list[LooseBuffer] = []
         self._stopped_at: int | None = None
 
@@ -270,7 +270,7 @@ class _Checker:
             self._data.path, extent.region, None if is_broadcast else extent.subpartition, extent.offset
         )
         if extent.offset >= self._data.bytes:
-            self._faults.append(Fault(place, "the extent lies behind the end of the file"))
+            self._faults.append(FileFault(place, "the extent lies behind the end of the file"))
             return
         checksums: list[int] = []
         raw_bytes = 0
@@ -290,7 +290,7 @@ class _Checker:
                     counter.finish()
         except Malformed as problem:
             place = replace(place, offset=problem.offset)
-            self._faults.append(Fault(place, problem.what, problem.expected, problem.found))
+            self._faults.append(FileFault(place, problem.what, problem.expected, problem.found))
             return
         comparisons = (
             ("buffers", extent.buffers, len(checksums)),
@@ -300,7 +300,7 @@ class _Checker:
         )
         for what, expected, got in comparisons:
             if expected != got:
-                self._faults.append(Fault(place, f"the extent has other {what}", expected, got))
+                self._faults.append(FileFault(place, f"the extent has other {what}", expected, got))
                 return
 
     def _check_end(self) -> None:
@@ -311,7 +311,7 @@ class _Checker:
             self._counter.finish()
         except Malformed as problem:
             place = Place(self._data.path, offset=self._data.bytes)
-            self._faults.append(Fault(place, problem.what, problem.expected, problem.found))
+            self._faults.append(FileFault(place, problem.what, problem.expected, problem.found))
 
     def _walk_loose(self, start: int) -> None:
         """List the buffers that no entry covers.
@@ -324,7 +324,7 @@ class _Checker:
                 self._stopped_at = problem.offset  # a task that is stopped leaves its file cut anywhere
                 return
             place = Place(self._data.path, offset=problem.offset)
-            self._faults.append(Fault(place, problem.what, problem.expected, problem.found))
+            self._faults.append(FileFault(place, problem.what, problem.expected, problem.found))
             behind = self._claimed_end(problem.offset)
             if behind != self._data.bytes and not self._begins_buffer(behind):
                 self._stopped_at = problem.offset

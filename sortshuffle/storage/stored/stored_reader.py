@@ -58,7 +58,7 @@ CONCURRENT_REQUESTS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RangeRequest:
     """The bytes ``start..end-1`` of the data object, wanted for these extents."""
 
     start: int
@@ -137,7 +137,7 @@ class StoredFileReader(ExtentReader):
                 _copy(request, data, extent, memories[extent][1])
         self._fetched = {extent: memory for extent, (memory, _) in memories.items()}
 
-    def _check_length(self, request: Request, data: bytes) -> None:
+    def _check_length(self, request: RangeRequest, data: bytes) -> None:
         """Raises `CorruptDataError` for the first extent that the object does not have all of."""
         end = request.start + len(data)
         if end == request.end:
@@ -150,10 +150,10 @@ class StoredFileReader(ExtentReader):
             if end < min(request.end, _end(extent)):
                 raise self.cut_short(extent, max(0, end - extent.offset))
 
-    def _read(self, requests: Sequence[Request]) -> Iterable[tuple[Request, bytes]]:
+    def _read(self, requests: Sequence[RangeRequest]) -> Iterable[tuple[RangeRequest, bytes]]:
         """The bytes of each request, which are gone from here when the next is taken. Fewer than asked for,
         where the object ends."""
-        answers: dict[Request, bytes] = {}
+        answers: dict[RangeRequest, bytes] = {}
         try:
             self._wait(0)
             patiently(lambda: self._ask(requests, answers), self._wait)
@@ -167,7 +167,7 @@ class StoredFileReader(ExtentReader):
         for request in requests:
             yield request, answers.pop(request)
 
-    def _ask(self, requests: Sequence[Request], answers: dict[Request, bytes]) -> None:
+    def _ask(self, requests: Sequence[RangeRequest], answers: dict[RangeRequest, bytes]) -> None:
         """Ask for what is not yet answered. Raises the worst of what the store says instead."""
         errors = self._take_answers(requests, answers)
         if errors:
@@ -176,7 +176,9 @@ class StoredFileReader(ExtentReader):
             finally:
                 errors.clear()  # an error that this frame holds would hold what was read
 
-    def _take_answers(self, requests: Sequence[Request], answers: dict[Request, bytes]) -> list[Exception]:
+    def _take_answers(
+        self, requests: Sequence[RangeRequest], answers: dict[RangeRequest, bytes]
+    ) -> list[Exception]:
         """Add what the store gives; what it says of the others."""
         missing = [request for request in requests if request not in answers]
         errors: list[Exception] = []
@@ -187,7 +189,7 @@ class StoredFileReader(ExtentReader):
                 answers[request] = answer
         return errors
 
-    def _cat(self, requests: Sequence[Request]) -> list[bytes | Exception]:
+    def _cat(self, requests: Sequence[RangeRequest]) -> list[bytes | Exception]:
         paths = [self._object] * len(requests)
         starts = [request.start for request in requests]
         ends = [request.end for request in requests]
@@ -222,10 +224,10 @@ def read_stored_index(file: PartitionedFile, file_id: bytes | None = None) -> In
     return verified_index(data, url, file_id)
 
 
-def planned_requests(extents: Iterable[Extent]) -> list[Request]:
+def planned_requests(extents: Iterable[Extent]) -> list[RangeRequest]:
     """Requests for whole extents, in the order of the file: neighbours with no more than `GAP_BYTES` between
     them in one, up to `REQUEST_BYTES`; an extent that is larger in several."""
-    requests: list[Request] = []
+    requests: list[RangeRequest] = []
     group: list[Extent] = []
     for extent in sorted(extents, key=lambda extent: extent.offset):
         if group and not _is_near(group, extent):
@@ -246,12 +248,14 @@ def _end(extent: Extent) -> int:
     return extent.offset + extent.bytes
 
 
-def _copy(request: Request, data: bytes, extent: Extent, view: memoryview) -> None:
+def _copy(request: RangeRequest, data: bytes, extent: Extent, view: memoryview) -> None:
     """Copy what the request gave of an extent to its place in the extent's memory."""
     start, end = max(request.start, extent.offset), min(request.end, _end(extent))
     part = memoryview(data)[start - request.start : end - request.start]
     view[start - extent.offset : end - extent.offset] = part
 
 
-def _cut(start: int, end: int, extents: tuple[Extent, ...]) -> list[Request]:
-    return [Request(at, min(at + REQUEST_BYTES, end), extents) for at in range(start, end, REQUEST_BYTES)]
+def _cut(start: int, end: int, extents: tuple[Extent, ...]) -> list[RangeRequest]:
+    return [
+        RangeRequest(at, min(at + REQUEST_BYTES, end), extents) for at in range(start, end, REQUEST_BYTES)
+    ]

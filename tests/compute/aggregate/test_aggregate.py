@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from key_cases import DOUBLE, INT64, KEY_CASES, STRING, KeyCase
 
 from sortshuffle.compute.aggregate.aggregation import (
+    AggregateCall,
     Aggregation,
-    Call,
     FirstRows,
     Reducer,
 )
@@ -232,7 +232,8 @@ def aggregated(
 ) -> list[tuple[Any, ...]]:
     at = [rows.schema.get_field_index(key) for key in keys]
     calls = tuple(
-        Call(case.function, (rows.schema.get_field_index(case.column),), case.distinct) for case in cases
+        AggregateCall(case.function, (rows.schema.get_field_index(case.column),), case.distinct)
+        for case in cases
     )
     aggregation = Aggregation(rows.schema, tuple(at), calls)
     sent = shuffled(rows, aggregation.reducers, borders, memory)
@@ -315,10 +316,10 @@ def test_keys_values_and_distinct_values_of_every_type(case: KeyCase, data: st.D
     values = data.draw(case.lists(min_size=len(keys), max_size=len(keys)))
     rows = pa.record_batch([case.sliced_array(keys), case.sliced_array(values)], ["k", "v"])
     calls = (
-        Call(Extreme(case.type, False), (1,)),
-        Call(Extreme(case.type, True), (1,)),
-        Call(Count(), (1,)),
-        Call(Count(), (1,), distinct=True),
+        AggregateCall(Extreme(case.type, False), (1,)),
+        AggregateCall(Extreme(case.type, True), (1,)),
+        AggregateCall(Count(), (1,)),
+        AggregateCall(Count(), (1,), distinct=True),
     )
     aggregation = Aggregation(rows.schema, (0,), calls)
     states = in_key_order(
@@ -372,7 +373,7 @@ def test_a_group_that_has_only_nulls_for_a_set_is_there_all_the_same() -> None:
 
 def test_different_pairs_are_counted_where_neither_is_null() -> None:
     rows = numbers_table(k=[1] * 6, a=[1, 1, 1, None, 2, 2], b=[1, 1, 2, 1, None, 2])
-    aggregation = Aggregation(rows.schema, (0,), (Call(Count(), (1, 2), distinct=True),))
+    aggregation = Aggregation(rows.schema, (0,), (AggregateCall(Count(), (1, 2), distinct=True),))
     states = in_key_order(
         shuffled(rows, aggregation.reducers, [], 1 << 20), aggregation.order, aggregation.states
     )
@@ -509,7 +510,11 @@ def test_keys_come_out_normalised_inside_of_structs_too() -> None:
 
 def test_columns_of_states_have_names_of_their_own() -> None:
     rows = pa.schema([("state", pa.int64()), ("tag", pa.int64()), ("state 2", pa.int64())])
-    calls = (Call(Count(), ()), Call(SumLong("", True), (1,)), Call(Count(), (1,), distinct=True))
+    calls = (
+        AggregateCall(Count(), ()),
+        AggregateCall(SumLong("", True), (1,)),
+        AggregateCall(Count(), (1,), distinct=True),
+    )
     names = Aggregation(rows, (0, 1, 2), calls).states.names
     assert len(set(names)) == len(names) == 7
 

@@ -9,14 +9,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sortshuffle.compute.aggregate.aggregation import Aggregation, Call, FirstRows
+from sortshuffle.compute.aggregate.aggregation import AggregateCall, Aggregation, FirstRows
 from sortshuffle.compute.aggregate.choices import First
 from sortshuffle.compute.aggregate.functions import AverageDouble, Count, SumLong
 from sortshuffle.compute.aggregate.partial import FIRST_CHUNK, LARGEST_CHUNK, LEFT_ALONE, partial
 from sortshuffle.memory.budget import MemoryBudget
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("unused", pa.string())])
-CALLS = (Call(SumLong("", True), (1,)), Call(AverageDouble(), (1,)), Call(Count(), ()))
+CALLS = (
+    AggregateCall(SumLong("", True), (1,)),
+    AggregateCall(AverageDouble(), (1,)),
+    AggregateCall(Count(), ()),
+)
 MIB = 1 << 20
 
 
@@ -29,7 +33,7 @@ def batches(keys: np.ndarray, rows: int = 10_000) -> Iterator[pa.RecordBatch]:
 
 
 def sent(
-    keys: np.ndarray, calls: tuple[Call, ...] = CALLS, memory: int = 256 * MIB
+    keys: np.ndarray, calls: tuple[AggregateCall, ...] = CALLS, memory: int = 256 * MIB
 ) -> tuple[pa.Table, MemoryBudget]:
     aggregation = Aggregation(SCHEMA, (0,), calls)
     budget = MemoryBudget(memory)
@@ -70,7 +74,7 @@ def test_keys_that_do_not_come_again_go_on_as_they_are_without_waiting() -> None
 def test_a_chunk_is_tried_again_after_a_while() -> None:
     unique = np.arange(LEFT_ALONE)
     keys = np.concatenate([unique, np.random.default_rng(3).integers(0, 10, 1_000_000)])
-    states, _ = sent(keys, (Call(Count(), ()),))
+    states, _ = sent(keys, (AggregateCall(Count(), ()),))
     assert states.num_rows < LEFT_ALONE + 100_000
     assert sum(np.asarray(states["state"])) == len(keys)
 
@@ -88,7 +92,7 @@ def test_what_is_held_stays_within_the_budget(keys: int, memory: int) -> None:
     states, budget = sent(rows, memory=memory)
     assert budget.peak <= memory
     assert sum(states["state"].to_pylist()) == sum(range(600_000))
-    _, budget = sent(rows, (Call(Count(), (1,), distinct=True), *CALLS), memory)
+    _, budget = sent(rows, (AggregateCall(Count(), (1,), distinct=True), *CALLS), memory)
     assert budget.peak <= memory
 
 
@@ -100,7 +104,7 @@ def test_the_first_row_of_a_key_is_sent_before_its_others(memory: int) -> None:
         [random.integers(0, 10, 100_000), np.arange(200_000), random.integers(0, 10, 50_000)]
     )
     expected = dict(zip(keys[::-1].tolist(), range(len(keys) - 1, -1, -1), strict=True))
-    call = Call(First(pa.int64(), last=False, ignore_nulls=False), (1,))
+    call = AggregateCall(First(pa.int64(), last=False, ignore_nulls=False), (1,))
     states, _ = sent(keys, (call,), memory)
     found: dict[int, int] = {}
     for key, value in zip(states["k"].to_pylist(), states["state"].to_pylist(), strict=True):

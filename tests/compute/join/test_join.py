@@ -16,7 +16,7 @@ from key_cases import KEY_CASES, KeyCase
 from sortshuffle.compute.join import hash_join as join
 from sortshuffle.compute.join.build import HeldRows
 from sortshuffle.compute.join.hash_join import BuildTable, JoinKind, JoinSpec, OutputColumn, probe
-from sortshuffle.compute.join.keys import KeyColumns
+from sortshuffle.compute.join.keys import JoinKeyColumns
 from sortshuffle.compute.join.merge_join import merge_join
 from sortshuffle.errors import InsufficientBuffersError
 from sortshuffle.memory.budget import MemoryBudget
@@ -43,7 +43,7 @@ def spec_of(
         columns += [OutputColumn(right=at) for at in rest]
         fields += [right.field(at) for at in rest]
     schema = pa.schema([pa.field(f"c{at}", each.type) for at, each in enumerate(fields)])
-    return JoinSpec(kind, KeyColumns(positions, positions, tuple(null_safe)), tuple(columns), schema)
+    return JoinSpec(kind, JoinKeyColumns(positions, positions, tuple(null_safe)), tuple(columns), schema)
 
 
 def nested_loops(

@@ -36,7 +36,7 @@ from sortshuffle.format.index import RegionKind
 from sortshuffle.service.server import transport
 from sortshuffle.service.server.catalog import Catalog
 from sortshuffle.service.server.limits import Limits
-from sortshuffle.service.server.server_channel import State
+from sortshuffle.service.server.server_channel import ChannelState
 from sortshuffle.service.server.shuffle_service import ShuffleService
 from sortshuffle.service.server.transport import ServerTls
 from sortshuffle.service.wire.handshake import greet
@@ -358,7 +358,7 @@ def test_parking_at_any_moment_loses_nothing(disk: Disk) -> None:
             """Every moment is too long for it. How many channels wait for nothing that will come."""
             [connection] = service._shared.connections
             connection.tick(service._shared.clock())
-            parked = [each for each in connection._channels.values() if each.state is State.PARKED]
+            parked = [each for each in connection._channels.values() if each.state is ChannelState.PARKED]
             return sum(each.credit > 0 and each not in connection._due for each in parked)
 
         for channel in range(3):

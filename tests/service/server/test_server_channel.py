@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from sortshuffle.service.server.server_channel import ServerChannel, State
+from sortshuffle.service.server.server_channel import ChannelState, ServerChannel
 from sortshuffle.service.wire.protocol import (
     HEADER_BYTES,
     Data,
@@ -94,7 +94,7 @@ def test_each_run_is_a_response_numbered_without_gaps() -> None:
         (2, Data.BYTES, b"f"),
         (3, Data.END_OF_PARTITION, b""),
     ]
-    assert (channel.state, channel.sequence, channel.credit) == (State.ENDED, 4, 2)
+    assert (channel.state, channel.sequence, channel.credit) == (ChannelState.ENDED, 4, 2)
 
 
 def test_the_end_alone_is_sent_without_credit() -> None:
@@ -109,7 +109,7 @@ def test_a_parked_channel_goes_on_where_it_was_with_the_next_numbers() -> None:
     frames(channel)
     assert channel.holds_memory
     channel.park()
-    assert (channel.state, source.released, channel.holds_memory) == (State.PARKED, 1, False)
+    assert (channel.state, source.released, channel.holds_memory) == (ChannelState.PARKED, 1, False)
     assert channel.is_available  # it has credit: its turn opens it again
     channel.open_again()
     assert not channel.is_available
@@ -141,10 +141,10 @@ def test_a_view_that_comes_when_the_channel_is_over_is_released() -> None:
     channel, source = ServerChannel(REQUEST), Source()
     channel.end()
     channel.opened(source)
-    assert (channel.state, source.released) == (State.ENDED, 1)
+    assert (channel.state, source.released) == (ChannelState.ENDED, 1)
     channel.end()
     channel.park()
-    assert channel.state is State.ENDED
+    assert channel.state is ChannelState.ENDED
 
 
 def test_a_view_that_failed_has_something_to_tell() -> None:

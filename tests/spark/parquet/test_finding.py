@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from sortshuffle.errors import UsageError
 from sortshuffle.spark.parquet.files import ParquetFiles
-from sortshuffle.spark.parquet.finding import FoundFile, schema_files
+from sortshuffle.spark.parquet.finding import FoundParquetFile, schema_files
 from sortshuffle.spark.parquet.globs import alternatives, name_matches
 
 NAMES = [
@@ -161,13 +161,13 @@ def test_signs_of_regular_expressions_are_plain() -> None:
     [(False, ["_common_metadata"]), (True, ["a", "b", "_metadata", "_common_metadata"])],
 )
 def test_summaries_say_what_the_schema_is(merge: bool, names: list[str]) -> None:
-    files = [FoundFile(f"/t/{name}", 1) for name in ("_metadata", "b", "_common_metadata", "a")]
-    files.append(FoundFile("/t/0", 0))
+    files = [FoundParquetFile(f"/t/{name}", 1) for name in ("_metadata", "b", "_common_metadata", "a")]
+    files.append(FoundParquetFile("/t/0", 0))
     assert [file.name for file in schema_files(files, merge)] == names
 
 
 def test_the_first_file_by_its_path_says_what_the_schema_is_where_there_is_no_summary() -> None:
-    files = [FoundFile("/t/b/1", 1), FoundFile("/t/a/2", 1), FoundFile("/t/a/0", 0)]
+    files = [FoundParquetFile("/t/b/1", 1), FoundParquetFile("/t/a/2", 1), FoundParquetFile("/t/a/0", 0)]
     assert [file.path for file in schema_files(files, False)] == ["/t/a/2"]
     assert schema_files(files[2:], False) == schema_files([], True) == []
 

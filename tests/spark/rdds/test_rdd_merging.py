@@ -23,13 +23,13 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB
 from sortshuffle.payload.pickled import Chunk, Pairs, PickledPayload
 from sortshuffle.spark.rdds.aggregations import (
-    Aggregation,
     Combine,
     Distinct,
     Group,
     GroupTable,
-    Kind,
+    PairAggregation,
     Reduce,
+    ValueKind,
     pairs_of_kind,
 )
 from sortshuffle.spark.rdds.combining import TRIAL, MapSideCombiner
@@ -39,7 +39,7 @@ from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.writer import PartitionedFileWriter
 
 LISTS = Combine(lambda value: [value], lambda values, value: [*values, value], operator.add)
-AGGREGATIONS: dict[str, Aggregation] = {
+AGGREGATIONS: dict[str, PairAggregation] = {
     "reduce": Reduce(operator.add),
     "combine": LISTS,
     "group": Group(),
@@ -287,14 +287,14 @@ def test_damage_to_what_was_put_aside_is_named(files: Files, monkeypatch: pytest
 class Sent:
     """What a combiner sent."""
 
-    def __init__(self, aggregation: Aggregation, memory: int) -> None:
+    def __init__(self, aggregation: PairAggregation, memory: int) -> None:
         self.chunks: list[Pairs] = []
         self.metrics = TaskMetrics()
         self.memory = MemoryBudget(memory)
         self.combiner = MapSideCombiner(aggregation, self.memory, self._send, self.metrics)
         self._aggregation = aggregation
 
-    def _send(self, keys: Sequence[Any], results: Sequence[Any], kind: Kind) -> None:
+    def _send(self, keys: Sequence[Any], results: Sequence[Any], kind: ValueKind) -> None:
         self.chunks.append(pairs_of_kind(kind, list(keys), list(results)))
 
     def add(self, pairs: Iterable[tuple[Any, Any]], size: int = 1000) -> Sent:

@@ -9,7 +9,7 @@ import pytest
 
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.pickled import Chunk, Pairs, unpack_chunk
-from sortshuffle.spark.rdds.aggregations import Kind
+from sortshuffle.spark.rdds.aggregations import ValueKind
 from sortshuffle.spark.rdds.by_value import pack_any
 from sortshuffle.spark.rdds.key_selectors import PortableHashSelector
 from sortshuffle.spark.rdds.writing import PAIR_SERIALIZERS, _emit_pairs
@@ -34,17 +34,17 @@ class Target:
         raise AssertionError
 
 
-def writer_to(target: Target, serializer: Serializer = PAIR_SERIALIZERS[Kind.PLAIN]) -> RecordWriter:
+def writer_to(target: Target, serializer: Serializer = PAIR_SERIALIZERS[ValueKind.PLAIN]) -> RecordWriter:
     return RecordWriter(PortableHashSelector(1), serializer, target, TaskMetrics())
 
 
 def test_chunks_hold_values_of_one_kind() -> None:
     target = Target()
     writer = writer_to(target)
-    _emit_pairs(writer, [1, 2], [10, 20], Kind.PLAIN)
-    _emit_pairs(writer, [1, 2], [[1, 2], [3]], Kind.GROUPED)
-    _emit_pairs(writer, [3], [{4}], Kind.COMBINED)
-    _emit_pairs(writer, [5], [50], Kind.PLAIN)
+    _emit_pairs(writer, [1, 2], [10, 20], ValueKind.PLAIN)
+    _emit_pairs(writer, [1, 2], [[1, 2], [3]], ValueKind.GROUPED)
+    _emit_pairs(writer, [3], [{4}], ValueKind.COMBINED)
+    _emit_pairs(writer, [5], [50], ValueKind.PLAIN)
     writer.finish()
     found: dict[tuple[bool, bool], list[Any]] = {}
     for chunk in target.chunks:
@@ -70,4 +70,4 @@ def test_whole_records_need_not_be_pairs() -> None:
 def test_what_cannot_be_pickled_is_pysparks_error() -> None:
     writer = writer_to(Target())
     with pytest.raises(PicklingError, match="cannot pickle 'generator'"):
-        _emit_pairs(writer, [1], [(n for n in range(1))], Kind.PLAIN)
+        _emit_pairs(writer, [1], [(n for n in range(1))], ValueKind.PLAIN)

@@ -20,7 +20,7 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.writer import PartitionedFileWriter
 from sortshuffle.storage.inspection import data_check
-from sortshuffle.storage.inspection.contents import Fault, Inspection, Spread, State, inspect
+from sortshuffle.storage.inspection.contents import FileFault, Inspection, PairState, Spread, inspect
 from sortshuffle.storage.inspection.data_check import DataCheck, check_data
 from sortshuffle.storage.inspection.finding import find_pairs
 
@@ -90,11 +90,11 @@ def unfinished(tmp_path: Path) -> Iterator[tuple[PartitionedFileWriter, Partitio
     writer.abandon()
 
 
-def state(found: Inspection) -> State:
+def state(found: Inspection) -> PairState:
     return found.state(check_data(found).faults)
 
 
-def all_faults(path: str) -> tuple[Fault, ...]:
+def all_faults(path: str) -> tuple[FileFault, ...]:
     found = inspect(path)
     return found.faults + check_data(found).faults
 
@@ -127,7 +127,7 @@ def test_a_finished_pair_is_complete_whichever_file_is_named(file: PartitionedFi
         assert found.base == file.base
         assert found.faults == ()
         assert check_data(found) == DataCheck()
-        assert state(found) is State.COMPLETE
+        assert state(found) is PairState.COMPLETE
 
 
 def test_its_table_is_what_was_written(file: PartitionedFile) -> None:
@@ -197,7 +197,7 @@ def test_every_flipped_byte_of_the_data_file_is_found_in_its_extent(file: Partit
         if offset >= HEADER_BYTES:
             assert check.faulty_extents() == {owner[offset]}, offset
         flip(file.data_path, offset)
-    assert state(inspect(file.data_path)) is State.COMPLETE
+    assert state(inspect(file.data_path)) is PairState.COMPLETE
 
 
 def test_every_flipped_byte_of_the_index_is_found(file: PartitionedFile) -> None:
@@ -206,7 +206,7 @@ def test_every_flipped_byte_of_the_index_is_found(file: PartitionedFile) -> None
         found = inspect(file.index_path)
         assert found.faults and found.faults[0].place.file == file.index_path, offset
         assert found.table is None, offset
-        assert found.state() is State.DAMAGED
+        assert found.state() is PairState.DAMAGED
         flip(file.index_path, offset, bit=1 << offset % 8)
 
 
@@ -412,7 +412,7 @@ def test_a_pair_that_is_being_written_shows_its_completed_regions(
 ) -> None:
     writer, _ = unfinished
     found = inspect(writer.file.partial_data_path)
-    assert state(found) is State.BEING_WRITTEN
+    assert state(found) is PairState.BEING_WRITTEN
     assert found.table is not None
     assert found.table.kinds == (RegionKind.UNICAST, RegionKind.BROADCAST)
     assert found.writer is None and found.schema == b""
@@ -422,9 +422,9 @@ def test_a_pair_that_is_just_being_made_has_no_fault(tmp_path: Path) -> None:
     with open_writer(tmp_path) as writer:
         index = Path(writer.file.partial_index_path)
         index.write_bytes(b"")
-        assert state(inspect(writer.file.partial_data_path)) is State.BEING_WRITTEN
+        assert state(inspect(writer.file.partial_data_path)) is PairState.BEING_WRITTEN
         index.unlink()
-        assert state(inspect(writer.file.partial_data_path)) is State.BEING_WRITTEN
+        assert state(inspect(writer.file.partial_data_path)) is PairState.BEING_WRITTEN
 
 
 def test_a_pair_that_is_finished_meanwhile_is_still_read(tmp_path: Path) -> None:
@@ -440,7 +440,7 @@ def test_a_killed_tasks_pair_is_unfinished(
 ) -> None:
     _, file = unfinished
     found = inspect(file.partial_index_path)
-    assert state(found) is State.UNFINISHED
+    assert state(found) is PairState.UNFINISHED
     assert found.table is not None and found.table.totals.records == 300 + 50 + 1000 + 81
 
 
@@ -458,7 +458,7 @@ def test_a_task_that_is_killed_in_its_first_region_leaves_an_unfinished_pair(tmp
     for path in (file.partial_data_path, file.partial_index_path):
         found = inspect(path)
         assert found.faults == ()
-        assert state(found) is State.UNFINISHED
+        assert state(found) is PairState.UNFINISHED
         assert found.header == writer.header
         assert found.table is not None and found.table.kinds == ()
 
@@ -473,7 +473,7 @@ def test_it_may_be_cut_anywhere(unfinished: tuple[PartitionedFileWriter, Partiti
         found = inspect(str(index))
         assert found.table is not None
         assert len(found.table.kinds) == (size - HEADER_BYTES) // row
-        assert state(found) is State.UNFINISHED
+        assert state(found) is PairState.UNFINISHED
     with open(data, "ab") as opened:
         opened.write(bytes(buffers([500], 1)[0].header) + b"x" * 100)
     index.write_bytes(whole_index)
@@ -491,14 +491,14 @@ def test_the_beginning_of_a_tail_is_not_taken_for_regions(tmp_path: Path) -> Non
         Path(file.partial_index_path).write_bytes(content[:size])
         found = inspect(file.partial_data_path)
         assert found.table is not None and len(found.table.kinds) == 3
-        assert state(found) is State.UNFINISHED
+        assert state(found) is PairState.UNFINISHED
 
 
 def test_a_pair_whose_index_was_not_renamed_is_unfinished_but_whole(file: PartitionedFile) -> None:
     os.rename(file.index_path, file.partial_index_path)
     for path in (file.data_path, file.partial_index_path):
         found = inspect(path)
-        assert state(found) is State.UNFINISHED
+        assert state(found) is PairState.UNFINISHED
         assert found.writer is not None
 
 
