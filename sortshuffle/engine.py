@@ -42,12 +42,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import pairwise
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 import sortshuffle
-from sortshuffle.errors import StateError, UsageError
+from sortshuffle.errors import DataLossError, StateError, UnsupportedError, UsageError
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import Index, Writer
 from sortshuffle.memory.budget import MemoryBudget
@@ -55,7 +56,15 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import Options
 from sortshuffle.partitioner import ChannelSelector
 from sortshuffle.payload.arrow import ArrowPayload
-from sortshuffle.payload.events import SUPERSTEP, Barrier, Event, UserEvent
+from sortshuffle.payload.events import (
+    SUPERSTEP,
+    Barrier,
+    EndOfData,
+    EndOfPartition,
+    Event,
+    Superstep,
+    UserEvent,
+)
 from sortshuffle.payload.pickled import PickledPayload, pack_chunk
 from sortshuffle.reading.channel import InputChannel, LocalInputChannel
 from sortshuffle.reading.gate import InputGate
@@ -69,7 +78,7 @@ from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import read_index, verified_index
 from sortshuffle.storage.files.writer import PartitionedFileWriter
-from sortshuffle.storage.homes.host import host_name
+from sortshuffle.storage.homes.host import host_name, is_this_host
 from sortshuffle.storage.homes.lifetime import HOME_ROOT, Owner, remove_home, remove_unowned
 from sortshuffle.storage.homes.private import make_private
 from sortshuffle.writing.encoders import PartitionLayout
@@ -95,6 +104,7 @@ __all__ = [
 CREDIT_SHARE = 8  # of what is read ahead, for data that services send before they are asked for, as in a task
 _DEFAULTS = Options()
 _NO_SERVICES: Mapping[str, str] = {}
+_Payload: TypeAlias = "ArrowPayload | PickledPayload"
 
 
 # ---- where map outputs lie ------------------------------------------------------------------------------
@@ -174,13 +184,14 @@ class MapOutput:
 
 
 def release(outputs: Iterable[MapOutput]) -> None:
-    """Delete map outputs that nobody will open any more; who has them open reads on. To be called on the host
-    where they lie. May be called again.
+    """Delete map outputs when every consumer has read them to the end: files are opened one by one, so an
+    input that is still read fails with a `DataLossError`. To be called on the host where they lie. May be
+    called again.
 
     Raises `UsageError` for outputs of another host, OSError for files that cannot be deleted.
     """
     outputs = list(outputs)
-    elsewhere = [output for output in outputs if output.host != host_name()]
+    elsewhere = [output for output in outputs if not is_this_host(output.host)]
     if elsewhere:
         raise UsageError(f"{elsewhere[0]} cannot be released on {host_name()}: its files are not here")
     for output in outputs:
@@ -206,7 +217,8 @@ def open_output(
     ``exchange``: a number that tells the exchanges of a job apart. ``schema``: of the batches; None for
     records. ``options``: of which memory (bytes that it may hold), codec and codec_level count.
 
-    Raises `OutOfDiskError`, MemoryError, and OSError where the home is gone.
+    Raises `UnsupportedError` for a schema with a dictionary in it, `OutOfDiskError`, MemoryError, and OSError
+    where the home is gone.
     """
     if map_index < 0 or exchange < 0:
         raise UsageError(f"map index and exchange count from 0 on: they are not {map_index} and {exchange}")
@@ -282,9 +294,13 @@ class Output:
 
     def send(self, event: Event) -> None:
         """Send an event to every subpartition, behind all that was written before and ahead of all that is
-        written later. Each ends the regions that are open: not for something that comes with every record.
-        Raises `UsageError` for an output of batches, and for the events that `finish()` sends."""
-        self._record_writer("events").broadcast_event(event)
+        written later. Not for something that comes with every record: each ends the regions that are open,
+        and is a region, 48 bytes for each subpartition in the index, which every consumer reads whole.
+        Raises `UsageError` for an output of batches, for what is no event, and for the events that `finish()`
+        sends; none of them changes anything."""
+        writer = self._record_writer("events")
+        _expect_sendable(event)
+        writer.broadcast_event(event)
 
     def finish(self) -> MapOutput:
         """Complete the files, which can be read from now on. Raises `OutOfDiskError`."""
@@ -348,13 +364,38 @@ class _NoKeys:
     __getitem__ = __getattr__
 
 
+def _expect_sendable(event: object) -> None:
+    if isinstance(event, EndOfData | EndOfPartition):
+        raise UsageError(f"{event.data_type.name} is what finish() sends")
+    if not isinstance(event, Superstep | Barrier | UserEvent):
+        raise UsageError(f"{event!r} is no event: send SUPERSTEP, a Barrier or a UserEvent")
+
+
 def _layout(
     selector: KeySelector, schema: pa.Schema | None, options: Options, opened: ExitStack
 ) -> PartitionLayout | FrameLayout:
     if schema is not None:
+        _expect_no_dictionary(schema)
         payload = ArrowPayload.of(schema, options)
         return PartitionLayout(payload, cast(ChannelSelector, selector), options.buffer_size)
     return frame_layout(PickledPayload.of(options), selector.subpartitions, options.memory, opened)
+
+
+def _expect_no_dictionary(schema: pa.Schema) -> None:
+    """A message is written without the dictionaries of its columns: nobody could read it."""
+    for field in schema:
+        if _has_dictionary(field.type):
+            raise UnsupportedError(
+                f"the column {field.name} has a dictionary ({field.type}), which is not stored: cast the column"
+                " to its value type"
+            )
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_dictionary(kind.storage_type)
+    within = (kind.field(number).type for number in range(kind.num_fields))
+    return pat.is_dictionary(kind) or any(map(_has_dictionary, within))
 
 
 def _columns(schema: pa.Schema) -> str:
@@ -385,19 +426,21 @@ def open_input(
     read_memory (bytes that are read ahead), read_threads, service_timeout (seconds), service_secret_file and
     service_tls_* count.
 
-    Raises `UsageError` for outputs of several exchanges, for two of one map index, for records and batches
-    or several schemas together, and for a subpartition that is not there; `DataLossError` for what is lost;
-    `ServiceUnavailableError` and `AuthenticationError` for services.
+    Raises `UsageError` for outputs of several exchanges, for two of one map index, for several numbers of
+    subpartitions, for records and batches or several schemas together, for a subpartition that is not there,
+    and for files of another host that are not seen here; `DataLossError` for what is lost, of the output that
+    its ``place.writer`` names; `ServiceUnavailableError` and `AuthenticationError` for services.
     """
     numbers = (subpartitions,) if isinstance(subpartitions, int) else tuple(subpartitions)
     return Input(sorted(outputs, key=lambda output: output.map_index), numbers, services, options)
 
 
 class Input:
-    """What one consumer reads: `open_input` makes it. One of `buffers`, `records` and `batches` is called.
+    """What one consumer reads: `open_input` makes it. `buffers`, `records` and `batches` are three ways to
+    read the same: call one of them, once.
 
-    Leaving it as a context, or `close()`, lets go of files, threads and connections. Single-threaded, but it
-    reads ahead in threads of its own.
+    Leaving it as a context, or `close()`, lets go of files, threads and connections. What is asked of an
+    iterator after that is a `StateError`. Single-threaded, but it reads ahead in threads of its own.
     """
 
     def __init__(
@@ -408,21 +451,26 @@ class Input:
         options: Options,
     ) -> None:
         _expect_one_exchange(outputs)
+        _expect_there(subpartitions, outputs)
         self._closed = False
         with ExitStack() as opened:
             credit = min(FLOATING_BYTES, options.read_memory // CREDIT_SHARE) if services else 0
             clients = ServiceClients(_client_settings(options, credit))
             opened.callback(clients.close)
             source = _Source(clients, services)
-            indexes = [source.index(output) for output in outputs]
-            channels = [
-                source.channel(output, index, subpartition)
-                for output, index in zip(outputs, indexes, strict=True)
-                for subpartition in subpartitions
-            ]
-            self._payload = _payload_of(outputs, indexes)
+            self._payload: _Payload = PickledPayload(Codec.NONE)  # of no outputs: no records
+            self._channels: list[InputChannel] = []
+            for output in outputs:
+                said, channels = source.opened(output, subpartitions)
+                if output is outputs[0]:
+                    self._payload = said
+                elif not _is_alike(self._payload, said):
+                    raise UsageError(
+                        f"{output} and {outputs[0]} hold other things: the outputs of an exchange have one"
+                        " schema, or none, and one codec"
+                    )
+                self._channels += channels
             self._opened = opened.pop_all()
-        self._channels = channels
         self._budget = MemoryBudget(options.read_memory - credit)
         self._threads = options.read_threads
 
@@ -465,13 +513,17 @@ class Input:
         return RecordGate(self._channels, self._payload, self._budget, self._threads, TaskMetrics())
 
     def _followed(self, items: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        """The items, which end with this input at the latest: what they have open is closed first."""
+        """The items. What they have open is closed with this input, before the rest of it."""
         self._opened.callback(items.close)
-        return items
+        return self._to_the_end(items)
+
+    def _to_the_end(self, items: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        yield from items
+        self._expect_open()  # if it is closed, that is why there is no more
 
     def _expect_open(self) -> None:
         if self._closed:
-            raise StateError("the input is closed, which does not allow this call")
+            raise StateError("the input is closed: read inside it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,7 +533,26 @@ class _Source:
     clients: ServiceClients
     services: Mapping[str, str]
 
+    def opened(self, output: MapOutput, subpartitions: Sequence[int]) -> tuple[_Payload, list[InputChannel]]:
+        """What is in it, and its channels. Its index is dropped: those of many together are large."""
+        index = self.index(output)
+        return _said(index), [self.channel(output, index, number) for number in subpartitions]
+
     def index(self, output: MapOutput) -> Index:
+        """Raises `DataLossError` that says whose it was, `UsageError` for files that are elsewhere."""
+        try:
+            return self._index(output)
+        except DataLossError as error:
+            is_absent = isinstance(error.__cause__, FileNotFoundError)
+            if is_absent and not is_this_host(output.host):
+                raise UsageError(
+                    f"{output} is not here, its files are on {output.host}: name its service, services="
+                    f'{{"{output.host}": "host:port"}}'
+                ) from error
+            place = replace(error.place, writer=str(output))
+            raise type(error)(place, error.what, expected=error.expected, found=error.found) from error
+
+    def _index(self, output: MapOutput) -> Index:
         service = self.services.get(output.host)
         if service is None:
             return read_index(output.file, output.file_id)
@@ -489,11 +560,7 @@ class _Source:
         return verified_index(data, output.file.index_path, output.file_id)
 
     def channel(self, output: MapOutput, index: Index, subpartition: int) -> InputChannel:
-        """Nothing is opened yet. Raises `UsageError` for a subpartition that is not there."""
-        if not 0 <= subpartition < index.header.subpartitions:
-            raise UsageError(
-                f"there is no subpartition {subpartition}: they are 0 to {index.header.subpartitions - 1}"
-            )
+        """Nothing is opened yet."""
         extents = tuple(extents_of(index, subpartition))
         service = self.services.get(output.host)
         if service is None:
@@ -525,6 +592,12 @@ def _expect_one_exchange(outputs: Sequence[MapOutput]) -> None:
                 f"these are map outputs of two exchanges, {one.exchange} and {next_one.exchange}: each is"
                 " opened by itself"
             )
+        counts = len(one.subpartition_bytes), len(next_one.subpartition_bytes)
+        if counts[0] != counts[1]:
+            raise UsageError(
+                f"map {one.map_index} was written into {counts[0]} subpartitions, and map"
+                f" {next_one.map_index} into {counts[1]}: the outputs of an exchange have as many"
+            )
         if one.map_index == next_one.map_index:
             raise UsageError(
                 f"there are two outputs of map {one.map_index}, whose records would come twice: keep one, and"
@@ -532,19 +605,15 @@ def _expect_one_exchange(outputs: Sequence[MapOutput]) -> None:
             )
 
 
-def _payload_of(outputs: Sequence[MapOutput], indexes: Sequence[Index]) -> ArrowPayload | PickledPayload:
-    """What is in all of them. Of no outputs: no records."""
-    payload = _said(indexes[0]) if indexes else PickledPayload(Codec.NONE)
-    for output, index in zip(outputs[1:], indexes[1:], strict=True):
-        if not _is_alike(payload, _said(index)):
-            raise UsageError(
-                f"{output} and {outputs[0]} hold other things: the outputs of an exchange have one schema, or"
-                " none, and one codec"
-            )
-    return payload
+def _expect_there(subpartitions: Sequence[int], outputs: Sequence[MapOutput]) -> None:
+    for output in outputs[:1]:
+        count = len(output.subpartition_bytes)
+        for subpartition in subpartitions:
+            if not 0 <= subpartition < count:
+                raise UsageError(f"there is no subpartition {subpartition}: they are 0 to {count - 1}")
 
 
-def _said(index: Index) -> ArrowPayload | PickledPayload:
+def _said(index: Index) -> _Payload:
     """What an index says is in its file. Raises `UsageError` for what this module does not write."""
     kind, codec = index.header.payload_kind, index.header.codec
     if kind is PayloadKind.PICKLE:
@@ -554,7 +623,7 @@ def _said(index: Index) -> ArrowPayload | PickledPayload:
     raise UsageError(f"a map output of {kind.name} is not opened here")
 
 
-def _is_alike(one: ArrowPayload | PickledPayload, other: ArrowPayload | PickledPayload) -> bool:
+def _is_alike(one: _Payload, other: _Payload) -> bool:
     if one.codec is not other.codec or one.kind is not other.kind:
         return False
     return not isinstance(one, ArrowPayload) or one.schema.equals(cast(ArrowPayload, other).schema)

@@ -3,12 +3,14 @@ misuse is refused by the package's own errors; nothing is left of what was not f
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -37,10 +39,14 @@ from sortshuffle.engine import (
 from sortshuffle.errors import (
     AuthenticationError,
     CorruptDataError,
+    DataLossError,
     MissingDataError,
+    Place,
     StateError,
+    UnsupportedError,
     UsageError,
 )
+from sortshuffle.format.index import Index
 from sortshuffle.options import MIB
 from sortshuffle.partitioner import (
     BroadcastSelector,
@@ -55,6 +61,7 @@ from sortshuffle.partitioner import (
 )
 from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, Event
 from sortshuffle.service.server.transport import ServerTls
+from sortshuffle.storage.files.reader import read_index
 from sortshuffle.storage.homes.host import host_name
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
@@ -101,8 +108,7 @@ def read(outputs: list[MapOutput], subpartitions: Any, **more: Any) -> list[Any]
 # ---- the module -----------------------------------------------------------------------------------------
 
 
-def test_it_is_a_dozen_names() -> None:
-    assert len(engine.__all__) == 12
+def test_its_page_tells_all_its_names() -> None:
     page = (ROOT / "docs" / "engine.md").read_text()
     told = re.findall(r"^\| `(\w+)", page, re.MULTILINE)
     assert sorted(told) == sorted(engine.__all__)
@@ -271,12 +277,27 @@ def test_events_keep_their_place_and_come_to_all(home: Home) -> None:
     assert read(outputs, [0, 1]) == [0, 1, 2]
 
 
-def test_the_ends_are_sent_by_finish_alone(home: Home) -> None:
-    with (
-        open_output(home, GlobalSelector(), 0) as output,
-        pytest.raises(UsageError, match=r"what finish\(\)"),
-    ):
-        output.send(END_OF_DATA)
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (END_OF_DATA, r"END_OF_DATA is what finish\(\) sends"),
+        (END_OF_PARTITION, r"END_OF_PARTITION is what finish\(\) sends"),
+        (UserEvent, "no event"),
+        (Barrier, "no event"),
+        ("unit", "no event"),
+        (None, "no event"),
+    ],
+)
+def test_what_is_no_event_to_be_sent_changes_nothing(home: Home, wrong: Any, said: str) -> None:
+    with open_output(home, GlobalSelector(), 0) as output:
+        output.write(["before"])
+        with pytest.raises(UsageError, match=said):
+            output.send(wrong)
+        output.write(["behind"])
+        output.send(SUPERSTEP)
+        outputs = [output.finish()]
+    with open_input(outputs, 0) as stream:
+        assert told(stream) == [(0, each) for each in ["before", "behind", SUPERSTEP, *ENDS]]
 
 
 # ---- batches --------------------------------------------------------------------------------------------
@@ -313,6 +334,27 @@ def test_batches_of_another_schema_are_refused(home: Home) -> None:
         outputs = [output.finish()]
     with open_input(outputs, 0) as stream:
         assert rows_of(stream.batches()) == rows(0, 2).to_pylist()
+
+
+DICTIONARY = pa.dictionary(pa.int8(), pa.string())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        DICTIONARY,
+        pa.list_(DICTIONARY),
+        pa.map_(pa.string(), DICTIONARY),
+        pa.struct([("n", pa.int64()), ("deep", pa.list_(pa.struct([("word", DICTIONARY)])))]),
+    ],
+    ids=["column", "in a list", "in a map", "deep"],
+)
+def test_columns_of_dictionaries_are_refused(home: Home, kind: pa.DataType) -> None:
+    """A message of theirs has no dictionary, so nobody could read it."""
+    schema = pa.schema([("k", pa.int64()), ("word", kind)])
+    with pytest.raises(UnsupportedError, match=r"the column word has a dictionary.* cast .*value type"):
+        open_output(home, GlobalSelector(), 0, schema=schema)
+    assert names(home.path) == ["owner.json"]
 
 
 def test_records_and_batches_are_told_apart(home: Home) -> None:
@@ -354,6 +396,37 @@ def test_outputs_of_one_exchange_one_schema_one_codec(home: Home) -> None:
         open_input([one, replace(other, exchange=1)], 0)
 
 
+def test_outputs_of_different_numbers_of_subpartitions_are_not_opened_together(home: Home) -> None:
+    one, other = (written(home, [1], GlobalSelector(n + 1), n) for n in range(2))
+    with pytest.raises(UsageError, match=r"map 0 .* 1 subpartitions, .*map 1 .* 2:"):
+        open_input([one, other], 0)
+
+
+def test_one_index_is_held_at_a_time(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = [written(home, [n], GlobalSelector(), n) for n in range(5)]
+    held = []
+
+    def counting(*given: Any) -> Index:
+        held.append(sum(type(each) is Index for each in gc.get_objects()))
+        return read_index(*given)
+
+    before = sum(type(each) is Index for each in gc.get_objects())
+    monkeypatch.setattr(engine, "read_index", counting)
+    assert read(outputs, 0) == [0, 1, 2, 3, 4]
+    assert [count - before for count in held] == [0] * 5
+
+
+def test_files_of_another_host_are_not_taken_for_lost(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = written(home, [1], GlobalSelector())
+    there = replace(output, host="node9")
+    assert read([there], 0) == [1]  # what all hosts have mounted needs no service
+    away = replace(there, path="/nowhere" + output.path)
+    with pytest.raises(UsageError, match="its files are on node9: name its service"):
+        open_input([away], 0)
+    with pytest.raises(MissingDataError):
+        open_input([replace(away, host="127.0.0.1")], 0)
+
+
 def test_a_producer_may_run_again(home: Home) -> None:
     first, again = (written(home, [1], GlobalSelector()) for _ in range(2))
     with pytest.raises(UsageError, match=r"two outputs of map 0.*would come twice"):
@@ -385,28 +458,50 @@ def test_a_home_is_one_step_of_a_path(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_what_is_lost_is_told_with_its_place(home: Home) -> None:
-    output = written(home, [1], GlobalSelector())
-    os.unlink(output.file.data_path)
-    with pytest.raises(MissingDataError) as lost:
-        read([output], 0)
-    assert lost.value.place.file == output.file.data_path
-    os.unlink(output.file.index_path)
-    with pytest.raises(MissingDataError) as lost:
-        open_input([output], 0)
-    assert lost.value.place.file == output.file.index_path
-
-
-def test_damage_is_told_with_its_place(home: Home) -> None:
-    output = written(home, list(range(1000)), GlobalSelector())
-    with open(output.file.data_path, "r+b") as file:
-        file.seek(200)
+def damage(path: str, position: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(position)
         byte = file.read(1)[0]
-        file.seek(200)
+        file.seek(position)
         file.write(bytes([byte ^ 1]))
-    with pytest.raises(CorruptDataError) as lost:
-        read([output], 0)
-    assert lost.value.place.file == output.file.data_path
+
+
+@contextmanager
+def ways(home: Home, kind: str) -> Iterator[dict[str, Any]]:
+    """How to read: from files, or through a service."""
+    if kind == "files":
+        yield {}
+        return
+    with sortshuffle.serve([home.directory]) as service:
+        yield {"services": {host_name(): service.address}}
+
+
+def lost(outputs: list[MapOutput], error: type[DataLossError], **way: Any) -> Place:
+    """Of what an input finds lost. The error says whose output it is."""
+    with pytest.raises(error) as found:
+        read(outputs, 0, **way)
+    assert found.value.place.writer == str(outputs[1])
+    assert found.value.what
+    return found.value.place
+
+
+@pytest.mark.parametrize("kind", ["files", "service"])
+def test_what_is_lost_is_told_with_its_place(home: Home, kind: str) -> None:
+    outputs = [written(home, [n], GlobalSelector(), n) for n in range(2)]
+    with ways(home, kind) as way:
+        for path in (outputs[1].file.data_path, outputs[1].file.index_path):
+            os.unlink(path)
+            assert os.path.basename(outputs[1].path) in lost(outputs, MissingDataError, **way).file
+
+
+@pytest.mark.parametrize("kind", ["files", "service"])
+def test_damage_is_told_with_its_place(home: Home, kind: str) -> None:
+    outputs = [written(home, list(range(1000)), GlobalSelector(), n) for n in range(2)]
+    with ways(home, kind) as way:
+        damage(outputs[1].file.data_path, 200)
+        assert lost(outputs, CorruptDataError, **way).file == outputs[1].file.data_path
+        damage(outputs[1].file.index_path, 70)
+        assert lost(outputs, CorruptDataError, **way).file == outputs[1].file.index_path
 
 
 # ---- ends -----------------------------------------------------------------------------------------------
@@ -441,12 +536,31 @@ def test_a_closed_input_reads_no_more(home: Home) -> None:
     with open_input(outputs, 0) as stream:
         records = stream.records()
         assert next(records) == 0
-    assert next(records, None) is None
+    with pytest.raises(StateError, match="the input is closed: read inside it"):
+        next(records)
     assert reading_threads() == []
     assert open_files(home.directory) == []
     with pytest.raises(StateError, match="closed"):
         stream.records()
     stream.close()  # may be called again
+
+
+@pytest.mark.parametrize("way", ["records", "buffers", "batches"])
+def test_an_iterator_does_not_outlive_its_input(home: Home, way: str) -> None:
+    """It would look as if there were nothing more."""
+    outputs = [
+        written_rows(home, rows(0, 5), GlobalSelector())
+        if way == "batches"
+        else written(home, [1], forward(0, 1))
+    ]
+    with open_input(outputs, 0) as stream:
+        unread = getattr(stream, way)()
+    with pytest.raises(StateError, match="the input is closed: read inside it"):
+        list(unread)
+    with open_input(outputs, 0) as stream:
+        whole = getattr(stream, way)()
+        assert list(whole)
+    assert list(whole) == []  # there is nothing more
 
 
 def test_an_object_that_cannot_be_pickled_leaves_nothing(home: Home) -> None:
@@ -458,7 +572,7 @@ def test_an_object_that_cannot_be_pickled_leaves_nothing(home: Home) -> None:
     assert names(home.path) == ["owner.json"]
 
 
-def test_what_is_released_is_gone_and_who_reads_it_reads_on(home: Home) -> None:
+def test_what_is_released_is_gone(home: Home) -> None:
     outputs = [written(home, [n], GlobalSelector(), n) for n in range(2)]
     release(outputs[:1])
     release(outputs[:1])
@@ -467,6 +581,18 @@ def test_what_is_released_is_gone_and_who_reads_it_reads_on(home: Home) -> None:
     with pytest.raises(UsageError, match="cannot be released on"):
         release([outputs[1], replace(outputs[0], host="elsewhere")])
     assert read(outputs[1:], 0) == [1]  # all or nothing
+    release([replace(outputs[1], host="127.0.0.1")])  # this host by another name
+    assert names(home.path) == ["owner.json"]
+
+
+def test_who_reads_what_is_released_finds_it_lost(home: Home) -> None:
+    """Files are opened one by one, while others are read."""
+    outputs = [written(home, [n], GlobalSelector(), n) for n in range(3)]
+    with open_input(outputs, 0, options=Options(read_threads=1)) as stream:
+        records = stream.records()
+        release(outputs)
+        with pytest.raises(DataLossError):
+            list(records)
 
 
 def test_a_home_goes_with_all_that_is_in_it(tmp_path: Path) -> None:
