@@ -26,7 +26,8 @@ Rules
   Spark is never imported.
 * A map output can be read only when it is finished. Nobody waits here for anybody: consumers are started when
   the producers have ended.
-* Order is fixed: (map index, subpartition, region, position), whatever is read first.
+* Order is fixed: (map index, subpartition, region, position), whatever is read first. Subpartitions are in
+  the order in which they were asked for.
 * Running a task again is the caller's affair too. `DataLossError` says whose output is lost. Of two outputs
   with one map index a consumer takes one; the other is to be released.
 * Records are unpickled, which **runs what the pickles name**: only outputs of one's own job are to be opened.
@@ -34,6 +35,7 @@ Rules
 
 from __future__ import annotations
 
+import operator
 import os
 import secrets
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -104,6 +106,8 @@ __all__ = [
 CREDIT_SHARE = 8  # of what is read ahead, for data that services send before they are asked for, as in a task
 _DEFAULTS = Options()
 _NO_SERVICES: Mapping[str, str] = {}
+_SELECTORS = ChannelSelector.__module__.rpartition(".")[0]  # the package of those that place rows
+_AS_BATCHES = ": each of table.to_batches() or pa.RecordBatch.from_pylist(rows) is one"
 _Payload: TypeAlias = "ArrowPayload | PickledPayload"
 
 
@@ -131,7 +135,7 @@ class Home:
         Raises `UsageError` for another name, OSError where the directories cannot be made.
         """
         application = f"{name}-{secrets.token_hex(4)}"
-        if not is_plain_name(application):
+        if not name or not is_plain_name(application):
             raise UsageError(f"{name!r} cannot be the name of a job: it is to be one step of a path")
         root = os.path.abspath(directory)
         owner = Owner.of_process(os.getpid(), application, (), grace=0.0, keep=False)
@@ -145,7 +149,7 @@ class Home:
         return Home(root, application, path)
 
     def remove(self) -> None:
-        """Delete it with all that is in it. May be called again."""
+        """Delete it with all that is in it, when producers and consumers have ended. May be called again."""
         remove_home(self.path)
 
     def __enter__(self) -> Home:
@@ -190,12 +194,19 @@ def release(outputs: Iterable[MapOutput]) -> None:
 
     Raises `UsageError` for outputs of another host, OSError for files that cannot be deleted.
     """
-    outputs = list(outputs)
+    outputs = _listed(outputs)
     elsewhere = [output for output in outputs if not is_this_host(output.host)]
     if elsewhere:
         raise UsageError(f"{elsewhere[0]} cannot be released on {host_name()}: its files are not here")
     for output in outputs:
         output.file.delete()
+
+
+def _listed(outputs: Iterable[MapOutput]) -> list[MapOutput]:
+    listed = list(outputs) if isinstance(outputs, Iterable) else [outputs]
+    if isinstance(outputs, MapOutput) or not all(isinstance(each, MapOutput) for each in listed):
+        raise UsageError(f"give a list of what finish() returned, not {outputs!r}")
+    return listed
 
 
 # ---- writing --------------------------------------------------------------------------------------------
@@ -220,6 +231,7 @@ def open_output(
     Raises `UnsupportedError` for a schema with a dictionary in it, `OutOfDiskError`, MemoryError, and OSError
     where the home is gone.
     """
+    map_index, exchange = _number("map index", map_index), _number("exchange", exchange)
     if map_index < 0 or exchange < 0:
         raise UsageError(f"map index and exchange count from 0 on: they are not {map_index} and {exchange}")
     return Output(home, selector, map_index, exchange, schema, options)
@@ -240,6 +252,7 @@ class Output:
         schema: pa.Schema | None,
         options: Options,
     ) -> None:
+        self._failed = False
         self._home = home
         self._selector = selector
         self._schema = schema
@@ -262,25 +275,35 @@ class Output:
             self._opened = opened.pop_all()
 
     def write(self, records: Sequence[Any], keys: Any = None) -> None:
-        """Send each record where its key says. ``keys``: one row per record, in an Arrow batch whose columns
-        the selector names; None for selectors that look at no keys (forward, rescale, round robin, global,
-        broadcast). A selector of one's own takes what it likes.
+        """Send each record where its key says. ``records``: a list, or another sequence. ``keys``:
+        one row per record, in an Arrow batch whose columns the selector names; None for selectors that look
+        at no keys (forward, rescale, round robin, global, broadcast). A selector of one's own takes what it
+        likes.
 
-        An object is pickled later: who changes it meanwhile may change what arrives. Raises `UsageError` for
-        keys that are missing or another number, and for an output of batches; what pickling raises; and
-        `OutOfDiskError`.
+        An object is pickled later: who changes it meanwhile may change what arrives. A pickled chunk above
+        5 MiB is put together in the system's temporary directory when it is read. Raises `UsageError` for
+        records that are no sequence, for keys that are missing, of another number or in another form, for
+        what a selector gives that is no subpartition, and for an output of batches: none of them changes
+        anything. Raises what pickling raises, and `OutOfDiskError`; then nothing but `abandon()` is left.
         """
         writer = self._record_writer("records")
+        _expect_sequence(records)
+        if keys is not None:
+            _expect_keys(self._selector, keys)
         writer.emit_batch(records, _NoKeys(len(records)) if keys is None else keys)
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Send each row of a batch where the selector says, or to all. Raises `UsageError` for a batch of
-        another schema than the output's, and for an output of records; `OutOfDiskError`."""
+        another schema than the output's, for what is no batch, and for an output of records;
+        `OutOfDiskError`."""
         if self._schema is None:
             raise UsageError("this output takes records (write): batches need open_output(..., schema=...)")
+        if not isinstance(batch, pa.RecordBatch):
+            raise UsageError(f"an Arrow record batch is written, no {_kind(batch)}{_AS_BATCHES}")
         if not batch.schema.equals(self._schema):  # what a file says of its rows could not be believed
             raise UsageError(
-                f"the output's schema is ({_columns(self._schema)}), the batch's ({_columns(batch.schema)})"
+                f"the output's schema is ({_columns(self._schema)}), the batch's ({_columns(batch.schema)}):"
+                " where only types or nulls differ, write batch.cast(schema)"
             )
         if self._selector.is_broadcast:
             self._partition.broadcast(batch)
@@ -303,11 +326,23 @@ class Output:
         writer.broadcast_event(event)
 
     def finish(self) -> MapOutput:
-        """Complete the files, which can be read from now on. Raises `OutOfDiskError`."""
-        if self._writer is not None:
-            self._writer.finish()
+        """Complete the files, which can be read from now on. Raises `OutOfDiskError`; then nothing is left of
+        the output."""
+        if self._failed:
+            raise StateError(
+                "this output has failed when it was to be finished: its producer is to run again"
+            )
         written_by = self._written_by
-        file = self._partition.finish(_signed(written_by))
+        try:
+            if self._writer is not None:
+                self._writer.finish()
+            file = self._partition.finish(_signed(written_by))
+        except StateError:
+            raise
+        except BaseException:
+            self._failed = True
+            self.abandon()
+            raise
         sizes = tuple(self._partition.subpartition_bytes.tolist())
         self._opened.close()
         return MapOutput(
@@ -358,10 +393,42 @@ class _NoKeys:
 
     num_rows: int
 
+    def __len__(self) -> int:
+        return self.num_rows
+
     def __getattr__(self, name: str) -> Any:
         raise UsageError("this selector places records by their keys: give them, one row for each record")
 
     __getitem__ = __getattr__
+
+
+def _expect_sequence(records: Any) -> None:
+    """Records are counted, looked at one by one, and taken: what is not a sequence would lose some."""
+    if isinstance(records, pa.RecordBatch | pa.Table):
+        raise UsageError(
+            f"a {_kind(records)} is no list of records: open_output(schema=...), and write_batch"
+        )
+    if not isinstance(records, Sequence):
+        raise UsageError(f"records are written as a list, not as a {_kind(records)}: pass list(...)")
+
+
+def _expect_keys(selector: KeySelector, keys: Any) -> None:
+    """What is known of the selectors of this package: they take rows, and name columns by their positions."""
+    if selector.is_broadcast or not type(selector).__module__.startswith(_SELECTORS):
+        return
+    name = _kind(selector)
+    if not isinstance(keys, pa.RecordBatch):
+        raise UsageError(
+            f"{name} takes keys as an Arrow record batch, one row for each record, not as a {_kind(keys)}:"
+            ' pa.record_batch([keys], ["key"])'
+        )
+    positions = [key for key in getattr(selector, "keys", ()) if isinstance(key, int)]
+    if positions and max(positions) >= keys.num_columns:
+        raise UsageError(f"{name} looks at column {max(positions)}, and the keys have {keys.num_columns}")
+
+
+def _kind(thing: object) -> str:
+    return type(thing).__name__
 
 
 def _expect_sendable(event: object) -> None:
@@ -386,8 +453,8 @@ def _expect_no_dictionary(schema: pa.Schema) -> None:
     for field in schema:
         if _has_dictionary(field.type):
             raise UnsupportedError(
-                f"the column {field.name} has a dictionary ({field.type}), which is not stored: cast the column"
-                " to its value type"
+                f"the column {field.name} has a dictionary ({field.type}), which is not stored: cast the"
+                " column to its value type"
             )
 
 
@@ -399,13 +466,23 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 
 def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
+    return ", ".join(
+        f"{field.name} {field.type}" + ("" if field.nullable else " not null") for field in schema
+    )
 
 
 def _signed(writer: Writer) -> Writer:
     """The same, with the time and what wrote it."""
     time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     return replace(writer, time=time, software=f"sortshuffle {sortshuffle.__version__}")
+
+
+def _number(what: str, given: Any) -> int:
+    """NumPy's integers as well."""
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise UsageError(f"a number of a {what} is an int, not {given!r}") from None
 
 
 # ---- reading --------------------------------------------------------------------------------------------
@@ -420,7 +497,8 @@ def open_input(
 ) -> Input:
     """Open some subpartitions of all map outputs of an exchange. The caller closes it.
 
-    ``subpartitions``: one, or several, such as a range: one consumer may do the work of many.
+    ``subpartitions``: one, or several, such as a range: one consumer may do the work of many. Of each output
+    they are read in the order given, each once.
     ``services``: host:port of the shuffle service (`sortshuffle.serve`) by the name of the host; outputs of
     the hosts that are named are read through it, all others from their files. ``options``: of which
     read_memory (bytes that are read ahead), read_threads, service_timeout (seconds), service_secret_file and
@@ -431,8 +509,8 @@ def open_input(
     and for files of another host that are not seen here; `DataLossError` for what is lost, of the output that
     its ``place.writer`` names; `ServiceUnavailableError` and `AuthenticationError` for services.
     """
-    numbers = (subpartitions,) if isinstance(subpartitions, int) else tuple(subpartitions)
-    return Input(sorted(outputs, key=lambda output: output.map_index), numbers, services, options)
+    found = sorted(_listed(outputs), key=lambda output: output.map_index)
+    return Input(found, _numbers(subpartitions), services, options)
 
 
 class Input:
@@ -603,6 +681,16 @@ def _expect_one_exchange(outputs: Sequence[MapOutput]) -> None:
                 f"there are two outputs of map {one.map_index}, whose records would come twice: keep one, and"
                 " release the other"
             )
+
+
+def _numbers(subpartitions: int | Iterable[int]) -> tuple[int, ...]:
+    """Numbers in the order given."""
+    is_one = isinstance(subpartitions, str | bytes) or not isinstance(subpartitions, Iterable)
+    given = [subpartitions] if is_one else list(cast("Iterable[int]", subpartitions))
+    numbers = tuple(_number("subpartition", each) for each in given)
+    if len(set(numbers)) < len(numbers):
+        raise UsageError(f"a subpartition is named twice in {numbers}, and its records would come twice")
+    return numbers
 
 
 def _expect_there(subpartitions: Sequence[int], outputs: Sequence[MapOutput]) -> None:

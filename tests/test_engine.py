@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ from sortshuffle.errors import (
     CorruptDataError,
     DataLossError,
     MissingDataError,
+    OutOfDiskError,
     Place,
     StateError,
     UnsupportedError,
@@ -62,6 +64,7 @@ from sortshuffle.partitioner import (
 from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, Event
 from sortshuffle.service.server.transport import ServerTls
 from sortshuffle.storage.files.reader import read_index
+from sortshuffle.storage.files.writer import PartitionedFileWriter
 from sortshuffle.storage.homes.host import host_name
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
@@ -216,6 +219,85 @@ def test_a_selector_of_ones_own_takes_what_it_likes(home: Home) -> None:
     assert [read(outputs, 0), read(outputs, 1)] == [[20], [10, 30]]
 
 
+class ByCount:
+    """Places as many records as there are, and looks at no keys."""
+
+    is_broadcast: ClassVar[bool] = False
+    subpartitions = 2
+
+    def assign(self, keys: Any) -> np.ndarray:
+        return np.arange(len(keys), dtype=np.uint8) % 2
+
+
+class Wrong(ByCount):
+    def assign(self, keys: Any) -> np.ndarray:
+        return np.full(len(keys), 2, np.uint8)
+
+
+def test_a_selector_of_ones_own_may_ask_how_many_keys_there_are(home: Home) -> None:
+    with open_output(home, ByCount(), 0) as output:
+        output.write([10, 20, 30])
+        assert read([output.finish()], 0) == [10, 30]
+
+
+def test_what_a_selector_gives_is_looked_at(home: Home) -> None:
+    with open_output(home, Wrong(), 0) as output:
+        with pytest.raises(UsageError, match="gave subpartition 2: they are 0 to 1"):
+            output.write([10])
+        output.broadcast(1)  # nothing was changed
+        assert read([output.finish()], 1) == [1]
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ((n for n in range(2)), "as a list, not as a generator: pass list"),
+        ({1: 2}, "not as a dict:"),
+        ({1: 2}.items(), "not as a dict_items:"),
+        ({1, 2}, "not as a set:"),
+        (7, "not as a int:"),
+        (np.arange(2), "not as a ndarray:"),
+        (column([1, 2]), "RecordBatch is no list of records: .*write_batch"),
+        (pa.Table.from_batches([column([1, 2])]), "Table is no list of records: .*write_batch"),
+    ],
+)
+def test_records_are_written_as_a_list(home: Home, records: Any, said: str) -> None:
+    with open_output(home, GlobalSelector(), 0) as output:
+        with pytest.raises(UsageError, match=said):
+            output.write(records)
+        output.write((1, 2))
+        output.write(range(3, 5))
+        assert read([output.finish()], 0) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        HashSelector((0,), 2),
+        KeyGroupSelector((0,), 2, 8),
+        RowHashSelector(2),
+        FunctionSelector(lambda batch: batch["k"], 2),
+        GlobalSelector(2),
+    ],
+)
+@pytest.mark.parametrize("keys", [[1], np.array([1]), {"k": [1]}, pa.array([1]), pa.table({"k": [1]})])
+def test_keys_in_another_form_are_refused(home: Home, selector: Any, keys: Any) -> None:
+    with open_output(home, selector, 0) as output:
+        said = f"{type(selector).__name__} takes keys as an Arrow record batch"
+        with pytest.raises(UsageError, match=said):
+            output.write([1], keys)
+        output.write([1], column([1]))
+        assert read([output.finish()], range(2)) == [1]
+
+
+def test_keys_without_the_column_are_refused(home: Home) -> None:
+    with (
+        open_output(home, HashSelector((0, 1), 2), 0) as output,
+        pytest.raises(UsageError, match="HashSelector looks at column 1, and the keys have 1"),
+    ):
+        output.write([1], column([1]))
+
+
 def test_keys_of_another_number_are_refused(home: Home) -> None:
     with open_output(home, HashSelector((0,), 2), 0) as output:
         with pytest.raises(UsageError, match="3 records and 2 keys"):
@@ -357,6 +439,26 @@ def test_columns_of_dictionaries_are_refused(home: Home, kind: pa.DataType) -> N
     assert names(home.path) == ["owner.json"]
 
 
+@pytest.mark.parametrize("wrong", [pa.table({"k": [1]}), [{"k": 1}], {"k": [1]}])
+def test_what_is_no_batch_is_refused(home: Home, wrong: Any) -> None:
+    with open_output(home, GlobalSelector(), 0, schema=SCHEMA) as output:
+        with pytest.raises(UsageError, match=r"an Arrow record batch is written, no .*to_batches\(\)"):
+            output.write_batch(wrong)
+        output.write_batch(rows(0, 1))
+
+
+def test_a_batch_with_other_nulls_is_told_how_to_be_written(home: Home) -> None:
+    schema = pa.schema([pa.field("k", pa.int64(), nullable=False)])
+    with open_output(home, GlobalSelector(), 0, schema=schema) as output:
+        said = r"is \(k int64 not null\), the batch's \(k int64\):.* write batch\.cast\(schema\)"
+        with pytest.raises(UsageError, match=said):
+            output.write_batch(column([1]))
+        output.write_batch(column([1]).cast(schema))
+        outputs = [output.finish()]
+    with open_input(outputs, 0) as stream:
+        assert rows_of(stream.batches()) == [{"k": 1}]
+
+
 def test_records_and_batches_are_told_apart(home: Home) -> None:
     with open_output(home, GlobalSelector(), 0) as of_records:
         with pytest.raises(UsageError, match="takes records"):
@@ -448,13 +550,50 @@ def test_numbers_count_from_0_on(home: Home, numbers: dict[str, int]) -> None:
         open_output(home, GlobalSelector(), **numbers)  # type: ignore[arg-type]
 
 
+def test_numbers_may_be_numpys(home: Home) -> None:
+    outputs = [written(home, [1, 2, 3], ByCount(), np.int64(4), exchange=np.uint8(2))]  # type: ignore[arg-type]
+    assert (outputs[0].map_index, outputs[0].exchange) == (4, 2)
+    assert type(outputs[0].map_index) is int
+    assert read(outputs, np.int32(0)) == [1, 3]
+    assert read(outputs, np.array([1, 0])) == [2, 1, 3]  # in the order given
+
+
+@pytest.mark.parametrize("wrong", ["0", "", b"\0", 1.0, None, ["0"], [0.0]])
+def test_what_is_no_number_is_refused(home: Home, wrong: Any) -> None:
+    outputs = [written(home, [1], GlobalSelector())]
+    with pytest.raises(UsageError, match="a number of a subpartition is an int, not"):
+        open_input(outputs, wrong)
+    with pytest.raises(UsageError, match="a number of a map index is an int, not"):
+        open_output(home, GlobalSelector(), wrong)
+    with pytest.raises(UsageError, match="a number of a exchange is an int, not"):
+        open_output(home, GlobalSelector(), 0, exchange=wrong)
+
+
+def test_a_subpartition_is_read_once(home: Home) -> None:
+    outputs = [written(home, [1], GlobalSelector(2))]
+    with pytest.raises(UsageError, match="twice"):
+        open_input(outputs, [0, 1, 0])
+
+
+def test_map_outputs_are_given_as_a_list(home: Home) -> None:
+    output = written(home, [1], GlobalSelector())
+    wrongs: list[Any] = [output, None, [None], "output", [output, 1]]
+    for wrong in wrongs:
+        with pytest.raises(UsageError, match=r"a list of what finish\(\) returned, not"):
+            open_input(wrong, 0)
+        with pytest.raises(UsageError, match=r"a list of what finish\(\) returned, not"):
+            release(wrong)
+    assert read([output], 0) == [1]
+
+
 def test_of_no_outputs_there_is_nothing() -> None:
     assert read([], 0) == []
 
 
 def test_a_home_is_one_step_of_a_path(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="one step of a path"):
-        Home.of(str(tmp_path), "../elsewhere")
+    for wrong in ("../elsewhere", ""):
+        with pytest.raises(UsageError, match="one step of a path"):
+            Home.of(str(tmp_path), wrong)
     assert names(tmp_path) == []
 
 
@@ -531,6 +670,24 @@ def test_a_finished_output_takes_no_more(home: Home, schema: pa.Schema | None) -
     assert os.path.exists(made.file.data_path)
 
 
+@pytest.mark.parametrize("schema", [None, SCHEMA])
+def test_an_output_that_fails_when_it_is_finished_has_failed(
+    home: Home, schema: pa.Schema | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OutOfDiskError("/d", 1, 0)
+
+    output = open_output(home, GlobalSelector(), 0, schema=schema)
+    with monkeypatch.context() as patched:
+        patched.setattr(PartitionedFileWriter, "finish", full)
+        with pytest.raises(OutOfDiskError):
+            output.finish()
+    assert names(home.path) == ["owner.json"]
+    with pytest.raises(StateError, match="has failed when it was to be finished"):
+        output.finish()
+    output.abandon()
+
+
 def test_a_closed_input_reads_no_more(home: Home) -> None:
     outputs = [written(home, [n] * 1000, GlobalSelector(), n) for n in range(6)]
     with open_input(outputs, 0) as stream:
@@ -603,6 +760,22 @@ def test_a_home_goes_with_all_that_is_in_it(tmp_path: Path) -> None:
     assert names(tmp_path / "new") == []
     left.abandon()
     home.remove()  # may be called again
+
+
+def test_what_a_killed_producer_left_goes_with_the_home(tmp_path: Path) -> None:
+    program = (
+        "import os, pickle, signal, sys; from sortshuffle.engine import *;"
+        " from sortshuffle.partitioner import GlobalSelector;"
+        " output = open_output(pickle.load(sys.stdin.buffer), GlobalSelector(), 0);"
+        " output.write([b'x' * 1000]); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    with Home.of(str(tmp_path)) as home:
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=ENVIRONMENT, input=pickle.dumps(home), check=False)
+        assert done.returncode == -signal.SIGKILL
+        assert len(names(home.path)) > 1
+        assert read([written(home, [1], GlobalSelector())], 0) == [1]  # the same map again
+    assert names(tmp_path) == []
 
 
 def test_nothing_is_taken_where_the_home_is_gone(tmp_path: Path) -> None:

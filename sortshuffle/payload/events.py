@@ -11,10 +11,11 @@ too few, too many, or of a kind that is not known are `Malformed`.
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, SupportsIndex, TypeAlias
 
 from sortshuffle.errors import UsageError
 from sortshuffle.format.buffer import DataType, SealedBuffer, seal
@@ -64,9 +65,8 @@ class Barrier:
 
     def __post_init__(self) -> None:
         for name, value in (("id", self.id), ("time", self.time)):
-            if not 0 <= value <= MAX_NUMBER:
-                raise UsageError(f"a barrier's {name} must be from 0 to {MAX_NUMBER}, not {value}")
-        _check_data("options of a barrier have", self.options)
+            object.__setattr__(self, name, _number(name, value))
+        object.__setattr__(self, "options", _data("options of a barrier", self.options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,15 @@ class UserEvent:
     data: bytes = b""
 
     def __post_init__(self) -> None:
-        size = len(self.name.encode())
+        if not isinstance(self.name, str):
+            raise UsageError(f"the name of an event is a str, not {self.name!r}")
+        try:
+            size = len(self.name.encode())
+        except UnicodeEncodeError as error:
+            raise UsageError(f"the name of an event has no UTF-8: {error}") from None
         if size > MAX_NAME_BYTES:
             raise UsageError(f"the name of an event has at most {MAX_NAME_BYTES} bytes of UTF-8, not {size}")
-        _check_data("data of a user event have", self.data)
+        object.__setattr__(self, "data", _data("data of a user event", self.data))
 
 
 Event: TypeAlias = "EndOfData | EndOfPartition | Superstep | Barrier | UserEvent"
@@ -116,9 +121,25 @@ def seal_event(event: Event) -> SealedBuffer:
     return seal(payload, len(payload), records=0, data_type=event.data_type)
 
 
-def _check_data(what: str, data: bytes) -> None:
-    if len(data) > MAX_DATA_BYTES:
-        raise UsageError(f"the {what} at most {MAX_DATA_BYTES} bytes, not {len(data)}")
+def _number(name: str, value: SupportsIndex) -> int:
+    """Of a barrier. NumPy's integers as well."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise UsageError(f"a barrier's {name} must be an int, not {value!r}") from None
+    if not 0 <= number <= MAX_NUMBER:
+        raise UsageError(f"a barrier's {name} must be from 0 to {MAX_NUMBER}, not {number}")
+    return number
+
+
+def _data(what: str, data: bytes | bytearray | memoryview) -> bytes:
+    """As they are now: an event does not change."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise UsageError(f"the {what} must be bytes, not a {type(data).__name__}")
+    size = memoryview(data).nbytes
+    if size > MAX_DATA_BYTES:
+        raise UsageError(f"the {what} have at most {MAX_DATA_BYTES} bytes, not {size}")
+    return bytes(data)
 
 
 def _without_fields(event: Event) -> Callable[[bytes], Event]:

@@ -69,7 +69,8 @@ class KeySelector(Protocol):
     def subpartitions(self) -> int: ...
 
     def assign(self, keys: Any) -> Ids:
-        """One id per key, shape ``(len(keys),)``, each less than ``subpartitions``."""
+        """An unsigned NumPy array, one id per key: shape ``(len(keys),)``, each less than
+        ``subpartitions``."""
 
 
 class RecordWriter:
@@ -119,7 +120,8 @@ class RecordWriter:
 
     def emit_columns(self, columns: Columns, keys: Any, serializer: Serializer | None = None) -> None:
         """The same for records in columns. ``serializer``: of these; None for the writer's own. Records of
-        two serializers are never in one frame. Raises `UsageError` for columns or keys of other lengths."""
+        two serializers are never in one frame. Raises `UsageError` for columns or keys of other lengths, and
+        for ids that are none."""
         self._expect_open()
         count = len(columns[0])
         if any(len(column) != count for column in columns):
@@ -129,8 +131,7 @@ class RecordWriter:
                 self._broadcast.add(columns, self._ids([0]).repeat(count), serializer)
             return
         ids = self._selector.assign(keys)
-        if len(ids) != count:
-            raise UsageError(f"there are {count} records and {len(ids)} keys")
+        self._check_ids(ids, count)
         with self._calling():
             self._unicast.add(columns, ids, serializer)
 
@@ -190,6 +191,22 @@ class RecordWriter:
     def _expect_open(self) -> None:
         if self._state != "open":
             raise StateError(f"the record writer is {self._state}, which does not allow this call")
+
+    def _check_ids(self, ids: Any, count: int) -> None:
+        """A selector may be anybody's. An id too large would be known only when records are gone."""
+        if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "ui" or ids.ndim != 1:
+            raise UsageError("a selector gives a NumPy array of integers: a subpartition for each key")
+        if len(ids) != count:
+            raise UsageError(f"there are {count} records and {len(ids)} keys")
+        if not count:
+            return
+        most = ids.max()
+        least = ids.min() if ids.dtype.kind == "i" else 0
+        if most >= self._target.subpartitions or least < 0:
+            wrong = least if least < 0 else most
+            raise UsageError(
+                f"the selector gave subpartition {wrong}: they are 0 to {self._target.subpartitions - 1}"
+            )
 
     def _send_held(self) -> None:
         self._unicast.send()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import cast
 
+import numpy as np
 import pytest
 from engine import untouched
 from hypothesis import given
@@ -102,6 +104,36 @@ def test_what_does_not_fit_its_field_is_refused() -> None:
         Barrier(2**64, 0)
     with pytest.raises(UsageError, match="at most 65535 bytes of UTF-8, not 65536"):
         UserEvent("ü" * 32_768)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Barrier("7", 0), "id must be an int, not '7'"),  # type: ignore[arg-type]
+        (lambda: Barrier(0, 1.5), "time must be an int, not 1.5"),  # type: ignore[arg-type]
+        (lambda: Barrier(0, 0, "x"), "options of a barrier must be bytes, not a str"),  # type: ignore[arg-type]
+        (lambda: UserEvent(b"unit"), "name of an event is a str, not b'unit'"),  # type: ignore[arg-type]
+        (lambda: UserEvent("unit", "cent"), "data of a user event must be bytes, not a str"),  # type: ignore[arg-type]
+        (lambda: UserEvent("unit", 7), "data of a user event must be bytes, not a int"),  # type: ignore[arg-type]
+        (lambda: UserEvent("\ud800"), "has no UTF-8"),
+    ],
+)
+def test_fields_of_other_types_are_refused_when_an_event_is_made(
+    make: Callable[[], Event], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        make()
+
+
+def test_an_event_does_not_change() -> None:
+    data = bytearray(b"cent")
+    event = UserEvent("unit", data)  # type: ignore[arg-type]
+    data[:] = b"euro"
+    assert event == UserEvent("unit", b"cent")
+    barrier = Barrier(np.int64(7), np.uint8(1), memoryview(b"x"))  # type: ignore[arg-type]
+    assert barrier == Barrier(7, 1, b"x")
+    assert type(barrier.id) is int
+    assert unpack_event(DataType.BARRIER, pack_event(barrier)) == barrier
 
 
 def test_what_no_buffer_can_hold_is_refused_before_it_is_packed() -> None:

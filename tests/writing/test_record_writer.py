@@ -83,6 +83,37 @@ def writer_to(target: Target, *, selector: Any = None, memory: int = 4 * MIB) ->
     return RecordWriter(selector, pack_chunk, target, TaskMetrics(), memory)
 
 
+class Given(ByRemainder):
+    """Gives its keys as ids."""
+
+    def assign(self, keys: Any) -> Any:
+        return keys
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ([0, 1], "gives a NumPy array of integers"),
+        (np.array([0.0, 1.0]), "gives a NumPy array of integers"),
+        (np.array([True, False]), "gives a NumPy array of integers"),
+        (np.array([[0], [1]]), "gives a NumPy array of integers"),
+        (np.array([0, 3], np.uint8), "gave subpartition 3: they are 0 to 2"),
+        (np.array([2, -1]), "gave subpartition -1: they are 0 to 2"),
+        (np.array([0], np.uint8), "2 records and 1 keys"),
+    ],
+)
+def test_ids_that_are_none_are_refused_before_anything_is_taken(ids: Any, said: str) -> None:
+    target = Target()
+    writer = writer_to(target, selector=Given())
+    with pytest.raises(UsageError, match=said):
+        writer.emit_batch(["a", "b"], ids)
+    writer.emit_batch(["c"], np.array([2]))  # signed ones that fit are taken
+    writer.emit_batch([], np.array([], np.uint8))
+    writer.finish()
+    assert target.objects(2) == ["c"]
+    assert len(target.sent) == 1
+
+
 def emit(writer: RecordWriter, record: Any, key: int) -> None:
     writer.emit_batch([record], [key])
 
