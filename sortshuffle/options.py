@@ -133,6 +133,12 @@ def _knob(default: Any, key: str, parse: Callable[[str], Any], allowed: str, uni
     return field(default=default, metadata={"knob": Knob(PREFIX + key, parse, allowed, unit, why)})
 
 
+_TLS_FILES = (
+    f"{PREFIX}service.tls.certificate, {PREFIX}service.tls.key and {PREFIX}service.tls.authority belong"
+    " together: set all three, or none"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """The settings of one frame, read on the driver when the frame is made."""
@@ -281,7 +287,8 @@ class Options:
         _path,
         "an absolute local path",
         "",
-        "PEM file with the authority that clients trust.",
+        "PEM file with the authority that clients trust. Alone it is enough for those who only read, which is"
+        " sortshuffle.engine.",
     )
     manager: str = _knob(
         "auto",
@@ -343,11 +350,8 @@ class Options:
                 f"{PREFIX}service=external needs {PREFIX}dir: the directories that the services serve, the"
                 " same on every host"
             )
-        if any(self.tls_files) and not all(self.tls_files):
-            raise OptionError(
-                f"{PREFIX}service.tls.certificate, {PREFIX}service.tls.key and {PREFIX}service.tls.authority"
-                " belong together: set all three, or none"
-            )
+        if (self.service_tls_certificate or self.service_tls_key) and not all(self.tls_files):
+            raise OptionError(_TLS_FILES)
 
     @property
     def storage_url(self) -> str:
@@ -378,7 +382,10 @@ class Options:
                 chosen[name] = knob.parse(text)
             except ValueError:
                 raise OptionError(f"{key} = {text!r} is not allowed: give {knob.allowed}") from None
-        return Options(**chosen)
+        options = Options(**chosen)
+        if any(options.tls_files) and not all(options.tls_files):
+            raise OptionError(_TLS_FILES)  # tasks read and serve: those that only read have no settings
+        return options
 
 
 def _knobs() -> list[tuple[str, Knob]]:

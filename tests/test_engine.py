@@ -870,10 +870,7 @@ def test_a_service_with_tls_is_trusted_by_its_authority(
     other.cert_pem.write_to_path(paths["other"])
 
     def trusting(name: str) -> Options:
-        certificate, key = paths["certificate"], paths["key"]
-        return Options(
-            service_tls_certificate=certificate, service_tls_key=key, service_tls_authority=paths[name]
-        )
+        return Options(service_tls_authority=paths[name])
 
     with sortshuffle.serve([home.directory], tls=ServerTls(paths["certificate"], paths["key"])) as service:
         services = {host_name(): service.address}

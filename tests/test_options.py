@@ -276,6 +276,19 @@ def test_the_files_for_tls_belong_together(missing: str) -> None:
     assert Options().tls_files == ("", "", "")
 
 
+def test_a_client_needs_the_authority_alone() -> None:
+    """Spark's settings are for tasks, which serve as well."""
+    assert Options(service_tls_authority="/a").tls_files == ("", "", "/a")
+    for alone in (
+        {"service_tls_certificate": "/c", "service_tls_authority": "/a"},
+        {"service_tls_key": "/k"},
+    ):
+        with pytest.raises(OptionError, match="belong together: set all three, or none"):
+            Options(**alone)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="belong together: set all three, or none"):
+        Options.of({f"{PREFIX}service.tls.authority": "/a"})
+
+
 @pytest.mark.parametrize(
     ("directories", "url"), [("", ""), ("/a,/b", ""), ("s3://b/x", "s3://b/x"), ("file:///m", "file:///m")]
 )
