@@ -124,18 +124,28 @@ def test_it_does_not_import_spark() -> None:
     assert [name for name in loaded if name.startswith("sortshuffle.spark")] == []
 
 
-def test_the_program_of_its_page_runs(tmp_path: Path) -> None:
-    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "engine.md").read_text(), re.M | re.S)
+@pytest.mark.parametrize(
+    ("number", "printed"),
+    [
+        (0, "[('be', 2), ('not', 2), ('or', 1), ('to', 2)]\n"),
+        (
+            1,
+            "3\nUserEvent(name='unit', data=b'cent')\n500\n250\nSuperstep()\nEndOfData()\nEndOfPartition()\n",
+        ),
+    ],
+)
+def test_the_programs_of_its_page_run(tmp_path: Path, number: int, printed: str) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "engine.md").read_text(), re.M | re.S)
+    (tmp_path / "program.py").write_text(blocks[number])
     done = subprocess.run(
-        [sys.executable, "-c", block],
+        [sys.executable, "program.py"],
         cwd=tmp_path,
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stderr == ""
-    assert done.stdout == "[('be', 2), ('not', 2), ('or', 1), ('to', 2)]\n"
+    assert (done.stderr, done.stdout, len(blocks)) == ("", printed, 2)
     assert names(tmp_path / "scratch") == []
 
 

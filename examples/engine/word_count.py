@@ -55,6 +55,12 @@ def count_words(home: Home, dictionary: MapOutput, files: list[str], number: int
         return output.finish()
 
 
+def reducers_for(outputs: list[MapOutput]) -> int:
+    """As many as there is work for; each reads a range of the subpartitions."""
+    size = sum(sum(output.subpartition_bytes) for output in outputs)
+    return min(SUBPARTITIONS, 1 + size // BYTES_PER_REDUCER)
+
+
 def add_counts(home: Home, outputs: list[MapOutput], reducers: int, number: int) -> MapOutput:
     """A reducer: its range of the subpartitions of all mappers."""
     share = range(number * SUBPARTITIONS // reducers, (number + 1) * SUBPARTITIONS // reducers)
@@ -82,8 +88,7 @@ def main(files: list[str]) -> None:
     with TemporaryDirectory() as directory, Home.of(directory, "word-count") as home, pool:
         count = partial(count_words, home, send_dictionary(home), files)
         outputs = list(pool.map(count, range(MAPPERS)))
-        size = sum(sum(output.subpartition_bytes) for output in outputs)
-        reducers = min(SUBPARTITIONS, 1 + size // BYTES_PER_REDUCER)
+        reducers = reducers_for(outputs)
         counted = list(pool.map(partial(add_counts, home, outputs, reducers), range(reducers)))
         for initial in range(INITIALS):
             with open_input(counted, initial) as stream:

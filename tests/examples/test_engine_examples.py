@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import re
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from engine import ENVIRONMENT, ROOT, names
+
+from sortshuffle.engine import Home
 
 EXAMPLES = ROOT / "examples" / "engine"
 
@@ -54,6 +57,7 @@ def files_of(directory: Path, texts: list[str]) -> list[Path]:
 
 # ---- word count -----------------------------------------------------------------------------------------
 
+WORDS = 3_000
 STOP_WORDS = {"a", "an", "and", "in", "is", "it", "its", "no", "not", "of", "on", "or", "the", "to"}
 
 
@@ -62,14 +66,28 @@ def counted(texts: list[str]) -> list[str]:
     return [f"{word} {words[word]}" for word in sorted(words) if word not in STOP_WORDS]
 
 
-def test_words_are_counted(tmp_path: Path, scratch: Path) -> None:
+def some_texts() -> list[str]:
     chosen = random.Random(1)
     letters = "abcdefghijklmnopqrstuvwxyz"
-    # enough for several reducers: they read ranges of key groups
-    known = ["".join(chosen.choices(letters, k=chosen.randint(1, 12))) for _ in range(20_000)] + ["The", "to"]
-    texts = [" ".join(chosen.choices(known, k=20_000)) for _ in range(5)]
+    known = ["".join(chosen.choices(letters, k=chosen.randint(1, 12))) for _ in range(WORDS)] + ["The", "to"]
+    return [" ".join(chosen.choices(known, k=20_000)) for _ in range(5)]
+
+
+def test_words_are_counted(tmp_path: Path, scratch: Path) -> None:
+    texts = some_texts()
     found = output_of("word_count.py", scratch, *files_of(tmp_path, texts))
     assert found == counted(texts)
+
+
+def test_reducers_read_ranges_of_the_subpartitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several reducers, of which some read several subpartitions; else the test above tests less."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = importlib.import_module("word_count")
+    files = [str(file) for file in files_of(tmp_path, some_texts())]
+    with Home.of(str(tmp_path)) as home:
+        dictionary = example.send_dictionary(home)
+        outputs = [example.count_words(home, dictionary, files, n) for n in range(example.MAPPERS)]
+        assert 1 < example.reducers_for(outputs) < example.SUBPARTITIONS
 
 
 def test_by_default_words_of_the_documents_are_counted(scratch: Path) -> None:
