@@ -159,7 +159,7 @@ def processes(module: str, directory: str) -> list[int]:
             words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if f"sortshuffle.service.{module}".encode() in words and directory.encode() in words:
+        if f"sortshuffle.service.host.{module}".encode() in words and directory.encode() in words:
             found.append(int(entry))
     return found
 
