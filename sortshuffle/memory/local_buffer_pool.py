@@ -35,7 +35,6 @@ from typing import Protocol, TypeAlias
 from sortshuffle.errors import StateError
 from sortshuffle.memory import leaks
 from sortshuffle.memory.buffer import Buffer, Loans
-from sortshuffle.memory.buffer_builder import BufferBuilder
 from sortshuffle.memory.handover import Waiter
 from sortshuffle.memory.segment import MemorySegment
 from sortshuffle.memory.segment_store import Claim, SegmentStore
@@ -129,15 +128,6 @@ class LocalBufferPool:
         if segment is None:
             raise self._store.late(f"a buffer of {self}", time.monotonic() - begun)
         return self._handed_out(segment)
-
-    def request_builder(self) -> BufferBuilder | None:
-        """A buffer to be filled, or None if none is free. The caller closes the builder."""
-        buffer = self.request()
-        return None if buffer is None else BufferBuilder(buffer)
-
-    def request_builder_blocking(self, timeout: float | None = None) -> BufferBuilder:
-        """A buffer to be filled, as soon as there is one; see `request_blocking`."""
-        return BufferBuilder(self.request_blocking(timeout))
 
     def add_listener(self, listener: Listener) -> None:
         """Have it called with the next buffer that is free for it: see the module's rules."""

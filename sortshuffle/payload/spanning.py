@@ -35,7 +35,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Target(Protocol):
-    """What a record is written into: `memory.BufferBuilder`."""
+    """What a record is written into: an open buffer of `FrameEncoder`."""
 
     def append(self, data: memoryview) -> int:
         """Take as much of ``data`` as fits; how many bytes that is."""

@@ -4,10 +4,10 @@ Used by `ShuffleRDD` and `engine.Output`, whose frames are pickled chunks.
 
     frame --copied once--> open buffer of its subpartition --full, or drained--> sealed --> region
 
-Each subpartition has at most one open buffer: a segment of the partition's `LocalBufferPool` and its
-builder. A full one is sealed while it is hot, as it is, without a copy, or compressed: its block is put
-behind those before it in the segment that holds blocks, and its own segment is free again at once. If it
-finds no room there, its own segment takes over. What is sealed is lent until the region is written.
+Each subpartition has at most one open buffer: a segment of the partition's `LocalBufferPool`. A full one is
+sealed while it is hot, as it is, without a copy, or compressed: its block is put behind those before it in
+the segment that holds blocks, and its own segment is free again at once. If it finds no room there, its own
+segment takes over. What is sealed is lent until the region is written.
 
 Rules
 * Whether a frame fits is decided before any of it is written: room is what is left in the open buffer, and
@@ -38,7 +38,6 @@ from sortshuffle.format.index import RegionKind
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.memory.buffer import Buffer
-from sortshuffle.memory.buffer_builder import BufferBuilder
 from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB, PREFIX
@@ -260,7 +259,7 @@ class FrameEncoder:
         if opened is None:
             return
         keep = partial(self._keep, opened)
-        payload = opened.finish()
+        payload = opened.content
         sealed = self._layout.payload.compressed(payload, opened.records, self._seconds, keep)
         if sealed is None:
             sealed = self._sealed(payload, opened.records)
@@ -312,7 +311,7 @@ class FrameEncoder:
 class _OpenBuffer:
     """A segment that is being filled, up to ``usable`` bytes, then lent, then recycled."""
 
-    __slots__ = ("_buffer", "_builder", "_usable", "left", "records")
+    __slots__ = ("_buffer", "_is_home", "left", "memory", "records")
 
     def __init__(self, buffer: Buffer, usable: int) -> None:
         if usable > buffer.segment.size:
@@ -320,30 +319,34 @@ class _OpenBuffer:
                 f"the pool's segments have {buffer.segment.size} bytes, less than the layout's buffer_size"
                 f" of {usable}"
             )
-        self._usable = usable
         self._buffer = buffer
-        self._builder = BufferBuilder(buffer)
+        self._is_home = False
+        # all that is used of it: when what was appended is elsewhere, for something else
+        self.memory = buffer.segment.view[:usable]
         self.left = usable
         self.records = 0  # that end in it
 
     def append(self, data: memoryview) -> int:
-        taken = self._builder.append(data[: self.left])
+        taken = min(len(data), self.left)
+        start = self._filled
+        self.memory[start : start + taken] = data[:taken]
         self.left -= taken
         return taken
 
-    def finish(self) -> memoryview:
+    @property
+    def content(self) -> memoryview:
         """What was appended. Not to be used after `recycle`."""
-        self._builder.finish()
-        return self._buffer.view
+        return self.memory[: self._filled].toreadonly()
 
     @property
-    def memory(self) -> memoryview:
-        """All of it, for something else than what was appended. Only behind `finish`."""
-        return self._buffer.segment.view[: self._usable]
+    def _filled(self) -> int:
+        return len(self.memory) - self.left
 
     def recycle(self) -> None:
         """May be called again."""
-        self._builder.close()
+        if not self._is_home:
+            self._is_home = True
+            self._buffer.recycle()
 
 
 class _Blocks:

@@ -74,13 +74,13 @@ def test_the_place_names_the_caller_and_its_callers() -> None:
 def test_the_place_of_a_request_is_outside_the_package() -> None:
     network = NetworkBufferPool(2, 16, option="an.option")
     pool = network.create_pool(1)
-    builder = pool.request_builder_blocking()
+    buffer = pool.request_blocking()
     places = {leak.what: leak.place[0] for leak in leaks.outstanding(network)}
     assert list(places) == ["local buffer pool '', never closed", "a buffer of local buffer pool ''"]
     assert all(
         place.endswith("in test_the_place_of_a_request_is_outside_the_package") for place in places.values()
     )
-    builder.close()
+    buffer.recycle()
     pool.close()
     assert leaks.outstanding(network) == []
 

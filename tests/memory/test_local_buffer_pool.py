@@ -278,25 +278,6 @@ def test_an_interrupt_is_not_lost_when_the_pool_is_closed_at_the_same_moment(
     greedy.close()
 
 
-def test_builders_are_filled_buffers_of_the_pool(network: NetworkBufferPool) -> None:
-    pool = network.create_pool(2, 2)
-    first, second = pool.request_builder(), pool.request_builder_blocking()
-    assert pool.request_builder() is None
-    assert first is not None
-    assert first.append(bytes(range(20))) == 16
-    consumer = first.consumer()
-    first.close()
-    second.close()
-    buffer = consumer.build()
-    consumer.close()
-    assert buffer is not None
-    assert bytes(buffer.view) == bytes(range(16))
-    assert pool.available == 1
-    buffer.recycle()
-    assert pool.available == 2
-    pool.close()
-
-
 # Shares that change
 
 
@@ -489,7 +470,7 @@ def test_a_closed_pool_hands_out_nothing(network: NetworkBufferPool) -> None:
     pool = network.create_pool(1, name="gate 3")
     pool.close()
     pool.close()
-    for use in (pool.request, pool.request_blocking, pool.reserve, pool.request_builder):
+    for use in (pool.request, pool.request_blocking, pool.reserve):
         with pytest.raises(StateError, match=r"local buffer pool 'gate 3' .* is closed"):
             use()
 
