@@ -1,9 +1,10 @@
 """What the pools wait and hand over with: a lock that finalizers can get past, and a place to wait in.
 
-The difficulty: an Arrow array over a pool's memory may die anywhere, even in a garbage collection that starts
-while this very thread holds the pool's lock. Taking the lock there would be a deadlock, and a lock that the
-same thread may take twice would let it into a half-made change. So what a finalizer wants done is submitted:
-it is done at once if the lock is free, and by the thread that holds the lock, when it lets go, if not.
+The difficulty: a generator whose partition holds segments may end anywhere, even in a garbage collection that
+starts while this very thread holds the pool's lock. Taking the lock there would be a deadlock, and a lock
+that the same thread may take twice would let it into a half-made change. So what a finalizer wants done is
+submitted: it is done at once if the lock is free, and by the thread that holds the lock, when it lets go, if
+not.
 
 Used by `ReadBufferPool`, `NetworkBufferPool` and `LocalBufferPool`.
 """

@@ -16,9 +16,6 @@ Rules
   the pool was closed. It may be called before `add_listener` returns, and on any thread, at any point,
   finalizers included (whose thread may hold any lock): it hands the buffer over (to a queue, an event loop),
   or recycles it, and does nothing else. What it raises is logged.
-* What user code keeps as Arrow memory is at most half of what is guaranteed (`loans`), so the other half
-  keeps going round. What it still keeps when the pool is closed is replaced by new segments, so that it is
-  missing from nobody's share, and freed when it and those mapped together with it have come home.
 
 Lock order: the factory lock of the `NetworkBufferPool`, then the segment lock (`SegmentStore`), which guards
 everything here. `recycle` takes neither if it has to wait for it (`HandoverLock`).
@@ -34,7 +31,7 @@ from typing import Protocol, TypeAlias
 
 from sortshuffle.errors import StateError
 from sortshuffle.memory import leaks
-from sortshuffle.memory.buffer import Buffer, Loans
+from sortshuffle.memory.buffer import Buffer
 from sortshuffle.memory.handover import Waiter
 from sortshuffle.memory.segment import MemorySegment
 from sortshuffle.memory.segment_store import Claim, SegmentStore
@@ -65,13 +62,11 @@ class LocalBufferPool:
         self.required = required
         self.maximum = maximum
         self.name = name
-        self.loans = Loans(required // 2)
         self._what_leaks = f"a buffer of local buffer pool {name!r}"
         self._owner = owner
         self._store = store
         self._size = required
         self._requested = 0
-        self._written_off = 0
         self._free: list[MemorySegment] = []
         self._waiting: deque[Waiter[MemorySegment] | _Listening] = deque()
         self._closed = False
@@ -148,7 +143,6 @@ class LocalBufferPool:
     def shut(self, cause: BaseException | None = None) -> bool:
         """Close, without telling the network pool. Returns whether it was open. Calls no listener: the caller
         does that (`HandoverLock.call_back`) when it holds no lock."""
-        kept_by_users = self.loans.begin_no_more()
         with self._store.lock.quietly():
             if self._closed:
                 return False
@@ -159,7 +153,7 @@ class LocalBufferPool:
                 self._waiting.popleft().refuse(refusal)
             free, self._free = self._free, []
             self._requested -= len(free)
-            self._store.put(free + self._replacements(kept_by_users))
+            self._store.put(free)
         leaks.gave_back((self,))
         return True
 
@@ -204,25 +198,11 @@ class LocalBufferPool:
             self._free.append(segment)
 
     def _come_home(self, segment: MemorySegment) -> None:
-        if self._written_off:
-            self._written_off -= 1  # another segment took its place when the pool was closed
-            self._requested -= 1
-        elif self._closed or self._requested > self._size:
+        if self._closed or self._requested > self._size:
             self._requested -= 1
             self._store.put([segment])
         else:
             self._offer(segment)
-
-    def _replacements(self, wanted: int) -> list[MemorySegment]:
-        """New segments in place of ones that users keep; fewer if there is no memory for them."""
-        segments: list[MemorySegment] = []
-        try:
-            for _ in range(min(wanted, self._requested)):
-                segments.append(MemorySegment(self._owner.segment_bytes))
-        except MemoryError:
-            pass  # then the others are missing from the network pool until users let go of them
-        self._written_off = len(segments)
-        return segments
 
     def _join(self, waiting: Waiter[MemorySegment] | _Listening) -> None:
         """Hand over a segment now, or as soon as there is one."""

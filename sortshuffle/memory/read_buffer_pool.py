@@ -10,11 +10,10 @@ Rules
 * A batch is handed out whole or not at all: two requesters that each hold half of one would wait forever.
 * Waiting requesters are served in the order in which they came, by the thread whose recycling completes the
   next batch. One that waits on when a time-out is over keeps its place: nobody is overtaken for ever.
-* `last_progress` moves with every batch handed out and every recycling, whoever's. A requester that waits
-  gives up (`expect_progress`) only when nobody at all got on for long: slow is not stuck.
+* Every batch handed out and every recycling is progress, whoever's. A requester that waits gives up
+  (`expect_progress`) only when nobody at all got on for long: slow is not stuck.
 * `average_per_requester` is what each may hold for all to hold as much. The pool does not enforce it: a
   requester that holds more should ask only for consumers who would have nothing else.
-* What user code keeps as Arrow memory is never the last batch (`loans`).
 * Memory is allocated at the first request, all of it.
 
 Lock order: one lock, and nothing is called under it. `recycle` never blocks (`HandoverLock`).
@@ -29,7 +28,6 @@ from functools import partial
 
 from sortshuffle.errors import BufferTimeoutError, OptionError, StateError, UsageError
 from sortshuffle.memory import leaks
-from sortshuffle.memory.buffer import Loans
 from sortshuffle.memory.handover import HandoverLock, Waiter
 from sortshuffle.memory.segment import MemorySegment, allocate_segments
 
@@ -63,7 +61,6 @@ class ReadBufferPool:
         self.total_segments = total_bytes // segment_bytes
         self.segments_per_request = min(self.total_segments, max(1, batch_bytes // segment_bytes))
         self.max_concurrent_requests = self.total_segments // self.segments_per_request
-        self.loans = Loans(min(self.total_segments // 2, self.total_segments - self.segments_per_request))
         self.option = option
         self._clock = clock
         self._last_progress = clock()
@@ -78,11 +75,6 @@ class ReadBufferPool:
     def available(self) -> int:
         """Segments that nobody holds."""
         return len(self._free) if self._allocated or self._destroyed else self.total_segments
-
-    @property
-    def last_progress(self) -> float:
-        """The clock's time when a batch was last handed out or a segment recycled."""
-        return self._last_progress
 
     @property
     def is_destroyed(self) -> bool:

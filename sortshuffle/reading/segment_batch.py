@@ -19,7 +19,7 @@ class SegmentBatch:
     """
 
     def __init__(self, segments: Sequence[MemorySegment], recycler: Recycler) -> None:
-        self.buffers = [Buffer(segment, recycler, segment.size) for segment in segments]
+        self.buffers = [Buffer(segment, recycler) for segment in segments]
         self.segment_bytes = segments[0].size
         self.end = self.segment_bytes * len(segments)
         self.used = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sortshuffle.memory.buffer import Buffer, Loans
+from sortshuffle.memory.buffer import Buffer
 from sortshuffle.memory.segment import MemorySegment
 
 OPTION = "spark.sortshuffle.test.memory"
@@ -18,16 +18,8 @@ class Collecting:
         self.segments.append(segment)
 
 
-class Lending(Collecting):
-    """One with a quota of loans."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self.loans = Loans(limit)
-
-
-def new_buffer(content: bytes = b"", room: int = 64, recycler: Collecting | None = None) -> Buffer:
-    """A data buffer with this content."""
-    segment = MemorySegment(max(room, len(content)))
-    segment.view[: len(content)] = content
-    return Buffer(segment, recycler or Collecting(), len(content))
+def new_buffer(content: bytes, recycler: Collecting | None = None) -> Buffer:
+    """A buffer with this content."""
+    segment = MemorySegment(len(content))
+    segment.view[:] = content
+    return Buffer(segment, recycler or Collecting())

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import pyarrow as pa
 import pytest
 from engine import eventually, printed
 from hypothesis import strategies as st
@@ -16,7 +15,6 @@ from recyclers import OPTION
 
 from sortshuffle.errors import BufferTimeoutError, OptionError, StateError, UsageError
 from sortshuffle.memory import leaks
-from sortshuffle.memory.buffer import Buffer
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.memory.segment import MemorySegment
 
@@ -112,20 +110,20 @@ def test_more_than_was_taken_cannot_be_recycled(pool: ReadBufferPool) -> None:
 def test_progress_is_a_batch_handed_out_or_a_segment_recycled_not_a_vain_request() -> None:
     clock = Clock()
     pool = new_pool(4, clock)
-    assert pool.last_progress == 1000
+    assert pool._last_progress == 1000
     clock.now = 1001
     batch = pool.request()
-    assert pool.last_progress == 1001
+    assert pool._last_progress == 1001
     clock.now = 1002
     assert pool.request(timeout=0) == []
-    assert pool.last_progress == 1001
+    assert pool._last_progress == 1001
     pool.recycle(batch[0])
-    assert pool.last_progress == 1002
+    assert pool._last_progress == 1002
     clock.now = 1003
     pool.recycle([])
     with pytest.raises(BufferTimeoutError):
         pool.request(0, lambda: bool(pool.expect_progress(1001, 1)))
-    assert pool.last_progress == 1002  # one who gives up puts nobody else's time-out off
+    assert pool._last_progress == 1002  # one who gives up puts nobody else's time-out off
     pool.recycle(batch[1:])
 
 
@@ -382,28 +380,6 @@ def test_an_interrupt_is_not_lost_when_the_pool_is_destroyed_at_the_same_moment(
     pool.recycle(held)
 
 
-def test_what_users_keep_in_arrow_never_is_the_last_batch() -> None:
-    pool = new_pool(8)
-    kept: list[pa.Buffer] = []
-    for _ in range(20):
-        for number, segment in enumerate(pool.request(timeout=0)):
-            segment.fill(number)
-            buffer = Buffer(segment, pool, 10)
-            kept.append(buffer.to_arrow())
-            buffer.recycle()
-    assert len(kept) == 80
-    assert pool.available == 4
-    assert pool.loans.outstanding == 4
-    assert [each.to_pybytes() for each in kept] == [bytes([n % 4]) * 10 for n in range(80)]
-    kept.clear()
-    assert (pool.available, pool.loans.outstanding) == (8, 0)
-
-
-@pytest.mark.parametrize(("segments", "loans"), [(1, 0), (4, 0), (5, 1), (7, 3), (8, 4), (20, 10)])
-def test_the_quota_of_loans_leaves_a_batch_and_half(segments: int, loans: int) -> None:
-    assert new_pool(segments).loans.limit == loans
-
-
 def test_recycled_memory_is_poisoned(pool: ReadBufferPool) -> None:
     batch = pool.request()
     batch[0].view[:3] = b"abc"
@@ -475,7 +451,7 @@ class ReadBatches(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost(self) -> None:
         assert self.pool.available == 10 - len(self.held)
-        assert self.pool.last_progress == self.progress
+        assert self.pool._last_progress == self.progress
         assert self.pool.average_per_requester == max(1, 10 // max(1, len(self.requesters)))
 
     def teardown(self) -> None:

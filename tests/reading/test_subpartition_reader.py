@@ -56,7 +56,9 @@ class View:
         for size in sizes:
             segment = self.segments.pop()
             segment.fill(len(self.segments))
-            pieces.append(ReadPiece(self.extent, self.position, Buffer(segment, self.pool, size)))
+            whole = Buffer(segment, self.pool)
+            pieces.append(ReadPiece(self.extent, self.position, whole.slice(0, size)))
+            whole.recycle()
             self.position += size
         self.reader.add(pieces, complete=complete)
 
