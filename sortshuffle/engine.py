@@ -56,7 +56,7 @@ from sortshuffle.format.index import Index, Writer
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import Options
-from sortshuffle.partitioner import ChannelSelector
+from sortshuffle.partitioner import ChannelSelector, IdSelector
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.events import (
     SUPERSTEP,
@@ -205,7 +205,8 @@ def release(outputs: Iterable[MapOutput]) -> None:
 def _listed(outputs: Iterable[MapOutput]) -> list[MapOutput]:
     listed = list(outputs) if isinstance(outputs, Iterable) else [outputs]
     if isinstance(outputs, MapOutput) or not all(isinstance(each, MapOutput) for each in listed):
-        raise UsageError(f"give a list of what finish() returned, not {outputs!r}")
+        wrong = next((each for each in listed if not isinstance(each, MapOutput)), outputs)
+        raise UsageError(f"give a list of what finish() returned: there is a {_kind(wrong)}")
     return listed
 
 
@@ -252,7 +253,7 @@ class Output:
         schema: pa.Schema | None,
         options: Options,
     ) -> None:
-        self._failed = False
+        self._failed: BaseException | None = None
         self._home = home
         self._selector = selector
         self._schema = schema
@@ -318,7 +319,7 @@ class Output:
     def send(self, event: Event) -> None:
         """Send an event to every subpartition, behind all that was written before and ahead of all that is
         written later. Not for something that comes with every record: each ends the regions that are open,
-        and is a region, 48 bytes for each subpartition in the index, which every consumer reads whole.
+        and makes 48 bytes for each subpartition in the index, which every consumer reads as a whole.
         Raises `UsageError` for an output of batches, for what is no event, and for the events that `finish()`
         sends; none of them changes anything."""
         writer = self._record_writer("events")
@@ -326,12 +327,10 @@ class Output:
         writer.broadcast_event(event)
 
     def finish(self) -> MapOutput:
-        """Complete the files, which can be read from now on. Raises `OutOfDiskError`; then nothing is left of
-        the output."""
-        if self._failed:
-            raise StateError(
-                "this output has failed when it was to be finished: its producer is to run again"
-            )
+        """Complete the files, which can be read from now on. Raises `OutOfDiskError`, and what pickling
+        raises for records that were held; then nothing is left of the output."""
+        if self._failed is not None:
+            raise StateError("this output has failed when it was to be finished") from self._failed
         written_by = self._written_by
         try:
             if self._writer is not None:
@@ -339,8 +338,8 @@ class Output:
             file = self._partition.finish(_signed(written_by))
         except StateError:
             raise
-        except BaseException:
-            self._failed = True
+        except BaseException as error:
+            self._failed = error
             self.abandon()
             raise
         sizes = tuple(self._partition.subpartition_bytes.tolist())
@@ -408,7 +407,7 @@ def _expect_sequence(records: Any) -> None:
         raise UsageError(
             f"a {_kind(records)} is no list of records: open_output(schema=...), and write_batch"
         )
-    if not isinstance(records, Sequence):
+    if not isinstance(records, Sequence) or isinstance(records, str | bytes):
         raise UsageError(f"records are written as a list, not as a {_kind(records)}: pass list(...)")
 
 
@@ -422,9 +421,15 @@ def _expect_keys(selector: KeySelector, keys: Any) -> None:
             f"{name} takes keys as an Arrow record batch, one row for each record, not as a {_kind(keys)}:"
             ' pa.record_batch([keys], ["key"])'
         )
-    positions = [key for key in getattr(selector, "keys", ()) if isinstance(key, int)]
-    if positions and max(positions) >= keys.num_columns:
-        raise UsageError(f"{name} looks at column {max(positions)}, and the keys have {keys.num_columns}")
+    _expect_columns(selector, keys.num_columns, "keys")
+
+
+def _expect_columns(selector: KeySelector, count: int, what: str) -> None:
+    """A selector of this package names columns by their positions; there are so many."""
+    columns = [getattr(key, "column", key) for key in getattr(selector, "keys", ())]
+    columns += [selector.column] if isinstance(selector, IdSelector) else []
+    if columns and max(columns) >= count:
+        raise UsageError(f"{_kind(selector)} looks at column {max(columns)}, and the {what} have {count}")
 
 
 def _kind(thing: object) -> str:
@@ -443,6 +448,7 @@ def _layout(
 ) -> PartitionLayout | FrameLayout:
     if schema is not None:
         _expect_no_dictionary(schema)
+        _expect_columns(selector, len(schema), "batches")
         payload = ArrowPayload.of(schema, options)
         return PartitionLayout(payload, cast(ChannelSelector, selector), options.buffer_size)
     return frame_layout(PickledPayload.of(options), selector.subpartitions, options.memory, opened)

@@ -287,8 +287,8 @@ class Options:
         _path,
         "an absolute local path",
         "",
-        "PEM file with the authority that clients trust. Alone it is enough for those who only read, which is"
-        " sortshuffle.engine.",
+        "PEM file with the authority that clients trust. Settings need all three; Options of"
+        " sortshuffle.engine may have it alone, to read.",
     )
     manager: str = _knob(
         "auto",

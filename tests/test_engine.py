@@ -55,6 +55,7 @@ from sortshuffle.partitioner import (
     FunctionSelector,
     GlobalSelector,
     HashSelector,
+    IdSelector,
     KeyGroupSelector,
     RescaleSelector,
     RoundRobinSelector,
@@ -310,10 +311,42 @@ def test_keys_without_the_column_are_refused(home: Home) -> None:
 
 def test_keys_of_another_number_are_refused(home: Home) -> None:
     with open_output(home, HashSelector((0,), 2), 0) as output:
-        with pytest.raises(UsageError, match="3 records and 2 keys"):
+        with pytest.raises(UsageError, match="gave 2 ids for 3 rows"):
             output.write([1, 2, 3], column([1, 2]))
         output.write([4], column([4]))  # what was refused changed nothing
         assert read([output.finish()], range(2)) == [4]
+
+
+@pytest.mark.parametrize("ids", [np.zeros(1, np.uint8), np.zeros(4, np.uint8), np.full(3, -1), [0, 0, 0]])
+@pytest.mark.parametrize("map_index", [0, 1])
+def test_wrong_ids_for_the_rows_of_a_batch_lose_none(home: Home, ids: Any, map_index: int) -> None:
+    class Wrong:
+        is_broadcast: ClassVar[bool] = False
+        subpartitions = 2
+
+        def assign(self, keys: Any) -> Any:
+            return ids
+
+    batch = pa.record_batch({"k": [1, 2, 3]})
+    output = open_output(home, Wrong(), map_index, schema=batch.schema)
+    with output, pytest.raises(UsageError, match=r"Wrong (must give|gave|sent)"):
+        output.write_batch(batch)
+        output.finish()
+
+
+@pytest.mark.parametrize(
+    "selector", [HashSelector((5,), 2), IdSelector(1, 2), KeyGroupSelector((0, 1), 2, 8)], ids=repr
+)
+def test_a_selector_of_columns_that_batches_do_not_have_is_refused_at_once(home: Home, selector: Any) -> None:
+    with pytest.raises(UsageError, match=r"looks at column \d, and the batches have 1"):
+        open_output(home, selector, 0, schema=pa.schema([("k", pa.int32())]))
+
+
+@pytest.mark.parametrize("keys", [0, ["k"], ("k",), (-1,)])
+def test_key_columns_are_positions(keys: Any) -> None:
+    for make in (lambda: HashSelector(keys, 2), lambda: KeyGroupSelector(keys, 2, 128)):
+        with pytest.raises(UsageError, match="key columns are a tuple of positions"):
+            make()
 
 
 def test_what_is_broadcast_comes_to_all(home: Home) -> None:

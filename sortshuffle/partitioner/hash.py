@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sortshuffle.errors import UsageError
 from sortshuffle.partitioner.murmur3 import hash_columns
-from sortshuffle.partitioner.selector import Ids, check_subpartitions, id_dtype
+from sortshuffle.partitioner.selector import Ids, check_columns, check_subpartitions, id_dtype
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,7 @@ class HashSelector:
 
     def __post_init__(self) -> None:
         check_subpartitions(self.subpartitions)
-        if any(key < 0 for key in self.keys):
-            raise UsageError(f"key columns are positions from 0 on, not {self.keys}")
+        check_columns(self.keys)
 
     def assign(self, batch: pa.RecordBatch) -> Ids:
         """Return each row's subpartition; see ``ChannelSelector.assign``.

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from sortshuffle.errors import UsageError
 from sortshuffle.partitioner.hash import HashSelector
-from sortshuffle.partitioner.selector import Ids, check_subpartitions, id_dtype
+from sortshuffle.partitioner.selector import Ids, check_columns, check_subpartitions, id_dtype
 
 MOST_KEY_GROUPS = 1 << 15
 """Flink's limit as well: group numbers fit in 16 bits."""
@@ -40,6 +40,7 @@ class KeyGroupSelector:
 
     def __post_init__(self) -> None:
         check_subpartitions(self.subpartitions)
+        check_columns(self.keys)
         if not self.subpartitions <= self.max_parallelism <= MOST_KEY_GROUPS:
             raise UsageError(
                 f"max_parallelism must be from {self.subpartitions}, the number of subpartitions, to"

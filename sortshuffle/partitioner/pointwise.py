@@ -8,8 +8,8 @@
 ``BroadcastSelector``   every row to every subpartition. For the small side of a broadcast join
 ======================  ============================================================================
 
-The first is used by all methods of ``ShuffleFrame``, the last by joins with a side marked ``broadcast``, all
-of them through `engine`.
+``ShuffleFrame`` uses ``GlobalSelector``, and ``BroadcastSelector`` for joins with a side that is marked
+``broadcast``. `sortshuffle.engine` takes all of them.
 """
 
 from __future__ import annotations

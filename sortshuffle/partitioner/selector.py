@@ -48,6 +48,31 @@ class ChannelSelector(Protocol):
         ...
 
 
+def checked_ids(ids: Any, rows: int, selector: Any) -> Ids:
+    """What a selector gave for so many rows or keys. A selector may be anybody's, and rows with wrong ids
+    would be lost, or in another subpartition, without a word.
+
+    Raises UsageError unless it is an integer for each row, from 0 to ``subpartitions - 1``.
+    """
+    name = type(selector).__name__
+    if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "ui" or ids.ndim != 1:
+        raise UsageError(
+            f"{name} must give a NumPy array of integers, one for each row or key, not {ids!r:.100}"
+        )
+    if len(ids) != rows:
+        raise UsageError(
+            f"{name} gave {len(ids)} ids for {rows} rows: there must be a key for each, and an id"
+        )
+    if rows:
+        least, most = (ids.min() if ids.dtype.kind == "i" else 0), ids.max()
+        if least < 0 or most >= selector.subpartitions:
+            wrong = least if least < 0 else most
+            raise UsageError(
+                f"{name} sent a row to subpartition {wrong}: they are 0 to {selector.subpartitions - 1}"
+            )
+    return ids
+
+
 def id_dtype(subpartitions: int) -> np.dtype[np.unsignedinteger[Any]]:
     """Return the smallest unsigned dtype that holds ``subpartitions - 1``: uint8, uint16 or uint32.
 
@@ -55,6 +80,12 @@ def id_dtype(subpartitions: int) -> np.dtype[np.unsignedinteger[Any]]:
     """
     check_subpartitions(subpartitions)
     return np.min_scalar_type(subpartitions - 1)
+
+
+def check_columns(keys: object) -> None:
+    """Raise UsageError unless these can be the positions of columns."""
+    if not isinstance(keys, tuple) or any(not isinstance(key, int) or key < 0 for key in keys):
+        raise UsageError(f"key columns are a tuple of positions from 0 on, such as (0,), not {keys!r}")
 
 
 def check_subpartitions(subpartitions: int) -> None:

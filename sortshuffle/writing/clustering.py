@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sortshuffle.errors import UsageError
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
-from sortshuffle.partitioner.selector import ChannelSelector, Ids
+from sortshuffle.partitioner.selector import ChannelSelector, Ids, checked_ids
 
 # Bytes of rows that are clustered together, at most. Random reads of `take` must find them in cache: 4 MiB
 # took 0.20 ns a byte, 8 MiB 0.28, 16 MiB 0.42, 64 MiB 0.55 (rows of 68 bytes, 32 MiB of third level cache)
@@ -141,7 +140,7 @@ def cluster(
         whole = owned(batch)
         return ClusteredUnit(whole, [0, whole.num_rows], np.array([whole.nbytes]), None)
     with metrics.step("ids"):
-        places = groups.places(_checked(selector.assign(batch), selector))
+        places = groups.places(checked_ids(selector.assign(batch), batch.num_rows, selector))
     with metrics.step("sort"):
         numbers = groups.numbers(places)
         order = np.argsort(numbers, kind="stable")
@@ -216,16 +215,6 @@ def owned(batch: pa.RecordBatch) -> pa.RecordBatch:
     if batch.get_total_buffer_size() <= MOST_PINNED * batch.nbytes + PADDING:
         return batch
     return pa.concat_batches([batch])
-
-
-def _checked(ids: Ids, selector: ChannelSelector) -> Ids:
-    """Ids out of range would go to another subpartition silently."""
-    if len(ids) and int(ids.max()) >= selector.subpartitions:
-        raise UsageError(
-            f"{type(selector).__name__} sent a row to subpartition {int(ids.max())} of"
-            f" {selector.subpartitions}, which are counted from 0"
-        )
-    return ids
 
 
 def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -29,7 +29,7 @@ import numpy as np
 
 from sortshuffle.errors import StateError, UsageError
 from sortshuffle.metrics import TaskMetrics
-from sortshuffle.partitioner.selector import Ids, id_dtype
+from sortshuffle.partitioner.selector import Ids, checked_ids, id_dtype
 from sortshuffle.payload.events import Event
 from sortshuffle.writing.pickled_sizes import COLLECTED_BYTES, PickledSizes
 
@@ -70,7 +70,7 @@ class KeySelector(Protocol):
 
     def assign(self, keys: Any) -> Ids:
         """An unsigned NumPy array, one id per key: shape ``(len(keys),)``, each less than
-        ``subpartitions``."""
+        ``subpartitions``. It is held: the selector does not change it afterwards."""
 
 
 class RecordWriter:
@@ -130,8 +130,7 @@ class RecordWriter:
             with self._calling():
                 self._broadcast.add(columns, self._ids([0]).repeat(count), serializer)
             return
-        ids = self._selector.assign(keys)
-        self._check_ids(ids, count)
+        ids = checked_ids(self._selector.assign(keys), count, self._selector)
         with self._calling():
             self._unicast.add(columns, ids, serializer)
 
@@ -191,22 +190,6 @@ class RecordWriter:
     def _expect_open(self) -> None:
         if self._state != "open":
             raise StateError(f"the record writer is {self._state}, which does not allow this call")
-
-    def _check_ids(self, ids: Any, count: int) -> None:
-        """A selector may be anybody's. An id too large would be known only when records are gone."""
-        if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "ui" or ids.ndim != 1:
-            raise UsageError("a selector gives a NumPy array of integers: a subpartition for each key")
-        if len(ids) != count:
-            raise UsageError(f"there are {count} records and {len(ids)} keys")
-        if not count:
-            return
-        most = ids.max()
-        least = ids.min() if ids.dtype.kind == "i" else 0
-        if most >= self._target.subpartitions or least < 0:
-            wrong = least if least < 0 else most
-            raise UsageError(
-                f"the selector gave subpartition {wrong}: they are 0 to {self._target.subpartitions - 1}"
-            )
 
     def _send_held(self) -> None:
         self._unicast.send()

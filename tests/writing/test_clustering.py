@@ -202,7 +202,7 @@ def test_an_id_that_is_out_of_range_is_refused_and_not_sent_elsewhere(groups: Su
         def assign(self, batch: pa.RecordBatch) -> np.ndarray:
             return np.array([0, 300, 299], np.uint16)
 
-    with pytest.raises(UsageError, match="Beyond sent a row to subpartition 300 of 300"):
+    with pytest.raises(UsageError, match="Beyond sent a row to subpartition 300: they are 0 to 299"):
         cluster([rows([1, 2, 3])], Beyond(), groups, TaskMetrics())
 
 

@@ -93,13 +93,13 @@ class Given(ByRemainder):
 @pytest.mark.parametrize(
     ("ids", "said"),
     [
-        ([0, 1], "gives a NumPy array of integers"),
-        (np.array([0.0, 1.0]), "gives a NumPy array of integers"),
-        (np.array([True, False]), "gives a NumPy array of integers"),
-        (np.array([[0], [1]]), "gives a NumPy array of integers"),
-        (np.array([0, 3], np.uint8), "gave subpartition 3: they are 0 to 2"),
-        (np.array([2, -1]), "gave subpartition -1: they are 0 to 2"),
-        (np.array([0], np.uint8), "2 records and 1 keys"),
+        ([0, 1], "must give a NumPy array of integers"),
+        (np.array([0.0, 1.0]), "must give a NumPy array of integers"),
+        (np.array([True, False]), "must give a NumPy array of integers"),
+        (np.array([[0], [1]]), "must give a NumPy array of integers"),
+        (np.array([0, 3], np.uint8), "sent a row to subpartition 3: they are 0 to 2"),
+        (np.array([2, -1]), "sent a row to subpartition -1: they are 0 to 2"),
+        (np.array([0], np.uint8), "gave 1 ids for 2 rows"),
     ],
 )
 def test_ids_that_are_none_are_refused_before_anything_is_taken(ids: Any, said: str) -> None:
@@ -178,7 +178,7 @@ def test_a_call_that_is_refused_as_it_stands_loses_nothing() -> None:
     target = Target()
     writer = writer_to(target)
     emit(writer, "kept", 0)
-    with pytest.raises(UsageError, match="2 records and 1 keys"):
+    with pytest.raises(UsageError, match="gave 1 ids for 2 rows"):
         writer.emit_batch(["x", "y"], [1])
     with pytest.raises(UsageError, match="the columns have 1, 2 records"):
         writer.emit_columns((["x"], ["y", "z"]), [1])
