@@ -337,7 +337,7 @@ def new_frame_output(
     """``buffer_size``: bytes of a segment that are used, None for all of them."""
     payload = PickledPayload(codec) if kind is PayloadKind.PICKLE else FramesPayload(codec)
     pool = NetworkBufferPool(segments, segment_bytes, option="a test's segments")
-    layout = FrameLayout(payload, pool.create_pool(min(2, segments)), buffer_size or segment_bytes)
+    layout = FrameLayout(payload, pool.create_pool(segments), buffer_size or segment_bytes)
     file = PartitionedFile.named(str(directory), 3, 17, attempt)
     writer = PartitionedFileWriter(file, FileHeader(ID, subpartitions, first, codec, kind))
     budget = MemoryBudget(memory)

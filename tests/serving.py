@@ -103,7 +103,7 @@ def serving(
     with service:
         yield service
     assert service.status().connections == ()
-    assert service._pool.is_destroyed
+    assert service._pool._destroyed
 
 
 class Shelf:

@@ -7,5 +7,5 @@
   `read_buffer_pool`: those that scheduled reads fill. `handover`: what all three wait and lock with.
 * `leaks`: the debug mode.
 
-Knows nothing of files or records. Lock order: factory lock, segment lock; who holds one calls nobody back.
+Knows nothing of files or records. Lock order: factory lock, segment lock.
 """

@@ -11,40 +11,31 @@ Used by `ReadBufferPool`, `NetworkBufferPool` and `LocalBufferPool`.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, TypeVar
 
 from sortshuffle.errors import StateError
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
 
 
 class HandoverLock:
-    """A lock with an inbox of actions, done under it, and an outbox of callbacks, called after it.
+    """A lock with an inbox of actions, done under it.
 
     Rules
     * An action changes state and must not raise or block.
-    * A callback runs with this lock free, on whichever thread freed it, finalizers' included. So it must
-      neither block nor take a lock under which others use the pool: it hands something over. An error of its
-      own is logged: it is no fault of whoever freed the lock, nor of who is called next.
-    * What a callback leads to is called when it has returned: a long chain of them does not grow the stack.
     * Nothing stays in the inbox: who finds the lock taken leaves its action to the holder, and every holder
-      looks into the inbox after it has let go. The outbox is emptied in the same way.
+      looks into the inbox after it has let go.
     """
 
-    __slots__ = ("_callbacks", "_calling", "_inbox", "_lock")
+    __slots__ = ("_inbox", "_lock")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._inbox: deque[Callable[[], None]] = deque()
-        self._callbacks: deque[Callable[[], None]] = deque()
-        self._calling: set[int] = set()  # threads that are in `call_back`
 
     def submit(self, action: Callable[[], None]) -> None:
         """Do it under the lock, now or as soon as the lock is free. Never blocks."""
@@ -52,43 +43,6 @@ class HandoverLock:
         # Where the lock is taken nothing more may happen here: a finalizer may have come in the middle of the
         # holder's change, on the holder's own thread
         if self._lock.acquire(blocking=False):
-            self._let_go()
-            self.call_back()
-
-    def afterwards(self, callback: Callable[[], None]) -> None:
-        """Call it when the lock is free. For the holder of the lock."""
-        self._callbacks.append(callback)
-
-    def call_back(self) -> None:
-        """Call what is waiting to be called. For whoever used `quietly`, when its other locks are free."""
-        while self._callbacks:
-            thread = threading.get_ident()
-            if thread in self._calling:
-                return  # this comes from its callback, or from a finalizer in it: it goes on by itself
-            self._calling.add(thread)
-            try:
-                self._call_all()
-            finally:
-                self._calling.discard(thread)
-
-    def _call_all(self) -> None:
-        while True:
-            try:
-                callback = self._callbacks.popleft()
-            except IndexError:
-                return
-            try:
-                callback()
-            except Exception:
-                _log.exception("a pool's callback failed: %r", callback)
-
-    @contextmanager
-    def quietly(self) -> Iterator[None]:
-        """Hold the lock, but leave the callbacks to `call_back`: for a thread that holds another lock too."""
-        self._lock.acquire()
-        try:
-            yield
-        finally:
             self._let_go()
 
     def __enter__(self) -> None:
@@ -98,7 +52,6 @@ class HandoverLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._let_go()
-        self.call_back()
 
     def _let_go(self) -> None:
         """Empty the inbox and free the lock."""

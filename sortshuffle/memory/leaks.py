@@ -2,7 +2,7 @@
 that took it.
 
 Switched on by the environment variable ``SORTSHUFFLE_DEBUG_MEMORY=1`` (read once, when this module is
-imported; Python workers inherit it) or by `enable`. The test suite runs in it, and fails a test that leaves
+imported; Python workers inherit it). The test suite runs in it, and fails a test that leaves
 anything behind. Off, it costs a call each time a segment is taken or given back: 0.1 us of the 2 us that both
 take (on: 8 us, most of it poisoning 32 KiB and finding the place).
 
@@ -55,16 +55,8 @@ def enabled() -> bool:
     return _enabled
 
 
-def enable(on: bool) -> None:
-    """Switch the debug mode. What was taken while it was off is not followed."""
-    global _enabled
-    _enabled = on
-
-
-def here() -> tuple[str, ...]:
-    """The callers outside this package, innermost first; nothing when the debug mode is off."""
-    if not _enabled:
-        return ()
+def _here() -> tuple[str, ...]:
+    """The callers outside this package, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_ours(frame):
         frame = frame.f_back
@@ -79,10 +71,10 @@ def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith(_PACKAGE + ".")
 
 
-def took(owner: object, things: Iterable[object], what: object, place: tuple[str, ...] = ()) -> None:
-    """Follow these from now on: ``owner`` has just handed them out (to ``place``, if not to the caller)."""
+def took(owner: object, things: Iterable[object], what: object) -> None:
+    """Follow these from now on: ``owner`` has just handed them out to the caller."""
     if _enabled:
-        place = place or here()
+        place = _here()
         for thing in things:
             _taken[thing] = Leak(str(what), owner, place)
 

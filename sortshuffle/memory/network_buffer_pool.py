@@ -3,31 +3,26 @@
 Used by the map tasks of `ShuffleRDD`, one for each partition that is written, and by the shuffle manager's
 engine, one for all its writers. Its memory is apart from that for reading (`ReadBufferPool`).
 
-Shares: every local pool is guaranteed what it requires, or is not created. What is left is shared out in
-proportion to what each pool could still use, whenever a pool comes or goes (`proportional_shares`). Requests
-without a pool are guaranteed in the same way, for as long as they hold their segments.
+Every local pool is guaranteed its size, or is not created. It may still have to wait, for segments of closed
+pools that are in use.
 
 Invariants, whenever the segment lock is free
-* Every segment is in one place: free in the store, ``requested`` by one local pool, or held by one request.
-* The guaranteed segments, of pools and requests, are never more than there are.
-* The shares of all pools add up to no more than what requests leave, and to all of it if pools can use it.
+* Every segment is in one place: free in the store, or ``requested`` by one local pool, open or closed.
+* The guaranteed segments are never more than there are.
 
-Lock order: the factory lock (which pools there are, and their shares), then the segment lock (where every
-segment is; `SegmentStore`). Who holds one of them calls no listener before both are free; only a finalizer
-that comes in between may.
+Lock order: the factory lock (which pools there are), then the segment lock (where every segment is;
+`SegmentStore`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 from sortshuffle.errors import InsufficientBuffersError, StateError, UsageError
 from sortshuffle.memory import leaks
 from sortshuffle.memory.local_buffer_pool import LocalBufferPool
-from sortshuffle.memory.segment import MemorySegment, allocate_segments
-from sortshuffle.memory.segment_store import Claim, SegmentStore
+from sortshuffle.memory.segment import allocate_segments
+from sortshuffle.memory.segment_store import SegmentStore
 
 REQUEST_TIMEOUT = 30.0  # seconds; guaranteed segments that do not come home for so long are a fault (Flink's)
 
@@ -35,7 +30,7 @@ REQUEST_TIMEOUT = 30.0  # seconds; guaranteed segments that do not come home for
 class NetworkBufferPool:
     """``total`` segments of ``segment_bytes`` each. ``option`` is the setting that sized it.
 
-    ``request_timeout``: seconds that blocking requests wait, here and in local pools. Raises MemoryError,
+    ``request_timeout``: seconds that blocking requests wait in local pools. Raises MemoryError,
     naming the option, when there is no address space for the segments.
     """
 
@@ -56,7 +51,6 @@ class NetworkBufferPool:
         self._store = SegmentStore(allocate_segments(total_segments, segment_bytes, option=option), option)
         self._factory = threading.Lock()
         self._pools: list[LocalBufferPool] = []
-        self._unpooled = 0  # segments guaranteed to requests without a pool
         self._destroyed = False
 
     @property
@@ -66,99 +60,42 @@ class NetworkBufferPool:
 
     @property
     def guaranteed(self) -> int:
-        """Segments promised to local pools and to requests."""
-        return self._unpooled + sum(pool.required for pool in self._pools)
+        """Segments promised to local pools."""
+        return sum(pool.size for pool in self._pools)
 
-    @property
-    def is_destroyed(self) -> bool:
-        return self._destroyed
-
-    def create_pool(self, required: int, maximum: int | None = None, name: str = "") -> LocalBufferPool:
-        """A local pool that is guaranteed ``required`` segments and may grow to ``maximum`` (None: as many as
-        there are). The caller closes it.
+    def create_pool(self, size: int, name: str = "") -> LocalBufferPool:
+        """A local pool that is guaranteed ``size`` segments. The caller closes it.
 
         Raises `InsufficientBuffersError` when so many cannot be guaranteed.
         """
-        most = self.total if maximum is None else maximum
-        if required < 1 or (maximum is not None and maximum < required):
-            raise UsageError(f"a local pool requires 1 to {most} segments (its maximum), not {required}")
-        with self._changing():
-            self._guarantee(required, f"local buffer pool {name!r}")
-            pool = LocalBufferPool(self, self._store, required, most, name)
+        if size < 1:
+            raise UsageError(f"a local pool has 1 segment at least, not {size}")
+        with self._factory:
+            self._guarantee(size, f"local buffer pool {name!r}")
+            pool = LocalBufferPool(self, self._store, size, name)
             self._pools.append(pool)
             leaks.took(self, [pool], f"local buffer pool {name!r}, never closed")
         return pool
 
-    def request_segments(self, count: int, timeout: float | None = None) -> list[MemorySegment]:
-        """``count`` segments, all of them, waiting until local pools have given back what is above their
-        shares. The caller gives them back with `recycle_segments`.
-
-        Raises `InsufficientBuffersError` when so many cannot be guaranteed, `BufferTimeoutError` after
-        ``timeout`` seconds (None: `request_timeout`), `StateError` when the pool is destroyed meanwhile.
-        """
-        if count < 1:
-            raise UsageError(f"a request is for 1 segment at least, not {count}")
-        with self._changing():
-            self._guarantee(count, "a request without a pool")
-            self._unpooled += count
-        try:
-            claim = Claim(self, lambda: count)
-            seconds = self.request_timeout if timeout is None else timeout
-            segments = self._store.meet(claim, seconds, self._expect_alive)
-        except BaseException:
-            with self._changing():
-                self._unpooled -= count
-            raise
-        leaks.took(self, segments, f"a segment of {self}")
-        return segments
-
-    def recycle_segments(self, segments: Sequence[MemorySegment]) -> None:
-        """Take back segments that `request_segments` gave, in any number. After `destroy` they are dropped.
-
-        Raises `StateError` for more of them than are missing. Not for finalizers: it takes the factory lock.
-        """
-        with self._changing():
-            if len(segments) > self._unpooled:
-                raise StateError(
-                    f"{len(segments)} segments recycled into {self}, which misses {self._unpooled}"
-                )
-            leaks.gave_back(segments)
-            self._unpooled -= len(segments)
-            with self._store.lock.quietly():
-                self._store.put(segments)
-
-    def destroy(self, cause: BaseException | None = None) -> None:
-        """End the pool and all local pools: whoever waits fails, with the cause; what is recycled later is
-        dropped. A second time does nothing."""
-        refusal = cause or StateError(f"{self} was destroyed")
+    def destroy(self) -> None:
+        """End the pool and all local pools: whoever waits fails; what is recycled later is dropped. A second
+        time does nothing."""
         with self._factory:
             if self._destroyed:
                 return
             self._destroyed = True
-            with self._store.lock.quietly():
+            with self._store.lock:
                 self._store.empty()
-                self._store.refuse(self, refusal)
             for pool in self._pools:
-                pool.shut(refusal)
+                pool.shut()
             self._pools = []
-        self._store.lock.call_back()
         leaks.report(self)
 
     def forget(self, pool: LocalBufferPool) -> None:
-        """For `LocalBufferPool.close`: share out what the pool had."""
-        with self._changing():
+        """For `LocalBufferPool.close`: what the pool had may be promised to others."""
+        with self._factory:
             if pool in self._pools:  # else all of them were shut by `destroy` meanwhile
                 self._pools.remove(pool)
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Change what is guaranteed, under the factory lock; afterwards the shares are right again."""
-        try:
-            with self._factory:
-                yield
-                self._share_out()
-        finally:
-            self._store.lock.call_back()
 
     def _guarantee(self, count: int, what: str) -> None:
         """Raise unless so many more can be promised."""
@@ -171,37 +108,9 @@ class NetworkBufferPool:
                 f" {(promised + count) * self.segment_bytes} bytes at least, or let fewer tasks run at a time"
             )
 
-    def _share_out(self) -> None:
-        spare = self.total - self.guaranteed
-        uses = [min(spare, pool.maximum - pool.required) for pool in self._pools]
-        shares = proportional_shares(min(spare, sum(uses)), uses)
-        with self._store.lock.quietly():
-            for pool, share in zip(self._pools, shares, strict=True):
-                pool.resize(pool.required + share)
-            for pool in self._pools:  # when all have their new shares, so that none takes by an old one
-                pool.give_up_excess()
-            self._store.serve()
-
     def _expect_alive(self) -> None:
         if self._destroyed:
             raise StateError(f"{self} is destroyed")
 
     def __repr__(self) -> str:
         return f"the network buffer pool of {self.total} segments ({self.option})"
-
-
-def proportional_shares(amount: int, weights: Sequence[int]) -> list[int]:
-    """``amount`` in whole shares proportional to the weights, no share above its weight if the amount is not
-    above their sum.
-
-    Nothing is lost in rounding: a share is the difference of two cumulative ones, each rounded down.
-    """
-    whole = sum(weights)
-    shares: list[int] = []
-    weight = given = 0
-    for each in weights:
-        weight += each
-        cumulative = amount * weight // whole if whole else 0
-        shares.append(cumulative - given)
-        given = cumulative
-    return shares

@@ -77,10 +77,6 @@ class ReadBufferPool:
         return len(self._free) if self._allocated or self._destroyed else self.total_segments
 
     @property
-    def is_destroyed(self) -> bool:
-        return self._destroyed
-
-    @property
     def average_per_requester(self) -> int:
         """Segments that each registered requester may hold for all to hold as much."""
         return max(1, self.total_segments // max(1, len(self._requesters)))
@@ -136,15 +132,15 @@ class ReadBufferPool:
                 " let fewer consumers read at a time"
             )
 
-    def destroy(self, cause: BaseException | None = None) -> None:
-        """End the pool: waiting and later requests fail (with ``cause``), late recycles are dropped."""
+    def destroy(self) -> None:
+        """End the pool: waiting and later requests fail, late recycles are dropped."""
         with self._lock:
             if self._destroyed:
                 return
             self._destroyed = True
             self._free = []
             self._requesters.clear()
-            refusal = cause or StateError(f"{self} was destroyed")
+            refusal = StateError(f"{self} was destroyed")
             while self._waiting:
                 self._waiting.popleft().refuse(refusal)
         leaks.report(self)

@@ -5,10 +5,10 @@ every segment is, here and in all the local pools: a segment moves from one plac
 
 Rules
 * A claim is for several segments and gets all or none: nobody waits while holding part of what he needs.
-* A pool is hungry when threads or listeners wait for one of its segments while it is below its share. Hungry
-  pools take turns.
-* Claims that can be met are met first. Those that can't do not hold up hungry pools: a pool below its share
-  takes only what is its own, and what a claim was promised comes from the pools above theirs.
+* A pool is hungry when threads wait for one of its segments while it has not taken all that it is guaranteed.
+  Hungry pools take turns.
+* Claims that can be met are met first. Those that can't do not hold up hungry pools: a pool takes only what
+  it is guaranteed, and what a claim was promised comes from closed pools.
 
 Lock order: the segment lock is the last one; under it nothing else is taken or called.
 """
@@ -44,7 +44,7 @@ class Claim(Waiter[list[MemorySegment]]):
         self,
         owner: object,
         missing: Callable[[], int],
-        take_over: Callable[[list[MemorySegment]], None] | None = None,
+        take_over: Callable[[list[MemorySegment]], None],
     ) -> None:
         super().__init__()
         self.owner = owner
@@ -52,8 +52,7 @@ class Claim(Waiter[list[MemorySegment]]):
         self.take_over = take_over
 
     def deliver(self, result: list[MemorySegment]) -> None:
-        if self.take_over is not None:
-            self.take_over(result)
+        self.take_over(result)
         super().deliver(result)
 
 
@@ -118,8 +117,8 @@ class SegmentStore:
         self._emptied = True
         self._free = []
 
-    def meet(self, claim: Claim, timeout: float, expect_open: Callable[[], None]) -> list[MemorySegment]:
-        """What is claimed, now or when it is free, for the caller to give back. Without the lock held.
+    def meet(self, claim: Claim, timeout: float, expect_open: Callable[[], None]) -> None:
+        """Hand over what is claimed, now or when it is free. Without the lock held.
 
         ``expect_open`` raises if the owner may claim nothing any more. Raises `BufferTimeoutError` after
         ``timeout`` seconds, `StateError` when the owner is closed meanwhile. Nothing is taken then.
@@ -132,13 +131,11 @@ class SegmentStore:
         try:
             claim.wait(timeout)
         except BaseException:  # interrupted
-            if not self._withdraw(claim) and claim.take_over is None:
-                with self.lock:
-                    self.put(claim.delivered or [])
+            self._withdraw(claim)
             raise
         if self._withdraw(claim):
             raise self.late(f"{claim.missing()} segments for {claim.owner}", time.monotonic() - begun)
-        return claim.result or []
+        claim.result  # noqa: B018  # raises if it was refused
 
     def late(self, what: str, seconds: float) -> BufferTimeoutError:
         """The error that says what did not come."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -49,93 +48,6 @@ def test_an_action_may_submit_another() -> None:
 
     lock.submit(action)
     assert done == [1, 2]
-
-
-def test_callbacks_run_in_order_when_the_lock_is_free() -> None:
-    lock = HandoverLock()
-    called: list[int] = []
-
-    def callback(number: int) -> None:
-        with lock:  # would wait for ever if the lock was held
-            called.append(number)
-
-    with lock:
-        lock.afterwards(lambda: callback(1))
-        lock.submit(lambda: lock.afterwards(lambda: callback(2)))
-        assert called == []
-    assert called == [1, 2]
-
-
-def test_a_finalizer_in_the_middle_of_the_holders_change_calls_nothing_back() -> None:
-    lock = HandoverLock()
-    called: list[int] = []
-    with lock:
-        lock.afterwards(lambda: called.append(1))
-        lock.submit(lambda: None)
-        assert called == []
-    assert called == [1]
-
-
-def test_a_callback_that_leads_to_another_is_over_before_that_one_is_called() -> None:
-    """However long the chain, the stack does not grow: listeners may recycle what they get."""
-    lock = HandoverLock()
-    depth = deepest = called = 0
-
-    def callback() -> None:
-        nonlocal depth, deepest, called
-        depth += 1
-        called += 1
-        deepest = max(deepest, depth)
-        if called < 5000:
-            lock.submit(lambda: lock.afterwards(callback))
-        depth -= 1
-
-    lock.submit(lambda: lock.afterwards(callback))
-    assert (called, deepest) == (5000, 1)
-
-
-def test_a_callback_that_fails_is_logged_and_keeps_nobody_from_being_called(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    lock = HandoverLock()
-    called: list[int] = []
-
-    def broken() -> None:
-        raise ZeroDivisionError("somebody else's mistake")
-
-    with caplog.at_level(logging.ERROR), lock:
-        lock.afterwards(broken)
-        lock.afterwards(lambda: called.append(1))
-    assert called == [1]
-    assert "somebody else's mistake" in caplog.text
-
-
-def test_callbacks_of_many_threads_are_all_called_once() -> None:
-    lock = HandoverLock()
-    start = threading.Barrier(8)
-    called: list[int] = []
-
-    def work(number: int) -> None:
-        start.wait()
-        for count in range(500):
-            lock.submit(lambda key=number * 500 + count: lock.afterwards(lambda: called.append(key)))
-
-    with ThreadPoolExecutor(8) as threads:
-        for done in [threads.submit(work, number) for number in range(8)]:
-            done.result()
-    assert sorted(called) == list(range(4000))
-
-
-def test_quietly_leaves_the_callbacks_for_later() -> None:
-    lock = HandoverLock()
-    called: list[int] = []
-    done: list[int] = []
-    with lock.quietly():
-        lock.afterwards(lambda: called.append(1))
-        lock.submit(lambda: done.append(1))
-    assert (called, done) == ([], [1])
-    lock.call_back()
-    assert called == [1]
 
 
 def test_the_lock_is_free_and_the_inbox_empty_after_an_error() -> None:

@@ -1,5 +1,4 @@
-"""The buffers of one result partition or gate: its share, who gets what is recycled, and what happens when it
-is closed."""
+"""The buffers of one writer: who gets what is recycled, and what happens when the pool is closed."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ import pytest
 from engine import eventually
 from recyclers import OPTION
 
-from sortshuffle.errors import BufferTimeoutError, InsufficientBuffersError, StateError
-from sortshuffle.memory import leaks, local_buffer_pool
+from sortshuffle.errors import BufferTimeoutError, StateError
+from sortshuffle.memory import local_buffer_pool
 from sortshuffle.memory.buffer import Buffer
 from sortshuffle.memory.local_buffer_pool import LocalBufferPool
 from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
@@ -38,6 +37,14 @@ def taken(pool: LocalBufferPool, count: int) -> list[Buffer]:
     return [pool.request_blocking(timeout=0) for _ in range(count)]
 
 
+def left_behind(network: NetworkBufferPool, count: int) -> list[Buffer]:
+    """So many buffers of a pool that is closed."""
+    pool = network.create_pool(count)
+    buffers = taken(pool, count)
+    pool.close()
+    return buffers
+
+
 def recycle(buffers: list[Buffer]) -> None:
     while buffers:
         buffers.pop().recycle()
@@ -46,10 +53,9 @@ def recycle(buffers: list[Buffer]) -> None:
 # Requests
 
 
-def test_a_new_pool_has_a_share_and_nothing_taken(network: NetworkBufferPool) -> None:
-    pool = network.create_pool(2, 5)
-    assert (pool.required, pool.maximum, pool.size) == (2, 5, 5)
-    assert (pool.requested, pool.available, pool.is_closed) == (0, 0, False)
+def test_a_new_pool_has_nothing_taken(network: NetworkBufferPool) -> None:
+    pool = network.create_pool(2)
+    assert (pool.size, pool.requested, pool.available) == (2, 0, 0)
     pool.close()
 
 
@@ -64,8 +70,8 @@ def test_a_buffer_is_a_segment_and_goes_back_to_its_pool(network: NetworkBufferP
     pool.close()
 
 
-def test_more_than_the_share_is_not_to_be_had(network: NetworkBufferPool) -> None:
-    pool = network.create_pool(2, 3)
+def test_more_than_the_size_is_not_to_be_had(network: NetworkBufferPool) -> None:
+    pool = network.create_pool(3)
     buffers = taken(pool, 3)
     assert pool.request() is None
     assert network.available == 7
@@ -86,7 +92,7 @@ def test_what_is_recycled_is_used_again_before_more_is_taken(network: NetworkBuf
     pool.close()
 
 
-def test_reserving_takes_all_that_is_guaranteed_and_no_more(network: NetworkBufferPool) -> None:
+def test_reserving_takes_all_that_is_guaranteed(network: NetworkBufferPool) -> None:
     pool = network.create_pool(4)
     first = pool.request()
     pool.reserve()
@@ -97,10 +103,9 @@ def test_reserving_takes_all_that_is_guaranteed_and_no_more(network: NetworkBuff
     pool.close()
 
 
-def test_reserving_waits_until_others_give_back_what_is_above_their_share(network: NetworkBufferPool) -> None:
-    greedy = network.create_pool(1)
-    buffers = taken(greedy, 10)
-    pool = network.create_pool(3, 3)
+def test_reserving_waits_until_what_closed_pools_had_comes_home(network: NetworkBufferPool) -> None:
+    buffers = left_behind(network, 10)
+    pool = network.create_pool(3)
     with ThreadPoolExecutor(1) as threads:
         reserving = threads.submit(pool.reserve)
         eventually(lambda: network._store._claims, "the reservation waits")
@@ -108,18 +113,16 @@ def test_reserving_waits_until_others_give_back_what_is_above_their_share(networ
         assert (network.available, pool.requested, reserving.done()) == (2, 0, False)
         buffers[2].recycle()
         reserving.result(FOREVER)
-    assert (pool.available, greedy.requested) == (3, 7)
+    assert pool.available == 3
     recycle(buffers[3:])
-    greedy.close()
     pool.close()
 
 
 def test_a_reservation_that_times_out_takes_nothing_and_names_pool_and_option(
     network: NetworkBufferPool,
 ) -> None:
-    greedy = network.create_pool(1)
-    buffers = taken(greedy, 9)
-    pool = network.create_pool(3, 3, name="partition 5")
+    buffers = left_behind(network, 9)
+    pool = network.create_pool(3, name="partition 5")
     with pytest.raises(BufferTimeoutError) as caught:
         pool.reserve(timeout=0)
     text = str(caught.value)
@@ -127,28 +130,23 @@ def test_a_reservation_that_times_out_takes_nothing_and_names_pool_and_option(
     assert f"1 of 10 segments of the process are free. Raise {OPTION}" in text
     assert (pool.requested, network.available) == (0, 1)
     recycle(buffers)
-    greedy.close()
     pool.close()
 
 
-def test_a_reservation_fails_with_the_cause_when_its_pool_is_closed(network: NetworkBufferPool) -> None:
-    greedy = network.create_pool(1)
-    buffers = taken(greedy, 10)
-    pool = network.create_pool(3, 3)
+def test_a_reservation_fails_when_its_pool_is_closed(network: NetworkBufferPool) -> None:
+    buffers = left_behind(network, 10)
+    pool = network.create_pool(3)
     with ThreadPoolExecutor(1) as threads:
         reserving = threads.submit(pool.reserve)
         eventually(lambda: network._store._claims, "the reservation waits")
-        cause = OSError("cancelled")
-        pool.close(cause)
-        with pytest.raises(StateError, match="cancelled") as caught:
+        pool.close()
+        with pytest.raises(StateError, match=r"gave up waiting: .* was closed"):
             reserving.result(FOREVER)
-    assert caught.value.__cause__ is cause
     recycle(buffers)
-    greedy.close()
 
 
 def test_a_request_waits_for_what_is_recycled_next(network: NetworkBufferPool) -> None:
-    pool = network.create_pool(2, 2)
+    pool = network.create_pool(2)
     buffers = taken(pool, 2)
     with ThreadPoolExecutor(1) as threads:
         request = threads.submit(pool.request_blocking)
@@ -162,48 +160,21 @@ def test_a_request_waits_for_what_is_recycled_next(network: NetworkBufferPool) -
     pool.close()
 
 
-def test_a_request_waits_for_what_another_pool_gives_back(network: NetworkBufferPool) -> None:
-    greedy = network.create_pool(1)
-    buffers = taken(greedy, 10)
+def test_requests_wait_for_what_a_closed_pool_had(network: NetworkBufferPool) -> None:
+    buffers = left_behind(network, 10)
     pool = network.create_pool(2)
     with ThreadPoolExecutor(2) as threads:
         requests = [threads.submit(pool.request_blocking) for _ in range(2)]
         waiting(pool, 2)
         recycle(buffers)
         found = [request.result(FOREVER) for request in requests]
-    assert (pool.requested, greedy.requested) == (2, greedy.size)
+    assert (pool.requested, network.available) == (2, 8)
     recycle(found)
-    greedy.close()
     pool.close()
 
 
-def test_hungry_pools_take_turns(network: NetworkBufferPool) -> None:
-    greedy = network.create_pool(1)
-    buffers = taken(greedy, 10)
-    order: list[str] = []
-    found: list[Buffer] = []
-
-    def listener_of(name: str):  # type: ignore[no-untyped-def]
-        def listener(buffer: Buffer | None) -> None:
-            order.append(name)
-            assert buffer is not None
-            found.append(buffer)
-
-        return listener
-
-    pools = {name: network.create_pool(3, 3) for name in "abc"}
-    for name, pool in pools.items():
-        for _ in range(2):
-            pool.add_listener(listener_of(name))
-    recycle(buffers)
-    assert order == ["a", "b", "c", "a", "b", "c"]
-    recycle(found)
-    for pool in [greedy, *pools.values()]:
-        pool.close()
-
-
 def test_a_request_that_times_out_says_who_waited_for_what(network: NetworkBufferPool) -> None:
-    pool = network.create_pool(1, 1, name="gate 3")
+    pool = network.create_pool(1, name="gate 3")
     buffers = taken(pool, 1)
     with pytest.raises(BufferTimeoutError) as caught:
         pool.request_blocking(timeout=0)
@@ -230,7 +201,7 @@ def test_the_time_out_of_the_network_pool_counts_where_none_is_given() -> None:
 def test_an_interrupted_request_loses_no_buffer(
     network: NetworkBufferPool, monkeypatch: pytest.MonkeyPatch, recycled_first: bool
 ) -> None:
-    pool = network.create_pool(1, 1)
+    pool = network.create_pool(1)
     buffer = pool.request_blocking()
 
     def interrupted(waiter: object, seconds: float) -> None:
@@ -252,9 +223,8 @@ def test_an_interrupted_request_loses_no_buffer(
 def test_an_interrupt_is_not_lost_when_the_pool_is_closed_at_the_same_moment(
     network: NetworkBufferPool, monkeypatch: pytest.MonkeyPatch, wait: str
 ) -> None:
-    greedy = network.create_pool(1)
-    buffers = taken(greedy, 10)
-    pool = network.create_pool(1, 1)
+    buffers = left_behind(network, 10)
+    pool = network.create_pool(1)
 
     def interrupted(waiter: object, seconds: float) -> None:
         pool.close()
@@ -264,192 +234,6 @@ def test_an_interrupt_is_not_lost_when_the_pool_is_closed_at_the_same_moment(
     with pytest.raises(KeyboardInterrupt):
         getattr(pool, wait)()
     recycle(buffers)
-    greedy.close()
-
-
-# Shares that change
-
-
-def test_a_share_that_shrinks_gives_back_what_lies_free_at_once(network: NetworkBufferPool) -> None:
-    pool = network.create_pool(2)
-    recycle(taken(pool, 10))
-    assert (pool.requested, pool.available, network.available) == (10, 10, 0)
-    other = network.create_pool(4, 4)
-    assert (pool.size, pool.requested, pool.available, network.available) == (6, 6, 6, 4)
-    pool.close()
-    other.close()
-
-
-def test_a_share_that_shrinks_gives_back_what_is_in_use_when_it_comes_home(
-    network: NetworkBufferPool,
-) -> None:
-    pool = network.create_pool(2)
-    buffers = taken(pool, 10)
-    other = network.create_pool(4, 4)
-    counts = []
-    for buffer in buffers:
-        buffer.recycle()
-        counts.append((pool.requested, pool.available, network.available))
-    assert counts == [
-        (9, 0, 1),
-        (8, 0, 2),
-        (7, 0, 3),
-        (6, 0, 4),
-        *((6, free, 4) for free in range(1, 7)),
-    ]
-    pool.close()
-    other.close()
-
-
-def test_a_pool_above_its_share_gets_nothing_even_from_its_own(network: NetworkBufferPool) -> None:
-    pool = network.create_pool(2)
-    buffers = taken(pool, 10)
-    other = network.create_pool(4, 4)
-    buffers.pop().recycle()
-    assert pool.request() is None
-    recycle(buffers)
-    pool.close()
-    other.close()
-
-
-def test_a_share_that_grows_wakes_who_waits(network: NetworkBufferPool) -> None:
-    pool, other = network.create_pool(2), network.create_pool(8, 8)
-    buffers = taken(pool, 2)
-    with ThreadPoolExecutor(1) as threads:
-        request = threads.submit(pool.request_blocking)
-        waiting(pool)
-        other.close()
-        buffers.append(request.result(FOREVER))
-    assert (pool.size, pool.requested) == (10, 3)
-    recycle(buffers)
-    pool.close()
-
-
-# Listeners
-
-
-def test_a_listener_is_called_at_once_when_there_is_a_buffer(network: NetworkBufferPool) -> None:
-    pool = network.create_pool(1)
-    heard: list[Buffer | None] = []
-    pool.add_listener(heard.append)
-    assert len(heard) == 1
-    assert heard[0] is not None
-    heard[0].recycle()
-    pool.close()
-
-
-def test_a_listener_gets_one_buffer_when_it_is_recycled_before_anyone_later(
-    network: NetworkBufferPool,
-) -> None:
-    pool = network.create_pool(1, 1)
-    buffer = pool.request_blocking()
-    segment = buffer.segment
-    heard: list[tuple[str, Buffer | None]] = []
-    pool.add_listener(lambda got: heard.append(("first", got)))
-    pool.add_listener(lambda got: heard.append(("second", got)))
-    assert heard == []
-    buffer.recycle()
-    assert [name for name, _ in heard] == ["first"]
-    assert pool.available == 0
-    for _, got in heard:  # grows: recycling the first one's buffer hands it to the second
-        assert got is not None
-        assert got.segment is segment
-        got.recycle()
-    assert [name for name, _ in heard] == ["first", "second"]
-    assert pool.available == 1
-    pool.close()
-
-
-def test_a_listener_may_recycle_and_request_and_listen_again(network: NetworkBufferPool) -> None:
-    pool = network.create_pool(1, 1)
-    buffer = pool.request_blocking()
-    rounds: list[int] = []
-
-    def listener(got: Buffer | None) -> None:
-        assert got is not None
-        assert pool.request() is None
-        rounds.append(pool.available)
-        if len(rounds) < 2000:
-            pool.add_listener(listener)
-        got.recycle()
-
-    pool.add_listener(listener)
-    buffer.recycle()
-    assert rounds == [0] * 2000
-    assert pool.available == 1
-    pool.close()
-
-
-def test_listeners_and_requests_are_served_in_the_order_in_which_they_came(
-    network: NetworkBufferPool,
-) -> None:
-    pool = network.create_pool(1, 1)
-    buffer = pool.request_blocking()
-    heard: list[Buffer | None] = []
-    with ThreadPoolExecutor(1) as threads:
-        request = threads.submit(pool.request_blocking)
-        waiting(pool)
-        pool.add_listener(heard.append)
-        buffer.recycle()
-        found = request.result(FOREVER)
-        assert heard == []
-        found.recycle()
-    assert len(heard) == 1
-    assert heard[0] is not None
-    heard[0].recycle()
-    pool.close()
-
-
-def test_a_listener_is_told_when_the_pool_is_closed(network: NetworkBufferPool) -> None:
-    pool = network.create_pool(1, 1)
-    buffer = pool.request_blocking()
-    heard: list[Buffer | None] = []
-    pool.add_listener(heard.append)
-    pool.close()
-    assert heard == [None]
-    buffer.recycle()
-    assert heard == [None]
-    with pytest.raises(StateError):
-        pool.add_listener(heard.append)
-
-
-def test_a_pool_may_be_used_when_it_tells_that_it_is_closed(network: NetworkBufferPool) -> None:
-    pool = network.create_pool(1, 1)
-    buffer = pool.request_blocking()
-    free: list[int] = []
-
-    def listener(got: Buffer | None) -> None:
-        buffer.recycle()
-        another = network.create_pool(10, 10)
-        free.append(network.available)
-        another.close()
-
-    pool.add_listener(listener)
-    pool.close()
-    assert free == [10]
-
-
-def test_a_listener_that_fails_is_logged_and_neither_who_recycles_nor_the_next_one_suffers(
-    network: NetworkBufferPool, caplog: pytest.LogCaptureFixture
-) -> None:
-    pool = network.create_pool(2, 2)
-    buffers = taken(pool, 2)
-    heard: list[Buffer | None] = []
-
-    def broken(buffer: Buffer | None) -> None:
-        assert buffer is not None
-        buffer.recycle()
-        raise KeyError("the connection is not there any more")
-
-    for listener in (broken, heard.append, heard.append):
-        pool.add_listener(listener)
-    recycle(buffers)
-    assert "the connection is not there any more" in caplog.text
-    assert len(heard) == 2
-    for got in heard:
-        assert got is not None
-        got.recycle()
-    pool.close()
 
 
 # The end
@@ -467,7 +251,7 @@ def test_a_closed_pool_hands_out_nothing(network: NetworkBufferPool) -> None:
 def test_what_is_in_use_when_the_pool_is_closed_goes_home_when_it_is_recycled(
     network: NetworkBufferPool,
 ) -> None:
-    pool = network.create_pool(3)
+    pool = network.create_pool(5)
     buffers = taken(pool, 5)
     recycle(buffers[:2])
     pool.close()
@@ -478,30 +262,21 @@ def test_what_is_in_use_when_the_pool_is_closed_goes_home_when_it_is_recycled(
         assert (pool.requested, network.available) == (left, 10 - left)
 
 
-def test_a_closed_pool_takes_nothing_more_when_shares_change(network: NetworkBufferPool) -> None:
-    pool, other = network.create_pool(2), network.create_pool(2)
-    pool.close()
-    other.close()
-    assert (pool.requested, pool.available, network.available) == (0, 0, 10)
-
-
-def test_closing_fails_all_that_wait_with_the_cause(network: NetworkBufferPool) -> None:
-    pool = network.create_pool(1, 1)
+def test_closing_fails_all_that_wait(network: NetworkBufferPool) -> None:
+    pool = network.create_pool(1)
     buffer = pool.request_blocking()
-    cause = OSError("the consumer is gone")
     with ThreadPoolExecutor(3) as threads:
         requests: list[Future[Buffer]] = [threads.submit(pool.request_blocking) for _ in range(3)]
         waiting(pool, 3)
-        pool.close(cause)
+        pool.close()
         for request in requests:
-            with pytest.raises(StateError, match="the consumer is gone") as caught:
+            with pytest.raises(StateError, match=r"gave up waiting: .* was closed"):
                 request.result(FOREVER)
-            assert caught.value.__cause__ is cause
     buffer.recycle()
 
 
 def test_many_threads_request_and_recycle_and_the_pool_is_whole(network: NetworkBufferPool) -> None:
-    pool = network.create_pool(4, 4)
+    pool = network.create_pool(4)
     start = threading.Barrier(16)
 
     def work(number: int) -> None:
@@ -524,7 +299,7 @@ def test_many_threads_request_and_recycle_and_the_pool_is_whole(network: Network
 def test_buffers_and_reservations_that_come_just_when_the_time_is_over_are_not_lost(
     network: NetworkBufferPool,
 ) -> None:
-    pool, other = network.create_pool(2, 2), network.create_pool(7)
+    pool = network.create_pool(2)
     start = threading.Barrier(6)
 
     def work(number: int) -> None:
@@ -534,17 +309,14 @@ def test_buffers_and_reservations_that_come_just_when_the_time_is_over_are_not_l
                 if number == 0:
                     pool.reserve(timeout=0)
                 pool.request_blocking(timeout=0).recycle()
-                network.recycle_segments(network.request_segments(1, timeout=0))
-            except (BufferTimeoutError, InsufficientBuffersError):
+            except BufferTimeoutError:
                 pass
 
     with ThreadPoolExecutor(6) as threads:
         for done in [threads.submit(work, number) for number in range(6)]:
             done.result()
     assert pool.requested == pool.available
-    assert (other.requested, network.guaranteed) == (0, 9)
     pool.close()
-    other.close()
 
 
 # Debug mode
@@ -556,20 +328,4 @@ def test_recycled_memory_is_poisoned(network: NetworkBufferPool) -> None:
     view = buffer.view
     buffer.recycle()
     assert bytes(view) == b"\xdb" * 16
-    pool.close()
-
-
-def test_a_buffer_given_to_a_listener_is_followed_to_where_the_listener_was_added(
-    network: NetworkBufferPool,
-) -> None:
-    pool = network.create_pool(1, 1)
-    buffer = pool.request_blocking()
-    heard: list[Buffer | None] = []
-    pool.add_listener(heard.append)
-    buffer.recycle()
-    (leak,) = [leak for leak in leaks.outstanding(network) if "a buffer" in leak.what]
-    function = "test_a_buffer_given_to_a_listener_is_followed_to_where_the_listener_was_added"
-    assert leak.place[0].endswith(f"in {function}")
-    assert heard[0] is not None
-    heard[0].recycle()
     pool.close()

@@ -887,7 +887,7 @@ def test_two_consumers_that_write_what_they_read_while_both_pools_are_out_both_e
 
 def re_emitting(directory: Path, segments: NetworkBufferPool, attempt: int) -> FrameOutput:
     """A partition of one subpartition, written through two segments that it reserves."""
-    pool = segments.create_pool(2, 2)
+    pool = segments.create_pool(2)
     directory.mkdir()
     file = PartitionedFile.named(str(directory), 4, attempt, attempt)
     writer = PartitionedFileWriter(file, FileHeader(ID, 1, 0, Codec.NONE, PayloadKind.FRAMES))

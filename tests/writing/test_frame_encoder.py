@@ -102,7 +102,8 @@ def bench(
     network: NetworkBufferPool | None = None,
     payload: FramesPayload | None = None,
 ) -> Bench:
-    pool = (network or network_of(segments)).create_pool(1)
+    network = network or network_of(segments)
+    pool = network.create_pool(network.total - network.guaranteed)
     layout = FrameLayout(payload or FramesPayload(codec), pool, usable)
     budget, metrics = MemoryBudget(memory), TaskMetrics()
     encoder = FrameEncoder(layout, kind, order or [0, 1, 2], budget, metrics)
@@ -455,8 +456,9 @@ def test_guaranteed_segments_are_taken_at_set_up() -> None:
 
 def test_guaranteed_segments_that_do_not_come_are_an_error_at_set_up() -> None:
     segments = network_of(4)
-    first = segments.create_pool(1)
+    first = segments.create_pool(4)
     taken = [first.request_blocking() for _ in range(4)]
+    first.close()
     pool = segments.create_pool(3)
     layout = FrameLayout(FramesPayload(Codec.NONE), pool, SEGMENT)
     with pytest.raises(BufferTimeoutError):
@@ -464,7 +466,6 @@ def test_guaranteed_segments_that_do_not_come_are_an_error_at_set_up() -> None:
     pool.close()
     for buffer in taken:
         buffer.recycle()
-    first.close()
     assert segments.available == 4
 
 

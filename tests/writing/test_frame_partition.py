@@ -537,7 +537,7 @@ def test_no_memory_is_taken_beside_the_segments_when_data_begins_to_compress(tmp
 
 def test_guaranteed_segments_are_taken_at_set_up_and_given_back_at_the_end(tmp_path: Path) -> None:
     output = new_frame_output(tmp_path, segments=10)
-    assert output.segments.available == 8
+    assert output.segments.available == 0
     output.partition.finish(WRITER)
     assert output.segments.available == 10
 
@@ -546,8 +546,9 @@ def test_too_few_segments_for_the_guarantee_leave_no_file(tmp_path: Path) -> Non
     segments = NetworkBufferPool(4, 4096, option="a test's segments", request_timeout=0.01)
     with pytest.raises(InsufficientBuffersError):
         segments.create_pool(5)
-    first = segments.create_pool(1)
+    first = segments.create_pool(4)
     taken = [first.request_blocking() for _ in range(4)]
+    first.close()
     file = PartitionedFile.named(str(tmp_path), 1, 2, 3)
     writer = PartitionedFileWriter(file, FileHeader(ID, 1, 0, Codec.NONE, FRAMES))
     layout = FrameLayout(FramesPayload(Codec.NONE), segments.create_pool(3), 4096)
@@ -556,7 +557,6 @@ def test_too_few_segments_for_the_guarantee_leave_no_file(tmp_path: Path) -> Non
     assert (names(tmp_path), open_files(tmp_path)) == ([], [])
     for buffer in taken:
         buffer.recycle()
-    first.close()
     assert segments.available == 4
 
 
@@ -713,13 +713,12 @@ def test_a_header_that_says_something_else_than_the_layout_is_refused(
     writer = PartitionedFileWriter(
         PartitionedFile.named(str(tmp_path), 1, 2, 3), FileHeader(ID, 1, 0, codec, kind)
     )
-    pool = segments.create_pool(2)
-    layout = FrameLayout(FramesPayload(Codec.NONE), pool, 4096)
+    layout = FrameLayout(FramesPayload(Codec.NONE), segments.create_pool(2), 4096)
     with pytest.raises(
         UsageError, match=f"header says {kind.name} with codec {codec.name}, its layout FRAMES"
     ):
         SortMergeResultPartition(writer, layout, MemoryBudget(MIB), TaskMetrics())
-    assert (names(tmp_path), segments.available, pool.is_closed) == ([], 4, True)
+    assert (names(tmp_path), segments.available, segments.guaranteed) == ([], 4, 0)
 
 
 def test_a_layout_of_rows_is_held_against_the_header_too(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def write(directory: Path, pushes: list[memoryview], count: int, metrics: TaskMe
     """A map output of ``count`` pushes."""
     size = segment_bytes(SUBPARTITIONS, MEMORY)
     buffers = NetworkBufferPool(MEMORY // size, size, option="tools/bench")
-    layout = FrameLayout(FramesPayload(Codec.NONE), buffers.create_pool(2), size)
+    layout = FrameLayout(FramesPayload(Codec.NONE), buffers.create_pool(buffers.total), size)
     file = PartitionedFile.named(str(directory), 0, 0, 0)
     header = FileHeader(FILE_ID, SUBPARTITIONS, 0, Codec.NONE, PayloadKind.FRAMES)
     writer = PartitionedFileWriter(file, header)

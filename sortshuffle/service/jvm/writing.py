@@ -125,7 +125,7 @@ class MapOutputWriting:
     def frame_memory(self, size: int) -> FrameMemory:
         """For a frame's ids, ends and records, ``size`` bytes in all. Raises `BufferTimeoutError`."""
         if self._pool is None:
-            self._pool = self._segments.create_pool(SEGMENTS_EACH, SEGMENTS_EACH, self._name)
+            self._pool = self._segments.create_pool(SEGMENTS_EACH, self._name)
             self._resources.callback(self._pool.close)
         return FrameMemory(size, self._pool)
 
