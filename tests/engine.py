@@ -315,6 +315,11 @@ class FrameOutput:
         return self.segments.available == self.segments.total and self.budget.used == 0
 
 
+def end_region(partition: SortMergeResultPartition) -> None:
+    """Make a region of all unicast records that wait, as a full budget does."""
+    partition._write_region(partition._unicast)
+
+
 def frame_channel(file: PartitionedFile, subpartition: int, map_index: int = 0) -> LocalInputChannel:
     index = read_index(file)
     extents = tuple(extents_of(index, subpartition))

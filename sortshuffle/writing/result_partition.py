@@ -154,12 +154,6 @@ class SortMergeResultPartition:
             broadcast.add_event(sealed)
             self._write_region(broadcast)
 
-    def end_region(self) -> None:
-        """Make a region of everything unicast that is held. Does nothing if nothing is."""
-        self._expect_open()
-        with self._whole_or_failed():
-            self._write_region(self._unicast)
-
     def finish(self, writer: Writer) -> PartitionedFile:
         """Write what is held, and complete the file; only then can it be read."""
         self._expect_open()

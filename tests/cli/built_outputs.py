@@ -12,6 +12,7 @@ from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
+from engine import end_region
 
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
@@ -98,7 +99,7 @@ def fill(output: SortMergeResultPartition, unicast_regions: int = 2, count: int 
     subpartitions = output._writer.header.subpartitions
     for region in range(unicast_regions):
         output.write(rows(region * count, count, subpartitions))
-        output.end_region()
+        end_region(output)
 
 
 def signature(exchange: int, map_index: int, attempt: int, application: str) -> Writer:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine import ID, WRITER, changed, new_frame_output
+from engine import ID, WRITER, changed, end_region, new_frame_output
 from run_cli import run, run_json
 
 from sortshuffle.format.buffer import DataType, SealedBuffer, seal
@@ -228,7 +228,7 @@ def test_what_a_task_is_writing_is_sound_so_far(tmp_path: Path, kind: PayloadKin
     with output.partition as partition:
         for number in range(10):
             partition.emit(pack_chunk([number]) if kind is PICKLE else b"%d" % number, 1)
-            partition.end_region()
+            end_region(partition)
         done = run("verify", output.file.partial_data_path)
         assert (done.exit_code, done.stdout.count("OPEN")) == (0, 2)
         _, document = run_json("dump", output.file.partial_data_path, "--records", 3)

@@ -595,7 +595,6 @@ def test_a_failure_of_any_call_leaves_every_segment_and_no_file(tmp_path: Path, 
                     partition.broadcast_frame(record)
             partition.emit(large, 1)
             partition.broadcast_event(Barrier(1, 2, b"x"))
-            partition.end_region()
             partition.finish(WRITER)
         failed[fault.where] += 1
         if not fault.where:
@@ -640,7 +639,6 @@ CALLS: dict[str, Callable[[FrameOutput], object]] = {
     "emit": lambda output: output.partition.emit(b"lost", 0),
     "broadcast a frame": lambda output: output.partition.broadcast_frame(b"lost"),
     "broadcast an event": lambda output: output.partition.broadcast_event(SUPERSTEP),
-    "end a region": lambda output: output.partition.end_region(),
     "finish": lambda output: output.partition.finish(WRITER),
 }
 

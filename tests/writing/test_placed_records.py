@@ -21,6 +21,7 @@ from engine import (
     WRITER,
     arrow_memory,
     changed,
+    end_region,
     names,
     new_frame_output,
     new_output,
@@ -509,7 +510,7 @@ def test_a_failure_of_any_call_leaves_no_memory_and_no_file(tmp_path: Path, code
         output = new_placed_output(tmp_path, memory=16 * KIB, subpartitions=20, codec=codec)
         with fault:
             output.partition.write_placed(placed(frames[0]))
-            output.partition.end_region()
+            end_region(output.partition)
             for records in frames[1:]:
                 output.partition.write_placed(placed(records))
             output.partition.finish(WRITER)
@@ -562,7 +563,6 @@ def test_a_changed_byte_is_corrupt_data(tmp_path: Path) -> None:
 
 CALLS: dict[str, Callable[[SortMergeResultPartition], object]] = {
     "write": lambda partition: partition.write_placed(placed([(0, b"lost")])),
-    "end a region": lambda partition: partition.end_region(),
     "finish": lambda partition: partition.finish(WRITER),
 }
 
@@ -582,25 +582,11 @@ def test_there_is_no_way_on_after_a_failure(tmp_path: Path, call: str) -> None:
         output = new_placed_output(disk, memory=MIB)
         with pytest.raises(OutOfDiskError):
             output.partition.write_placed(placed([(0, bytes(3 * MIB))]))
-            output.partition.end_region()
+            output.partition.finish(WRITER)
         with pytest.raises(StateError, match="is failed, which does not allow this call"):
             CALLS[call](output.partition)
         output.partition.abandon()
         assert (names(disk), output.budget.used) == ([], 0)
-
-
-def test_ending_a_region_makes_one_of_what_is_held_and_none_of_nothing(tmp_path: Path) -> None:
-    output = new_placed_output(tmp_path, memory=MIB)
-    with output.partition as partition:
-        partition.end_region()
-        partition.write_placed(placed([(2, b"a"), (1, b"b")]))
-        partition.end_region()
-        assert output.budget.used == 0
-        partition.end_region()
-        partition.write_placed(placed([(1, b"c")]))
-        partition.finish(WRITER)
-    assert read_index(output.file).entries["records"].tolist() == [[0, 1, 1, 0], [0, 1, 0, 0]]
-    assert output.bytes() == [b"", b"bc", b"a", b""]
 
 
 def test_writing_does_not_import_pandas(tmp_path: Path) -> None:

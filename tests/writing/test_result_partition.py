@@ -484,7 +484,6 @@ CALLS: dict[str, Callable[[Output], object]] = {
     "write": lambda output: output.partition.write(rows([1], ["lost"])),
     "write nothing": lambda output: output.partition.write(rows([], [])),
     "broadcast": lambda output: output.partition.broadcast(rows([1], ["lost"])),
-    "end a region": lambda output: output.partition.end_region(),
     "finish": lambda output: output.partition.finish(WRITER),
 }
 
@@ -530,19 +529,3 @@ def test_an_interrupt_abandons(tmp_path: Path) -> None:
         partition.write(rows([1], ["a"]))
         raise KeyboardInterrupt
     assert (names(tmp_path), open_files(tmp_path), output.budget.used) == ([], [], 0)
-
-
-@BOTH
-def test_ending_a_region_makes_one_of_what_is_held_and_none_of_nothing(
-    tmp_path: Path, order: RowOrder | None
-) -> None:
-    output = new_output(tmp_path, SCHEMA, memory=MIB, order=order)
-    with output.partition as partition:
-        partition.end_region()
-        partition.write(rows([2, 1], ["a", "b"]))
-        partition.end_region()
-        assert output.budget.used == 0
-        partition.end_region()
-        partition.write(rows([5], ["c"]))
-        partition.finish(WRITER)
-    assert read_index(output.file).entries["records"].tolist() == [[0, 1, 1, 0], [0, 1, 0, 0]]

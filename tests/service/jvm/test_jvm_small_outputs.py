@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from engine import WRITER, arrow_memory, changed, open_files
+from engine import WRITER, arrow_memory, changed, end_region, open_files
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,7 +63,7 @@ def write(
             if ids:
                 ends = np.cumsum([len(each) for each in data], dtype=np.int32)
                 partition.write_placed(PlacedRecords(np.array(ids, np.int32), ends, b"".join(data)))
-                partition.end_region()
+                end_region(partition)
             for at, each in zip(ids, data, strict=True):
                 wanted[at] += each
         partition.finish(WRITER)
