@@ -70,19 +70,14 @@ Chunk: TypeAlias = "list[Any] | Pairs"
 """The records of one chunk."""
 
 
-def pack_chunk(objects: Sequence[Any], dumps: Callable[[Any, int], bytes] = pickle.dumps) -> bytearray:
-    """The frame of these objects. ``dumps``: pickles an object by a protocol, such that pickle can read it.
-    Raises what that raises for objects that it cannot take."""
-    return pack_content(len(objects), list(objects), dumps)
+def pack_chunk(objects: Sequence[Any]) -> bytearray:
+    """The frame of these objects. Raises what pickle raises for objects that it cannot take."""
+    return pack_content(len(objects), list(objects))
 
 
-def pack_pairs(pairs: Pairs, dumps: Callable[[Any, int], bytes] = pickle.dumps) -> bytearray:
-    """The same for pairs."""
-    return pack_content(len(pairs), pairs.content, dumps)
-
-
-def pack_content(count: int, content: Any, dumps: Callable[[Any, int], bytes]) -> bytearray:
-    """The frame of what holds so many records."""
+def pack_content(count: int, content: Any, dumps: Callable[[Any, int], bytes] = pickle.dumps) -> bytearray:
+    """The frame of what holds so many records. ``dumps``: pickles an object by a protocol, such that pickle
+    can read it. Raises what that raises for objects that it cannot take."""
     chunk = bytearray(_COUNT.pack(count))
     chunk += dumps(content, PROTOCOL)
     return chunk

@@ -153,11 +153,6 @@ class SubpartitionReader:
         return self._held
 
     @property
-    def is_released(self) -> bool:
-        """Whether it takes and gives nothing any more: it was released, or it failed."""
-        return self._released
-
-    @property
     def cause(self) -> BaseException | None:
         """Why it failed, None if it did not."""
         return self._cause
@@ -166,7 +161,7 @@ class SubpartitionReader:
         """What is queued, as far as ``credits`` go, and the end when it is reached. The caller recycles it.
         ``most``: bytes after which nothing more is taken.
 
-        None if there is nothing to be had: look at `cause` and `is_released`, or wait for ``on_available``.
+        None if there is nothing to be had: look at `cause`, or wait for ``on_available``.
         """
         with self._lock:
             pieces, cost = self._take(credits, most)

@@ -22,7 +22,7 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
 from sortshuffle.partitioner.selector import Ids
 from sortshuffle.payload.events import SUPERSTEP, Event
-from sortshuffle.payload.pickled import Chunk, Pairs, pack_chunk, pack_pairs, unpack_chunk
+from sortshuffle.payload.pickled import Chunk, Pairs, pack_chunk, pack_content, unpack_chunk
 from sortshuffle.storage.files.reader import read_index
 from sortshuffle.writing.pickled_sizes import CHUNK_BYTES, HEAP_BYTES_PER_PICKLED, MOST_OBJECTS, PROBE_EVERY
 from sortshuffle.writing.record_writer import MOST_PIECES, RecordWriter
@@ -118,8 +118,12 @@ def emit(writer: RecordWriter, record: Any, key: int) -> None:
     writer.emit_batch([record], [key])
 
 
+def packed(pairs: Pairs) -> bytearray:
+    return pack_content(len(pairs), pairs.content)
+
+
 def pack_columns(keys: list[Any], values: list[Any]) -> bytearray:
-    return pack_pairs(Pairs(keys, values))
+    return packed(Pairs(keys, values))
 
 
 # Where records go
@@ -225,7 +229,7 @@ def test_pairs_arrive_where_their_keys_say_in_order(pairs: list[tuple[int, bytes
 
 def test_a_frame_holds_records_of_one_serializer_and_order_stays() -> None:
     def pack_combined(keys: list[Any], combiners: list[Any]) -> bytearray:
-        return pack_pairs(Pairs(keys, combiners, combined=True))
+        return packed(Pairs(keys, combiners, combined=True))
 
     target = Target(1)
     writer = RecordWriter(ByRemainder(1), pack_columns, target, TaskMetrics())

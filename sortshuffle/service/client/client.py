@@ -185,11 +185,6 @@ class ServiceClient:
         self._rejections = 0
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether the service has greeted, and the connection is not known to be broken."""
-        return self._is_greeted
-
     # --- what may be asked ---------------------------------------------------------------------------------
 
     def index(self, output: MapOutputAddress, host: str, regions: int | None = None) -> memoryview:

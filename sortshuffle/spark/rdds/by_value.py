@@ -31,7 +31,7 @@ def pack_any_pairs(pairs: Pairs) -> bytearray:
 
 def _packed(count: int, content: Any) -> bytearray:
     try:
-        return pack_content(count, content, pickle.dumps)
+        return pack_content(count, content)
     except _FAILURES:
         return pack_content(count, content, _by_value)
 
