@@ -1,4 +1,4 @@
-"""What a frame needs of a session before it runs anything: options, and workers that can run it.
+"""What a frame needs of a session before it runs anything: settings, and workers that can run it.
 
 Everything here runs on the driver and fails there, at the call that needed it.
 """
@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 
 from sortshuffle import calls
 from sortshuffle.errors import StateError, UsageError, WorkerSetupError
-from sortshuffle.options import Options
 from sortshuffle.spark.manager.choice import begins_connect_server, turn_on
 from sortshuffle.storage.homes.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
 from sortshuffle.storage.homes.host import ADDRESS_VARIABLE
@@ -165,11 +164,6 @@ def context_settings(spark: SparkSession | SparkContext) -> dict[str, str]:
         return settings_of(spark)
     context = spark if isinstance(spark, SparkContext) else spark.sparkContext
     return dict(context.getConf().getAll())
-
-
-def options_of(spark: SparkSession) -> Options:
-    """The ``spark.sortshuffle.*`` settings of the session now. Raises `OptionError`."""
-    return Options.of(settings_of(spark))
 
 
 def check_workers(spark: SparkSession | SparkContext, encrypts: bool = False) -> None:

@@ -18,10 +18,10 @@ from pyspark.sql import SparkSession
 
 import sortshuffle
 from sortshuffle.errors import UsageError
-from sortshuffle.options import MIB
+from sortshuffle.options import MIB, Options
 from sortshuffle.spark.manager.settings import MANAGER
 from sortshuffle.spark.plan import FrameContext
-from sortshuffle.spark.session import NO_ROLLBACK, UNIX_SOCKETS, check_workers, options_of, settings_of
+from sortshuffle.spark.session import NO_ROLLBACK, UNIX_SOCKETS, check_workers, settings_of
 
 PATIENCE = 180  # seconds; each takes about 10
 
@@ -206,13 +206,13 @@ def test_the_sparkcontext_says_whether_files_are_encrypted_and_no_session(spark:
 
 
 def test_options_are_those_of_the_session_at_that_moment(spark: SparkSession) -> None:
-    before = options_of(spark)
+    before = Options.of(settings_of(spark))
     with confs(spark, {"spark.sortshuffle.memory": "32m", "spark.sortshuffle.codec": "ZSTD"}):
-        within = options_of(spark)
-        assert options_of(spark.newSession()) == before
+        within = Options.of(settings_of(spark))
+        assert Options.of(settings_of(spark.newSession())) == before
 
     assert (within.memory, within.codec) == (32 * MIB, "zstd")
-    assert options_of(spark) == before
+    assert Options.of(settings_of(spark)) == before
     assert before.memory != within.memory
 
 

@@ -106,15 +106,6 @@ class RangeExtent:
     repeat: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class RangeSize:
-    """How much a range has in all regions. ``bytes``: what is read of the file, a broadcast region once.
-    ``records``: rows that its subpartitions hold, a broadcast region counted for each of them."""
-
-    bytes: int
-    records: int
-
-
 def extents_of_range(
     index: Index, subpartitions: SubpartitionRange, regions: RegionRange = ALL_REGIONS
 ) -> Iterator[RangeExtent]:
@@ -128,15 +119,6 @@ def extents_of_range(
     broadcast = _is_broadcast(index)
     placed = [_contiguous(index, part, ~broadcast) for part in parts]
     return _non_empty(regions.of(index.regions), subpartitions, parts, placed, broadcast)
-
-
-def size_of_range(index: Index, subpartitions: SubpartitionRange) -> RangeSize:
-    """Bytes and rows of the range. Raises `UsageError` for subpartitions that are not there."""
-    subpartitions.checked(index)
-    entries = index.entries[:, subpartitions.first : subpartitions.last + 1]
-    broadcast = _is_broadcast(index)
-    read = entries["bytes"][~broadcast].sum() + entries["bytes"][broadcast, :1].sum()
-    return RangeSize(int(read), int(entries["records"].sum()))
 
 
 def subpartition_bytes(index: Index) -> Counts:

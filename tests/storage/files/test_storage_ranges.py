@@ -21,11 +21,9 @@ from sortshuffle.storage.files.ranges import (
     ExtentCursor,
     RangeExtent,
     RangePart,
-    RangeSize,
     RegionRange,
     SubpartitionRange,
     extents_of_range,
-    size_of_range,
     subpartition_bytes,
     subpartition_records,
 )
@@ -107,7 +105,6 @@ def test_a_file_without_regions_has_no_extents_and_nothing_to_count(tmp_path: Pa
     index = index_of(tmp_path, Pair(4))
     assert list(extents_of_range(index, over(0, 3))) == []
     assert ExtentCursor(index, over(0, 3)).left == 0
-    assert size_of_range(index, over(0, 3)) == RangeSize(0, 0)
     assert subpartition_bytes(index).tolist() == subpartition_records(index).tolist() == [0, 0, 0, 0]
 
 
@@ -123,13 +120,11 @@ def test_bytes_and_rows_are_counted_per_subpartition_over_all_regions(tmp_path: 
     assert subpartition_records(index).tolist() == [4, 2, 4]
 
 
-def test_a_range_reads_a_broadcast_region_once_but_has_its_rows_for_each_subpartition(tmp_path: Path) -> None:
+def test_a_range_reads_a_broadcast_region_once(tmp_path: Path) -> None:
     index = index_of(tmp_path, Pair(3, regions=[Region({0: [b"a"], 1: [b"b"]}), BROADCAST]))
     broadcast = sealed_size(11) + sealed_size(8)
     assert ExtentCursor(index, over(0, 2)).left == 2 * sealed_size(1) + broadcast
     assert ExtentCursor(index, over(2, 2)).left == broadcast
-    assert size_of_range(index, over(0, 2)) == RangeSize(2 * sealed_size(1) + broadcast, 2 + 3 * 2)
-    assert size_of_range(index, over(2, 2)) == RangeSize(broadcast, 2)
 
 
 @pytest.mark.parametrize(("first", "last"), [(-1, 0), (2, 1), (0, -1)])
@@ -140,7 +135,7 @@ def test_what_is_not_a_range_is_refused(first: int, last: int) -> None:
 
 def test_subpartitions_that_are_not_there_are_refused(tmp_path: Path) -> None:
     index = index_of(tmp_path, Pair(3))
-    for ask in (extents_of_range, size_of_range, ExtentCursor):
+    for ask in (extents_of_range, ExtentCursor):
         with pytest.raises(UsageError, match=r"subpartitions 1\.\.3 of a result partition that has 3"):
             ask(index, over(1, 3))
 
@@ -249,7 +244,7 @@ def test_the_extents_of_a_range_hold_exactly_its_subpartitions_and_ascend(
             entry = index.entries[region, target]
             expected += data[int(entry["offset"]) :][: int(entry["bytes"])]
     assert b"".join(data[e.offset : e.offset + e.bytes] for e in extents) == expected
-    assert ExtentCursor(index, asked).left == size_of_range(index, asked).bytes == len(expected)
+    assert ExtentCursor(index, asked).left == len(expected)
 
 
 def test_many_threads_look_up_every_entry_of_one_index(tmp_path: Path) -> None:
