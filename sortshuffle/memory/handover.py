@@ -1,10 +1,11 @@
 """What the pools wait and hand over with: a lock that finalizers can get past, and a place to wait in.
 
-The difficulty: a generator whose partition holds segments may end anywhere, even in a garbage collection that
-starts while this very thread holds the pool's lock. Taking the lock there would be a deadlock, and a lock
-that the same thread may take twice would let it into a half-made change. So what a finalizer wants done is
+The difficulty: a buffer may be given back anywhere, also by a generator that ends in a garbage collection,
+which may start while this very thread holds the pool's lock. Taking the lock there would be a deadlock, and a
+lock that the same thread may take twice would let it into a half-made change. So what gives back is
 submitted: it is done at once if the lock is free, and by the thread that holds the lock, when it lets go, if
-not.
+not. Closing and destroying a pool do wait for its lock: only whoever made the pool does that, and the pool of
+a generator's partition is that partition's own, so nobody is within it when the generator ends.
 
 Used by `ReadBufferPool`, `NetworkBufferPool` and `LocalBufferPool`.
 """

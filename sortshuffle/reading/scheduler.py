@@ -153,7 +153,7 @@ class ReadScheduler:
         self._creating = 0  # readers that are being made: the files stay open for them
         self._sweep = Sweep()
         # Segments of earlier runs that are not back in the pool, by identity. A dictionary, because a segment
-        # may come back in any thread, or in a finalizer: its single operations cannot be interrupted
+        # may come back in any thread: its single operations cannot be interrupted
         self._lent: dict[int, None] = {}
         self._running = False
         self._cause: BaseException | None = None

@@ -70,6 +70,19 @@ def test_a_buffer_is_a_segment_and_goes_back_to_its_pool(network: NetworkBufferP
     pool.close()
 
 
+def test_a_buffer_may_be_given_back_by_the_thread_that_holds_the_pools_lock(
+    network: NetworkBufferPool,
+) -> None:
+    """As a finalizer does in a garbage collection that starts there."""
+    pool = network.create_pool(1)
+    buffer = pool.request_blocking()
+    with network._store.lock:
+        buffer.recycle()
+        assert pool.available == 0
+    assert pool.available == 1
+    pool.close()
+
+
 def test_more_than_the_size_is_not_to_be_had(network: NetworkBufferPool) -> None:
     pool = network.create_pool(3)
     buffers = taken(pool, 3)

@@ -86,6 +86,14 @@ def test_a_request_is_exactly_one_batch(pool: ReadBufferPool) -> None:
     assert pool.available == 8
 
 
+def test_segments_may_be_given_back_by_the_thread_that_holds_the_lock(pool: ReadBufferPool) -> None:
+    batch = pool.request()
+    with pool._lock:
+        pool.recycle(batch)
+        assert pool.available == 4
+    assert pool.available == 8
+
+
 def test_a_part_of_a_batch_is_never_handed_out(pool: ReadBufferPool) -> None:
     first, second = pool.request(), pool.request()
     pool.recycle(first[:3])
