@@ -205,8 +205,9 @@ def release(outputs: Iterable[MapOutput]) -> None:
 def _listed(outputs: Iterable[MapOutput]) -> list[MapOutput]:
     listed = list(outputs) if isinstance(outputs, Iterable) else [outputs]
     if isinstance(outputs, MapOutput) or not all(isinstance(each, MapOutput) for each in listed):
-        wrong = next((each for each in listed if not isinstance(each, MapOutput)), outputs)
-        raise UsageError(f"give a list of what finish() returned: there is a {_kind(wrong)}")
+        wrong = next((each for each in listed if not isinstance(each, MapOutput)), None)
+        found = "one MapOutput alone" if isinstance(outputs, MapOutput) else f"a {_kind(wrong)} among them"
+        raise UsageError(f"give a list of what finish() returned, not {found}")
     return listed
 
 
@@ -253,7 +254,7 @@ class Output:
         schema: pa.Schema | None,
         options: Options,
     ) -> None:
-        self._failed: BaseException | None = None
+        self._failed = ""  # what finish() raised
         self._home = home
         self._selector = selector
         self._schema = schema
@@ -296,7 +297,8 @@ class Output:
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Send each row of a batch where the selector says, or to all. Raises `UsageError` for a batch of
         another schema than the output's, for what is no batch, and for an output of records;
-        `OutOfDiskError`."""
+        `OutOfDiskError`, and what `finish` raises of a selector: rows are held, and placed together. Then
+        nothing but `abandon()` is left."""
         if self._schema is None:
             raise UsageError("this output takes records (write): batches need open_output(..., schema=...)")
         if not isinstance(batch, pa.RecordBatch):
@@ -327,10 +329,11 @@ class Output:
         writer.broadcast_event(event)
 
     def finish(self) -> MapOutput:
-        """Complete the files, which can be read from now on. Raises `OutOfDiskError`, and what pickling
-        raises for records that were held; then nothing is left of the output."""
-        if self._failed is not None:
-            raise StateError("this output has failed when it was to be finished") from self._failed
+        """Complete the files, which can be read from now on. Raises `OutOfDiskError`, what pickling raises
+        for records that were held, and for rows that were held what a selector of one's own raises, or
+        `UsageError` for what it gives; then nothing is left of the output."""
+        if self._failed:
+            raise StateError(f"this output has failed when it was to be finished: {self._failed}")
         written_by = self._written_by
         try:
             if self._writer is not None:
@@ -339,7 +342,7 @@ class Output:
         except StateError:
             raise
         except BaseException as error:
-            self._failed = error
+            self._failed = f"{type(error).__name__}: {error}"
             self.abandon()
             raise
         sizes = tuple(self._partition.subpartition_bytes.tolist())
@@ -425,7 +428,10 @@ def _expect_keys(selector: KeySelector, keys: Any) -> None:
 
 
 def _expect_columns(selector: KeySelector, count: int, what: str) -> None:
-    """A selector of this package names columns by their positions; there are so many."""
+    """A selector of this package names columns by their positions; there are so many. What another one's
+    ``keys`` are is its own affair."""
+    if not type(selector).__module__.startswith(_SELECTORS):
+        return
     columns = [getattr(key, "column", key) for key in getattr(selector, "keys", ())]
     columns += [selector.column] if isinstance(selector, IdSelector) else []
     if columns and max(columns) >= count:

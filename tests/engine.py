@@ -317,7 +317,8 @@ class FrameOutput:
 
 def end_region(partition: SortMergeResultPartition) -> None:
     """Make a region of all unicast records that wait, as a full budget does."""
-    partition._write_region(partition._unicast)
+    with partition._whole_or_failed():
+        partition._spill(partition._unicast)
 
 
 def frame_channel(file: PartitionedFile, subpartition: int, map_index: int = 0) -> LocalInputChannel:

@@ -253,7 +253,7 @@ def test_a_selector_of_ones_own_may_ask_how_many_keys_there_are(home: Home) -> N
 
 def test_what_a_selector_gives_is_looked_at(home: Home) -> None:
     with open_output(home, Wrong(), 0) as output:
-        with pytest.raises(UsageError, match="gave subpartition 2: they are 0 to 1"):
+        with pytest.raises(UsageError, match="sent a row to subpartition 2: they are 0 to 1"):
             output.write([10])
         output.broadcast(1)  # nothing was changed
         assert read([output.finish()], 1) == [1]
@@ -342,7 +342,50 @@ def test_a_selector_of_columns_that_batches_do_not_have_is_refused_at_once(home:
         open_output(home, selector, 0, schema=pa.schema([("k", pa.int32())]))
 
 
-@pytest.mark.parametrize("keys", [0, ["k"], ("k",), (-1,)])
+@pytest.mark.parametrize("keys", [("k",), {17, 4242}, None])
+def test_what_the_keys_of_a_selector_of_ones_own_are_is_its_affair(home: Home, keys: Any) -> None:
+    selector = Everywhere()
+    selector.keys = keys  # type: ignore[attr-defined]
+    batch = pa.record_batch({"k": [1, 2, 3]})
+    with open_output(home, selector, 0, schema=batch.schema) as output:
+        output.write_batch(batch)
+        found = output.finish()
+    with open_input([found], 1) as stream:
+        assert [row for each in stream.batches() for row in each["k"].to_pylist()] == [1, 2, 3]
+
+
+class Everywhere:
+    """Sends all rows to subpartition 1."""
+
+    is_broadcast: ClassVar[bool] = False
+    subpartitions = 2
+
+    def assign(self, keys: Any) -> Any:
+        return np.ones(keys.num_rows, np.uint64)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.uint64])
+def test_ids_of_any_integers_find_their_subpartition(home: Home, dtype: Any) -> None:
+    class Own:
+        is_broadcast: ClassVar[bool] = False
+        subpartitions = 300
+
+        def assign(self, keys: Any) -> Any:
+            return keys["k"].to_numpy().astype(dtype)
+
+    batch = pa.record_batch({"k": [100, 3, 100]})
+    with open_output(home, Own(), 280, schema=batch.schema) as output:
+        output.write_batch(batch)
+        rows = output.finish()
+    with open_output(home, Own(), 280, exchange=1) as output:
+        output.write(["a", "b", "c"], batch)
+        records = output.finish()
+    with open_input([rows], 100) as stream:
+        assert [row for each in stream.batches() for row in each["k"].to_pylist()] == [100, 100]
+    assert [read([records], at) for at in (100, 3, 0)] == [["a", "c"], ["b"], []]
+
+
+@pytest.mark.parametrize("keys", [0, ["k"], ("k",), (-1,), [0], (np.int64(0),), (True,)])
 def test_key_columns_are_positions(keys: Any) -> None:
     for make in (lambda: HashSelector(keys, 2), lambda: KeyGroupSelector(keys, 2, 128)):
         with pytest.raises(UsageError, match="key columns are a tuple of positions"):

@@ -1,7 +1,8 @@
 """`LocalBufferPool`: the buffers of one writer, out of those of the process.
 
-Used by result partitions that are written from frames (`FrameEncoder`, for `ShuffleRDD`), and by the writers
-of the shuffle manager's engine, each of which receives one frame at a time.
+Used by result partitions that are written from frames (`FrameEncoder`, for `ShuffleRDD` and
+`sortshuffle.engine`), and by the writers of the shuffle manager's engine, each of which receives one frame at
+a time.
 
     open --close--> closed: nothing is handed out any more; what is still out goes home when it is recycled
 

@@ -1,7 +1,8 @@
-"""`NetworkBufferPool`: all the segments that a process moves bytes in, shared out to local pools.
+"""`NetworkBufferPool`: all the segments that a process moves bytes in, given to local pools.
 
-Used by the map tasks of `ShuffleRDD`, one for each partition that is written, and by the shuffle manager's
-engine, one for all its writers. Its memory is apart from that for reading (`ReadBufferPool`).
+Used by the map tasks of `ShuffleRDD` and by `sortshuffle.engine`, one for each partition that is written, and
+by the shuffle manager's engine, one for all its writers. Its memory is apart from that for reading
+(`ReadBufferPool`).
 
 Every local pool is guaranteed its size, or is not created. It may still have to wait, for segments of closed
 pools that are in use.

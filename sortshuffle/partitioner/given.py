@@ -35,8 +35,8 @@ class IdSelector:
 
     def __post_init__(self) -> None:
         check_subpartitions(self.subpartitions)
-        if self.column < 0:
-            raise UsageError(f"the id column is a position from 0 on, not {self.column}")
+        if type(self.column) is not int or self.column < 0:
+            raise UsageError(f"the id column is a position from 0 on, not {self.column!r}")
 
     def assign(self, batch: pa.RecordBatch) -> Ids:
         """Return each row's subpartition. Raises ColumnError if the column is not of type int32."""

@@ -52,10 +52,12 @@ def checked_ids(ids: Any, rows: int, selector: Any) -> Ids:
     """What a selector gave for so many rows or keys. A selector may be anybody's, and rows with wrong ids
     would be lost, or in another subpartition, without a word.
 
-    Raises UsageError unless it is an integer for each row, from 0 to ``subpartitions - 1``.
+    Returns them as ``id_dtype(subpartitions)``. Raises UsageError unless there is an integer for each row,
+    from 0 to ``subpartitions - 1``.
     """
     name = type(selector).__name__
-    if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "ui" or ids.ndim != 1:
+    is_plain = isinstance(ids, np.ndarray) and not isinstance(ids, np.ma.MaskedArray)
+    if not is_plain or ids.dtype.kind not in "ui" or ids.ndim != 1:
         raise UsageError(
             f"{name} must give a NumPy array of integers, one for each row or key, not {ids!r:.100}"
         )
@@ -70,7 +72,8 @@ def checked_ids(ids: Any, rows: int, selector: Any) -> Ids:
             raise UsageError(
                 f"{name} sent a row to subpartition {wrong}: they are 0 to {selector.subpartitions - 1}"
             )
-    return ids
+    checked: Ids = ids.astype(id_dtype(selector.subpartitions), copy=False)
+    return checked
 
 
 def id_dtype(subpartitions: int) -> np.dtype[np.unsignedinteger[Any]]:
@@ -84,7 +87,7 @@ def id_dtype(subpartitions: int) -> np.dtype[np.unsignedinteger[Any]]:
 
 def check_columns(keys: object) -> None:
     """Raise UsageError unless these can be the positions of columns."""
-    if not isinstance(keys, tuple) or any(not isinstance(key, int) or key < 0 for key in keys):
+    if not isinstance(keys, tuple) or any(type(key) is not int or key < 0 for key in keys):
         raise UsageError(f"key columns are a tuple of positions from 0 on, such as (0,), not {keys!r}")
 
 

@@ -97,6 +97,7 @@ class Given(ByRemainder):
         (np.array([0.0, 1.0]), "must give a NumPy array of integers"),
         (np.array([True, False]), "must give a NumPy array of integers"),
         (np.array([[0], [1]]), "must give a NumPy array of integers"),
+        (np.ma.array([0, 7], mask=[False, True]), "must give a NumPy array of integers"),
         (np.array([0, 3], np.uint8), "sent a row to subpartition 3: they are 0 to 2"),
         (np.array([2, -1]), "sent a row to subpartition -1: they are 0 to 2"),
         (np.array([0], np.uint8), "gave 1 ids for 2 rows"),
