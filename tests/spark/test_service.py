@@ -22,8 +22,8 @@ from sortshuffle.errors import UsageError, WorkerSetupError
 from sortshuffle.options import PREFIX, Options
 from sortshuffle.service.client.client_connection import ClientTls
 from sortshuffle.service.host import rendezvous
-from sortshuffle.spark import plan
 from sortshuffle.spark import service as services
+from sortshuffle.spark import staging
 from sortshuffle.spark.manager.settings import SECRET
 from sortshuffle.spark.rdds import plan as rdd_plan
 from sortshuffle.spark.service import NO_SERVICE, HostService, Mode, ServiceSettings
@@ -285,7 +285,7 @@ def test_in_an_indeterminate_stage_nothing_is_adopted(
         noted.extend(field.adopts for field in fields if isinstance(field, ServiceSettings))
         return made(*fields, **named)
 
-    module = plan if kind == "frame" else rdd_plan
+    module = staging if kind == "frame" else rdd_plan
     stage = "Stage" if kind == "frame" else "RecordStage"
     made = getattr(module, stage)
     monkeypatch.setattr(module, stage, note)

@@ -105,7 +105,7 @@ class Launcher:
             except OSError:
                 continue
             here = any(word.startswith(str(self.temporary).encode()) for word in words)
-            if here and f"sortshuffle.service.{module}".encode() in words:
+            if here and f"sortshuffle.service.host.{module}".encode() in words:
                 found.append(int(entry))
         return found
 

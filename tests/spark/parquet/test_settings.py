@@ -48,13 +48,6 @@ def test_options_go_before_the_session() -> None:
     assert told({"spark.sql.timestampType": "TIMESTAMP_NTZ"}).timestamps_are_ntz
 
 
-def test_a_setting_that_older_sparks_have_not_is_what_they_do() -> None:
-    name = "spark.sql.legacy.parquet.returnNullStructIfAllFieldsMissing"
-    without = {key: value for key, value in CONF.items() if key != name}
-    older = ReadSettings.of(without.__getitem__, {}, case_sensitive=False, timezone="UTC")
-    assert (told().rules.null_structs, older.rules.null_structs) == (False, True)
-
-
 def test_the_session_says_what_stored_types_are() -> None:
     assert told().rules.leaves == LeafRules()
     assert told({"spark.sql.parquet.binaryAsString": "true"}).rules.leaves == LeafRules(binary_as_string=True)
