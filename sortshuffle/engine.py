@@ -41,7 +41,6 @@ import secrets
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, TypeAlias, cast
@@ -49,7 +48,6 @@ from typing import Any, TypeAlias, cast
 import pyarrow as pa
 import pyarrow.types as pat
 
-import sortshuffle
 from sortshuffle.errors import DataLossError, StateError, UnsupportedError, UsageError
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import Index, Writer
@@ -71,7 +69,7 @@ from sortshuffle.payload.pickled import PickledPayload, pack_chunk
 from sortshuffle.reading.channel import InputChannel, LocalInputChannel
 from sortshuffle.reading.gate import InputGate
 from sortshuffle.reading.records import BufferOrEvent, RecordGate
-from sortshuffle.service.client.client import FLOATING_BYTES, ClientSettings, ServiceClients
+from sortshuffle.service.client.client import ClientSettings, ServiceClients, floating_bytes_of
 from sortshuffle.service.client.client_connection import ClientTls
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
 from sortshuffle.service.wire.protocol import MapOutputAddress, is_plain_name
@@ -103,7 +101,6 @@ __all__ = [
     "release",
 ]
 
-CREDIT_SHARE = 8  # of what is read ahead, for data that services send before they are asked for, as in a task
 _DEFAULTS = Options()
 _NO_SERVICES: Mapping[str, str] = {}
 _SELECTORS = ChannelSelector.__module__.rpartition(".")[0]  # the package of those that place rows
@@ -338,7 +335,7 @@ class Output:
         try:
             if self._writer is not None:
                 self._writer.finish()
-            file = self._partition.finish(_signed(written_by))
+            file = self._partition.finish(written_by.signed())
         except StateError:
             raise
         except BaseException as error:
@@ -416,7 +413,7 @@ def _expect_sequence(records: Any) -> None:
 
 def _expect_keys(selector: KeySelector, keys: Any) -> None:
     """What is known of the selectors of this package: they take rows, and name columns by their positions."""
-    if selector.is_broadcast or not type(selector).__module__.startswith(_SELECTORS):
+    if selector.is_broadcast or not _is_of_this_package(selector):
         return
     name = _kind(selector)
     if not isinstance(keys, pa.RecordBatch):
@@ -430,12 +427,16 @@ def _expect_keys(selector: KeySelector, keys: Any) -> None:
 def _expect_columns(selector: KeySelector, count: int, what: str) -> None:
     """A selector of this package names columns by their positions; there are so many. What another one's
     ``keys`` are is its own affair."""
-    if not type(selector).__module__.startswith(_SELECTORS):
+    if not _is_of_this_package(selector):
         return
     columns = [getattr(key, "column", key) for key in getattr(selector, "keys", ())]
     columns += [selector.column] if isinstance(selector, IdSelector) else []
     if columns and max(columns) >= count:
         raise UsageError(f"{_kind(selector)} looks at column {max(columns)}, and the {what} have {count}")
+
+
+def _is_of_this_package(selector: KeySelector) -> bool:
+    return type(selector).__module__.startswith(_SELECTORS)
 
 
 def _kind(thing: object) -> str:
@@ -481,12 +482,6 @@ def _columns(schema: pa.Schema) -> str:
     return ", ".join(
         f"{field.name} {field.type}" + ("" if field.nullable else " not null") for field in schema
     )
-
-
-def _signed(writer: Writer) -> Writer:
-    """The same, with the time and what wrote it."""
-    time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    return replace(writer, time=time, software=f"sortshuffle {sortshuffle.__version__}")
 
 
 def _number(what: str, given: Any) -> int:
@@ -544,7 +539,7 @@ class Input:
         _expect_there(subpartitions, outputs)
         self._closed = False
         with ExitStack() as opened:
-            credit = min(FLOATING_BYTES, options.read_memory // CREDIT_SHARE) if services else 0
+            credit = floating_bytes_of(options.read_memory) if services else 0
             clients = ServiceClients(_client_settings(options, credit))
             opened.callback(clients.close)
             source = _Source(clients, services)
@@ -706,11 +701,13 @@ def _numbers(subpartitions: int | Iterable[int]) -> tuple[int, ...]:
 
 
 def _expect_there(subpartitions: Sequence[int], outputs: Sequence[MapOutput]) -> None:
-    for output in outputs[:1]:
-        count = len(output.subpartition_bytes)
-        for subpartition in subpartitions:
-            if not 0 <= subpartition < count:
-                raise UsageError(f"there is no subpartition {subpartition}: they are 0 to {count - 1}")
+    """In any of the outputs, which have equally many."""
+    if not outputs:
+        return
+    count = len(outputs[0].subpartition_bytes)
+    for subpartition in subpartitions:
+        if not 0 <= subpartition < count:
+            raise UsageError(f"there is no subpartition {subpartition}: they are 0 to {count - 1}")
 
 
 def _said(index: Index) -> _Payload:

@@ -9,6 +9,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -354,6 +355,17 @@ def new_frame_output(
 # The system
 
 
+# Bytes of the path of a directory. The path of a Unix socket has at most 107: a directory of one's own below
+# it takes 26 of them, and Spark's name for its workers' socket 43
+SHORT = 38
+
+
+def short_directory() -> str:
+    """For temporary files. The path of a Unix socket below it must not be longer than the system takes."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= SHORT else "/tmp"
+
+
 def names(directory: Path | str) -> list[str]:
     return sorted(os.listdir(directory))
 
@@ -415,6 +427,19 @@ def running(*command: str) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
+
+
+def processes_of(module: str) -> dict[int, list[str]]:
+    """The processes that run this module of the package: the words of their command lines."""
+    found = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = os.fsdecode(Path(f"/proc/{entry}/cmdline").read_bytes()).split("\0")
+        except OSError:
+            continue
+        if f"sortshuffle.{module}" in words:
+            found[int(entry)] = words
+    return found
 
 
 def kill(pid: int) -> None:

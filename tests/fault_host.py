@@ -25,7 +25,7 @@ from functools import partial
 from types import TracebackType
 from typing import IO, Any
 
-from engine import ROOT
+from engine import ROOT, short_directory
 from faults import Fault, Faults, Site
 
 HANGS = 20.0  # seconds; the slowest child takes less than two
@@ -55,7 +55,7 @@ class FaultHost:
     def __init__(self, environment: dict[str, str] | None = None) -> None:
         path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
         # children that are killed leave files, sockets among them, whose paths must be short
-        self._temporary = tempfile.TemporaryDirectory(prefix="faults-", dir="/tmp")
+        self._temporary = tempfile.TemporaryDirectory(prefix="faults-", dir=short_directory())
         own = {"PYTHONPATH": path, "TMPDIR": self._temporary.name}
         self._process = subprocess.Popen(
             [sys.executable, "-c", "import fault_host; fault_host.main()"],

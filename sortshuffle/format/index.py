@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from enum import IntEnum
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from sortshuffle.format.checksum import BytesLike, checksum
 from sortshuffle.format.header import HEADER_BYTES, INDEX_MAGIC, FileHeader
 from sortshuffle.format.malformed import Malformed
+from sortshuffle.version import __version__
 
 ENTRY = np.dtype(
     [
@@ -75,6 +77,11 @@ class Writer:
 
     def __str__(self) -> str:
         return f"attempt {self.attempt} of map {self.map_index} on {self.host}"
+
+    def signed(self) -> Writer:
+        """The same, with the time now and this release."""
+        time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        return replace(self, time=time, software=f"sortshuffle {__version__}")
 
     def pack(self) -> bytes:
         fields = {name: getattr(self, name) for name in _FIELDS}

@@ -36,7 +36,6 @@ from sortshuffle.memory.segment_store import Claim, SegmentStore
 class PoolOwner(Protocol):
     """What a local pool needs of the network pool that made it."""
 
-    segment_bytes: int
     request_timeout: float
 
     def forget(self, pool: LocalBufferPool) -> None:

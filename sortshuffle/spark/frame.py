@@ -84,9 +84,7 @@ def broadcast(frame: ShuffleFrame) -> ShuffleFrame:
     holds for the frame that is returned, not for frames made from it. In the join the frame must fit into
     the memory of a task.
     """
-    if not isinstance(frame, ShuffleFrame):
-        raise UsageError(f"broadcast() takes a ShuffleFrame, not {type(frame).__name__}")
-    return ShuffleFrame(replace(frame._rows, broadcast=True))
+    return ShuffleFrame(replace(_rows_of(frame, "broadcast", "a ShuffleFrame"), broadcast=True))
 
 
 class ShuffleFrame:
@@ -454,11 +452,10 @@ class ShuffleFrame:
         return _checked_count(method, numPartitions), columns
 
 
-def _rows_of(other: Any, method: str) -> Rows:
-    """The rows of another frame that a method is given. Raises `UsageError` for what is no frame."""
+def _rows_of(other: Any, method: str, what: str = "another ShuffleFrame") -> Rows:
+    """The rows of a frame that a method is given. Raises `UsageError` for what is no frame."""
     if not isinstance(other, ShuffleFrame):
-        kind = type(other).__name__
-        raise UsageError(f"{method}() takes another ShuffleFrame, not {kind}: wrap it in frame()")
+        raise UsageError(f"{method}() takes {what}, not {type(other).__name__}: wrap it in frame()")
     return other._rows
 
 

@@ -191,12 +191,10 @@ class ExchangeOrigin(Origin):
 @dataclass(frozen=True, eq=False)
 class TogetherOrigin(Origin):
     """Several exchanges of one number of subpartitions: partition s is what ``combine`` makes of subpartition
-    s of each. ``inputs``: chains that begin with these exchanges. ``only_first``: no rows come out but those
-    of the first."""
+    s of each. ``inputs``: chains that begin with these exchanges."""
 
     inputs: tuple[Chain, ...]
     combine: CombineLegs
-    only_first: bool = False
 
     def rows(self) -> DataFrame:
         exchanges = self.exchanges()
@@ -220,8 +218,7 @@ class TogetherOrigin(Origin):
 
     def sliceable(self) -> list[ShuffleDependency]:
         found: list[ShuffleDependency] = []
-        allowed: Sequence[bool] = getattr(self.combine, "sliceable", ())
-        for chain, may_be in zip(self.inputs, allowed, strict=False):
+        for chain, may_be in zip(self.inputs, self.combine.sliceable, strict=False):
             others = [each for each in self.inputs if each is not chain]
             (exchange,) = chain.origin.exchanges()
             repeatable = all(isinstance(step, PER_BATCH) for each in others for step in each.steps)
@@ -231,7 +228,7 @@ class TogetherOrigin(Origin):
         return found
 
     def size_and_schema(self) -> tuple[int | None, StructType | None]:
-        return combined_size(self.inputs, only_first=self.only_first)
+        return combined_size(self.inputs, only_first=self.combine.only_first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,7 +259,7 @@ class UnionOrigin(Origin):
         return ["union of", *lines_of(self.inputs)]
 
     def size_and_schema(self) -> tuple[int | None, StructType | None]:
-        return united_size(self.inputs), self.inputs[0].schema
+        return united_size(self.inputs)
 
     @once
     def _planned(self) -> list[DataFrame]:
@@ -308,7 +305,7 @@ class SparkUnionOrigin(Origin):
         return ["union, by Spark, of", *lines_of(self.inputs)]
 
     def size_and_schema(self) -> tuple[int | None, StructType | None]:
-        return united_size(self.inputs), self.inputs[0].schema
+        return united_size(self.inputs)
 
     @once
     def _union(self) -> DataFrameOrigin:

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from sortshuffle.service.client.client import ServiceClient, ServiceClients
     from sortshuffle.service.wire.protocol import MapOutputAddress
 
-CREDIT_SHARE = 8  # of what a task may read ahead: 8 MiB of the default 64, and never more
 TOLD_WITHIN = 10.0  # seconds, all adopters together; a service that is started again is there sooner
 _REMEDY = (
     "spark.sortshuffle.service=auto starts a shuffle service on every host, external uses an administrator's;"
@@ -60,9 +59,9 @@ def credit_within(service: HostService, reading: int) -> int:
     """Bytes out of ``reading`` for data that come from other hosts before they are asked for."""
     if not service.is_on:
         return 0
-    from sortshuffle.service.client.client import FLOATING_BYTES
+    from sortshuffle.service.client.client import floating_bytes_of
 
-    return min(FLOATING_BYTES, reading // CREDIT_SHARE)
+    return floating_bytes_of(reading)
 
 
 class ClusterReach:

@@ -38,7 +38,17 @@ class Leg:
 
 class CombineLegs(Protocol):
     """Makes the rows of a partition out of several inputs. What it holds it charges to ``memory``. The legs
-    are closed by whoever opened them. ``describe`` is its line in `explain()`."""
+    are closed by whoever opened them. ``describe`` is its line in `explain()`.
+
+    ``sliceable``: for each input, whether its rows may meet the others in parts (`spark.skew`); empty for
+    none. ``only_first``: no rows come out but those of the first input.
+    """
+
+    @property
+    def sliceable(self) -> Sequence[bool]: ...
+
+    @property
+    def only_first(self) -> bool: ...
 
     def run(self, legs: Sequence[Leg], task: Task, memory: MemoryBudget) -> Batches: ...
 

@@ -53,10 +53,11 @@ def exchanged_size(exchange: ShuffleDependency) -> int | None:
     return sum(output.counts["raw_bytes_written"] for output in outputs)
 
 
-def united_size(chains: Sequence[Chain]) -> int | None:
-    """The bytes of the rows of all these chains."""
+def united_size(chains: Sequence[Chain]) -> tuple[int | None, StructType]:
+    """The bytes of the rows of all these chains, and their schema, which is one."""
     sizes = [estimated_size(chain) for chain in chains]
-    return None if None in sizes else sum(size for size in sizes if size is not None)
+    total = None if None in sizes else sum(size for size in sizes if size is not None)
+    return total, chains[0].schema
 
 
 def combined_size(chains: Sequence[Chain], *, only_first: bool) -> tuple[int | None, StructType | None]:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from functools import cache
 from typing import Any
 
@@ -39,7 +38,6 @@ from sortshuffle.storage.homes.directories import application_directories, spark
 from sortshuffle.storage.homes.home_failures import note_failure
 from sortshuffle.storage.homes.host import host_name
 from sortshuffle.storage.homes.loss import make_producer_run_again
-from sortshuffle.version import __version__
 
 READING_SHARE = 4  # a stage that both reads and writes reads ahead within this part of its memory
 HOLDING_SHARE = 2  # what its steps may hold of it together, if there are any that hold rows
@@ -153,11 +151,9 @@ class Task:
             map_index=self.partition,
             attempt=self.attempt,
             host=host_name(),
-            time=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            software=f"sortshuffle {__version__}",
             ordering=ordering,
             driver="" if self.service is None else self.service.settings.driver.hex(),
-        )
+        ).signed()
 
 
 @contextmanager

@@ -20,13 +20,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from engine import short_directory
 from java_options import submit_arguments
 from process_group import wait_until_ended
 
 PATIENCE = 240.0  # seconds; a job takes about 20
-# Bytes of the path of a directory. The path of a Unix socket has at most 107: the server's directory takes
-# 26 of them, and Spark's name for its workers' socket 43
-SHORT = 38
 ENDING = 10.0  # seconds for a JVM to end by itself
 SERVER = Path(__file__).with_name("job_server.py")
 
@@ -109,12 +107,6 @@ class JobServer:
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
-
-
-def short_directory() -> str:
-    """For temporary files. The path of a Unix socket below it must not be longer than the system takes."""
-    usual = tempfile.gettempdir()
-    return usual if len(os.fsencode(usual)) <= SHORT else "/tmp"
 
 
 _servers: list[JobServer] = []

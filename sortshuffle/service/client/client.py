@@ -76,13 +76,19 @@ from sortshuffle.service.wire.protocol import (
 from sortshuffle.storage.files.extents import Extent
 from sortshuffle.storage.files.ranges import SubpartitionRange
 
-FLOATING_BYTES = 8 * MIB  # of the 64 MiB that a task reads ahead by default
+FLOATING_BYTES = 8 * MIB  # at most, and by default: of the 64 MiB that a task reads ahead
+FLOATING_SHARE = 8  # of what is read ahead: so much of it, where that is less
 SILENCES = 2  # a silent service is connected to anew once before its time is over
 SCRATCH_BYTES = 64 << 10  # what comes for channels that nobody wants any more is read into that
 TURN_TICK = 1.0  # seconds between two looks at whether a large index that waits for its turn is still wanted
 JOIN_TIMEOUT = 10.0  # seconds; a thread that is told to end does so at once, but for a connection being made
 
 _log = logging.getLogger(__name__)
+
+
+def floating_bytes_of(read_ahead: int) -> int:
+    """Bytes out of ``read_ahead`` for data that come before they are asked for."""
+    return min(FLOATING_BYTES, read_ahead // FLOATING_SHARE)
 
 
 @dataclass(frozen=True, slots=True)

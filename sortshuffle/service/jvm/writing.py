@@ -19,7 +19,6 @@ from __future__ import annotations
 import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime, timezone
 
 import numpy as np
 
@@ -36,7 +35,6 @@ from sortshuffle.service.jvm.protocol import ID_AND_END_BYTES, WriteRequest, pac
 from sortshuffle.service.jvm.small_outputs import MOST_BYTES, SmallOutput, kept_bytes
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.stored.stored_files import is_url
-from sortshuffle.version import __version__
 from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
 from sortshuffle.writing.result_partition import SortMergeResultPartition
 
@@ -157,6 +155,4 @@ class MapOutputWriting:
             map_index=request.map_index,
             attempt=request.map_id,
             host=self._host,
-            time=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            software=f"sortshuffle {__version__}",
-        )
+        ).signed()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -85,6 +85,9 @@ class CoGroupedFrame(Generic[Frame]):
 @dataclass(frozen=True, slots=True)
 class CoGroupApply:
     """A function of the groups of two legs, each sorted by its order."""
+
+    sliceable: ClassVar[tuple[bool, ...]] = ()
+    only_first: ClassVar[bool] = False
 
     function: CoGroupFunction
     orders: tuple[RowOrder, RowOrder]

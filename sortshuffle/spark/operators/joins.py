@@ -306,7 +306,7 @@ def _shuffled_join(left: Rows, right: Rows, spec: JoinSpec, schema: StructType, 
     ]
     combine = ShuffledJoin(spec, sides[0].wire, sides[1].wire, label)
     context = left.context
-    origin = TogetherOrigin((sides[0], sides[1]), combine, only_first=spec.kind.is_existence)
+    origin = TogetherOrigin((sides[0], sides[1]), combine)
     return Rows(Chain(context, origin, schema, spec.schema), joined_layout(spec, by, count))
 
 
@@ -360,6 +360,10 @@ class ShuffledJoin:
         """Of which side the rows may meet the other in parts (`spark.skew`): not, if the other side's rows
         come out without a partner, or at most once."""
         return self.spec.kind.repeats_right, self.spec.kind.repeats_left
+
+    @property
+    def only_first(self) -> bool:
+        return self.spec.kind.is_existence
 
     def run(self, legs: Sequence[Leg], task: Task, memory: MemoryBudget) -> Batches:
         left, right = legs

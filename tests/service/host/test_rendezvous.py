@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine import ENVIRONMENT, Pair, eventually, running, write_pair
+from engine import ENVIRONMENT, Pair, eventually, processes_of, running, write_pair
 from failing import not_told
 from serving import no_descriptor_left
 
@@ -153,15 +153,7 @@ def supervisors(directory: str) -> list[int]:
 
 
 def processes(module: str, directory: str) -> list[int]:
-    found = []
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if f"sortshuffle.service.host.{module}".encode() in words and directory.encode() in words:
-            found.append(int(entry))
-    return found
+    return [pid for pid, words in processes_of(f"service.host.{module}").items() if directory in words]
 
 
 def test_a_supervisor_that_died_is_replaced_on_the_same_port(place: str) -> None:

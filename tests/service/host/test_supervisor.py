@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from engine import ENVIRONMENT, end, eventually, kill, printed, running
+from engine import ENVIRONMENT, end, eventually, kill, printed, processes_of, running
 
 from sortshuffle.service.host import rendezvous, supervisor
 from sortshuffle.service.host.rendezvous import Registration, ServiceConfig, Supervised
@@ -51,7 +51,7 @@ class Started:
 
     @property
     def services(self) -> list[int]:
-        return processes("sortshuffle.service.host.process", self.directory)
+        return processes("process", self.directory)
 
     @property
     def log(self) -> str:
@@ -93,15 +93,7 @@ def started(short_path: Path) -> Iterator[Started]:
 
 
 def processes(module: str, directory: str) -> list[int]:
-    found = []
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if module.encode() in words and directory.encode() in words:
-            found.append(int(entry))
-    return found
+    return [pid for pid, words in processes_of(f"service.host.{module}").items() if directory in words]
 
 
 def test_its_status_can_be_looked_at(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,10 +179,10 @@ def test_its_parent_waits_for_nothing(short_path: Path) -> None:
     with running("sleep", "600") as executor:
         command = [sys.executable, "-c", ENSURE, directory, str(executor.pid)]
         subprocess.run(command, env=ENVIRONMENT, capture_output=True, timeout=60, check=True)
-        supervisors = processes("sortshuffle.service.host.supervisor", directory)
+        supervisors = processes("supervisor", directory)
         assert len(supervisors) == 1
         kill(supervisors[0])
-    eventually(lambda: not processes("sortshuffle.service.host.process", directory), "its service is gone")
+    eventually(lambda: not processes("process", directory), "its service is gone")
 
 
 @pytest.mark.parametrize("told", [b"", CONFIG.pack()], ids=["nothing", "everything"])
@@ -212,7 +204,7 @@ def test_one_whose_starter_was_killed_before_he_told_of_it_ends(tmp_path: Path, 
         module = "sortshuffle.service.host.supervisor"
         command = [sys.executable, "-m", module, directory, *map(str, descriptors)]
         subprocess.run(command, input=told, env=ENVIRONMENT, pass_fds=descriptors, timeout=20, check=False)
-    assert processes("sortshuffle.service.host.process", directory) == []
+    assert processes("process", directory) == []
 
 
 def test_it_takes_little_memory(started: Started) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from consumers import PATIENCE
-from engine import ENVIRONMENT, end, eventually, kill, printed, running
+from engine import ENVIRONMENT, end, eventually, kill, printed, processes_of, running
 from jvm_client import GREETING, SHUFFLE, Block, Written, connected
 
 from sortshuffle.errors import ProtocolError, ServiceUnavailableError, UsageError
@@ -98,16 +98,8 @@ class Launcher:
 
     def processes(self, module: str) -> list[int]:
         """Of this module, started for something below ``temporary``."""
-        found = []
-        for entry in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            here = any(word.startswith(str(self.temporary).encode()) for word in words)
-            if here and f"sortshuffle.service.host.{module}".encode() in words:
-                found.append(int(entry))
-        return found
+        found = processes_of(f"service.host.{module}").items()
+        return [pid for pid, words in found if any(each.startswith(str(self.temporary)) for each in words)]
 
     def supervisor(self) -> int:
         (pid,) = self.processes("supervisor")
