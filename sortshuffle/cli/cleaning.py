@@ -29,6 +29,7 @@ from enum import Enum
 
 from sortshuffle import calls
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.presence import is_gone, is_locked
 from sortshuffle.storage.homes import forgotten
 from sortshuffle.storage.homes.home_failures import MARKER_FILE
 from sortshuffle.storage.homes.host import is_this_host
@@ -41,10 +42,7 @@ from sortshuffle.storage.homes.lifetime import (
     Owner,
     dead_outputs,
     dead_partials,
-    delete_unfinished,
     finished_outputs,
-    is_gone,
-    is_locked,
     process_start,
     remove_home,
 )
@@ -107,7 +105,7 @@ def remove(verdict: HomeVerdict) -> bool:
             remove_home(verdict.path)
             return is_gone(verdict.path)
         if verdict.what is Thing.UNFINISHED_OUTPUT:
-            delete_unfinished(PartitionedFile(verdict.path))
+            PartitionedFile(verdict.path).delete_unfinished()
         else:
             PartitionedFile(verdict.path).delete()
     except OSError:

@@ -24,7 +24,8 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.reading.spill import HELD_REGIONS, SpilledRun, SpillSize, SpillWriter
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.homes.lifetime import dead_partials, is_locked
+from sortshuffle.storage.files.presence import is_locked
+from sortshuffle.storage.homes.lifetime import dead_partials
 
 SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string())])
 SIZE = SpillSize(buffer=4096, region=16_384)

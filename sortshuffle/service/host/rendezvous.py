@@ -58,13 +58,13 @@ from sortshuffle.errors import ServiceUnavailableError, UsageError
 from sortshuffle.options import Options
 from sortshuffle.service.wire.address import LONGEST_PATH, join_address, listen_at_host, listen_on_path
 from sortshuffle.storage.files.descriptors import close_after_reading, lock_until
+from sortshuffle.storage.files.presence import is_gone
 from sortshuffle.storage.homes.environment import environment
 from sortshuffle.storage.homes.host import is_this_host
 from sortshuffle.storage.homes.lifetime import (
     HOME_ROOT,
     Owner,
     boot_id,
-    is_gone,
     is_running,
     process_namespace,
     process_start,

@@ -39,9 +39,10 @@ from sortshuffle.service.server.index_view import IndexView
 from sortshuffle.service.server.result_partition_manager import ResultPartitionManager, Roots, check_inside
 from sortshuffle.service.wire.protocol import FoundOutput, MapOutputAddress, PartitionRequest
 from sortshuffle.storage.files.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
+from sortshuffle.storage.files.presence import is_gone
 from sortshuffle.storage.files.ranges import RangePart
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
-from sortshuffle.storage.homes.lifetime import HOME_ROOT, is_gone
+from sortshuffle.storage.homes.lifetime import HOME_ROOT
 
 # seconds for which a directory cannot be listed before what was there counts as lost: longer than a disk or a
 # mount takes to come back, shorter than clients try by themselves (60)

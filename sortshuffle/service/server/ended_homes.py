@@ -31,7 +31,8 @@ from typing import TypeAlias
 
 from sortshuffle.errors import OUT_OF
 from sortshuffle.storage.files.partitioned_file import INDEX_SUFFIX, PartitionedFile
-from sortshuffle.storage.homes.lifetime import HOME_ROOT, Owner, is_gone
+from sortshuffle.storage.files.presence import is_gone
+from sortshuffle.storage.homes.lifetime import HOME_ROOT, Owner
 from sortshuffle.storage.homes.listings import Listings, Made
 from sortshuffle.storage.homes.shared_home import is_shared
 

@@ -35,10 +35,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from sortshuffle import calls
 from sortshuffle.errors import DataLossError
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.presence import is_gone
 from sortshuffle.storage.files.reader import read_index
 from sortshuffle.storage.homes import janitor
 from sortshuffle.storage.homes.forgotten import told
-from sortshuffle.storage.homes.lifetime import HOME_ROOT, Owner, finished_outputs, is_gone, remove_home
+from sortshuffle.storage.homes.lifetime import HOME_ROOT, Owner, finished_outputs, remove_home
 
 # seconds; longer than a job whose executors on this host are all gone is likely to read what they left, and
 # short enough for a disk on which nothing else tells that the application has ended

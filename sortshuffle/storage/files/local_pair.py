@@ -24,7 +24,6 @@ from sortshuffle import calls
 from sortshuffle.errors import FileAccessError, OutOfDiskError
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.homes.lifetime import delete_unfinished
 from sortshuffle.storage.homes.private import make_private
 
 IOV_MAX = os.sysconf("SC_IOV_MAX")  # pieces that one gathered write takes; 1024 on Linux
@@ -69,7 +68,7 @@ class LocalPair:
         """Delete both files, and tell nothing: the task has failed already, and its own error must be the one
         that is seen. What cannot be deleted is nobody's ``.partial`` from now on, which others delete."""
         with suppress(OSError):
-            delete_unfinished(self._file)
+            self._file.delete_unfinished()
         with suppress(OSError):
             self._close()
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sortshuffle import calls
+from sortshuffle.storage.files.presence import is_gone
 
 DATA_SUFFIX = ".data"
 INDEX_SUFFIX = ".index"
@@ -77,10 +78,18 @@ class PartitionedFile:
     def delete(self) -> None:
         """Remove whatever there is of the pair; the index first, so that half a pair is never complete.
         Raises OSError, when all were tried."""
-        unlink_all([self.index_path, self.data_path, self.partial_index_path, self.partial_data_path])
+        _unlink_all([self.index_path, self.data_path, self.partial_index_path, self.partial_data_path])
+
+    def delete_unfinished(self) -> None:
+        """Remove what a writer that did not finish has left. A finished pair of that name stays. Raises
+        OSError, when all were tried."""
+        paths = [self.partial_index_path, self.partial_data_path]
+        if is_gone(self.index_path):  # an index that is only not seen belongs to a finished pair
+            paths.append(self.data_path)  # the writer ended between the two renames of its `finish()`
+        _unlink_all(paths)
 
 
-def unlink_all(paths: Iterable[str]) -> None:
+def _unlink_all(paths: Iterable[str]) -> None:
     """Remove these files, as far as they are there. One that cannot be removed does not save the others.
     Raises the first OSError, when all were tried."""
     failed: OSError | None = None

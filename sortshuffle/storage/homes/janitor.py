@@ -35,17 +35,10 @@ from sortshuffle import calls
 from sortshuffle.errors import OUT_OF
 from sortshuffle.storage.files.descriptors import close_after_reading
 from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX
+from sortshuffle.storage.files.presence import is_gone, is_locked
 from sortshuffle.storage.homes.environment import environment
 from sortshuffle.storage.homes.home_listings import HomeListings
-from sortshuffle.storage.homes.lifetime import (
-    Owner,
-    is_gone,
-    is_locked,
-    remove_home,
-    sweep,
-    sweep_ended,
-    sweep_partials,
-)
+from sortshuffle.storage.homes.lifetime import Owner, remove_home, sweep, sweep_ended, sweep_partials
 
 LOCK_FILE = "janitor.lock"
 TICK = 1.0  # seconds between looks at the executor and its unfinished files

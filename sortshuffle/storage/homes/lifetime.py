@@ -21,7 +21,6 @@ Nothing outside directories named as above is ever deleted, and symbolic links a
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import json
 import os
@@ -31,8 +30,8 @@ from dataclasses import asdict, dataclass
 
 from sortshuffle import calls
 from sortshuffle.errors import UsageError
-from sortshuffle.storage.files.descriptors import close_after_reading
-from sortshuffle.storage.files.partitioned_file import PartitionedFile, unlink_all
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.presence import is_gone, is_locked
 from sortshuffle.storage.homes.home_listings import HomeListings
 from sortshuffle.storage.homes.host import host_name, is_this_host
 from sortshuffle.storage.homes.small_files import replace_json
@@ -217,17 +216,6 @@ def is_running(pid: int, started: int) -> bool:
         return True
 
 
-def is_gone(path: str) -> bool:
-    """Whether nothing has that name. What the system does not tell counts as there."""
-    try:
-        calls.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False
-    return False
-
-
 def executor_pid() -> int:
     """The JVM that this Python worker works for: the nearest ancestor that is a Java process, or else
     the parent."""
@@ -248,14 +236,6 @@ def dead_partials(home: str, now: float, listings: HomeListings | None = None) -
         # in this order: a pair that is finished meanwhile was unlocked after its index was written
         if not _is_being_written(file) and _last_touched(file, now) > PARTIAL_SETTLES:
             yield file
-
-
-def delete_unfinished(file: PartitionedFile) -> None:
-    """Remove what a writer that did not finish has left. A finished pair of that name stays."""
-    paths = [file.partial_index_path, file.partial_data_path]
-    if is_gone(file.index_path):  # an index that is only not seen belongs to a finished pair
-        paths.append(file.data_path)  # the writer ended between the two renames of its `finish()`
-    unlink_all(paths)
 
 
 def dead_outputs(
@@ -330,7 +310,7 @@ def sweep_partials(home: str, now: float, listings: HomeListings | None = None) 
     """Delete the unfinished pairs without a writer; returns their base paths."""
     dead = list(dead_partials(home, now, listings))
     for file in dead:
-        delete_unfinished(file)
+        file.delete_unfinished()
     return [file.base for file in dead]
 
 
@@ -407,22 +387,6 @@ def _is_being_written(file: PartitionedFile) -> bool:
     """Whether a writer holds its lock: on the partial data file, and for a moment of `finish()` on the
     renamed one."""
     return is_locked(file.partial_data_path) or is_locked(file.data_path)
-
-
-def is_locked(path: str) -> bool:
-    try:
-        descriptor = calls.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True  # cannot be told: leave it alone
-    try:
-        calls.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        close_after_reading(descriptor)
-    return False
 
 
 def _stat_fields(pid: int) -> list[str] | None:

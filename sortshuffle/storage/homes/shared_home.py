@@ -30,14 +30,10 @@ import subprocess
 import sys
 
 from sortshuffle import calls
+from sortshuffle.storage.files.presence import is_gone
 from sortshuffle.storage.homes.environment import environment
 from sortshuffle.storage.homes.host import host_name
-from sortshuffle.storage.homes.lifetime import (
-    HOME_ROOT,
-    Owner,
-    is_gone,
-    remove_home,
-)
+from sortshuffle.storage.homes.lifetime import HOME_ROOT, Owner, remove_home
 from sortshuffle.storage.homes.private import make_private
 from sortshuffle.storage.stored.stored_files import (
     application_url,

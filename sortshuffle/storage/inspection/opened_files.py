@@ -22,7 +22,7 @@ from sortshuffle import calls
 from sortshuffle.options import MIB
 from sortshuffle.storage.files.descriptors import close_after_reading
 from sortshuffle.storage.files.extents import aligned_memory
-from sortshuffle.storage.homes.lifetime import is_locked
+from sortshuffle.storage.files.presence import is_locked
 from sortshuffle.storage.stored.stored_files import is_url, open_store, store_errors
 
 BLOCK_BYTES = 8 * MIB  # of a store at a time: in so much, a request's latency is lost

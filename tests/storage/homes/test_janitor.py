@@ -21,10 +21,11 @@ from engine import WRITER, Pair, eventually, names, open_files, printed, running
 
 from sortshuffle import calls
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.presence import is_locked
 from sortshuffle.storage.files.writer import PartitionedFileWriter
 from sortshuffle.storage.homes import janitor
 from sortshuffle.storage.homes.home_listings import HomeListings
-from sortshuffle.storage.homes.lifetime import Owner, boot_id, is_locked, process_start
+from sortshuffle.storage.homes.lifetime import Owner, boot_id, process_start
 
 SOON = 20.0  # seconds; more than any machine needs, for what must happen at all
 

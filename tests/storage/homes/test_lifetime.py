@@ -23,6 +23,7 @@ from serving import no_descriptor_left
 from sortshuffle import calls
 from sortshuffle.errors import UsageError
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.presence import is_gone
 from sortshuffle.storage.files.writer import PartitionedFileWriter
 from sortshuffle.storage.homes.home_listings import HomeListings
 from sortshuffle.storage.homes.host import host_name
@@ -33,9 +34,7 @@ from sortshuffle.storage.homes.lifetime import (
     control_files,
     dead_outputs,
     dead_partials,
-    delete_unfinished,
     executor_pid,
-    is_gone,
     is_running,
     process_namespace,
     process_start,
@@ -378,19 +377,19 @@ def test_a_writer_between_its_two_renames_is_not_dead(home: Path) -> None:
 def test_deleting_what_is_unfinished_leaves_a_finished_pair_of_that_name(home: Path) -> None:
     file = write_pair(home, Pair(2))
     partial(home)
-    delete_unfinished(file)
+    file.delete_unfinished()
     assert names(home) == [f"{NAME}.data", f"{NAME}.index"]
-    delete_unfinished(file)
+    file.delete_unfinished()
     assert read_pair(file) == [[], []]
 
 
 def test_a_finished_pair_stays_where_the_system_does_not_tell_whether_it_is_there(home: Path) -> None:
     file = write_pair(home, Pair(1))
     with Faults() as seen:
-        delete_unfinished(file)
+        file.delete_unfinished()
     (asked,) = (site for site in seen.sites if site.name in ("lstat", "lexists"))
     with Faults(Fault(asked, "EIO")) as made:
-        delete_unfinished(file)
+        file.delete_unfinished()
     assert made.happened
     assert read_pair(file) == [[]]
 
