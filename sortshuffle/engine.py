@@ -51,6 +51,9 @@ import pyarrow.types as pat
 from sortshuffle.errors import DataLossError, StateError, UnsupportedError, UsageError
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import Index, Writer
+from sortshuffle.homes.host import host_name, is_this_host
+from sortshuffle.homes.lifetime import remove_home, remove_unowned
+from sortshuffle.homes.owner import HOME_ROOT, Owner
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import Options
@@ -76,11 +79,9 @@ from sortshuffle.service.wire.protocol import MapOutputAddress, is_plain_name
 from sortshuffle.service.wire.secret import read_secret
 from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.private import make_private
 from sortshuffle.storage.files.reader import read_index, verified_index
 from sortshuffle.storage.files.writer import PartitionedFileWriter
-from sortshuffle.storage.homes.host import host_name, is_this_host
-from sortshuffle.storage.homes.lifetime import HOME_ROOT, Owner, remove_home, remove_unowned
-from sortshuffle.storage.homes.private import make_private
 from sortshuffle.writing.encoders import PartitionLayout
 from sortshuffle.writing.frame_encoder import FrameLayout, frame_layout
 from sortshuffle.writing.record_writer import KeySelector, RecordWriter

@@ -24,7 +24,7 @@ import pytest
 from engine import ROOT
 
 from sortshuffle import calls
-from sortshuffle.storage.homes import lifetime
+from sortshuffle.homes import processes
 
 
 class Fault:
@@ -92,7 +92,7 @@ def not_told(*paths: str) -> Iterator[None]:
         return told
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(lifetime, "_told", lifetime._Told())
+        patched.setattr(processes, "_told", processes._Told())
         for name in ("open_file", "readlink"):
             patched.setattr(calls, name, failing(getattr(calls, name)))
         yield

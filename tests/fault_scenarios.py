@@ -31,6 +31,9 @@ from map_outputs import MapOutput, consumer_of, write_map
 from sortshuffle.format.buffer import seal
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import Index, Writer, unpack_index
+from sortshuffle.homes import janitor
+from sortshuffle.homes.home_listings import HomeListings
+from sortshuffle.homes.owner import HOME_ROOT, OWNER_FILE, Owner
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
@@ -48,9 +51,6 @@ from sortshuffle.storage.files.partitioned_file import (
     PartitionedFile,
 )
 from sortshuffle.storage.files.writer import PartitionedFileWriter
-from sortshuffle.storage.homes import janitor
-from sortshuffle.storage.homes.home_listings import HomeListings
-from sortshuffle.storage.homes.lifetime import HOME_ROOT, OWNER_FILE, Owner
 from sortshuffle.storage.stored import stored_files, stored_pair, stored_reader
 
 SCHEMA = pa.schema([("key", pa.int64()), ("text", pa.string())])

@@ -20,13 +20,13 @@ from consumers import PATIENCE
 from engine import eventually
 
 from sortshuffle.format.header import Codec
+from sortshuffle.homes.processes import boot_id
+from sortshuffle.homes.shared_home import make_stored_home, shared_home, stored_home
 from sortshuffle.service.client.client import ClientSettings
 from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm.engine import Engine, EngineSettings, SharedHomes
 from sortshuffle.service.jvm.protocol import Block as ReceivedBlock
 from sortshuffle.service.jvm.server import JvmServer
-from sortshuffle.storage.homes.lifetime import boot_id
-from sortshuffle.storage.homes.shared_home import make_stored_home, shared_home, stored_home
 
 GREETING = b"\x89SSJ\r\n\x1a\n\x03\0\0\0\0\0\0\0"
 WRITE, FRAME, FINISH, READ, REMOVE, SHARE, SHARED_FRAME = range(1, 8)

@@ -17,6 +17,9 @@ from typing import Any
 from consumers import PATIENCE, Consumer, random_pair, read_pool
 from engine import ID, Pair, write_pair
 
+from sortshuffle.homes.host import host_name
+from sortshuffle.homes.owner import HOME_ROOT, Owner
+from sortshuffle.homes.processes import boot_id, process_start
 from sortshuffle.service.server.catalog import Catalog
 from sortshuffle.service.server.limits import Limits
 from sortshuffle.service.server.result_partition_manager import ResultPartitionManager
@@ -37,8 +40,6 @@ from sortshuffle.service.wire.protocol import (
 from sortshuffle.service.wire.protocol import Stream as What
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.ranges import ALL_REGIONS, RegionRange, SubpartitionRange
-from sortshuffle.storage.homes.host import host_name
-from sortshuffle.storage.homes.lifetime import HOME_ROOT, Owner, boot_id, process_start
 
 APPLICATION = "app-1"
 SEGMENT = 4096

@@ -49,6 +49,7 @@ from sortshuffle.errors import (
     UsageError,
 )
 from sortshuffle.format.index import Index
+from sortshuffle.homes.host import host_name
 from sortshuffle.options import MIB
 from sortshuffle.partitioner import (
     BroadcastSelector,
@@ -66,7 +67,6 @@ from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, Event
 from sortshuffle.service.server.transport import ServerTls
 from sortshuffle.storage.files.reader import read_index
 from sortshuffle.storage.files.writer import PartitionedFileWriter
-from sortshuffle.storage.homes.host import host_name
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 ENDS = [END_OF_DATA, END_OF_PARTITION]

@@ -25,10 +25,10 @@ from s3_server import S3Server, running_s3_server
 from stores import Store
 
 from sortshuffle import calls
+from sortshuffle.homes import janitor, lifetime
+from sortshuffle.homes.home_failures import MARKER_FILE
+from sortshuffle.homes.owner import HOME_ROOT, OWNER_FILE, Owner
 from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX, PartitionedFile
-from sortshuffle.storage.homes import janitor, lifetime
-from sortshuffle.storage.homes.home_failures import MARKER_FILE
-from sortshuffle.storage.homes.lifetime import HOME_ROOT, OWNER_FILE, Owner
 from sortshuffle.storage.stored.stored_cleaning import remove_remains
 
 HOSTS = 2  # that fork side by side

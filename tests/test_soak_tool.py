@@ -28,8 +28,8 @@ from soak.administrator import Administrator
 from soak.faults import Faults, connections, map_outputs
 from soak.run import CONTROL, OURS, Soak, astray, rerun_tasks
 
+from sortshuffle.homes.processes import process_start
 from sortshuffle.service.host.rendezvous import socket_path
-from sortshuffle.storage.homes.lifetime import process_start
 
 # ---- the plan ----------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Which files no live application owns: the judgement that `sortshuffle clean` acts on.
 
-Usually nothing is left to do: the janitor of an executor deletes its files (`storage.homes.janitor`). It
+Usually nothing is left to do: the janitor of an executor deletes its files (`homes.janitor`). It
 cannot where its machine or container went down with it, and does not where files are to be kept
 (``spark.sortshuffle.keep``).
 
@@ -8,7 +8,7 @@ What is looked at below a directory, symbolic links never followed:
 
 * *homes*, ``sortshuffle/<application>/<host>-<pid>-<digest>``, each judged by its ``owner.json``;
 * in homes of live executors, the map outputs that are dead by the engine's own rules
-  (`storage.homes.lifetime`): unfinished ones that nobody writes, finished ones that Spark has forgotten.
+  (`homes.lifetime`): unfinished ones that nobody writes, finished ones that Spark has forgotten.
 
 Rules
 * What cannot be judged from here is kept, unless it has not changed for as long as the caller says.
@@ -28,24 +28,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 from sortshuffle import calls
+from sortshuffle.homes import forgotten
+from sortshuffle.homes.home_failures import MARKER_FILE
+from sortshuffle.homes.host import is_this_host
+from sortshuffle.homes.janitor import LOCK_FILE
+from sortshuffle.homes.lifetime import dead_outputs, dead_partials, finished_outputs, remove_home
+from sortshuffle.homes.owner import HOME_ROOT, NAME_DIGEST_BYTES, OWNER_FILE, SILENT_FILE, Owner
+from sortshuffle.homes.processes import process_start
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_gone, is_locked
-from sortshuffle.storage.homes import forgotten
-from sortshuffle.storage.homes.home_failures import MARKER_FILE
-from sortshuffle.storage.homes.host import is_this_host
-from sortshuffle.storage.homes.janitor import LOCK_FILE
-from sortshuffle.storage.homes.lifetime import (
-    HOME_ROOT,
-    NAME_DIGEST_BYTES,
-    OWNER_FILE,
-    SILENT_FILE,
-    Owner,
-    dead_outputs,
-    dead_partials,
-    finished_outputs,
-    process_start,
-    remove_home,
-)
 
 OWNER_IS_WRITTEN = 60.0  # seconds after which a home without owner.json is not just being made
 _HOME_NAME = re.compile(rf".+-\d+-[0-9a-f]{{{2 * NAME_DIGEST_BYTES}}}")

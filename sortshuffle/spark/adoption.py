@@ -36,12 +36,12 @@ from typing import TYPE_CHECKING, Any
 from sortshuffle import calls
 from sortshuffle.errors import SortShuffleError
 from sortshuffle.format.index import Index
+from sortshuffle.homes.host import host_name
+from sortshuffle.homes.owner import HOME_ROOT
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.spark.control import Adopter, SparkMapOutput
 from sortshuffle.spark.silence import Silence
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.homes.host import host_name
-from sortshuffle.storage.homes.lifetime import HOME_ROOT
 
 if TYPE_CHECKING:
     from sortshuffle.service.wire.protocol import FoundOutput

@@ -8,7 +8,7 @@ tells their rows apart by ``exchange``, its number.
 
 The first column is called `MARK`, and so is the RDD that is shuffled to move the control rows of RDDs. By
 that name the shuffle manager knows these shuffles. It leaves them to Spark, because the lifetime of map
-outputs follows Spark's own shuffle files (`storage.homes.lifetime`). Nothing else may have that name.
+outputs follows Spark's own shuffle files (`homes.lifetime`). Nothing else may have that name.
 
 ``output`` is little endian: file id (16 bytes), task attempt (8), attempt that adopted it (8; -1: none),
 number of regions (4), length of host (2), of base path (2), of service (2) and of the adopter's service (2),

@@ -1,4 +1,4 @@
-"""What the driver knows of exchanges that are over (`storage.homes.forgotten`).
+"""What the driver knows of exchanges that are over (`homes.forgotten`).
 
 Spark forgets a shuffle when nothing on the driver refers to it any more, no frame, no RDD and no running job
 (its `ContextCleaner`). Then no task reads its control rows, and none that wrote them runs again. That has

@@ -31,6 +31,7 @@ from sortshuffle.errors import (
     ServiceUnavailableError,
 )
 from sortshuffle.format.index import Index
+from sortshuffle.homes.host import host_name
 from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.stored_channel import StoredInputChannel
 from sortshuffle.spark.control import LocalReach, SparkMapOutput
@@ -38,7 +39,6 @@ from sortshuffle.spark.service import HostService
 from sortshuffle.storage.files.extents import Extent
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import verified_index
-from sortshuffle.storage.homes.host import host_name
 from sortshuffle.storage.stored.stored_files import is_url
 from sortshuffle.storage.stored.stored_reader import read_stored_index
 

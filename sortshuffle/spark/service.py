@@ -34,6 +34,8 @@ from typing import TYPE_CHECKING, Any
 from sortshuffle import calls
 from sortshuffle.errors import UsageError, WorkerSetupError
 from sortshuffle.format.encryption import EncryptionKey, why_no_encryption
+from sortshuffle.homes.directories import owner_of_homes, roots
+from sortshuffle.homes.forgotten import tell
 from sortshuffle.options import Options
 from sortshuffle.service.host import rendezvous
 from sortshuffle.service.host.rendezvous import Registration, ServiceConfig
@@ -47,8 +49,6 @@ from sortshuffle.spark.manager.settings import (
     manager_secret,
 )
 from sortshuffle.spark.session import application_of, context_settings, is_local, require_session
-from sortshuffle.storage.homes.directories import owner_of_homes, roots
-from sortshuffle.storage.homes.forgotten import tell
 
 if TYPE_CHECKING:
     from sortshuffle.service.client.client import ClientSettings
@@ -77,9 +77,9 @@ class ServiceSettings:
     its own address. ``secret``: the random one; ``of_spark``: the secret is Spark's own. ``adopts``: a map
     task that runs again asks for its finished output (`adoption`), also on the ``hosts``, of the exchanges of
     this ``driver``. ``served_by_spark``: Spark's external shuffle service has its shuffle files outlive their
-    executor (`storage.homes.lifetime`). ``key``: of the application's files; None where they are not
+    executor (`homes.lifetime`). ``key``: of the application's files; None where they are not
     encrypted. ``forgotten``: exchanges of this driver that Spark has forgotten
-    (`storage.homes.forgotten`)."""
+    (`homes.forgotten`)."""
 
     mode: Mode = Mode.OFF
     driver_host: str = ""

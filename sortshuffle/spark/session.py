@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 
 from sortshuffle import calls
 from sortshuffle.errors import StateError, UsageError, WorkerSetupError
+from sortshuffle.homes.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
+from sortshuffle.homes.host import ADDRESS_VARIABLE
 from sortshuffle.spark.manager.choice import begins_connect_server, turn_on
-from sortshuffle.storage.homes.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
-from sortshuffle.storage.homes.host import ADDRESS_VARIABLE
 from sortshuffle.version import __version__
 
 NEEDED_MODULES = ("pyarrow", "numpy", "xxhash", "sortshuffle")

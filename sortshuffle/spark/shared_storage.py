@@ -29,9 +29,9 @@ from typing import Any
 from pyspark import SparkContext
 
 from sortshuffle.errors import OptionError, SortShuffleError
+from sortshuffle.homes.environment import environment
 from sortshuffle.options import PREFIX, Options
 from sortshuffle.spark.service import driver_name
-from sortshuffle.storage.homes.environment import environment
 from sortshuffle.storage.stored.stored_cleaning import clean_command, remove_remains
 from sortshuffle.storage.stored.stored_files import application_url, mounted_path, stored_name, why_unknown
 

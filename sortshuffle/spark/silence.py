@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from sortshuffle import calls
-from sortshuffle.storage.homes.lifetime import SILENT_FILE
-from sortshuffle.storage.homes.small_files import replace_json
+from sortshuffle.homes.owner import SILENT_FILE
+from sortshuffle.homes.small_files import replace_json
 
 SILENT_FOR = 30.0  # seconds that a service which did not answer is left alone
 

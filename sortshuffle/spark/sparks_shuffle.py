@@ -1,8 +1,8 @@
 """What Spark's own shuffle must be like for the control rows of frames and RDDs.
 
 A map output on local disks lives as long as the shuffle files in which Spark has its control rows: files of
-the executor that wrote it, with the number of the task attempt in their names (`storage.homes.lifetime`). And
-where it is lost, removing these files makes Spark run its producer again (`storage.homes.loss`). Settings
+the executor that wrote it, with the number of the task attempt in their names (`homes.lifetime`). And
+where it is lost, removing these files makes Spark run its producer again (`homes.loss`). Settings
 with which control rows are anywhere else are refused on the driver, before anything runs: map outputs would
 be deleted that are still wanted, or one that is lost would fail the job for good.
 

@@ -23,6 +23,10 @@ from sortshuffle.errors import DataLossError
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import FileHeader
 from sortshuffle.format.index import Writer
+from sortshuffle.homes.directories import application_directories, spark_directories
+from sortshuffle.homes.home_failures import note_failure
+from sortshuffle.homes.host import host_name
+from sortshuffle.homes.loss import make_producer_run_again
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.memory.limit import task_memory
 from sortshuffle.metrics import TaskMetrics
@@ -34,10 +38,6 @@ from sortshuffle.spark.service import HostService
 from sortshuffle.spark.task_files import TaskFiles
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.writer import PartitionedFileWriter
-from sortshuffle.storage.homes.directories import application_directories, spark_directories
-from sortshuffle.storage.homes.home_failures import note_failure
-from sortshuffle.storage.homes.host import host_name
-from sortshuffle.storage.homes.loss import make_producer_run_again
 
 READING_SHARE = 4  # a stage that both reads and writes reads ahead within this part of its memory
 HOLDING_SHARE = 2  # what its steps may hold of it together, if there are any that hold rows

@@ -3,7 +3,7 @@
 Map outputs go to storage that every host sees if ``spark.sortshuffle.dir`` is a URL: the driver has put the
 application's directory there into the options (`spark.shared_storage`).
 Otherwise they go where all else goes: to the executor's homes on local disks, used in turn
-(`storage.homes.directories`).
+(`homes.directories`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import FileHeader
+from sortshuffle.homes.directories import Homes
 from sortshuffle.options import Options
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.writer import PartitionedFileWriter
-from sortshuffle.storage.homes.directories import Homes
 
 
 @dataclass(frozen=True, slots=True)

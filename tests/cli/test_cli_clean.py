@@ -19,9 +19,10 @@ from built_outputs import build, fill, start
 from run_cli import run, run_json, unlistable
 
 from sortshuffle import calls
+from sortshuffle.homes.owner import Owner
+from sortshuffle.homes.processes import boot_id, process_start
 from sortshuffle.spark.silence import Silence
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.homes.lifetime import Owner, boot_id, process_start
 
 LONG_AGO = 1_000_000.0  # seconds since 1970
 NOBODYS = "host-77-0123456789ab"  # a home whose owner is not known

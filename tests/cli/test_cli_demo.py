@@ -17,7 +17,7 @@ from java_options import java_options
 from run_cli import run
 
 from sortshuffle.cli.demo import is_missing
-from sortshuffle.storage.homes.host import ADDRESS_VARIABLE, NAME_VARIABLE
+from sortshuffle.homes.host import ADDRESS_VARIABLE, NAME_VARIABLE
 
 PATIENCE = 180  # seconds; takes about 10
 NAMELESS = "no-host-of-this-name.invalid"

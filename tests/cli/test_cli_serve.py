@@ -20,11 +20,11 @@ import pytest
 from engine import Pair, running, write_pair
 from run_cli import run, run_json
 
+from sortshuffle.homes.processes import process_start
 from sortshuffle.service.client.client import ClientSettings, ServiceClients
 from sortshuffle.service.host import rendezvous
 from sortshuffle.service.wire.protocol import MapOutputAddress
 from sortshuffle.storage.files.reader import read_index
-from sortshuffle.storage.homes.lifetime import process_start
 
 SOON = 30.0
 

@@ -19,13 +19,13 @@ from random_tables import batches
 from sortshuffle.errors import CorruptDataError, OutOfDiskError
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
+from sortshuffle.homes.lifetime import dead_partials
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.reading.spill import HELD_REGIONS, SpilledRun, SpillSize, SpillWriter
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_locked
-from sortshuffle.storage.homes.lifetime import dead_partials
 
 SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string())])
 SIZE = SpillSize(buffer=4096, region=16_384)

@@ -22,6 +22,12 @@ from failing import no_threads
 from sortshuffle import calls
 from sortshuffle.errors import DataLossError, MissingDataError, Place, ServiceUnavailableError
 from sortshuffle.format.header import HEADER_BYTES
+from sortshuffle.homes import directories, janitor
+from sortshuffle.homes.host import host_name
+from sortshuffle.homes.lifetime import dead_outputs
+from sortshuffle.homes.loss import make_producer_run_again
+from sortshuffle.homes.owner import Owner
+from sortshuffle.homes.processes import boot_id, process_start
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB, Options
@@ -39,10 +45,6 @@ from sortshuffle.spark.silence import Silence
 from sortshuffle.spark.subpartition_sizes import _summed
 from sortshuffle.spark.task import Task, running
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.homes import directories, janitor
-from sortshuffle.storage.homes.host import host_name
-from sortshuffle.storage.homes.lifetime import Owner, boot_id, dead_outputs, process_start
-from sortshuffle.storage.homes.loss import make_producer_run_again
 
 EXCHANGE, MAP, ATTEMPT = 3, 17, 300
 LOST = 204  # the attempt of the executor that has ended

@@ -25,6 +25,7 @@ from pyspark.sql import SparkSession
 import sortshuffle
 from sortshuffle.errors import MissingDataError
 from sortshuffle.format.index import RegionKind
+from sortshuffle.homes.owner import Owner
 from sortshuffle.reading.channel import InputChannel, LocalInputChannel
 from sortshuffle.spark.control import (
     INLINE_REGIONS,
@@ -39,7 +40,6 @@ from sortshuffle.spark.control import (
 )
 from sortshuffle.storage.files.extents import Extent, extents_of
 from sortshuffle.storage.files.reader import read_index
-from sortshuffle.storage.homes.lifetime import Owner
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -12,8 +12,8 @@ from engine import eventually
 from pyspark.sql import SparkSession
 
 import sortshuffle
+from sortshuffle.homes.forgotten import told
 from sortshuffle.spark.forgotten import forgotten
-from sortshuffle.storage.homes.forgotten import told
 
 SETTINGS = {"spark.sortshuffle.service": "external", "spark.sortshuffle.service.port": "1"}  # nobody is there
 

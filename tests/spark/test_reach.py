@@ -9,6 +9,7 @@ import pytest
 from engine import Pair, Region, printed, write_pair
 
 from sortshuffle.errors import MissingDataError, ServiceUnavailableError
+from sortshuffle.homes.host import host_name
 from sortshuffle.options import Options
 from sortshuffle.reading.channel import InputChannel, LocalInputChannel
 from sortshuffle.reading.stored_channel import StoredInputChannel
@@ -20,7 +21,6 @@ from sortshuffle.spark.service import NO_SERVICE, HostService, Mode, ServiceSett
 from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import read_index
-from sortshuffle.storage.homes.host import host_name
 
 SECRET = b"s" * 32
 PAIR = Pair(3, regions=[Region({0: [b"a" * 100, b"b"], 2: [b"c" * 5000]}), Region({2: [b"d" * 70]})])

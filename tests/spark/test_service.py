@@ -19,6 +19,8 @@ from pyspark.sql.functions import col
 import sortshuffle
 from sortshuffle import frame
 from sortshuffle.errors import UsageError, WorkerSetupError
+from sortshuffle.homes.directories import LOCAL_DIRS_VARIABLE
+from sortshuffle.homes.forgotten import told
 from sortshuffle.options import PREFIX, Options
 from sortshuffle.service.client.client_connection import ClientTls
 from sortshuffle.service.host import rendezvous
@@ -27,8 +29,6 @@ from sortshuffle.spark import staging
 from sortshuffle.spark.manager.settings import SECRET
 from sortshuffle.spark.rdds import plan as rdd_plan
 from sortshuffle.spark.service import NO_SERVICE, HostService, Mode, ServiceSettings
-from sortshuffle.storage.homes.directories import LOCAL_DIRS_VARIABLE
-from sortshuffle.storage.homes.forgotten import told
 
 CLUSTER = {"spark.master": "spark://host:7077", "spark.driver.host": "127.0.0.1"}
 AUTHENTICATED = {**CLUSTER, "spark.authenticate": "true", "spark.authenticate.secret": "of Spark"}

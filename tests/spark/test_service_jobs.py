@@ -9,7 +9,7 @@ from pathlib import Path
 from engine import eventually
 from job_process import run_job
 
-from sortshuffle.storage.homes.lifetime import process_start
+from sortshuffle.homes.processes import process_start
 
 JOBS = Path(__file__).parent / "jobs"
 

@@ -233,7 +233,7 @@ def janitors(directory: Path) -> list[int]:
             command = Path(f"/proc/{entry}/cmdline").read_bytes()
         except OSError:
             continue
-        if b"sortshuffle.storage.homes.janitor" in command and str(directory).encode() in command:
+        if b"sortshuffle.homes.janitor" in command and str(directory).encode() in command:
             found.append(int(entry))
     return found
 

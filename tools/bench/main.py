@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from sortshuffle.storage.homes.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
+from sortshuffle.homes.environment import ALLOCATOR_DELAY, ALLOCATOR_VARIABLE
 
 os.environ[ALLOCATOR_VARIABLE] = ALLOCATOR_DELAY  # as in the workers; read when pyarrow is loaded
 warnings.filterwarnings("ignore", category=FutureWarning)

@@ -33,6 +33,7 @@ from rows import SCHEMA
 from sortshuffle.format.buffer import SealedBuffer
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import Writer
+from sortshuffle.homes.owner import HOME_ROOT
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
@@ -46,7 +47,6 @@ from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import read_index
 from sortshuffle.storage.files.writer import PartitionedFileWriter
-from sortshuffle.storage.homes.lifetime import HOME_ROOT
 
 APPLICATION = "bench"
 CHANNELS = (1, 16, 256)

@@ -57,7 +57,7 @@ KINDS = {
     "shuffle-service": f"{DAEMON}.ExternalShuffleService",
     "executor": "org.apache.spark.executor.CoarseGrainedExecutorBackend",
     "python": "pyspark.daemon",
-    "janitor": "sortshuffle.storage.homes.janitor",
+    "janitor": "sortshuffle.homes.janitor",
     "supervisor": "sortshuffle.service.host.supervisor",
     "service": "sortshuffle.service.host.process",
 }

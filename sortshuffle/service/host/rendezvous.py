@@ -21,7 +21,7 @@ Rules
 * What is looked at and changed together is so under the lock: concurrent producers find one supervisor.
 * Whoever ends the service does it under the lock as well, and only if no registered executor is live. The
   lock goes with the directory; whoever gets the lock of a directory that is gone begins anew.
-* The shared homes of the application (`storage.homes.shared_home`) go with the rendezvous. So an executor
+* The shared homes of the application (`homes.shared_home`) go with the rendezvous. So an executor
   that registered one is remembered when it has ended, and keeps the rendezvous while its application may
   live.
 * An executor that has ended is remembered while Spark's external shuffle service serves its shuffle files and
@@ -55,27 +55,21 @@ from enum import IntEnum
 
 from sortshuffle import calls
 from sortshuffle.errors import ServiceUnavailableError, UsageError
-from sortshuffle.options import Options
-from sortshuffle.service.wire.address import LONGEST_PATH, join_address, listen_at_host, listen_on_path
-from sortshuffle.storage.files.descriptors import close_after_reading, lock_until
-from sortshuffle.storage.files.presence import is_gone
-from sortshuffle.storage.homes.environment import environment
-from sortshuffle.storage.homes.host import is_this_host
-from sortshuffle.storage.homes.lifetime import (
-    HOME_ROOT,
-    Owner,
-    boot_id,
-    is_running,
-    process_namespace,
-    process_start,
-)
-from sortshuffle.storage.homes.private import make_private
-from sortshuffle.storage.homes.shared_home import (
+from sortshuffle.homes.environment import environment
+from sortshuffle.homes.host import is_this_host
+from sortshuffle.homes.owner import HOME_ROOT, Owner
+from sortshuffle.homes.processes import boot_id, is_running, process_namespace, process_start
+from sortshuffle.homes.shared_home import (
     begin_to_remove_stored_home,
     remove_shared_home,
     shared_home,
     stored_home,
 )
+from sortshuffle.options import Options
+from sortshuffle.service.wire.address import LONGEST_PATH, join_address, listen_at_host, listen_on_path
+from sortshuffle.storage.files.descriptors import close_after_reading, lock_until
+from sortshuffle.storage.files.presence import is_gone
+from sortshuffle.storage.files.private import make_private
 
 LOCK_FILE = "lock"
 SERVICE_FILE = "service.json"

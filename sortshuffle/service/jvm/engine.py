@@ -31,6 +31,10 @@ from sortshuffle.errors import (
 )
 from sortshuffle.format.encryption import EncryptionKey, why_no_encryption
 from sortshuffle.format.header import Codec
+from sortshuffle.homes import home_failures
+from sortshuffle.homes.host import host_name
+from sortshuffle.homes.lifetime import PARTIAL_SETTLES, remove_unowned, sweep_partials
+from sortshuffle.homes.shared_home import expect_stored_home, make_shared_home
 from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.memory.shared_budget import SharedMemory
 from sortshuffle.options import MIB
@@ -44,10 +48,6 @@ from sortshuffle.service.jvm.unheard import RETRY_AFTER, UnheardServices
 from sortshuffle.service.jvm.writing import SEGMENT_BYTES, MapOutputWriting, WritingResources
 from sortshuffle.service.wire.address import split_address
 from sortshuffle.service.wire.protocol import MapOutputAddress
-from sortshuffle.storage.homes import home_failures
-from sortshuffle.storage.homes.host import host_name
-from sortshuffle.storage.homes.lifetime import PARTIAL_SETTLES, remove_unowned, sweep_partials
-from sortshuffle.storage.homes.shared_home import expect_stored_home, make_shared_home
 from sortshuffle.storage.stored.stored_cleaning import remove_remains
 from sortshuffle.storage.stored.stored_files import is_url, root_and_application
 
@@ -262,7 +262,7 @@ class Engine:
 
     def _homes(self) -> tuple[str, ...]:
         """The shared homes, made when they are first asked for. One that cannot be made is passed over by who
-        writes (`storage.homes.directories`). Raises OSError where the home at a URL is not seen here."""
+        writes (`homes.directories`). Raises OSError where the home at a URL is not seen here."""
         found = self._registered()
         if not found.paths:
             raise StateError("no executor has registered a directory for map outputs of this host")

@@ -29,14 +29,14 @@ from sortshuffle.errors import (
     SortShuffleError,
     UsageError,
 )
+from sortshuffle.homes.owner import Owner
+from sortshuffle.homes.shared_home import make_stored_home
 from sortshuffle.options import Options
 from sortshuffle.service.host import rendezvous
 from sortshuffle.service.host.rendezvous import Registration
 from sortshuffle.service.jvm.greeting import GREETING, check_greeting, pack_greeting
 from sortshuffle.service.wire.address import address_of_host, split_address
 from sortshuffle.service.wire.secret import read_secret
-from sortshuffle.storage.homes.lifetime import Owner
-from sortshuffle.storage.homes.shared_home import make_stored_home
 from sortshuffle.storage.stored.stored_files import why_not_shared
 
 TOKEN_BYTES = 16  # it takes the place of a file id where services are told that a shuffle is over

@@ -12,7 +12,7 @@ forgotten at once, and looked for anew when it is asked for again.
 Rules
 * A name alone proves nothing: what is opened carries the file id that the request names.
 * The shared homes are asked for anew each time: executors come with directories of their own.
-* A home that fails is passed over for a while (`storage.homes.home_failures`).
+* A home that fails is passed over for a while (`homes.home_failures`).
 * A home at a URL is the only one. What lies there is written and removed here, and read by `StoredBlocks`.
 
 Lock order: the lock is a leaf; files are opened, closed and deleted under none.
@@ -38,11 +38,11 @@ from sortshuffle.errors import MissingDataError, Place
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.header import FileHeader
 from sortshuffle.format.index import Index
+from sortshuffle.homes.directories import Directories
 from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small, read_small
 from sortshuffle.storage.files.partitioned_file import INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
 from sortshuffle.storage.files.writer import PartitionedFileWriter
-from sortshuffle.storage.homes.directories import Directories
 from sortshuffle.storage.stored.stored_cleaning import remove_exchange
 from sortshuffle.storage.stored.stored_files import is_url, patiently
 

@@ -31,6 +31,7 @@ from sortshuffle.errors import DataLossError, MissingDataError
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import Index
+from sortshuffle.homes.shared_home import expect_stored_home
 from sortshuffle.reading.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
 from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Found, Known, KnownElsewhere, base_name
 from sortshuffle.service.jvm.lost import LostBlocksError
@@ -40,7 +41,6 @@ from sortshuffle.service.jvm.single_flight import SingleFlight
 from sortshuffle.service.jvm.small_outputs import SmallOutput, read_small
 from sortshuffle.storage.files.extents import Extent, extent_of
 from sortshuffle.storage.files.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
-from sortshuffle.storage.homes.shared_home import expect_stored_home
 from sortshuffle.storage.stored.stored_cleaning import sizes_of_exchange
 from sortshuffle.storage.stored.stored_files import patiently
 from sortshuffle.storage.stored.stored_reader import read_stored_index

@@ -31,6 +31,7 @@ from contextlib import closing
 from sortshuffle import calls
 from sortshuffle.errors import OUT_OF, DataLossError, MissingDataError, Place, UsageError
 from sortshuffle.format.index import Index
+from sortshuffle.homes.owner import HOME_ROOT
 from sortshuffle.reading.scheduler import ReadScheduler
 from sortshuffle.reading.subpartition_reader import SubpartitionReader
 from sortshuffle.service.pages.status import ApplicationStatus
@@ -42,7 +43,6 @@ from sortshuffle.storage.files.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX
 from sortshuffle.storage.files.presence import is_gone
 from sortshuffle.storage.files.ranges import RangePart
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
-from sortshuffle.storage.homes.lifetime import HOME_ROOT
 
 # seconds for which a directory cannot be listed before what was there counts as lost: longer than a disk or a
 # mount takes to come back, shorter than clients try by themselves (60)

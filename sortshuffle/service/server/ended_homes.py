@@ -30,11 +30,11 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from sortshuffle.errors import OUT_OF
+from sortshuffle.homes.listings import Listings, Made
+from sortshuffle.homes.owner import HOME_ROOT, Owner
+from sortshuffle.homes.shared_home import is_shared
 from sortshuffle.storage.files.partitioned_file import INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.files.presence import is_gone
-from sortshuffle.storage.homes.lifetime import HOME_ROOT, Owner
-from sortshuffle.storage.homes.listings import Listings, Made
-from sortshuffle.storage.homes.shared_home import is_shared
 
 HELD_AT_MOST = 0.5  # seconds, for one home; to list 10,000 files of a disk that gets on takes a tenth of that
 # seconds, for all homes of a root. Who asks has given up by then, and the service has few threads for that

@@ -16,7 +16,7 @@ Rules
 * Only homes whose owner says that they outlive their executor, of executors that ran on this host, are looked
   at. Homes that are to be kept are not looked at.
 * While the application goes on, what executors that have ended left of an exchange that Spark has forgotten
-  is deleted (`storage.homes.forgotten`): no task reads it or adopts it any more. Homes that are left without
+  is deleted (`homes.forgotten`): no task reads it or adopts it any more. Homes that are left without
   a map output go, too. Of other exchanges nothing is deleted, however old: a task that runs again may adopt
   it, and consumers may read what another host has adopted where it lies.
 * An executor lives if its process does, or if its janitor holds the lock of one of its homes: the processes
@@ -34,12 +34,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from sortshuffle import calls
 from sortshuffle.errors import DataLossError
+from sortshuffle.homes import janitor
+from sortshuffle.homes.forgotten import told
+from sortshuffle.homes.lifetime import finished_outputs, remove_home
+from sortshuffle.homes.owner import HOME_ROOT, Owner
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_gone
 from sortshuffle.storage.files.reader import read_index
-from sortshuffle.storage.homes import janitor
-from sortshuffle.storage.homes.forgotten import told
-from sortshuffle.storage.homes.lifetime import HOME_ROOT, Owner, finished_outputs, remove_home
 
 # seconds; longer than a job whose executors on this host are all gone is likely to read what they left, and
 # short enough for a disk on which nothing else tells that the application has ended

@@ -3,7 +3,7 @@
 A consumer on another host can neither tell a bad disk from a bad network nor reach Spark's control files. The
 service does both: it reads what was reported itself, and where the bytes really are bad, or the files gone,
 it removes Spark's control files of that map output, so that the retry of the consumer's task is a failed
-fetch and Spark runs the producer again (`storage.homes.loss`).
+fetch and Spark runs the producer again (`homes.loss`).
 
 Rules
 * That is done before the consumer hears of it: its retry must find the control files gone.
@@ -23,13 +23,13 @@ import os
 import threading
 
 from sortshuffle.errors import CorruptDataError, MissingDataError, UsageError
+from sortshuffle.homes.loss import make_producer_run_again, remove_control_files
+from sortshuffle.homes.owner import Owner
 from sortshuffle.service.server.catalog import Catalog
 from sortshuffle.service.wire.protocol import DamageReport, MapOutputAddress, Verdict
 from sortshuffle.storage.files.extents import Extent, extent_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
-from sortshuffle.storage.homes.lifetime import Owner
-from sortshuffle.storage.homes.loss import make_producer_run_again, remove_control_files
 
 VERIFIED_BYTES = 4 << 20  # of an extent, verified at a time
 MOST_TOLD = 4096  # map outputs that are remembered as told; one that is told again costs a look at the disk

@@ -14,7 +14,7 @@ import socket
 
 from sortshuffle import calls
 from sortshuffle.errors import UsageError
-from sortshuffle.storage.homes.host import named_by_spark
+from sortshuffle.homes.host import named_by_spark
 
 # Bytes of a Unix socket's path. The system takes 107 (sockaddr_un), Java one less
 LONGEST_PATH = 106

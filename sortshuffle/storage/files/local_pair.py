@@ -4,7 +4,7 @@
                                            --discard--> nothing is left
 
 On a local disk the data file is locked until the index has its name: a ``.partial`` without a lock holder is
-a dead task's, and anyone may delete it (`storage.homes.lifetime`). A directory that all hosts have mounted
+a dead task's, and anyone may delete it (`homes.lifetime`). A directory that all hosts have mounted
 (``file:///mount``) has no janitor and needs no lock; but there, closing is what brings the last bytes to the
 server, and tells of the room that they did not find: so the files are closed before they get their names.
 
@@ -24,7 +24,7 @@ from sortshuffle import calls
 from sortshuffle.errors import FileAccessError, OutOfDiskError
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.homes.private import make_private
+from sortshuffle.storage.files.private import make_private
 
 IOV_MAX = os.sysconf("SC_IOV_MAX")  # pieces that one gathered write takes; 1024 on Linux
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)

@@ -2,7 +2,7 @@
 
 Map outputs of frames are not deleted there one at a time. The driver removes what its application wrote when
 that ends (`spark.shared_storage`), and `sortshuffle clean` what a driver left that could not. The shuffle
-manager's, in a directory of their own (`storage.homes.shared_home`), are deleted when Spark unregisters a
+manager's, in a directory of their own (`homes.shared_home`), are deleted when Spark unregisters a
 shuffle, and when the application ends. All of these find
 
 * map outputs, ``<URL>/<application>-<token>/exchange-E-map-M-attempt-A.{data,index}`` and ``.partial``;
@@ -32,7 +32,7 @@ from typing import Any
 from sortshuffle import calls
 from sortshuffle.errors import SortShuffleError
 from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX, PartitionedFile
-from sortshuffle.storage.homes.private import make_private
+from sortshuffle.storage.files.private import make_private
 from sortshuffle.storage.stored.stored_files import (
     application_of,
     application_url,

@@ -26,11 +26,12 @@ from serving import no_descriptor_left
 
 from sortshuffle import calls
 from sortshuffle.errors import ServiceUnavailableError, UsageError
+from sortshuffle.homes.owner import Owner
+from sortshuffle.homes.processes import boot_id, process_start
+from sortshuffle.homes.shared_home import make_shared_home, shared_home
 from sortshuffle.options import MIB, Options
 from sortshuffle.service.host import rendezvous
 from sortshuffle.service.host.rendezvous import Life, Registration, ServiceConfig
-from sortshuffle.storage.homes.lifetime import Owner, boot_id, process_start
-from sortshuffle.storage.homes.shared_home import make_shared_home, shared_home
 
 HOST = "127.0.0.1"
 CONFIG = ServiceConfig(b"s" * 32, 8 << 20)
@@ -41,7 +42,7 @@ ENSURE = """
 import json, sys
 from sortshuffle.service.host import rendezvous
 from sortshuffle.service.host.rendezvous import Registration, ServiceConfig
-from sortshuffle.storage.homes.lifetime import Owner, process_start
+from sortshuffle.homes.lifetime import Owner, process_start
 sys.stdin.readline()
 pid, root = int(sys.argv[2]), sys.argv[3]
 owner = Owner("app-1", "127.0.0.1", "", pid, process_start(pid) or 0, (), 600.0, False)

@@ -16,6 +16,8 @@ from jvm_client import FAILED, Block, connected
 
 from sortshuffle.errors import AuthenticationError, ServiceUnavailableError
 from sortshuffle.format.header import Codec
+from sortshuffle.homes.owner import Owner
+from sortshuffle.homes.processes import boot_id, process_start
 from sortshuffle.service.client.client import ClientSettings, ServiceClients
 from sortshuffle.service.client.client_connection import ClientTls
 from sortshuffle.service.host import process, rendezvous
@@ -27,7 +29,6 @@ from sortshuffle.service.server.transport import ServerTls
 from sortshuffle.service.wire.protocol import MapOutputAddress
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import read_index
-from sortshuffle.storage.homes.lifetime import Owner, boot_id, process_start
 
 HOST = "127.0.0.1"
 CONFIG = ServiceConfig(b"s" * 32, 8 << 20)

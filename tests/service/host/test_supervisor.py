@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from engine import ENVIRONMENT, end, eventually, kill, printed, processes_of, running
 
+from sortshuffle.homes.owner import Owner
+from sortshuffle.homes.processes import boot_id, process_start
 from sortshuffle.service.host import rendezvous, supervisor
 from sortshuffle.service.host.rendezvous import Registration, ServiceConfig, Supervised
 from sortshuffle.service.host.supervisor import (
@@ -28,7 +30,6 @@ from sortshuffle.service.host.supervisor import (
     ServiceProcess,
 )
 from sortshuffle.service.pages.http import fetch_status
-from sortshuffle.storage.homes.lifetime import Owner, boot_id, process_start
 
 HOST = "127.0.0.1"
 CONFIG = ServiceConfig(b"s" * 32, 8 << 20)
@@ -165,7 +166,7 @@ ENSURE = """
 import sys
 from sortshuffle.service.host import rendezvous
 from sortshuffle.service.host.rendezvous import Registration, ServiceConfig
-from sortshuffle.storage.homes.lifetime import Owner, process_start
+from sortshuffle.homes.lifetime import Owner, process_start
 pid = int(sys.argv[2])
 owner = Owner("app", "127.0.0.1", "", pid, process_start(pid) or 0, (), 600.0, False)
 rendezvous.ensure(sys.argv[1], "127.0.0.1", ServiceConfig(b"s", 8 << 20), Registration(owner, ()))

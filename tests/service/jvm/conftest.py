@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from jvm_client import JvmClient, Serving, serving
 
-from sortshuffle.storage.homes import home_failures
+from sortshuffle.homes import home_failures
 
 
 @pytest.fixture(autouse=True)

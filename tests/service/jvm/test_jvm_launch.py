@@ -21,13 +21,13 @@ from engine import ENVIRONMENT, end, eventually, kill, printed, processes_of, ru
 from jvm_client import GREETING, SHUFFLE, Block, Written, connected
 
 from sortshuffle.errors import ProtocolError, ServiceUnavailableError, UsageError
+from sortshuffle.homes.shared_home import make_stored_home
 from sortshuffle.service.client.client import ClientSettings, ServiceClients
 from sortshuffle.service.host import rendezvous
 from sortshuffle.service.host.rendezvous import Life
 from sortshuffle.service.jvm import launch
 from sortshuffle.service.jvm.launch import FAILED, LaunchRequest
 from sortshuffle.service.wire.protocol import MapOutputAddress
-from sortshuffle.storage.homes.shared_home import make_stored_home
 
 LAUNCH = (sys.executable, "-m", "sortshuffle.service.jvm.launch")
 LAUNCHERS = 8

@@ -45,13 +45,13 @@ from serving import no_descriptor_left
 
 from sortshuffle import calls
 from sortshuffle.format.header import Codec, PayloadKind
+from sortshuffle.homes import directories, home_failures
+from sortshuffle.homes.directories import LEAST_FREE
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.jvm.outputs import IndexedMapOutput, SmallMapOutput
 from sortshuffle.service.jvm.server import JvmServer
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import read_index
-from sortshuffle.storage.homes import directories, home_failures
-from sortshuffle.storage.homes.directories import LEAST_FREE
 
 NUMBERS = itertools.count(1000)  # of map outputs that many examples write
 BOTH_FILES = ["exchange-3-map-0-attempt-7.data", "exchange-3-map-0-attempt-7.index"]

@@ -30,11 +30,11 @@ from jvm_client import (
 )
 
 from sortshuffle import calls
+from sortshuffle.homes import home_failures
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.jvm import server as servers
 from sortshuffle.service.jvm.shared_frames import MOST_BYTES
 from sortshuffle.service.jvm.writing import MapOutputWriting
-from sortshuffle.storage.homes import home_failures
 from sortshuffle.writing.placed_records import PlacedRecordEncoder
 
 SLOT = 64 * KIB

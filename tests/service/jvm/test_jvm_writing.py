@@ -16,15 +16,15 @@ from failing import faults
 from jvm_client import APPLICATION, SETTINGS, TOKEN, WRITERS, Serving, frame_of, serving
 
 from sortshuffle.errors import BufferTimeoutError, StateError, UsageError
+from sortshuffle.homes import home_failures
+from sortshuffle.homes.processes import boot_id
+from sortshuffle.homes.shared_home import shared_home
 from sortshuffle.memory.limit import INTERPRETER_RESERVE
 from sortshuffle.options import GIB, KIB, MIB
 from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm.engine import Engine, SharedHomes
 from sortshuffle.service.jvm.protocol import WriteRequest
 from sortshuffle.service.jvm.writing import SEGMENT_BYTES, MapOutputWriting, records_of
-from sortshuffle.storage.homes import home_failures
-from sortshuffle.storage.homes.lifetime import boot_id
-from sortshuffle.storage.homes.shared_home import shared_home
 
 TESTS = Path(__file__).parents[2]
 REQUEST = WriteRequest(shuffle=3, map_index=0, map_id=7, subpartitions=4, stage=5)

@@ -32,10 +32,10 @@ from serving import (
 
 from sortshuffle import calls
 from sortshuffle.errors import CorruptDataError, MissingDataError
+from sortshuffle.homes.owner import HOME_ROOT, OWNER_FILE
 from sortshuffle.service.server import catalog, ended_homes
 from sortshuffle.service.wire.protocol import FoundOutput, PartitionRequest, Stream
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.homes.lifetime import HOME_ROOT, OWNER_FILE
 
 SEGMENT = 4096
 

@@ -15,9 +15,9 @@ from engine import running
 from serving import APPLICATION, ended_owner, make_home
 
 from sortshuffle import calls
+from sortshuffle.homes.owner import HOME_ROOT, Owner
 from sortshuffle.service.server.ended_homes import FORGETS_EVERY, HELD_AT_MOST, WAITED_AT_MOST, EndedHomes
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.homes.lifetime import HOME_ROOT, Owner
 
 EXCHANGE = 5
 

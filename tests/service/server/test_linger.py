@@ -15,12 +15,13 @@ import pytest
 from engine import DRIVER, Pair, names, running, write_pair
 
 from sortshuffle import calls
+from sortshuffle.homes import janitor
+from sortshuffle.homes.forgotten import tell
+from sortshuffle.homes.owner import Owner
+from sortshuffle.homes.processes import boot_id, process_start
 from sortshuffle.service.server.ended_homes import EndedHomes
 from sortshuffle.service.server.linger import LingeringSweep
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.homes import janitor
-from sortshuffle.storage.homes.forgotten import tell
-from sortshuffle.storage.homes.lifetime import Owner, boot_id, process_start
 
 LINGER = 100.0
 NOBODY = 2**22 + 1  # above every pid

@@ -21,7 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 import sortshuffle
-from sortshuffle.storage.homes.lifetime import executor_pid
+from sortshuffle.homes.processes import executor_pid
 
 MAPS, REDUCES, ROWS = 6, 8, 60_000
 KILLER = 3

@@ -17,7 +17,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 import sortshuffle
-from sortshuffle.storage.homes.lifetime import executor_pid
+from sortshuffle.homes.processes import executor_pid
 
 MAPS, ROWS = 6, 60_000
 FAILING = 2  # this partition's first attempt fails behind its last row

@@ -18,7 +18,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import sortshuffle
-from sortshuffle.storage.homes.lifetime import executor_pid
+from sortshuffle.homes.processes import executor_pid
 
 MAPS, REDUCES, PAIRS = 6, 8, 6000
 KILLER = 3

@@ -18,7 +18,7 @@ from hosts import ONE_HOST_EACH
 from pyspark.sql import SparkSession
 
 import sortshuffle
-from sortshuffle.storage.homes.lifetime import process_start
+from sortshuffle.homes.processes import process_start
 
 ROWS, MAPS, REDUCES = 40_000, 6, 8
 

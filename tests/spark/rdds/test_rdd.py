@@ -29,10 +29,11 @@ from sortshuffle import ShuffleRDD
 from sortshuffle.cli.main import main as cli
 from sortshuffle.errors import OptionError, UsageError
 from sortshuffle.format.header import PayloadKind
+from sortshuffle.homes.lifetime import control_files
+from sortshuffle.homes.owner import Owner
 from sortshuffle.options import MIB
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import read_index
-from sortshuffle.storage.homes.lifetime import Owner, control_files
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

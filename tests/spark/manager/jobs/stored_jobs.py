@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from registry import job
 
 import sortshuffle
-from sortshuffle.storage.homes.lifetime import executor_pid
+from sortshuffle.homes.processes import executor_pid
 
 PATIENCE = 60.0  # seconds
 

@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from sortshuffle.homes.listings import Listings
 from sortshuffle.storage.files.partitioned_file import (
     DATA_SUFFIX,
     INDEX_SUFFIX,
     PARTIAL_SUFFIX,
     PartitionedFile,
 )
-from sortshuffle.storage.homes.listings import Listings
 
 BLOCK_DIRECTORY_DIGITS = 2  # hexadecimal, of the directories in which Spark's DiskBlockManager puts its files
 

@@ -14,6 +14,6 @@ ALLOCATOR_VARIABLE, ALLOCATOR_DELAY = "MIMALLOC_PURGE_DELAY", "3000"
 
 def environment() -> dict[str, str]:
     """Of a Python process that imports this package, wherever it was imported from here."""
-    package_root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # above sortshuffle/storage/
+    package_root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # above sortshuffle/homes/
     path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
     return {ALLOCATOR_VARIABLE: ALLOCATOR_DELAY, **os.environ, "PYTHONPATH": path}

@@ -11,8 +11,8 @@ import pytest
 from engine import names, printed
 
 from sortshuffle.errors import OutOfDiskError
-from sortshuffle.storage.homes import home_failures
-from sortshuffle.storage.homes.home_failures import MARKER_FILE, PASSED_OVER
+from sortshuffle.homes import home_failures
+from sortshuffle.homes.home_failures import MARKER_FILE, PASSED_OVER
 
 BROKEN = OSError(errno.EIO, "Input/output error")
 

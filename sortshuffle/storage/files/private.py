@@ -13,7 +13,7 @@ TRIES = 10  # whoever removes what was above, because it was empty, does so once
 def make_private(directory: str) -> None:
     """Make a directory, and those above it that are missing, all with `MODE`: ``os.makedirs`` gives a mode to
     the last one alone. One that is there stays as it is. One above that another process removes meanwhile, as
-    `storage.homes.lifetime.remove_home` does with empty ones, is made again. Raises OSError."""
+    `homes.lifetime.remove_home` does with empty ones, is made again. Raises OSError."""
     for left in reversed(range(TRIES)):
         above = os.path.dirname(directory)
         if above and above != directory and not calls.exists(above):

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from sortshuffle.storage.homes.host import host_name, is_this_host
+from sortshuffle.homes.host import host_name, is_this_host
 
 
 @pytest.fixture(autouse=True)

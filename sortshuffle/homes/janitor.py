@@ -3,13 +3,13 @@
 Why a process: Spark kills the worker of a cancelled task with SIGKILL, so the task itself cannot remove its
 unfinished files; and an executor that dies by SIGKILL leaves everything behind. The janitor outlives both.
 
-    python -m sortshuffle.storage.homes.janitor HOME [HOME ...]
+    python -m sortshuffle.homes.janitor HOME [HOME ...]
 
 * One per home: it holds a lock on ``janitor.lock`` there while the executor lives, and one that finds all its
   homes taken ends within a second. An executor has one janitor, or more if its tasks came to use further
   directories later, or if its frames have different settings.
 * Every second it removes unfinished files without a writer; every five, finished ones that Spark has
-  forgotten (`storage.homes.lifetime` says which).
+  forgotten (`homes.lifetime` says which).
 * When the executor ends it deletes the homes and ends itself, within two seconds. Where files are to be kept,
   or outlive the executor, it deletes only the unfinished ones. It ends as well when its homes are gone.
 * Where Spark's external shuffle service serves what an ended executor has left, map outputs go with Spark's
@@ -33,12 +33,13 @@ from collections.abc import Iterable, Sequence
 
 from sortshuffle import calls
 from sortshuffle.errors import OUT_OF
+from sortshuffle.homes.environment import environment
+from sortshuffle.homes.home_listings import HomeListings
+from sortshuffle.homes.lifetime import remove_home, sweep, sweep_ended, sweep_partials
+from sortshuffle.homes.owner import Owner
 from sortshuffle.storage.files.descriptors import close_after_reading
 from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX
 from sortshuffle.storage.files.presence import is_gone, is_locked
-from sortshuffle.storage.homes.environment import environment
-from sortshuffle.storage.homes.home_listings import HomeListings
-from sortshuffle.storage.homes.lifetime import Owner, remove_home, sweep, sweep_ended, sweep_partials
 
 LOCK_FILE = "janitor.lock"
 TICK = 1.0  # seconds between looks at the executor and its unfinished files

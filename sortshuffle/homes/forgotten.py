@@ -21,8 +21,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from sortshuffle import calls
+from sortshuffle.homes.small_files import replace_json
 from sortshuffle.storage.files.descriptors import close_after_reading, lock_until
-from sortshuffle.storage.homes.small_files import replace_json
 
 PREFIX = "forgotten-"
 SUFFIX = ".json"

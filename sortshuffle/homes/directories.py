@@ -4,7 +4,7 @@ A task calls `Homes.of` once. It makes the homes it can (mode 0700), records the
 janitor. A directory that cannot be used is passed over; only when none is left is that an error.
 
 A home is skipped when it has no room, when it is read-only or gone, and for a while after it failed
-(`storage.homes.home_failures`): the next attempt of a task that ran out of space in the middle of its map
+(`homes.home_failures`): the next attempt of a task that ran out of space in the middle of its map
 output goes elsewhere, though the space that the attempt had taken is free again.
 """
 
@@ -18,10 +18,12 @@ from typing import TypeVar
 
 from sortshuffle import calls
 from sortshuffle.errors import OutOfDiskError, UsageError
+from sortshuffle.homes import home_failures, janitor
+from sortshuffle.homes.lifetime import remove_unowned
+from sortshuffle.homes.owner import HOME_ROOT, Owner
+from sortshuffle.homes.processes import executor_pid
 from sortshuffle.options import MIB, Options, format_size
-from sortshuffle.storage.homes import home_failures, janitor
-from sortshuffle.storage.homes.lifetime import HOME_ROOT, Owner, executor_pid, remove_unowned
-from sortshuffle.storage.homes.private import make_private
+from sortshuffle.storage.files.private import make_private
 
 Made = TypeVar("Made")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sortshuffle import calls
-from sortshuffle.storage.homes.small_files import replace_json
+from sortshuffle.homes.small_files import replace_json
 
 
 def test_the_new_value_replaces_the_old_one(tmp_path: Path) -> None:

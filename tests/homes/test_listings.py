@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sortshuffle import calls
-from sortshuffle.storage.homes.listings import SETTLES, Listings
+from sortshuffle.homes.listings import SETTLES, Listings
 
 CHANGED = 1_000_000.0  # seconds since 1970
 

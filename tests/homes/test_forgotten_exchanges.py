@@ -10,8 +10,8 @@ import pytest
 from engine import names
 
 from sortshuffle import calls
-from sortshuffle.storage.homes import forgotten
-from sortshuffle.storage.homes.forgotten import tell, told
+from sortshuffle.homes import forgotten
+from sortshuffle.homes.forgotten import tell, told
 
 
 def test_what_was_told_is_found_by_driver(tmp_path: Path) -> None:

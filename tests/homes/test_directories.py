@@ -16,10 +16,11 @@ from engine import Pair, eventually, fill, names, small_disk, write_pair
 
 from sortshuffle import calls
 from sortshuffle.errors import OutOfDiskError, UsageError
+from sortshuffle.homes import home_failures, janitor
+from sortshuffle.homes.directories import LEAST_FREE, LOCAL_DIRS_VARIABLE, Directories, Homes
+from sortshuffle.homes.owner import Owner
+from sortshuffle.homes.processes import boot_id, executor_pid, process_namespace, process_start
 from sortshuffle.options import Options
-from sortshuffle.storage.homes import home_failures, janitor
-from sortshuffle.storage.homes.directories import LEAST_FREE, LOCAL_DIRS_VARIABLE, Directories, Homes
-from sortshuffle.storage.homes.lifetime import Owner, boot_id, executor_pid, process_namespace, process_start
 
 
 def homes_in(homes: Homes, *roots: Path) -> tuple[str, ...]:

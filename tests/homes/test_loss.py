@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from engine import Pair, names, write_pair
 
+from sortshuffle.homes.loss import make_producer_run_again
+from sortshuffle.homes.owner import Owner
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.homes.lifetime import Owner
-from sortshuffle.storage.homes.loss import make_producer_run_again
 
 
 @pytest.fixture

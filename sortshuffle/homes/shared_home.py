@@ -30,11 +30,12 @@ import subprocess
 import sys
 
 from sortshuffle import calls
+from sortshuffle.homes.environment import environment
+from sortshuffle.homes.host import host_name
+from sortshuffle.homes.lifetime import remove_home
+from sortshuffle.homes.owner import HOME_ROOT, Owner
 from sortshuffle.storage.files.presence import is_gone
-from sortshuffle.storage.homes.environment import environment
-from sortshuffle.storage.homes.host import host_name
-from sortshuffle.storage.homes.lifetime import HOME_ROOT, Owner, remove_home
-from sortshuffle.storage.homes.private import make_private
+from sortshuffle.storage.files.private import make_private
 from sortshuffle.storage.stored.stored_files import (
     application_url,
     mounted_path,

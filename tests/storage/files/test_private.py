@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sortshuffle import calls
-from sortshuffle.storage.homes.private import make_private
+from sortshuffle.storage.files.private import make_private
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])

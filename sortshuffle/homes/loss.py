@@ -13,8 +13,9 @@ import os
 from collections.abc import Iterable
 
 from sortshuffle import calls
+from sortshuffle.homes.lifetime import control_files
+from sortshuffle.homes.owner import Owner
 from sortshuffle.storage.files.partitioned_file import DATA_SUFFIX, PartitionedFile
-from sortshuffle.storage.homes.lifetime import Owner, control_files
 
 
 def make_producer_run_again(file: PartitionedFile, own_directories: tuple[str, ...] = ()) -> None:

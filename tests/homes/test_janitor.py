@@ -20,12 +20,13 @@ import pytest
 from engine import WRITER, Pair, eventually, names, open_files, printed, running, write_pair
 
 from sortshuffle import calls
+from sortshuffle.homes import janitor
+from sortshuffle.homes.home_listings import HomeListings
+from sortshuffle.homes.owner import Owner
+from sortshuffle.homes.processes import boot_id, process_start
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_locked
 from sortshuffle.storage.files.writer import PartitionedFileWriter
-from sortshuffle.storage.homes import janitor
-from sortshuffle.storage.homes.home_listings import HomeListings
-from sortshuffle.storage.homes.lifetime import Owner, boot_id, process_start
 
 SOON = 20.0  # seconds; more than any machine needs, for what must happen at all
 
@@ -72,7 +73,7 @@ def executor(tmp_path: Path) -> Iterator[Executor]:
 
 @contextmanager
 def janitor_of(*homes: str) -> Iterator[subprocess.Popen[str]]:
-    with running(sys.executable, "-m", "sortshuffle.storage.homes.janitor", *homes) as process:
+    with running(sys.executable, "-m", "sortshuffle.homes.janitor", *homes) as process:
         yield process
 
 
@@ -622,9 +623,9 @@ def test_janitors_that_have_ended_are_not_left_as_zombies(
 
 
 def test_it_stays_small() -> None:
-    program = "import sys, sortshuffle.storage.homes.janitor; print(*sys.modules)"
+    program = "import sys, sortshuffle.homes.janitor; print(*sys.modules)"
     loaded = printed(program)
-    assert "sortshuffle.storage.homes.lifetime" in loaded
+    assert "sortshuffle.homes.lifetime" in loaded
     packages = {name.partition(".")[0] for name in loaded}
     plain = {name.partition(".")[0] for name in printed("import sys; print(*sys.modules)")}
     assert packages - plain - set(sys.stdlib_module_names) == {"sortshuffle"}

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from sortshuffle import calls
+from sortshuffle.homes.home_listings import HomeListings
+from sortshuffle.homes.host import host_name
+from sortshuffle.homes.lifetime import sweep, sweep_ended
+from sortshuffle.homes.owner import Owner
+from sortshuffle.homes.processes import boot_id
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.homes.home_listings import HomeListings
-from sortshuffle.storage.homes.host import host_name
-from sortshuffle.storage.homes.lifetime import Owner, boot_id, sweep, sweep_ended
 
 OUTPUTS = 300
 EVERYTHING = 1 + 2 + 16  # directories: the home, two local ones, and 16 of blocks, each below one of the two

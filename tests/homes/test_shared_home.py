@@ -14,10 +14,11 @@ import pytest
 from engine import Pair, names, running, small_disk, write_pair
 
 from sortshuffle.errors import UsageError
-from sortshuffle.storage.homes import shared_home as shared_homes
-from sortshuffle.storage.homes.host import host_name
-from sortshuffle.storage.homes.lifetime import Owner, boot_id, process_namespace, process_start
-from sortshuffle.storage.homes.shared_home import (
+from sortshuffle.homes import shared_home as shared_homes
+from sortshuffle.homes.host import host_name
+from sortshuffle.homes.owner import Owner
+from sortshuffle.homes.processes import boot_id, process_namespace, process_start
+from sortshuffle.homes.shared_home import (
     expect_stored_home,
     is_shared,
     make_shared_home,

@@ -1,0 +1,145 @@
+"""`Owner`: the executor that a home belongs to, as the home's ``owner.json`` says.
+
+Homes lie in ``<local directory>/sortshuffle/<application>/<host>-<pid>-<digest>/``. The process is the
+executor's JVM; the digest is of all that ``owner.json`` says (`Owner.home_name`). So no two executors ever
+have one home, in whichever containers they are, and what is to happen to its files never changes.
+
+Only the standard library is imported here: the janitor process (`homes.janitor`) must stay small.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+
+from sortshuffle import calls
+from sortshuffle.homes.host import host_name, is_this_host
+from sortshuffle.homes.processes import boot_id, is_running, process_namespace, process_start
+from sortshuffle.homes.small_files import replace_json
+from sortshuffle.storage.files.presence import is_gone
+
+HOME_ROOT = "sortshuffle"
+OWNER_FILE = "owner.json"
+SILENT_FILE = "silent.json"  # which services did not answer an executor's workers (`spark.silence`)
+NAME_DIGEST_BYTES = 6  # of a few executors and settings of one host and pid
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The executor that a home belongs to.
+
+    ``pid`` and ``started``: its JVM and the start time of that process in clock ticks since boot, so that
+    a recycled pid is not taken for it. ``namespace``: of process numbers, in which the JVM has its own; empty
+    if unknown. ``local_directories``: Spark's, empty if unknown. ``keep``: the user wants finished files
+    left where they are. ``outlived``: finished files outlive the executor, because the host's shuffle
+    service serves them until it sweeps (`sortshuffle serve`). ``served_by_spark``: Spark's own shuffle files
+    outlive the executor, because Spark's external shuffle service serves them.
+    """
+
+    application: str
+    host: str
+    boot: str
+    pid: int
+    started: int
+    local_directories: tuple[str, ...]
+    grace: float
+    keep: bool
+    outlived: bool = False
+    namespace: str = ""
+    served_by_spark: bool = False
+
+    @staticmethod
+    def of_process(
+        pid: int,
+        application: str,
+        local_directories: tuple[str, ...],
+        grace: float,
+        keep: bool,
+        outlived: bool = False,
+        served_by_spark: bool = False,
+    ) -> Owner:
+        """A process that this one can see. One that has ended is an owner that is not live."""
+        return Owner(
+            application,
+            host_name(),
+            boot_id(),
+            pid,
+            process_start(pid) or 0,
+            local_directories,
+            grace,
+            keep,
+            outlived,
+            process_namespace(),
+            served_by_spark,
+        )
+
+    @property
+    def home_name(self) -> str:
+        """What the homes are called in which everything belongs to this owner."""
+        from hashlib import blake2b  # 4 MB, which the janitor does without
+
+        digest = blake2b(json.dumps(asdict(self)).encode(), digest_size=NAME_DIGEST_BYTES).hexdigest()
+        return f"{self.host}-{self.pid}-{digest}"
+
+    def write(self, home: str) -> None:
+        replace_json(os.path.join(home, OWNER_FILE), asdict(self))
+
+    @staticmethod
+    def read(home: str) -> Owner | None:
+        """The owner of a home; None where the file is missing or not readable as one."""
+        try:
+            return Owner.found(home)
+        except OSError:
+            return None
+
+    @staticmethod
+    def found(home: str) -> Owner | None:
+        """The same. Raises OSError where the system does not tell."""
+        try:
+            with calls.open_file(os.path.join(home, OWNER_FILE), encoding="utf-8") as opened:
+                found = json.load(opened)
+            found["local_directories"] = tuple(found["local_directories"])
+            return Owner(**found)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except (ValueError, TypeError, KeyError):
+            return None
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether its process can be seen from here: in another container it cannot. Only for this host."""
+        return self.namespace in ("", process_namespace())
+
+    @property
+    def is_told_apart(self) -> bool:
+        """Whether the system has told this process what tells it from those of other machines and containers,
+        as far as it has told the owner."""
+        return bool(boot_id() or not self.boot) and bool(process_namespace() or not self.namespace)
+
+    def on_this_host(self) -> bool:
+        return self.boot == boot_id() and is_this_host(self.host)
+
+    def is_live(self) -> bool:
+        """Whether the executor still runs and still has its local directories. Only for this host. What the
+        system does not tell counts as running: what is deleted cannot be had back."""
+        if not self.is_seen:
+            return True
+        if not is_running(self.pid, self.started):
+            return False
+        return not self.local_directories or not all(map(is_gone, self.local_directories))
+
+    @property
+    def leaves_outputs_to_spark(self) -> bool:
+        """Whether what it had finished when it ended stays as long as Spark serves its own shuffle files."""
+        return self.served_by_spark and bool(self.local_directories) and not (self.outlived or self.keep)
+
+    def has_ended(self) -> bool:
+        """Whether it is known to have ended, which is so only on its own host."""
+        return self.on_this_host() and not self.is_live()
+
+    def sees_the_end(self) -> bool:
+        """Whether its application is known to have ended: Spark (standalone, YARN) removes the directories
+        above an executor's local ones with the application, not with the executor. Only for this host."""
+        above = {os.path.dirname(directory) for directory in self.local_directories}
+        return bool(above) and all(map(is_gone, above))

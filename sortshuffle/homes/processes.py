@@ -1,0 +1,96 @@
+"""Processes of this host: how one is told from a later one of the same number, and whether it still runs.
+
+A number alone does not name a process: the system gives it again. What does is the number, when the process
+began, and the run of the system (`boot_id`) and the namespace in which it has that number.
+
+Only the standard library is imported here: the janitor process (`homes.janitor`) must stay small.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from sortshuffle import calls
+
+_ENDED = ("Z", "X", "x")  # states of a process that has ended, but that its parent has not yet asked about
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the system has told this process of itself, which stays so. Empty until it has."""
+
+    boot: str = ""
+    namespace: str = ""
+
+
+_told = _Told()
+
+
+def boot_id() -> str:
+    """Identifies this run of the operating system; empty where it cannot be told."""
+    if not _told.boot:
+        try:
+            with calls.open_file("/proc/sys/kernel/random/boot_id", encoding="ascii") as opened:
+                _told.boot = opened.read().strip()
+        except OSError:
+            pass
+    return _told.boot
+
+
+def process_namespace() -> str:
+    """Which processes this one can see, by their numbers; empty where it cannot be told."""
+    if not _told.namespace:
+        try:
+            _told.namespace = calls.readlink("/proc/self/ns/pid")
+        except OSError:
+            pass
+    return _told.namespace
+
+
+def process_start(pid: int) -> int | None:
+    """Start time of a process in ticks since boot, None if there is no such process or it has ended.
+    Raises OSError if the system does not tell."""
+    fields = _stat_fields(pid)
+    return None if fields is None or fields[0] in _ENDED else int(fields[19])
+
+
+def is_running(pid: int, started: int) -> bool:
+    """Whether the process that began then still runs. What the system does not tell, because it is out of
+    files for example, counts as running."""
+    try:
+        return process_start(pid) == started
+    except OSError:
+        return True
+
+
+def executor_pid() -> int:
+    """The JVM that this Python worker works for: the nearest ancestor that is a Java process, or else
+    the parent."""
+    pid = os.getppid()
+    while pid > 1:
+        fields = _stat_fields(pid)
+        if fields is None:
+            break
+        if _command(pid) == "java":
+            return pid
+        pid = int(fields[1])
+    return os.getppid()
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """Fields of /proc/<pid>/stat behind the command name, which may contain anything; None if there is no
+    such process. Raises OSError if the system does not tell."""
+    try:
+        with calls.open_file(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as opened:
+            return opened.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def _command(pid: int) -> str:
+    try:
+        with calls.open_file(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as opened:
+            return opened.read().strip()
+    except OSError:
+        return ""
