@@ -20,22 +20,22 @@ from sortshuffle.version import __version__
 if TYPE_CHECKING:
     from sortshuffle.service.server.shuffle_service import serve
     from sortshuffle.spark.data_source import register
-    from sortshuffle.spark.frame import ShuffleFrame, broadcast, frame
+    from sortshuffle.spark.frame.frame_reader import read
+    from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame, broadcast, frame
     from sortshuffle.spark.rdds.rdd import ShuffleRDD, rdd
-    from sortshuffle.spark.reader import read
-    from sortshuffle.spark.service import files_key
-    from sortshuffle.spark.session import configure
+    from sortshuffle.spark.session.requirements import configure
+    from sortshuffle.spark.session.service import files_key
 
 _PUBLIC = {
-    "ShuffleFrame": "sortshuffle.spark.frame",
+    "ShuffleFrame": "sortshuffle.spark.frame.shuffle_frame",
     "ShuffleRDD": "sortshuffle.spark.rdds.rdd",
-    "broadcast": "sortshuffle.spark.frame",
-    "frame": "sortshuffle.spark.frame",
+    "broadcast": "sortshuffle.spark.frame.shuffle_frame",
+    "frame": "sortshuffle.spark.frame.shuffle_frame",
     "rdd": "sortshuffle.spark.rdds.rdd",
-    "read": "sortshuffle.spark.reader",
+    "read": "sortshuffle.spark.frame.frame_reader",
     "register": "sortshuffle.spark.data_source",
-    "configure": "sortshuffle.spark.session",
-    "files_key": "sortshuffle.spark.service",
+    "configure": "sortshuffle.spark.session.requirements",
+    "files_key": "sortshuffle.spark.session.service",
     "serve": "sortshuffle.service.server.shuffle_service",
 }
 

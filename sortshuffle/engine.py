@@ -81,7 +81,7 @@ from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.private import make_private
 from sortshuffle.storage.files.reader import read_index, verified_index
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.encoders import PartitionLayout
 from sortshuffle.writing.frame_encoder import FrameLayout, frame_layout
 from sortshuffle.writing.record_writer import KeySelector, RecordWriter

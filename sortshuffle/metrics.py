@@ -2,7 +2,7 @@
 
 Used by every layer that does work worth naming: the caller passes a `TaskMetrics` down, the layer adds to
 it. Single-threaded by rule: worker threads of a task return their figures, and the task's own thread adds
-them up. The driver receives one record per task (`spark.reports`).
+them up. The driver receives one record per task (`spark.worker.reports`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from java_options import SHORT_LIVED, submit_arguments
 from pyspark.sql import SparkSession
 
 import sortshuffle
-from sortshuffle.spark.session import address_this_host
+from sortshuffle.spark.session.requirements import address_this_host
 
 pytest_plugins = [
     "pytester",

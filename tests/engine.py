@@ -37,7 +37,7 @@ from sortshuffle.reading.records import RecordGate
 from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.encoders import PartitionLayout
 from sortshuffle.writing.frame_encoder import FrameLayout
 from sortshuffle.writing.result_partition import SortMergeResultPartition

@@ -43,6 +43,7 @@ from sortshuffle.service.client.client import ClientSettings, ServiceClients
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
 from sortshuffle.service.server.shuffle_service import ShuffleService
 from sortshuffle.service.wire.protocol import MapOutputAddress
+from sortshuffle.storage.files import urls
 from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import (
     DATA_SUFFIX,
@@ -50,8 +51,8 @@ from sortshuffle.storage.files.partitioned_file import (
     PARTIAL_SUFFIX,
     PartitionedFile,
 )
-from sortshuffle.storage.files.writer import PartitionedFileWriter
-from sortshuffle.storage.stored import stored_files, stored_pair, stored_reader
+from sortshuffle.storage.stored import stored_pair, stored_reader
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 SCHEMA = pa.schema([("key", pa.int64()), ("text", pa.string())])
 KIB = 1 << 10
@@ -375,12 +376,12 @@ def store_url(kind: str, directory: str) -> str:
 def store(kind: str, directory: str, prepared: str) -> str:
     """A map output of more than one part, in a store."""
     url = store_url(kind, directory)
-    opened = stored_files.open_store
+    opened = urls.open_store
     with ExitStack() as stack:
         for module in (stored_pair, stored_reader):
             stack.callback(setattr, module, "open_store", module.open_store)
             module.open_store = lambda path: (faults.FaultyStore(opened(path)[0]), opened(path)[1])
-        file = PartitionedFile.named(stored_files.application_url(url, "app-1"), 3, 17, 204)
+        file = PartitionedFile.named(urls.application_url(url, "app-1"), 3, 17, 204)
         with PartitionedFileWriter(file, FileHeader(ID, 1, 0, Codec.NONE, PayloadKind.FRAMES)) as writer:
             writer.start_region()
             writer.write_extents([(0, [seal(bytes([n]) * PART, PART, records=1) for n in range(2)])])
@@ -414,7 +415,5 @@ PREPARED: dict[str, Callable[[str], None]] = {
     "killed service": make_served,
 }
 """What a scenario needs beforehand."""
-OPENED: dict[str, Callable[[], object]] = {
-    "s3": lambda: stored_files.open_store("s3://shuffles")[0].ls("shuffles")
-}
+OPENED: dict[str, Callable[[], object]] = {"s3": lambda: urls.open_store("s3://shuffles")[0].ls("shuffles")}
 """What a scenario's library keeps for the life of a process: its threads, and its connections."""

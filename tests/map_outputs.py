@@ -27,7 +27,7 @@ from sortshuffle.reading.spill import NewFile
 from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 MIB = 1 << 20
 ALL_CODECS = [Codec.NONE, Codec.LZ4, Codec.ZSTD]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from s3_server import BUCKET, S3Server, running_s3_server
 
-from sortshuffle.storage.stored.stored_files import open_store
+from sortshuffle.storage.files.urls import open_store
 
 KINDS = ("s3", "file", "memory")
 

@@ -66,7 +66,7 @@ from sortshuffle.partitioner import (
 from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, Event
 from sortshuffle.service.server.transport import ServerTls
 from sortshuffle.storage.files.reader import read_index
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 ENDS = [END_OF_DATA, END_OF_PARTITION]

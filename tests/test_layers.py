@@ -135,7 +135,7 @@ def unknown_imports(package: str, names: set[str]) -> set[str]:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("from sortshuffle.spark.frame import ShuffleFrame", {"spark"}),
+        ("from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame", {"spark"}),
         ("import sortshuffle.reading.gate", {"reading"}),
         ("from sortshuffle import cli", {"cli"}),
         ("if TYPE_CHECKING:\n    from sortshuffle.writing.encoders import Encoder", {"writing"}),
@@ -217,6 +217,32 @@ def test_the_control_circles_are_found(text: str, is_circle: bool) -> None:
     assert bool(circle_in(trees)) == is_circle
 
 
+def room_of(module: str) -> str:
+    """The room that a module stands in: `service.client`, or its package where that has no rooms."""
+    return ".".join(module.split(".")[1:-1][:2])
+
+
+def rooms_in(imports: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Which rooms each room imports from."""
+    graph: dict[str, set[str]] = {}
+    for module, names in imports.items():
+        below = {room_of(name) for name in names if name in imports}
+        graph.setdefault(room_of(module), set()).update(below - {room_of(module), ""})
+    return {room: below for room, below in graph.items() if "." in room}
+
+
+def test_rooms_import_each_other_in_no_circle() -> None:
+    rooms = rooms_in({module_name(module): imports_of(module) for module in MODULES})
+    assert {"spark.plan", "service.client", "storage.files"} <= rooms.keys()
+    list(TopologicalSorter(rooms).static_order())  # raises where there is a circle
+
+
+def test_the_control_a_circle_of_rooms_is_found() -> None:
+    one, other = "sortshuffle.storage.files.writer", "sortshuffle.storage.stored.pair"
+    with pytest.raises(CycleError):
+        list(TopologicalSorter(rooms_in({one: {other}, other: {one}})).static_order())
+
+
 def test_each_class_has_a_name_of_its_own() -> None:
     places: dict[str, list[str]] = {}
     for module in MODULES:
@@ -248,10 +274,10 @@ def test_every_package_is_found() -> None:
         ("sortshuffle.homes.shared_home", set()),
         ("sortshuffle.service.host.rendezvous", set()),
         ("sortshuffle.service.host.supervisor", set()),
-        ("sortshuffle.service.jvm.launch", set()),
+        ("sortshuffle.service.host.jvm_launch", set()),
         ("sortshuffle.service.jvm.protocol", {"numpy"}),
         ("sortshuffle.format.index", {"numpy", "xxhash"}),
-        ("sortshuffle.storage.files.writer", {"numpy", "xxhash"}),
+        ("sortshuffle.storage.writer", {"numpy", "xxhash"}),
         ("sortshuffle.engine", {"numpy", "pyarrow", "xxhash"}),
         ("sortshuffle.cli.main", set()),
     ],
@@ -262,22 +288,14 @@ def test_importing_a_module_does_not_load_what_it_can_do_without(module: str, al
     assert {name.split(".")[0] for name in loaded} & HEAVY <= allowed
 
 
-def test_what_tasks_alone_need_loads_nothing_that_plans() -> None:
-    names = [
-        "key_samples",
-        "local_sort",
-        "map_output",
-        "placements",
-        "row_steps",
-        "several",
-        "slices",
-        "stages",
-    ]
-    names += ["subpartition_sizes", "with_columns"]
-    modules = [f"sortshuffle.spark.{name}" for name in names]
-    loaded = printed(f"import sys, {', '.join(modules)}; print(*sys.modules)")
-    assert set(modules) <= set(loaded)
-    assert not {"sortshuffle.spark.plan", "sortshuffle.spark.planning"} & set(loaded)
+def test_what_tasks_import_loads_nothing_that_plans() -> None:
+    rooms = [PACKAGE / "spark" / room for room in ("worker", "steps")]
+    modules = {module_name(module) for room in rooms for module in room.glob("*.py")}
+    loaded = set(printed(f"import sys, {', '.join(sorted(modules))}; print(*sys.modules)"))
+    assert modules <= loaded
+    planning = ("sortshuffle.spark.plan", "sortshuffle.spark.operators", "sortshuffle.spark.frame")
+    assert [name for name in sorted(loaded) if name.startswith(planning)] == []
+    assert "sortshuffle.spark.session.planner" not in loaded
 
 
 @pytest.mark.parametrize(
@@ -338,7 +356,7 @@ WITHOUT_SEAM = {
     "service/pages/http.py": "the listening socket of the status page is the standard library's",
     "spark/functions/running.py": "asks where the package's own code is",
     "cli/printing.py": "turns the process's own standard output away, when it takes no more",
-    "spark/shared_storage.py": "the driver waits for a process of its own, which makes its calls by the seam",
+    "spark/session/shared_storage.py": "the driver waits for a process of its own, which uses the seam",
 }
 
 # An entry of a directory asks the system by itself, and no test can put a fault there: of what is listed, or

@@ -17,7 +17,7 @@ from sortshuffle.cli.stored_cleaning import judge_stored, remove_stored
 from sortshuffle.cli.unseen import CannotLook, PassedOver, storage_errors, warn
 from sortshuffle.errors import UsageError
 from sortshuffle.options import format_size
-from sortshuffle.storage.stored.stored_files import is_url, open_store, store_errors
+from sortshuffle.storage.files.urls import is_url, open_store, store_errors
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 _STYLES = {"removed": "green", "would remove": "green", "kept": "dim", "failed": "red"}

@@ -31,7 +31,7 @@ from sortshuffle.options import format_size
 
 if TYPE_CHECKING:
     from sortshuffle.cli.flights import Answer
-    from sortshuffle.spark.reports import StageTotals
+    from sortshuffle.spark.worker.reports import StageTotals
 
 PARTITIONS = 16
 URL = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)  # Hadoop takes it without slashes, too
@@ -130,7 +130,7 @@ def _session(console: Console, master: str, settings: dict[str, str], log: str) 
 
     import sortshuffle
     from sortshuffle.spark.manager.choice import LOGGER, choose
-    from sortshuffle.spark.session import address_this_host
+    from sortshuffle.spark.session.requirements import address_this_host
 
     started = time.perf_counter()
     address_this_host(master)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from sortshuffle.spark.frame import ShuffleFrame
+    from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame
 
 TOP = 8
 LEAST_STOPS = 30  # of an aircraft, before its average says anything

@@ -15,11 +15,11 @@ from sortshuffle.cli.records import record_counter
 from sortshuffle.errors import UsageError
 from sortshuffle.format.encryption import EncryptionKey, FileCipher
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.urls import is_url, mounted_path
 from sortshuffle.storage.inspection.contents import FileFault, Inspection, PairState, Totals, inspect
 from sortshuffle.storage.inspection.data_check import DataCheck, check_data, cipher_of
 from sortshuffle.storage.inspection.finding import find_pairs
 from sortshuffle.storage.inspection.opened_files import is_file, size_of
-from sortshuffle.storage.stored.stored_files import is_url, mounted_path
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from sortshuffle.cli.cleaning import HomeVerdict, Thing, duration
 from sortshuffle.cli.output import plural
+from sortshuffle.storage.files.urls import root_and_application
 from sortshuffle.storage.stored.stored_cleaning import Remains, remains_below, remove_remains
-from sortshuffle.storage.stored.stored_files import root_and_application
 
 
 def judge_stored(url: str, application: str | None, older_than: float | None) -> Iterator[HomeVerdict]:

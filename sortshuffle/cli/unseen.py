@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import click
 
 from sortshuffle.errors import WorkerSetupError
-from sortshuffle.storage.stored.stored_files import is_url
+from sortshuffle.storage.files.urls import is_url
 
 
 class CannotLook(click.ClickException):

@@ -12,7 +12,7 @@ run has up to two fifths of the budget, because its rows must lie in one batch t
 are there twice for a moment. They are sorted at once rather than each piece as it comes, so that a run is as
 long as memory allows, and what fits is not merged at all.
 
-Used by the step that sorts a stream: `spark.local_sort`.
+Used by the step that sorts a stream: `spark.steps.local_sort`.
 """
 
 from __future__ import annotations

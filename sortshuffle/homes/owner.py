@@ -21,7 +21,7 @@ from sortshuffle.storage.files.presence import is_gone
 
 HOME_ROOT = "sortshuffle"
 OWNER_FILE = "owner.json"
-SILENT_FILE = "silent.json"  # which services did not answer an executor's workers (`spark.silence`)
+SILENT_FILE = "silent.json"  # which services did not answer an executor's workers (`spark.worker.silence`)
 NAME_DIGEST_BYTES = 6  # of a few executors and settings of one host and pid
 
 

@@ -36,7 +36,7 @@ from sortshuffle.homes.lifetime import remove_home
 from sortshuffle.homes.owner import HOME_ROOT, Owner
 from sortshuffle.storage.files.presence import is_gone
 from sortshuffle.storage.files.private import make_private
-from sortshuffle.storage.stored.stored_files import (
+from sortshuffle.storage.files.urls import (
     application_url,
     mounted_path,
     root_and_application,

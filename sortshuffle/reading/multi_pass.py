@@ -34,7 +34,7 @@ from sortshuffle.reading.merge import SortedRun, merge_runs
 from sortshuffle.reading.run_memory import MOST_OPEN_FILES, Demands, Load, RunSize
 from sortshuffle.reading.spill import HELD_REGIONS, NewFile, SpilledRun, SpillSize, SpillWriter, spill_header
 from sortshuffle.reading.stream_ahead import StreamsAhead
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 LEAST_FAN_IN = 2  # runs that a pass merges at least, whatever they take: or else it would not come to an end
 

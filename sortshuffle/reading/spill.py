@@ -35,7 +35,7 @@ from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.reading.fetcher import Batches
 from sortshuffle.storage.files.extents import Extent, extents_of
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.clustering import sliced
 
 NewFile: TypeAlias = Callable[[FileHeader], PartitionedFileWriter]

@@ -13,7 +13,7 @@ from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.storage.files.extents import Extent, ExtentReader
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader
-from sortshuffle.storage.stored.stored_files import mounted, patiently
+from sortshuffle.storage.files.urls import mounted, patiently
 from sortshuffle.storage.stored.stored_reader import StoredFileReader
 
 # Fetches of one consumer at a time. Each waits 10 to 100 ms for a store, in which no processor is used; with

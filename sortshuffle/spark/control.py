@@ -58,8 +58,8 @@ _NOBODY = -1  # in the place of an adopter's attempt
 
 @dataclass(frozen=True, slots=True)
 class Adopter:
-    """The task attempt whose control rows name a map output that another attempt wrote (`spark.adoption`).
-    ``service``: of the adopter's host."""
+    """The task attempt whose control rows name a map output that another attempt wrote
+    (`spark.worker.adoption`). ``service``: of the adopter's host."""
 
     attempt: int
     service: str

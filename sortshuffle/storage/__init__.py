@@ -1,7 +1,8 @@
 """Map outputs on disk: writing the pair of files, and reading extents back.
 
-    files         the pair of files: written, and read in verified extents
-    stored        the same in a store that every host sees, by fsspec
+    writer        a result partition's regions and index, appended to a new pair
+    files         pairs on this host: their names, new ones, verified reads
+    stored        pairs in a store that every host sees, by fsspec
     inspection    what a pair holds, whatever state it is in
 
 It moves sealed buffers and extents, and knows nothing of records, owners or Spark (`homes`). Positioned reads

@@ -41,7 +41,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.events import Event, seal_event
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.data_buffer import Drained, Extent, bytes_of, write_batch
 from sortshuffle.writing.encoders import PartitionLayout
 from sortshuffle.writing.frame_encoder import BytesLike, Frame, FrameEncoder, FrameLayout, frame_intakes

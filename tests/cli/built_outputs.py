@@ -22,7 +22,7 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.encoders import PartitionLayout
 from sortshuffle.writing.result_partition import SortMergeResultPartition
 

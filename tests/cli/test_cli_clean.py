@@ -21,7 +21,7 @@ from run_cli import run, run_json, unlistable
 from sortshuffle import calls
 from sortshuffle.homes.owner import Owner
 from sortshuffle.homes.processes import boot_id, process_start
-from sortshuffle.spark.silence import Silence
+from sortshuffle.spark.worker.silence import Silence
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
 LONG_AGO = 1_000_000.0  # seconds since 1970

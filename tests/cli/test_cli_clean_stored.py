@@ -103,7 +103,7 @@ def test_a_killed_tasks_upload_is_given_up(s3: S3Server) -> None:
         "import os, signal\n"
         "from engine import Pair, Region, write_region\n"
         "from sortshuffle.storage.files.partitioned_file import PartitionedFile\n"
-        "from sortshuffle.storage.files.writer import PartitionedFileWriter\n"
+        "from sortshuffle.storage.writer import PartitionedFileWriter\n"
         "region = Region({0: [bytes(9 << 20)]})\n"
         f"file = PartitionedFile.named({s3.root!r} + '/app-1', 3, 17, 204)\n"
         "write_region(PartitionedFileWriter(file, Pair(1).header), region, [0])\n"

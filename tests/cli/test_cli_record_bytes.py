@@ -17,7 +17,7 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
 from sortshuffle.writing.result_partition import SortMergeResultPartition
 

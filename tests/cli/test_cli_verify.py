@@ -29,7 +29,7 @@ from sortshuffle.format.index import Writer
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 verify_module = import_module("sortshuffle.cli.verify")
 

@@ -1,4 +1,4 @@
-"""`homes.environment`: a process that this package starts finds the package, wherever it was imported from."""
+"""`homes.environment`: a process started with it finds the package it was started from."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sortshuffle.homes.environment import environment
 
 def test_another_process_imports_the_same_package(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sortshuffle; print(sortshuffle.__file__)"]
-    printed = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True,
-    check=True) assert Path(printed.stdout.strip()) == ROOT / "sortshuffle" / "__init__.py"
+    started = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert Path(started.stdout.strip()) == ROOT / "sortshuffle" / "__init__.py", started.stderr
 
 
 def test_what_it_adds_to_the_path_is_the_directory_above_the_package() -> None:

@@ -79,7 +79,7 @@ def test_other_processes_see_it_in_the_home(tmp_path: Path) -> None:
     home_failures.remember(str(tmp_path), BROKEN)
     forget()
     assert home_failures.failed_at(str(tmp_path)) == os.stat(tmp_path / MARKER_FILE).st_mtime
-    program = "import sys; from sortshuffle.storage.homes import home_failures as homes"
+    program = "import sys; from sortshuffle.homes import home_failures as homes"
     program += "; print(homes.failed_at(sys.argv[1]))"
     assert printed(program, str(tmp_path)) == [str(home_failures.failed_at(str(tmp_path)))]
 

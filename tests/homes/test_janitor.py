@@ -26,7 +26,7 @@ from sortshuffle.homes.owner import Owner
 from sortshuffle.homes.processes import boot_id, process_start
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_locked
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 SOON = 20.0  # seconds; more than any machine needs, for what must happen at all
 

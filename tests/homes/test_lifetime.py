@@ -38,16 +38,16 @@ from sortshuffle.homes.owner import Owner
 from sortshuffle.homes.processes import boot_id, executor_pid, is_running, process_namespace, process_start
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_gone
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 NAME = "exchange-3-map-17-attempt-204"
 OWNER = Owner("app-1", "host", "boot", 4711, 12345, ("/local",), 600.0, keep=False)
 WRITING = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from engine import Pair
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 writer = PartitionedFileWriter(PartitionedFile(sys.argv[1]), Pair(2).header)
 print("writing", flush=True)
 sys.stdin.read()
@@ -203,7 +203,7 @@ def test_what_is_above_an_executors_directories_shows_whether_the_application_go
 
 def test_the_boot_id_is_that_of_the_kernel() -> None:
     assert len(boot_id()) == 36
-    assert printed("from sortshuffle.homes.lifetime import boot_id; print(boot_id())") == [boot_id()]
+    assert printed("from sortshuffle.homes.processes import boot_id; print(boot_id())") == [boot_id()]
 
 
 def living(local: Path, pid: int) -> Owner:
@@ -307,7 +307,7 @@ def test_the_executor_is_the_nearest_ancestor_that_is_java(tmp_path: Path, betwe
     java = tmp_path / "java"
     java.symlink_to("/bin/sh")
     program = tmp_path / "program.py"
-    program.write_text("from sortshuffle.homes.lifetime import executor_pid; print(executor_pid())")
+    program.write_text("from sortshuffle.homes.processes import executor_pid; print(executor_pid())")
     ends = between.replace("sh -c ", "")[::-1].replace("'", "; true'").replace('"', '; true"')
     with running(str(java), "-c", f"{between}{sys.executable} {program}{ends}; true") as process:
         assert process.communicate()[0].split() == [str(process.pid)]

@@ -57,7 +57,7 @@ from sortshuffle.reading.channel import LocalInputChannel
 from sortshuffle.reading.records import RecordGate
 from sortshuffle.storage.files.extents import Extent
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 FRAMES, PICKLE = PayloadKind.FRAMES, PayloadKind.PICKLE
 KINDS = pytest.mark.parametrize("kind", [FRAMES, PICKLE], ids=["frames", "chunks"])

@@ -57,7 +57,7 @@ from sortshuffle.reading.sweep import Sweep
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.ranges import ExtentCursor, RangePart, RegionRange, SubpartitionRange
 from sortshuffle.storage.files.reader import read_index
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.frame_encoder import FrameLayout
 from sortshuffle.writing.result_partition import SortMergeResultPartition
 

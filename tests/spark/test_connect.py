@@ -11,7 +11,7 @@ import pytest
 from engine import ROOT
 from job_process import run_job
 
-from sortshuffle.spark.session import NO_ROLLBACK
+from sortshuffle.spark.session.requirements import NO_ROLLBACK
 
 JOB = Path(__file__).parent / "jobs" / "every_operator.py"
 PATIENCE = 250  # seconds; the job takes about 25

@@ -29,7 +29,7 @@ from sortshuffle.spark import data_source
 from sortshuffle.spark.data_source import MapOutputSource, Outputs
 from sortshuffle.spark.schema import to_arrow
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 ROWS = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", "Asia/Tokyo"))])
 

@@ -48,7 +48,7 @@ from sortshuffle.payload.frames import FramesPayload
 from sortshuffle.payload.pickled import pack_chunk
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import read_index
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.encoders import PartitionLayout
 from sortshuffle.writing.frame_encoder import FrameLayout
 from sortshuffle.writing.result_partition import SortMergeResultPartition
@@ -585,7 +585,7 @@ def test_a_failure_of_any_call_leaves_every_segment_and_no_file(tmp_path: Path, 
     records = [chosen.randbytes(1500) if number % 3 else bytes(3000) for number in range(12)]
     large = chosen.randbytes(30_000)
     failed: Counter[str] = Counter()
-    for fault in faults("writing", "payload", "format", "storage/files/writer.py"):
+    for fault in faults("writing", "payload", "format", "storage/writer.py"):
         output = new_frame_output(tmp_path, codec=codec, subpartitions=3, segments=6, memory=MIB)
         partition = output.partition
         with fault:

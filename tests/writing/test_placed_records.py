@@ -44,7 +44,7 @@ from sortshuffle.payload.record_bytes import LEAST_COMPRESSED, RecordBytesPayloa
 from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.placed_records import MESSAGE_BYTES, PlacedRecords, RecordBytesLayout
 from sortshuffle.writing.result_partition import SortMergeResultPartition
 
@@ -504,9 +504,7 @@ def test_a_failure_of_any_call_leaves_no_memory_and_no_file(tmp_path: Path, code
     """Every call of a function that writes fails once: for each frame, region, message, and for the end."""
     frames = [[(at, b"%d" % at) for at in range(20)], [(1, bytes(4000))], noise(2, 8, 400, 3), [(2, b"x")]]
     failed: Counter[str] = Counter()
-    for fault in faults(
-        "writing", "payload/record_bytes.py", "format/extent_run.py", "storage/files/writer.py"
-    ):
+    for fault in faults("writing", "payload/record_bytes.py", "format/extent_run.py", "storage/writer.py"):
         output = new_placed_output(tmp_path, memory=16 * KIB, subpartitions=20, codec=codec)
         with fault:
             output.partition.write_placed(placed(frames[0]))
@@ -600,7 +598,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
 from sortshuffle.writing.result_partition import SortMergeResultPartition
 

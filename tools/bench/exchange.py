@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from python_jobs import SUMS, total
 
 import sortshuffle
-from sortshuffle.spark.session import address_this_host
+from sortshuffle.spark.session.requirements import address_this_host
 
 PARTITIONS = 64
 ROWS_PER_FILE = 1_250_000

@@ -30,8 +30,8 @@ from sortshuffle.reading.gate import InputGate
 from sortshuffle.reading.stored_channel import StoredInputChannel
 from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.files.writer import PartitionedFileWriter
 from sortshuffle.storage.stored.stored_reader import read_stored_index
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 RUNS = 90
 BUFFERS = 8  # of a run

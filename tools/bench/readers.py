@@ -36,7 +36,7 @@ from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.ranges import SubpartitionRange
 from sortshuffle.storage.files.reader import read_index
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 READERS = 64
 STEP = 32 * KIB  # of a reader left to itself: the ancestor's buffer size

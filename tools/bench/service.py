@@ -46,7 +46,7 @@ from sortshuffle.service.wire.protocol import MapOutputAddress
 from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import read_index
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 APPLICATION = "bench"
 CHANNELS = (1, 16, 256)

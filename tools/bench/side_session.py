@@ -33,7 +33,7 @@ from process_tree import MARKER, TICKS_PER_SECOND, ProcessTree, become_subreaper
 from pyspark.sql import SparkSession
 
 import sortshuffle
-from sortshuffle.spark.session import address_this_host
+from sortshuffle.spark.session.requirements import address_this_host
 
 MANAGER = "spark.shuffle.manager"
 SPARKS_FILES = "shuffle_"  # how the names of Spark's own shuffle files begin

@@ -32,7 +32,7 @@ from container import container
 from process_tree import MARKER, ProcessTree, used
 from side_session import Ran
 
-from sortshuffle.spark.session import ALLOCATOR_VARIABLE
+from sortshuffle.spark.session.requirements import ALLOCATOR_VARIABLE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
 

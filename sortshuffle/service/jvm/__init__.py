@@ -19,5 +19,4 @@ Where to find what (docs/manager.md has the protocol and the design):
     lost          what is not to be had, for the JVM
     unheard       which services on other hosts are told no more for a while
     outputs       which map outputs are open, and where new ones go
-    launch        what a JVM runs to find or start the engine
 """

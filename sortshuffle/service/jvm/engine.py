@@ -48,8 +48,8 @@ from sortshuffle.service.jvm.unheard import RETRY_AFTER, UnheardServices
 from sortshuffle.service.jvm.writing import SEGMENT_BYTES, MapOutputWriting, WritingResources
 from sortshuffle.service.wire.address import split_address
 from sortshuffle.service.wire.protocol import MapOutputAddress
+from sortshuffle.storage.files.urls import is_url, root_and_application
 from sortshuffle.storage.stored.stored_cleaning import remove_remains
-from sortshuffle.storage.stored.stored_files import is_url, root_and_application
 
 # Map outputs that are written at the same time; further ones wait. Each has a segment, which costs nothing
 # but address space until a frame comes

@@ -42,9 +42,9 @@ from sortshuffle.homes.directories import Directories
 from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small, read_small
 from sortshuffle.storage.files.partitioned_file import INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.files.urls import is_url, patiently
 from sortshuffle.storage.stored.stored_cleaning import remove_exchange
-from sortshuffle.storage.stored.stored_files import is_url, patiently
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 # bytes of indexes that are kept: one of a map output with 1,000 subpartitions takes 56 KB
 MOST_INDEX_BYTES = 32 << 20

@@ -41,8 +41,8 @@ from sortshuffle.service.jvm.single_flight import SingleFlight
 from sortshuffle.service.jvm.small_outputs import SmallOutput, read_small
 from sortshuffle.storage.files.extents import Extent, extent_of
 from sortshuffle.storage.files.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
+from sortshuffle.storage.files.urls import patiently
 from sortshuffle.storage.stored.stored_cleaning import sizes_of_exchange
-from sortshuffle.storage.stored.stored_files import patiently
 from sortshuffle.storage.stored.stored_reader import read_stored_index
 
 _log = logging.getLogger(__name__)

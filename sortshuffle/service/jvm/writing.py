@@ -34,7 +34,7 @@ from sortshuffle.service.jvm.outputs import MapOutputs
 from sortshuffle.service.jvm.protocol import ID_AND_END_BYTES, WriteRequest, pack_finished
 from sortshuffle.service.jvm.small_outputs import MOST_BYTES, SmallOutput, kept_bytes
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.stored.stored_files import is_url
+from sortshuffle.storage.files.urls import is_url
 from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
 from sortshuffle.writing.result_partition import SortMergeResultPartition
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from sortshuffle.format.encryption import why_no_encryption
 from sortshuffle.options import Options
-from sortshuffle.storage.stored.stored_files import why_not_shared
+from sortshuffle.storage.files.urls import why_not_shared
 
 MANAGER_CLASS = "org.sortshuffle.SortMergeShuffleManager"
 PLUGIN_CLASS = "org.sortshuffle.SortMergeShufflePlugin"

@@ -34,8 +34,18 @@ from sortshuffle.compute.aggregate.functions import (
     Variance,
 )
 from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
-from sortshuffle.spark.columns import Alias, Attribute, Call, Literal, Node, Other, Star, node_of, resolve
-from sortshuffle.spark.keys import check_group_key
+from sortshuffle.spark.operators.expressions import (
+    Alias,
+    Attribute,
+    Call,
+    Literal,
+    Node,
+    Other,
+    Star,
+    node_of,
+    resolve,
+)
+from sortshuffle.spark.operators.key_checks import check_group_key
 
 _SPARK_INSTEAD = "or let Spark do it: toDF().groupBy(...).agg(...)"
 _MOST_DIGITS = 38

@@ -25,8 +25,6 @@ from sortshuffle.compute.aggregate.results import first_rows, results
 from sortshuffle.errors import ColumnError, UnsupportedError
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.spark.columns import resolve
-from sortshuffle.spark.keys import check_group_key
 from sortshuffle.spark.operators.aggregate_calls import (
     AggregateRequest,
     Expression,
@@ -34,12 +32,14 @@ from sortshuffle.spark.operators.aggregate_calls import (
     expressions_of,
     position_expression,
 )
+from sortshuffle.spark.operators.expressions import resolve
+from sortshuffle.spark.operators.key_checks import check_group_key
 from sortshuffle.spark.operators.layouts import ordered, placed
 from sortshuffle.spark.operators.selection import reading_only
-from sortshuffle.spark.plan import FrameContext, Layout, Rows
-from sortshuffle.spark.stages import Batches, TaskStep
-from sortshuffle.spark.task import Task
-from sortshuffle.spark.twin import twin
+from sortshuffle.spark.operators.twin import twin
+from sortshuffle.spark.plan.chain import FrameContext, Layout, Rows
+from sortshuffle.spark.worker.stages import Batches, TaskStep
+from sortshuffle.spark.worker.task import Task
 
 
 def aggregate(rows: Rows, keys: tuple[int, ...], exprs: Sequence[Column | dict[str, str]]) -> Rows:

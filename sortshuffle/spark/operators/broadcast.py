@@ -27,15 +27,15 @@ from sortshuffle.compute.join.hash_join import BuildTable, JoinKind, JoinSpec, p
 from sortshuffle.errors import InsufficientBuffersError, StateError
 from sortshuffle.options import format_size
 from sortshuffle.spark.control import COLUMNS, channels
-from sortshuffle.spark.once import once
 from sortshuffle.spark.operators.layouts import exchanged
-from sortshuffle.spark.origins import exchanges_of, input_of, lines_of
-from sortshuffle.spark.plan import Chain, Origin, Rows, ShuffleDependency
-from sortshuffle.spark.schemes import Broadcast
-from sortshuffle.spark.several import ChainInput
-from sortshuffle.spark.sizes import combined_size
-from sortshuffle.spark.stages import Batches, Opening, Step, holders_of, opened_through
-from sortshuffle.spark.task import Task
+from sortshuffle.spark.plan.chain import Chain, Origin, Rows, ShuffleDependency
+from sortshuffle.spark.plan.estimated_sizes import combined_size
+from sortshuffle.spark.plan.once import once
+from sortshuffle.spark.plan.origins import exchanges_of, input_of, lines_of
+from sortshuffle.spark.plan.schemes import Broadcast
+from sortshuffle.spark.worker.several import ChainInput
+from sortshuffle.spark.worker.stages import Batches, Opening, Step, holders_of, opened_through
+from sortshuffle.spark.worker.task import Task
 
 
 def broadcast_join(left: Rows, right: Rows, spec: JoinSpec, schema: StructType, label: str) -> Rows | None:

@@ -26,11 +26,11 @@ from sortshuffle.spark.operators.layouts import (
     placed_exactly,
     placement_of,
 )
-from sortshuffle.spark.origins import TogetherOrigin
-from sortshuffle.spark.plan import Chain, Rows
-from sortshuffle.spark.several import Leg
-from sortshuffle.spark.stages import Batches
-from sortshuffle.spark.task import Task
+from sortshuffle.spark.plan.chain import Chain, Rows
+from sortshuffle.spark.plan.origins import TogetherOrigin
+from sortshuffle.spark.worker.several import Leg
+from sortshuffle.spark.worker.stages import Batches
+from sortshuffle.spark.worker.task import Task
 
 Frame = TypeVar("Frame")
 

@@ -18,12 +18,12 @@ from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 
 from sortshuffle.errors import UnsupportedError, UsageError
-from sortshuffle.spark.columns import Alias, Attribute, Literal, node_of, resolve
+from sortshuffle.spark.operators.expressions import Alias, Attribute, Literal, node_of, resolve
 from sortshuffle.spark.operators.selection import selected
-from sortshuffle.spark.plan import Rows
+from sortshuffle.spark.operators.twin import twin
+from sortshuffle.spark.plan.chain import Rows
 from sortshuffle.spark.schema import from_arrow, to_arrow
-from sortshuffle.spark.twin import twin
-from sortshuffle.spark.with_columns import WithColumns, evaluated
+from sortshuffle.spark.worker.with_columns import WithColumns, evaluated
 
 Source: TypeAlias = "int | pc.Expression"
 """Where a column is from: a position in the input, or an expression over its columns."""

@@ -36,19 +36,19 @@ from sortshuffle.compute.join.merge_join import merge_join
 from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.spark.columns import Attribute, Call, Node, node_of, resolve
-from sortshuffle.spark.keys import check_placement_key
-from sortshuffle.spark.local_sort import LocalSort
 from sortshuffle.spark.operators.broadcast import broadcast_join
+from sortshuffle.spark.operators.expressions import Attribute, Call, Node, node_of, resolve
+from sortshuffle.spark.operators.key_checks import check_placement_key
 from sortshuffle.spark.operators.layouts import common_context, placed_exactly, placement_of
 from sortshuffle.spark.operators.selection import selected
-from sortshuffle.spark.origins import TogetherOrigin
-from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Chain, Layout, Rows
-from sortshuffle.spark.row_steps import Arrange
-from sortshuffle.spark.several import Leg
-from sortshuffle.spark.stages import Batches, closes
-from sortshuffle.spark.task import Task
-from sortshuffle.spark.twin import twin
+from sortshuffle.spark.operators.twin import twin
+from sortshuffle.spark.plan.chain import UNKNOWN_LAYOUT, Chain, Layout, Rows
+from sortshuffle.spark.plan.origins import TogetherOrigin
+from sortshuffle.spark.steps.local_sort import LocalSort
+from sortshuffle.spark.steps.row_steps import Arrange
+from sortshuffle.spark.worker.several import Leg
+from sortshuffle.spark.worker.stages import Batches, closes
+from sortshuffle.spark.worker.task import Task
 
 # PySpark's names of the kinds, without underscores, in which their case does not count
 _KINDS = {
@@ -357,8 +357,8 @@ class ShuffledJoin:
 
     @property
     def sliceable(self) -> tuple[bool, bool]:
-        """Of which side the rows may meet the other in parts (`spark.skew`): not, if the other side's rows
-        come out without a partner, or at most once."""
+        """Of which side the rows may meet the other in parts (`spark.plan.skew`): not, if the other side's
+        rows come out without a partner, or at most once."""
         return self.spec.kind.repeats_right, self.spec.kind.repeats_left
 
     @property

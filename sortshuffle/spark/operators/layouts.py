@@ -13,13 +13,13 @@ from typing import cast
 
 from sortshuffle.errors import UsageError
 from sortshuffle.payload.ordering import RowOrder, SortKey
-from sortshuffle.spark.exchange import Exchange
-from sortshuffle.spark.keys import check_placement_key
-from sortshuffle.spark.local_sort import LocalSort
-from sortshuffle.spark.origins import ExchangeOrigin
-from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Chain, FrameContext, Layout, Rows
-from sortshuffle.spark.schemes import Hash, Scheme
-from sortshuffle.spark.stages import PER_BATCH, PerBatchStep
+from sortshuffle.spark.operators.key_checks import check_placement_key
+from sortshuffle.spark.plan.chain import UNKNOWN_LAYOUT, Chain, FrameContext, Layout, Rows
+from sortshuffle.spark.plan.exchange import Exchange
+from sortshuffle.spark.plan.origins import ExchangeOrigin
+from sortshuffle.spark.plan.schemes import Hash, Scheme
+from sortshuffle.spark.steps.local_sort import LocalSort
+from sortshuffle.spark.worker.stages import PER_BATCH, PerBatchStep
 
 
 def common_context(rows: Rows, other: Rows, what: str) -> FrameContext:

@@ -12,13 +12,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from sortshuffle.errors import UnsupportedError, UsageError
-from sortshuffle.spark.columns import resolve
+from sortshuffle.spark.operators.expressions import resolve
 from sortshuffle.spark.operators.layouts import common_context, exchanged
-from sortshuffle.spark.origins import CoalescedOrigin, DataFrameOrigin, SparkUnionOrigin, UnionOrigin
-from sortshuffle.spark.plan import Chain, Origin, Rows, next_number
-from sortshuffle.spark.row_steps import Arrange, Limit, Sample
-from sortshuffle.spark.schemes import Hash
-from sortshuffle.spark.twin import twin
+from sortshuffle.spark.operators.twin import twin
+from sortshuffle.spark.plan.chain import Chain, Origin, Rows, next_number
+from sortshuffle.spark.plan.origins import CoalescedOrigin, DataFrameOrigin, SparkUnionOrigin, UnionOrigin
+from sortshuffle.spark.plan.schemes import Hash
+from sortshuffle.spark.steps.row_steps import Arrange, Limit, Sample
 
 MOST_ROWS = 2**31 - 1  # Spark's limit is an int
 

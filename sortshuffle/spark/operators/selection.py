@@ -8,10 +8,10 @@ from dataclasses import replace
 import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
 
-from sortshuffle.spark.origins import DataFrameOrigin, ParquetOrigin
 from sortshuffle.spark.parquet.pruning import uses
-from sortshuffle.spark.plan import Chain, Rows
-from sortshuffle.spark.stages import Select
+from sortshuffle.spark.plan.chain import Chain, Rows
+from sortshuffle.spark.plan.origins import DataFrameOrigin, ParquetOrigin
+from sortshuffle.spark.worker.stages import Select
 
 
 def selected(rows: Rows, positions: tuple[int, ...], names: Sequence[str]) -> Rows:

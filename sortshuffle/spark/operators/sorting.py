@@ -18,12 +18,12 @@ from pyspark.sql import Column
 
 from sortshuffle.errors import ColumnError, UsageError
 from sortshuffle.payload.ordering import RowOrder, SortKey
-from sortshuffle.spark.columns import Alias, Attribute, Node, Sorted, name_of, node_of, resolve
-from sortshuffle.spark.keys import check_sort_key
+from sortshuffle.spark.operators.expressions import Alias, Attribute, Node, Sorted, name_of, node_of, resolve
+from sortshuffle.spark.operators.key_checks import check_sort_key
 from sortshuffle.spark.operators.layouts import exchanged, ordered
 from sortshuffle.spark.operators.selection import selected
-from sortshuffle.spark.plan import Rows, next_number
-from sortshuffle.spark.schemes import Range
+from sortshuffle.spark.plan.chain import Rows, next_number
+from sortshuffle.spark.plan.schemes import Range
 
 Directions: TypeAlias = "bool | int | list[bool | int]"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sortshuffle.options import format_size
 from sortshuffle.spark.rdds.plan import PassedInput, RecordChain
-from sortshuffle.spark.reports import StageTotals
+from sortshuffle.spark.worker.reports import StageTotals
 
 SHOWN_SECONDS = 0.005  # steps that took less would print as 0.00
 

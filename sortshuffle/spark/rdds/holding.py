@@ -19,7 +19,7 @@ from sortshuffle.spark.rdds.merging import Merging
 from sortshuffle.spark.rdds.sorting import GIVEN, Key, Sorting, by_key
 from sortshuffle.spark.rdds.spilling import batches
 from sortshuffle.spark.rdds.steps import HoldingStep
-from sortshuffle.spark.task import Task
+from sortshuffle.spark.worker.task import Task
 
 
 @dataclass(frozen=True)

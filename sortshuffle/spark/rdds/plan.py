@@ -21,8 +21,7 @@ from pyspark.core.rdd import Partitioner, portable_hash
 from pyspark.sql import SparkSession
 
 from sortshuffle.options import Options
-from sortshuffle.spark import shared_storage
-from sortshuffle.spark.plan import next_number
+from sortshuffle.spark.plan.chain import next_number
 from sortshuffle.spark.rdds import planner
 from sortshuffle.spark.rdds.aggregations import PairAggregation
 from sortshuffle.spark.rdds.holding import CoGroup
@@ -39,10 +38,16 @@ from sortshuffle.spark.rdds.stages import (
 from sortshuffle.spark.rdds.steps import Step
 from sortshuffle.spark.rdds.together import ReadPassed, ReadRecordsTogether, RecordInput
 from sortshuffle.spark.rdds.writing import PassRecords, WriteRecords
-from sortshuffle.spark.reports import SourceReports, wants_log
-from sortshuffle.spark.service import NO_SERVICE, ServiceSettings
-from sortshuffle.spark.session import check_workers, context_settings, require_running, settings_of
-from sortshuffle.spark.sparks_shuffle import check_sparks_shuffle
+from sortshuffle.spark.session import shared_storage
+from sortshuffle.spark.session.requirements import (
+    check_workers,
+    context_settings,
+    require_running,
+    settings_of,
+)
+from sortshuffle.spark.session.service import NO_SERVICE, ServiceSettings
+from sortshuffle.spark.session.sparks_shuffle import check_sparks_shuffle
+from sortshuffle.spark.worker.reports import SourceReports, wants_log
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pyspark.serializers import NoOpSerializer, pack_long
 
 from sortshuffle.errors import StateError
 from sortshuffle.spark.control import MARK
-from sortshuffle.spark.naming import call_site
+from sortshuffle.spark.session.naming import call_site
 
 ControlRow: TypeAlias = "tuple[int, bytes]"
 """A partition and a row for it."""

@@ -18,14 +18,14 @@ from pyspark.core.rdd import Partitioner, portable_hash
 
 from sortshuffle.errors import UsageError
 from sortshuffle.partitioner.selector import MAX_SUBPARTITIONS
-from sortshuffle.spark.plan import next_number
+from sortshuffle.spark.plan.chain import next_number
 from sortshuffle.spark.rdds import explain as explaining
 from sortshuffle.spark.rdds import steps
 from sortshuffle.spark.rdds.aggregations import Combine, Distinct, Group, PairAggregation, Reduce
 from sortshuffle.spark.rdds.holding import CoGroup, GroupValues, Join, MergeValues, SortPairs
 from sortshuffle.spark.rdds.key_selectors import to_first
 from sortshuffle.spark.rdds.plan import RddContext, RddOrigin, RecordChain
-from sortshuffle.spark.reports import StageTotals, stage_totals
+from sortshuffle.spark.worker.reports import StageTotals, stage_totals
 
 _SAME: Callable[[Any], Any] = lambda key: key  # noqa: E731 - a default argument, as in PySpark
 

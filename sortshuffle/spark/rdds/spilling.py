@@ -32,7 +32,7 @@ from sortshuffle.spark.rdds.by_value import pack_any, pack_any_pairs
 from sortshuffle.storage.files.extents import Extent, extent_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 NewFile: TypeAlias = Callable[[FileHeader], PartitionedFileWriter]
 """Makes a file under a name of its own, in a directory that has room."""

@@ -1,4 +1,4 @@
-"""What runs in a Python worker for `ShuffleRDD`: the stages of `spark.stages`, for single records.
+"""What runs in a Python worker for `ShuffleRDD`: the stages of `spark.worker.stages`, for single records.
 
     opening     where the records come from: Spark's own RDD, an exchange, or several (`together`)
     steps       the user's chained functions, and what merges and sorts (`steps`, `holding`)
@@ -29,14 +29,14 @@ from sortshuffle.payload.pickled import PickledPayload
 from sortshuffle.payload.spanning import SPILL_BYTES
 from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.records import RecordGate, chunks_of
-from sortshuffle.spark.adoption import adopted_by
 from sortshuffle.spark.functions import user_errors
 from sortshuffle.spark.rdds.control_rows import Received
 from sortshuffle.spark.rdds.steps import HoldingStep, Step
 from sortshuffle.spark.rdds.streams import Records, RecordStream
-from sortshuffle.spark.reports import Reporter
-from sortshuffle.spark.service import NO_SERVICE, HostService, ServiceSettings
-from sortshuffle.spark.task import Task, running, settle_worker
+from sortshuffle.spark.session.service import NO_SERVICE, HostService, ServiceSettings
+from sortshuffle.spark.worker.adoption import adopted_by
+from sortshuffle.spark.worker.reports import Reporter
+from sortshuffle.spark.worker.task import Task, running, settle_worker
 
 # Objects that Python makes before it looks for garbage among them, in place of 700, while a stage runs: it
 # looks through a table of groups again and again, which takes more than making them. A million pairs in 64

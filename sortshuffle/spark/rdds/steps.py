@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.pickled import Chunk
 from sortshuffle.spark.rdds.aggregations import stopped
-from sortshuffle.spark.task import Task
+from sortshuffle.spark.worker.task import Task
 
 
 class RecordStep(Protocol):

@@ -21,7 +21,7 @@ from sortshuffle.spark.rdds.holding import CoGroup
 from sortshuffle.spark.rdds.stages import RecordOpening, holders_of, through
 from sortshuffle.spark.rdds.steps import Step
 from sortshuffle.spark.rdds.streams import RecordStream
-from sortshuffle.spark.task import Task
+from sortshuffle.spark.worker.task import Task
 
 
 @dataclass(frozen=True)

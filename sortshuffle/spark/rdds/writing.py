@@ -22,9 +22,7 @@ from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB
 from sortshuffle.payload.pickled import Pairs, PickledPayload
-from sortshuffle.spark.adoption import Adopts, adopt
 from sortshuffle.spark.control import SparkMapOutput
-from sortshuffle.spark.placements import turn
 from sortshuffle.spark.rdds.aggregations import PairAggregation, ValueKind, pairs_of_kind
 from sortshuffle.spark.rdds.by_value import pack_any, pack_any_pairs
 from sortshuffle.spark.rdds.combining import MapSideCombiner
@@ -32,7 +30,9 @@ from sortshuffle.spark.rdds.control_rows import control_rows, passed_row
 from sortshuffle.spark.rdds.key_selectors import DealSelector, KeySelectors
 from sortshuffle.spark.rdds.planner import ControlRow
 from sortshuffle.spark.rdds.streams import MOST_RECORDS, Records, RecordStream, tuples_of
-from sortshuffle.spark.task import Task
+from sortshuffle.spark.worker.adoption import Adopts, adopt
+from sortshuffle.spark.worker.placements import turn
+from sortshuffle.spark.worker.task import Task
 from sortshuffle.writing.frame_encoder import frame_layout
 from sortshuffle.writing.record_writer import RecordWriter, Serializer
 from sortshuffle.writing.result_partition import SortMergeResultPartition

@@ -36,7 +36,7 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.storage.files.descriptors import close_after_reading, read_at
 from sortshuffle.storage.files.extents import BY_KEY_ALONE, Extent, ExtentReader, aligned_memory
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.stored.stored_files import MOUNTED_SCHEMES, store_error
+from sortshuffle.storage.files.urls import MOUNTED_SCHEMES, store_error
 
 INDEX_READ_BYTES = 64 << 20  # at a time, where a mount gives less of an index than was asked for
 

@@ -19,8 +19,8 @@ from sortshuffle.storage.files.partitioned_file import (
     PARTIAL_SUFFIX,
     PartitionedFile,
 )
+from sortshuffle.storage.files.urls import is_url, open_store, store_errors
 from sortshuffle.storage.inspection.opened_files import absolute, is_file, opened
-from sortshuffle.storage.stored.stored_files import is_url, open_store, store_errors
 
 _DIGITS = re.compile(r"(\d+)")
 

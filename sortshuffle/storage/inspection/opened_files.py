@@ -5,7 +5,7 @@
       _StoredFile     by ranges, some MiB at a time, because whoever looks goes through a file from its begin
 
 Used by `storage.inspection.finding`, `storage.inspection.contents` and `storage.inspection.data_check`. A URL
-of a mounted directory is not for this module: it has a local path (`stored_files.mounted_path`). Errors are
+of a mounted directory is not for this module: it has a local path (`urls.mounted_path`). Errors are
 OSErrors with the path.
 """
 
@@ -23,7 +23,7 @@ from sortshuffle.options import MIB
 from sortshuffle.storage.files.descriptors import close_after_reading
 from sortshuffle.storage.files.extents import aligned_memory
 from sortshuffle.storage.files.presence import is_locked
-from sortshuffle.storage.stored.stored_files import is_url, open_store, store_errors
+from sortshuffle.storage.files.urls import is_url, open_store, store_errors
 
 BLOCK_BYTES = 8 * MIB  # of a store at a time: in so much, a request's latency is lost
 _LARGEST_OFFSET = 2**62  # that the system takes; a damaged entry may name any

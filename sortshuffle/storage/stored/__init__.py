@@ -1,6 +1,5 @@
 """The pair of files as objects of a store that every host sees, by its URL.
 
-stored_files       what a URL means, errors of stores, trying again
 stored_pair        the two new objects, written
 stored_reader      extents of a finished pair, by ranges
 stored_listing     what lies at a URL

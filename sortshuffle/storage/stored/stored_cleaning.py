@@ -1,8 +1,8 @@
 """What applications have left on storage that every host sees, and how it is removed.
 
 Map outputs of frames are not deleted there one at a time. The driver removes what its application wrote when
-that ends (`spark.shared_storage`), and `sortshuffle clean` what a driver left that could not. The shuffle
-manager's, in a directory of their own (`homes.shared_home`), are deleted when Spark unregisters a
+that ends (`spark.session.shared_storage`), and `sortshuffle clean` what a driver left that could not. The
+shuffle manager's, in a directory of their own (`homes.shared_home`), are deleted when Spark unregisters a
 shuffle, and when the application ends. All of these find
 
 * map outputs, ``<URL>/<application>-<token>/exchange-E-map-M-attempt-A.{data,index}`` and ``.partial``;
@@ -14,9 +14,9 @@ Below, an application is the name of its directory, but where ``remains_below`` 
 means all directories of that id.
 
 Run as a program, ``python -m sortshuffle.storage.stored.stored_cleaning URL APPLICATION`` removes what the
-application left: for a driver that is at its own end (`spark.shared_storage`). With the path of a file as a
-third argument nobody waits for it (`service.host.rendezvous`): it tries for some minutes, and if it cannot
-remove everything, it writes to the file why.
+application left: for a driver that is at its own end (`spark.session.shared_storage`). With the path of a
+file as a third argument nobody waits for it (`service.host.rendezvous`): it tries for some minutes, and if it
+cannot remove everything, it writes to the file why.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sortshuffle import calls
 from sortshuffle.errors import SortShuffleError
 from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX, PartitionedFile
 from sortshuffle.storage.files.private import make_private
-from sortshuffle.storage.stored.stored_files import (
+from sortshuffle.storage.files.urls import (
     application_of,
     application_url,
     mounted_path,

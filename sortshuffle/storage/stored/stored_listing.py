@@ -22,7 +22,7 @@ from datetime import datetime
 from typing import Any
 
 from sortshuffle import calls
-from sortshuffle.storage.stored.stored_files import mounted_path, open_store
+from sortshuffle.storage.files.urls import mounted_path, open_store
 
 # under which the file systems of fsspec tell when a file was written
 _TIMES = ("LastModified", "mtime", "last_modified", "updated", "created")

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.options import KIB, MIB
 from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX, PartitionedFile
-from sortshuffle.storage.stored.stored_files import open_store, store_errors
+from sortshuffle.storage.files.urls import open_store, store_errors
 
 # S3 takes 5 MiB and more for every part but the last, and 10,000 parts: with this an object has up to 78 GiB.
 # A request's latency of some 50 ms is as long as 5 MB take at 100 MB/s, so much smaller parts are slower.

@@ -14,7 +14,7 @@ Rules
   checksums say, which came with the extents from the writer itself. An object of another attempt, or another
   application, fails them.
 * A missing object is a `MissingDataError`, one that ends too early a `CorruptDataError`. Other failures of
-  the store are tried again (`stored_files.patiently`), and then an OSError with the URL: the data may well be
+  the store are tried again (`urls.patiently`), and then an OSError with the URL: the data may well be
   there, so its producer is not run again, only the task that reads.
 
 One thread at a time, but for `give_up`. Nothing is kept open; `close` forgets what was fetched and not taken.
@@ -37,7 +37,7 @@ from sortshuffle.options import KIB, MIB
 from sortshuffle.storage.files.extents import Extent, ExtentReader, aligned_memory
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import read_index, verified_index
-from sortshuffle.storage.stored.stored_files import (
+from sortshuffle.storage.files.urls import (
     is_behind_the_end,
     is_final,
     mounted,

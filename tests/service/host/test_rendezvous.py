@@ -42,7 +42,8 @@ ENSURE = """
 import json, sys
 from sortshuffle.service.host import rendezvous
 from sortshuffle.service.host.rendezvous import Registration, ServiceConfig
-from sortshuffle.homes.lifetime import Owner, process_start
+from sortshuffle.homes.owner import Owner
+from sortshuffle.homes.processes import process_start
 sys.stdin.readline()
 pid, root = int(sys.argv[2]), sys.argv[3]
 owner = Owner("app-1", "127.0.0.1", "", pid, process_start(pid) or 0, (), 600.0, False)

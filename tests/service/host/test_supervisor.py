@@ -166,7 +166,8 @@ ENSURE = """
 import sys
 from sortshuffle.service.host import rendezvous
 from sortshuffle.service.host.rendezvous import Registration, ServiceConfig
-from sortshuffle.homes.lifetime import Owner, process_start
+from sortshuffle.homes.owner import Owner
+from sortshuffle.homes.processes import process_start
 pid = int(sys.argv[2])
 owner = Owner("app", "127.0.0.1", "", pid, process_start(pid) or 0, (), 600.0, False)
 rendezvous.ensure(sys.argv[1], "127.0.0.1", ServiceConfig(b"s", 8 << 20), Registration(owner, ()))

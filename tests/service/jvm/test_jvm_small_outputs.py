@@ -32,7 +32,7 @@ from sortshuffle.service.jvm.remote import RemoteSettings
 from sortshuffle.service.jvm.small_outputs import MOST_BYTES, OVERHEAD_BYTES, is_small, read_small
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
 from sortshuffle.writing.result_partition import SortMergeResultPartition
 

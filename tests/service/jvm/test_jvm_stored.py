@@ -38,10 +38,10 @@ from sortshuffle.service.jvm.outputs import KnownOutputs, MapOutputs
 from sortshuffle.service.jvm.protocol import EVERYTHING, ReadRequest
 from sortshuffle.service.jvm.protocol import Block as AskedBlock
 from sortshuffle.service.jvm.stored import StoredBlocks, StoredSettings
+from sortshuffle.storage.files import urls
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.stored import stored_files
+from sortshuffle.storage.files.urls import is_url
 from sortshuffle.storage.stored.stored_cleaning import sizes_of_exchange
-from sortshuffle.storage.stored.stored_files import is_url
 
 NOWHERE = "sortshuffle.invalid:1"  # the location that Spark knows, which no engine is asked at
 SUBPARTITIONS = 6
@@ -258,7 +258,7 @@ def test_a_store_that_cannot_be_read_loses_nothing() -> None:
 
 @pytest.fixture(name="mounted")
 def mounted_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setattr(stored_files, "FIRST_WAIT", 0.0)
+    monkeypatch.setattr(urls, "FIRST_WAIT", 0.0)
     return Store(f"file://{tmp_path}/mounted")
 
 

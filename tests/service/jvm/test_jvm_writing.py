@@ -119,7 +119,7 @@ def test_a_failure_of_any_call_leaves_no_file_and_gives_everything_back(engine: 
         "service/jvm/outputs.py",
         "writing/result_partition.py",
         "writing/placed_records.py",
-        "storage/files/writer.py",
+        "storage/writer.py",
     ):
         with fault, engine.engine.writing(REQUEST) as writing:
             for _ in range(3):

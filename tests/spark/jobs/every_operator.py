@@ -29,7 +29,7 @@ from pyspark.sql import functions as sf
 import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import UsageError
-from sortshuffle.spark.session import NO_ROLLBACK, is_classic
+from sortshuffle.spark.session.requirements import NO_ROLLBACK, is_classic
 
 PARTITIONS = 5  # of whatever does not say how many
 COLUMNS = ["id", "i", "lo", "d", "st", "ts", "dl", "bo"]

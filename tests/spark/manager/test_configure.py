@@ -25,7 +25,7 @@ from sortshuffle.errors import OptionError, UsageError
 from sortshuffle.spark.manager import jar
 from sortshuffle.spark.manager.choice import LOGGER
 from sortshuffle.spark.manager.settings import MANAGER_CLASS, PLUGIN_CLASS, is_on, manager_settings
-from sortshuffle.spark.session import NO_ROLLBACK
+from sortshuffle.spark.session.requirements import NO_ROLLBACK
 
 MANAGER = "spark.sortshuffle.manager"
 ALWAYS = {"spark.python.unix.domain.socket.enabled": "true", "spark.executorEnv.MIMALLOC_PURGE_DELAY": "3000"}

@@ -21,7 +21,7 @@ from sortshuffle.spark.manager.settings import (
     why_not_with,
     without_manager,
 )
-from sortshuffle.spark.service import HostService, Mode, ServiceSettings
+from sortshuffle.spark.session.service import HostService, Mode, ServiceSettings
 
 JAR = "/opt/sortshuffle-manager.jar"
 OTHER_PLUGIN = "org.other.Plugin"

@@ -15,9 +15,9 @@ from pyspark.sql import functions as sf
 import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import UsageError
-from sortshuffle.spark.frame import broadcast
+from sortshuffle.spark.frame.shuffle_frame import broadcast
 from sortshuffle.spark.operators.broadcast import BroadcastOrigin
-from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Layout
+from sortshuffle.spark.plan.chain import UNKNOWN_LAYOUT, Layout
 
 
 def same_rows(ours: ShuffleFrame, plain: DataFrame) -> bool:

@@ -18,7 +18,7 @@ from pyspark.sql import functions as sf
 import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
-from sortshuffle.spark.plan import UNKNOWN_LAYOUT, Layout
+from sortshuffle.spark.plan.chain import UNKNOWN_LAYOUT, Layout
 
 KINDS = ["inner", "left", "right", "full", "semi", "anti"]
 

@@ -36,7 +36,7 @@ from sortshuffle.spark.rdds.combining import TRIAL, MapSideCombiner
 from sortshuffle.spark.rdds.grouping import LongGroup
 from sortshuffle.spark.rdds.merging import Merging
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 LISTS = Combine(lambda value: [value], lambda values, value: [*values, value], operator.add)
 AGGREGATIONS: dict[str, PairAggregation] = {

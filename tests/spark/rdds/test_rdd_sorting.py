@@ -25,7 +25,7 @@ from sortshuffle.spark.rdds.heap import heap_bytes, mean_bytes
 from sortshuffle.spark.rdds.ranges import RangeKeySelector, Ranges, bounds_of, drawn, sampled
 from sortshuffle.spark.rdds.sorting import FAN_IN, Sorting, by_key
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.files.writer import PartitionedFileWriter
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 
 def sorting(directory: Path, memory: int, key: Callable[[Any], Any], reverse: bool = False) -> Sorting:

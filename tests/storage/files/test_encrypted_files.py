@@ -27,7 +27,7 @@ from sortshuffle.options import MIB
 from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
-from sortshuffle.storage.files.writer import ENCRYPTED_AT_ONCE, PartitionedFileWriter
+from sortshuffle.storage.writer import ENCRYPTED_AT_ONCE, PartitionedFileWriter
 
 KEY = EncryptionKey(bytes(range(16)))
 OTHER_KEY = EncryptionKey(bytes(range(1, 33)))

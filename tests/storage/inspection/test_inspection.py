@@ -18,11 +18,11 @@ from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, Codec, FileHeade
 from sortshuffle.format.index import ENTRY_BYTES, FOOTER_BYTES, RegionKind, Writer
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.files.writer import PartitionedFileWriter
 from sortshuffle.storage.inspection import data_check
 from sortshuffle.storage.inspection.contents import FileFault, Inspection, PairState, Spread, inspect
 from sortshuffle.storage.inspection.data_check import DataCheck, check_data
 from sortshuffle.storage.inspection.finding import find_pairs
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 R = 4
 FIRST = 1

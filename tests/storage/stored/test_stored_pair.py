@@ -30,9 +30,9 @@ from sortshuffle.errors import OutOfDiskError, StateError, WorkerSetupError
 from sortshuffle.format.buffer import seal
 from sortshuffle.options import KIB
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.files.writer import PartitionedFileWriter
 from sortshuffle.storage.stored import stored_pair
 from sortshuffle.storage.stored.stored_pair import PART_BYTES, StoredPair
+from sortshuffle.storage.writer import PartitionedFileWriter
 
 BASE = "app-1/exchange-3-map-17-attempt-204"
 BOTH = [f"{BASE}.data", f"{BASE}.index"]

@@ -20,9 +20,10 @@ from stores import Store, object_store_fixture, s3_fixture, store_fixture  # noq
 from sortshuffle.errors import CorruptDataError, DataLossError, MissingDataError
 from sortshuffle.format.index import RegionKind
 from sortshuffle.options import KIB
+from sortshuffle.storage.files import urls
 from sortshuffle.storage.files.extents import Extent, extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
-from sortshuffle.storage.stored import stored_files, stored_reader
+from sortshuffle.storage.stored import stored_reader
 from sortshuffle.storage.stored.stored_reader import (
     GAP_BYTES,
     REQUEST_BYTES,
@@ -45,7 +46,7 @@ SMALL = Pair(
 
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_files, "FIRST_WAIT", 0.0)
+    monkeypatch.setattr(urls, "FIRST_WAIT", 0.0)
 
 
 def extents(file: PartitionedFile, subpartition: int = 0) -> list[Extent]:
@@ -318,7 +319,7 @@ def test_a_store_that_goes_on_failing_is_an_error_with_its_url(counting: type[Co
         reader.read_extent(planned[0])
     assert not isinstance(caught.value, DataLossError)
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, file.data_path)
-    assert len(counting.calls) == stored_files.ATTEMPTS
+    assert len(counting.calls) == urls.ATTEMPTS
     with pytest.raises(OSError, match="reading an index failed: no route"):
         read_stored_index(file)
 
@@ -337,7 +338,7 @@ def test_what_is_final_is_asked_for_once(counting: type[CountingFileSystem], err
 def test_a_reader_that_is_given_up_asks_no_more(
     counting: type[CountingFileSystem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_files, "FIRST_WAIT", 3600.0)
+    monkeypatch.setattr(urls, "FIRST_WAIT", 3600.0)
     file = written()
     planned = extents(file)
     counting.calls.clear()
@@ -392,14 +393,14 @@ def test_an_error_that_is_gone_holds_nothing_that_was_read(
 
 
 def test_waits_double(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_files, "FIRST_WAIT", 0.5)
+    monkeypatch.setattr(urls, "FIRST_WAIT", 0.5)
     waits: list[float] = []
 
     def fail() -> None:
         raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        stored_files.patiently(fail, waits.append)
+        urls.patiently(fail, waits.append)
     assert waits == [0.5, 1.0]
 
 

@@ -28,7 +28,7 @@ import scala.Tuple2;
 final class Launcher {
     private static final String PYTHON = "spark.sortshuffle.manager.python";
     private static final String SETTINGS = "spark.sortshuffle.";
-    private static final String MODULE = "sortshuffle.service.jvm.launch";
+    private static final String MODULE = "sortshuffle.service.host.jvm_launch";
 
     /**
      * For the launcher. It takes half a second. It waits up to 30 s for another launcher, and up to 30 s for

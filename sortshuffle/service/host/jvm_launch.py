@@ -1,0 +1,202 @@
+"""What a JVM runs to find the engine of its host, or to start it if it does not run.
+
+    python -m sortshuffle.service.host.jvm_launch     < a JSON object, as docs/manager.md has it
+
+Prints a JSON object with ``socket``, ``host`` and ``port``, once the engine has answered. If it cannot, it
+exits with status 3, and its last line on standard error says why. Another status is that of a Python that
+cannot run this.
+
+For the driver it also makes the application's home at a URL, where that is a mounted directory.
+
+The engine is the shuffle service of the application on this host (`service.host.rendezvous`). Tasks of this
+package that run there use the same one, if they know the same secret.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass
+
+from sortshuffle import calls
+from sortshuffle.errors import (
+    OptionError,
+    ProtocolError,
+    ServiceUnavailableError,
+    SortShuffleError,
+    UsageError,
+)
+from sortshuffle.homes.owner import Owner
+from sortshuffle.homes.shared_home import make_stored_home
+from sortshuffle.options import Options
+from sortshuffle.service.host import rendezvous
+from sortshuffle.service.host.rendezvous import Registration
+from sortshuffle.service.jvm.greeting import GREETING, check_greeting, pack_greeting
+from sortshuffle.service.wire.address import address_of_host, split_address
+from sortshuffle.service.wire.secret import read_secret
+from sortshuffle.storage.files.urls import why_not_shared
+
+TOKEN_BYTES = 16  # it takes the place of a file id where services are told that a shuffle is over
+# seconds until an engine must answer. One that is started takes 0.5 s; one that dies of being started is
+# started nine times meanwhile
+GREETING_TIMEOUT = 30.0
+LOOK = 0.05  # seconds between two attempts to greet it
+FAILED = 3  # exit status; Python's own are 1 and 2
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """What the JVM says of itself. ``driver``: it is the driver's. ``outlives``: the service outlives this
+    executor."""
+
+    application: str
+    token: str
+    secret: bytes
+    driver: bool
+    driver_host: str
+    outlives: bool
+    pid: int
+    local_directories: tuple[str, ...]
+    options: Options
+
+    @staticmethod
+    def unpack(text: str) -> LaunchRequest:
+        """Raises `UsageError` for what is not as documented, `OptionError` for a setting."""
+        try:
+            found = json.loads(text)
+            request = LaunchRequest(
+                application=str(found["application"]),
+                token=_token(found["token"]),
+                secret=_secret(found["secret"]),
+                driver=bool(found["driver"]),
+                driver_host=str(found["driver_host"]),
+                outlives=bool(found["outlives"]),
+                pid=int(found["pid"]),
+                local_directories=_directories(found["local_directories"]),
+                options=Options.of(found["settings"]),
+            )
+            if not request.roots():
+                raise ValueError("neither local directories nor spark.sortshuffle.dir")
+            return request
+        except OptionError:
+            raise
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"the launcher was asked in a way that it does not know: {error!r}") from None
+        except ValueError as error:  # no JSON, or no numbers and hex digits where they should be
+            raise UsageError(f"the launcher was asked in a way that it does not know: {error}") from None
+
+    def roots(self) -> tuple[str, ...]:
+        """The directories in which the application's shared homes are."""
+        if self.options.directories:
+            return self.options.directories
+        if not self.outlives:
+            return self.local_directories
+        return tuple(dict.fromkeys(map(os.path.dirname, self.local_directories)))
+
+
+def _secret(text: str) -> bytes:
+    if not text:
+        raise ValueError("no secret")
+    return bytes.fromhex(text)
+
+
+def _directories(found: object) -> tuple[str, ...]:
+    if not isinstance(found, list):
+        raise ValueError(f"local directories {found!r}")
+    return tuple(map(str, found))
+
+
+def _token(text: str) -> str:
+    token = bytes.fromhex(text)
+    if len(token) != TOKEN_BYTES:
+        raise ValueError(f"a token of {len(token)} bytes")
+    return token.hex()
+
+
+def launch(request: LaunchRequest) -> dict[str, object]:
+    """Where the engine is, which is up. Raises `ServiceUnavailableError`, `UsageError`, `ProtocolError`,
+    OSError."""
+    options, host = request.options, address_of_host(request.driver_host)
+    none = why_not_shared(options.storage_url) if options.storage_url else ""
+    if none:
+        raise UsageError(f"spark.sortshuffle.dir is {options.storage_url}, and {none}")
+    secret = read_secret(options.service_secret_file) if options.service_secret_file else request.secret
+    # the random one in any case: by it the engines of two applications with one id are told apart
+    directory = rendezvous.directory_of(request.application, host, request.secret, options)
+    config = rendezvous.config_of(secret, options)
+    registration = _registered(request)
+    if registration.url and request.driver:
+        make_stored_home(registration.stored_home)
+    name, port = split_address(rendezvous.ensure(directory, host, config, registration))
+    path = rendezvous.socket_path(directory)
+    _wait_until_up(path, directory)
+    return {"socket": path, "host": name, "port": port}
+
+
+def _wait_until_up(path: str, directory: str) -> None:
+    """Greet the engine. Connecting alone says nothing: the supervisor holds the socket, and connections wait
+    there also for an engine that never comes up. Raises `ServiceUnavailableError`, `ProtocolError`."""
+    until = time.monotonic() + GREETING_TIMEOUT
+    while True:
+        try:
+            _greet(path, max(LOOK, until - time.monotonic()))
+            return
+        except ProtocolError:
+            raise
+        except OSError as error:  # also where an engine ends in the middle: the next one is coming up
+            if time.monotonic() >= until:
+                raise ServiceUnavailableError(
+                    f"the engine has not answered on {path} for {GREETING_TIMEOUT:g} s: {error}. The end of"
+                    f" its log, in {directory}: {_last_words(directory)}"
+                ) from error
+            time.sleep(LOOK)
+
+
+def _greet(path: str, timeout: float) -> None:
+    with calls.new_socket(socket.AF_UNIX) as client:
+        client.settimeout(timeout)
+        calls.connect(client, path)
+        calls.sendall(client, pack_greeting())
+        with client.makefile("rb") as answers:
+            answer = answers.read(GREETING.size)
+    if len(answer) < GREETING.size:
+        raise ConnectionError("it has closed the connection")
+    check_greeting(answer, is_of_engine=True)
+
+
+def _last_words(directory: str) -> str:
+    try:
+        return rendezvous.last_words(directory)
+    except OSError as error:
+        return str(error)
+
+
+def _registered(request: LaunchRequest) -> Registration:
+    url = request.options.storage_url
+    owner = Owner.of_process(
+        request.pid,
+        request.application,
+        request.local_directories,
+        request.options.grace,
+        request.options.keep,
+        outlived=request.outlives and not url,  # what is at a URL needs no service
+    )
+    return Registration(owner, (), () if url else request.roots(), request.token, url, request.driver)
+
+
+def main() -> int:
+    """The exit status."""
+    try:
+        found = launch(LaunchRequest.unpack(sys.stdin.read()))
+    except (SortShuffleError, OSError) as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    print(json.dumps(found), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""`sortshuffle.read(spark)`: frames that are scanned in Python, under `DataFrameReader`'s names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame
+from sortshuffle.spark.parquet.files import ParquetFiles
+from sortshuffle.spark.parquet.settings import ReadSettings
+from sortshuffle.spark.plan.chain import Chain, FrameContext, Rows
+from sortshuffle.spark.plan.origins import ParquetOrigin
+from sortshuffle.spark.schema import parse_schema
+
+
+def read(spark: SparkSession) -> FrameReader:
+    """A reader whose frames are scanned by the Python workers, without JVM rows."""
+    return FrameReader(spark)
+
+
+class FrameReader:
+    """What `sortshuffle.read` gives. `option`, `options` and `schema` change it and return it."""
+
+    def __init__(self, spark: Any) -> None:
+        self._context = FrameContext.of(spark)
+        self._options: dict[str, Any] = {}
+        self._declared: StructType | None = None
+
+    def option(self, key: str, value: Any) -> FrameReader:
+        """Like `DataFrameReader.option`: ``mergeSchema``, ``basePath``, ``recursiveFileLookup``,
+        ``pathGlobFilter``, ``datetimeRebaseMode``, ``int96RebaseMode``. ``fsspec.<name>`` is the option
+        ``<name>`` of the file system, such as ``fsspec.key``; it reaches the workers and is shown nowhere.
+
+        None means as if it was not given. `parquet` refuses names it does not know.
+        """
+        if not isinstance(key, str):
+            raise UsageError(f"option() takes the name of an option, not {key!r}")
+        self._options = {name: old for name, old in self._options.items() if name.lower() != key.lower()}
+        if value is not None:
+            self._options[key] = value
+        return self
+
+    def options(self, **options: Any) -> FrameReader:
+        """Like `DataFrameReader.options`: several at once."""
+        for key, value in options.items():
+            self.option(key, value)
+        return self
+
+    def schema(self, schema: StructType | str) -> FrameReader:
+        """Like `DataFrameReader.schema`: read these columns, as these types, instead of those of the files.
+
+        A column that a file lacks is null. Raises `UsageError` for what is no schema.
+        """
+        self._declared = parse_schema(schema)
+        return self
+
+    def parquet(self, *paths: str, **options: Any) -> ShuffleFrame:
+        """Like `DataFrameReader.parquet`: files, directories or patterns, on any file system that fsspec
+        knows, with the columns of partition directories (``year=2024``).
+
+        Only the columns selected directly behind it are read. A filter directly behind it leaves out
+        directories by their values, without opening a file, and row groups by their statistics.
+
+        Raises `UsageError` if there is nothing to read, or if files, directories and schema contradict each
+        other; `UnsupportedError` for options and types that are not read as Spark reads them. That a file
+        other than the first has a column of a type that cannot be read as the declared one is a
+        `SchemaMismatchError` when it is scanned.
+        """
+        self.options(**options)
+        _check_paths(paths)
+        context = self._context
+        settings = ReadSettings.of(
+            context.spark.conf.get,
+            self._options,
+            case_sensitive=context.case_sensitive,
+            timezone=context.conf.timezone,
+        )
+        files = ParquetFiles.find(paths, settings, self._declared)
+        if files.source.filesystem.protocol == "memory":
+            raise UnsupportedError(
+                "memory:// is the memory of this process, where Spark's workers cannot read: write the files"
+                " to a directory that they share"
+            )
+        wire = context.wire(files.schema)
+        origin = ParquetOrigin(context.spark, files, tuple(files.schema.names), wire)
+        return ShuffleFrame(Rows(Chain(context, origin, files.schema, wire)))
+
+
+def _check_paths(paths: tuple[Any, ...]) -> None:
+    for path in paths:
+        if not isinstance(path, str):
+            raise UsageError(f"parquet() takes paths, each a string, not {path!r}")

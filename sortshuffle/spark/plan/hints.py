@@ -1,0 +1,178 @@
+"""What Spark's planner is told of a frame: where its rows are, how they are sorted, and how large they are.
+
+Spark sees the frame's last stage as a Python function, of which it knows nothing. `hinted` makes a
+`LogicalRDD` of it instead: a scan of the stage's rows that claims
+
+    outputPartitioning   the rows are where Spark's own hash of these columns would place them
+    outputOrdering       each partition is sorted so
+    originStats          the rows have about so many bytes
+
+so that a groupBy, a join or a window on those columns has no Exchange, and no Sort, and a small frame is
+broadcast in a join. All three are believed blindly: a claim that is not true gives wrong results without an
+error. So nothing is claimed but what a `Layout` says, and that only if the scan has exactly as many
+partitions. Without a claim the frame stays the DataFrame that it was.
+
+The scan is planned at once, as control rows are (`spark.session.classic_planner`); nothing runs, and all that
+is made from it shares its map outputs. Its name in Spark's plans says what was claimed.
+
+Sizes are estimated as Spark estimates them (`spark.plan.estimated_sizes`).
+
+Classic sessions only: over Spark Connect a frame is a DataFrame without claims.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame, SparkSession
+
+from sortshuffle.payload.ordering import SortKey
+from sortshuffle.spark.plan.chain import UNKNOWN_LAYOUT, Chain, Layout
+from sortshuffle.spark.plan.estimated_sizes import estimated_size
+from sortshuffle.spark.plan.origins import DataFrameOrigin
+from sortshuffle.spark.plan.staging import stage_name
+from sortshuffle.spark.session import classic_planner as planner
+from sortshuffle.spark.session.naming import call_site
+from sortshuffle.spark.session.requirements import is_classic
+
+LOGGER = "sortshuffle.hints"
+
+# Of Spark's `LogicalRDD`: 4.3 has all ten arguments, 4.1 and 4.2 lack the last, `isCheckpointedInput`.
+_ARITIES = (10, 9)
+# The largest size that is told, bytes: far too much to be broadcast, and `spark.range` can count to it.
+_LARGEST = 1 << 60
+_LONG = 8  # bytes
+
+
+def for_spark(df: DataFrame, chain: Chain, layout: Layout, stage: int) -> DataFrame:
+    """The rows of a frame for Spark. ``df``: its last stage in Spark's plan, of number ``stage``; ``chain``:
+    what it is made of.
+
+    Behind a DataFrame there is nothing to add: Spark sees through to it, and reckons its size by the same
+    rules.
+    """
+    if isinstance(chain.origin, DataFrameOrigin) or not is_classic(df.sparkSession):
+        return df
+    return hinted(df, layout, estimated_size(chain), stage_name(stage, chain.origin))
+
+
+def hinted(df: DataFrame, layout: Layout, size: int | None, name: str = "sortshuffle") -> DataFrame:
+    """The same rows and partitions, with what is known of them. ``size``: bytes, None if not known. ``name``:
+    what Spark's plans call them.
+
+    Where this Spark's `LogicalRDD` cannot be made, or there is nothing to tell, ``df`` itself.
+    """
+    if not is_classic(df.sparkSession) or (size is None and layout == UNKNOWN_LAYOUT):
+        return df
+    spark: Any = df.sparkSession
+    jvm = spark.sparkContext._jvm
+    rdd = planner.planned(df)
+    count = int(rdd.getNumPartitions())
+    label = ": ".join(filter(None, (name, describe(layout, df.columns, count))))
+    rdd.setName(label)
+    with call_site(spark.sparkContext, label):
+        scan = _Claims(jvm, df).scan(rdd, layout, count, size)
+    return df if scan is None else DataFrame(scan, spark)
+
+
+def describe(layout: Layout, names: Sequence[str], count: int) -> str:
+    """What is claimed of a frame of ``count`` partitions, for people; nothing if that is nothing."""
+    words = []
+    if _is_placed(layout, count):
+        assert layout.placed_by is not None
+        words.append(f"hash({', '.join(names[at] for at in layout.placed_by)}) into {count}")
+    if layout.ordered_by:
+        words.append(f"sorted by {', '.join(key.describe(names[key.column]) for key in layout.ordered_by)}")
+    return ", ".join(words)
+
+
+def _is_placed(layout: Layout, count: int) -> bool:
+    """Whether the placement may be claimed of a scan with so many partitions."""
+    return bool(layout.placed_by) and layout.partitions == count
+
+
+# ---- in the JVM ---------------------------------------------------------------------------------------
+
+
+class _Claims:
+    """Makes Spark's objects for what is known of the rows of a DataFrame."""
+
+    def __init__(self, jvm: Any, df: DataFrame) -> None:
+        self._jvm = jvm
+        self._session: SparkSession = df.sparkSession
+        self._output = df._jdf.queryExecution().analyzed().output()
+        # by position: names may repeat, in another case or with dots
+        self._columns = [self._output.apply(at) for at in range(len(df.columns))]
+
+    def scan(self, rdd: Any, layout: Layout, count: int, size: int | None) -> Any:
+        """The JVM's Dataset of the rows of ``rdd``; None if this Spark has another `LogicalRDD`."""
+        sql = self._jvm.org.apache.spark.sql
+        session: Any = self._session
+        none = _object(self._jvm.scala, "None")
+        arguments = (
+            self._output,
+            rdd,
+            self._partitioning(layout, count),
+            self._seq(self._order(key) for key in layout.ordered_by),
+            False,
+            none,
+            session._jsparkSession,
+            none if size is None else self._jvm.scala.Option.apply(self._statistics(size)),
+            none,
+            False,
+        )
+        node = _constructed(sql.execution.LogicalRDD, arguments)
+        if node is None:
+            return None
+        # with columns of its own: Spark tells the sides of a self join apart by them
+        return _object(sql.classic, "Dataset").ofRows(session._jsparkSession, node.newInstance())
+
+    def _partitioning(self, layout: Layout, count: int) -> Any:
+        physical = self._jvm.org.apache.spark.sql.catalyst.plans.physical
+        if _is_placed(layout, count):
+            assert layout.placed_by is not None
+            return physical.HashPartitioning(self._seq(self._columns[at] for at in layout.placed_by), count)
+        return _object(physical, "SinglePartition") if count == 1 else physical.UnknownPartitioning(0)
+
+    def _order(self, key: SortKey) -> Any:
+        expressions = self._jvm.org.apache.spark.sql.catalyst.expressions
+        return expressions.SortOrder(
+            self._columns[key.column],
+            _object(expressions, "Descending" if key.descending else "Ascending"),
+            _object(expressions, "NullsLast" if key.nulls_last else "NullsFirst"),
+            self._seq(()),
+        )
+
+    def _statistics(self, size: int) -> Any:
+        """Spark's object for a number of bytes. It holds a Scala BigInt, which Py4J would turn into a Python
+        int on the way: so it is taken from a plan of that size. From a union, because a range also claims to
+        know its number of rows."""
+        rows = max(1, min(size, _LARGEST) // _LONG)
+        plan: Any = self._session.range(rows).union(self._session.range(0))
+        return plan._jdf.queryExecution().analyzed().stats()
+
+    def _seq(self, items: Iterable[Any]) -> Any:
+        listed = self._jvm.java.util.ArrayList()
+        for item in items:
+            listed.add(item)
+        return self._jvm.PythonUtils.toSeq(listed)
+
+
+def _object(package: Any, name: str) -> Any:
+    """A Scala object."""
+    return getattr(package, f"{name}$").__getattr__("MODULE$")
+
+
+def _constructed(kind: Any, arguments: Sequence[Any]) -> Any:
+    """A `LogicalRDD` by whichever of its constructors there is; None if there is none that is known."""
+    problem: Exception | None = None
+    for arity in _ARITIES:
+        try:
+            return kind(*arguments[:arity])
+        except Py4JError as error:  # no constructor with so many arguments
+            problem = error
+    logging.getLogger(LOGGER).warning("Spark is not told how rows are laid out: %s", problem)
+    return None

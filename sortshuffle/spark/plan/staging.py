@@ -1,0 +1,61 @@
+"""How a chain becomes a stage in Spark's plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from sortshuffle.spark.plan import skew
+from sortshuffle.spark.plan.chain import Chain, Origin
+from sortshuffle.spark.session.requirements import application_of, check_workers
+from sortshuffle.spark.worker.reports import wants_log
+from sortshuffle.spark.worker.stages import Closing, Stage, Step
+
+
+def staged(
+    chain: Chain,
+    number: int,
+    closing: Closing,
+    schema: StructType | str,
+    *,
+    steps: tuple[Step, ...] | None = None,
+    purpose: str = "",
+) -> DataFrame:
+    """The chain as a stage in Spark's plan, ending in ``closing``, whose rows have ``schema``.
+
+    ``steps``: its first ones, None for all. ``purpose``: for Spark's UI, such as "writes exchange 3". May run
+    jobs: of skew, of placements, and a look at the workers. Raises `WorkerSetupError` if the workers cannot
+    run it.
+    """
+    context = chain.context
+    check_workers(context.spark, context.services.key is not None)
+    origin = skew.laid_out(chain)
+    rows = origin.rows()
+    stage = Stage(
+        number,
+        context.options,
+        application_of(context.spark),
+        origin.opening(),
+        chain.steps if steps is None else steps,
+        closing,
+        context.reports.reporter,
+        wants_log(),
+        context.services.planned(context.spark_context(), lambda: context.planner.is_indeterminate(rows)),
+    )
+
+    def run(batches: Any) -> Any:
+        return stage(batches)
+
+    run.__name__ = stage_name(number, origin, purpose)
+    return rows.mapInArrow(run, schema)
+
+
+def stage_name(number: int, origin: Origin, purpose: str = "") -> str:
+    """What Spark's plans call a stage."""
+    name = f"sortshuffle stage {number}"
+    read = [str(exchange.number) for exchange in origin.exchanges()]
+    if read:
+        name += f", reads exchange {', '.join(read)}"
+    return f"{name}, {purpose}" if purpose else name

@@ -1,0 +1,125 @@
+"""The driver's part in storage that every host sees: it names the application's directory there, and removes
+what was written to it at the end.
+
+The directory has the application's id and the driver's random name: two masters may give one id twice.
+
+    no frame has used it --use--> to be removed at the end --the context stops, or Python exits--> removed
+
+The end is when the SparkContext is stopped, by whatever name (`SparkSession.stop`, ``with``), or else when
+Python exits, with an exception or without; the context is stopped first, so that no task writes any more. A
+driver that is killed leaves everything to `sortshuffle clean`, and so does Spark Connect, where no client
+knows when the application ends. ``spark.sortshuffle.keep`` of one frame keeps what all of them wrote to the
+same URL.
+
+At the exit, Python no longer starts the threads in which asyncio resolves names, without which no store is
+reached: so another Python is started to remove what there is, and waited for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from dataclasses import replace
+from typing import Any
+
+from pyspark import SparkContext
+
+from sortshuffle.errors import OptionError, SortShuffleError
+from sortshuffle.homes.environment import environment
+from sortshuffle.options import PREFIX, Options
+from sortshuffle.spark.session.service import driver_name
+from sortshuffle.storage.files.urls import application_url, mounted_path, stored_name, why_unknown
+from sortshuffle.storage.stored.stored_cleaning import clean_command, remove_remains
+
+EXIT_SECONDS = 300  # for removing at the exit: a store deletes some thousand objects a second
+
+_ends: dict[str, _End] = {}
+"""By application; until its context is stopped."""
+_lock = threading.Lock()  # of _ends
+
+
+def use(context: SparkContext | None, options: Options, application: str) -> Options:
+    """Note that a frame writes to the storage that its options name, if any; the options for its tasks, which
+    name the directory of this application there. ``context``: None over Connect.
+
+    Raises `OptionError` for a URL of a kind that fsspec does not know.
+    """
+    if not options.storage_url:
+        return options
+    unknown = why_unknown(options.storage_url)
+    if unknown:
+        raise OptionError(f"{PREFIX}dir = {options.storage_url!r} is not allowed: {unknown}")
+    directory = stored_name(application, driver_name(os.getpid()).hex())
+    if context is not None and getattr(context, "_jsc", None) is not None:
+        with _lock:
+            if application not in _ends:
+                _ends[application] = _End(context, application, directory)
+            _ends[application].note(options.storage_url, options.keep)
+    return replace(options, directories=(application_url(options.storage_url, directory),))
+
+
+class _End:
+    """Waits for the end of one application. Takes the place of its context's ``stop``."""
+
+    def __init__(self, context: SparkContext, application: str, directory: str) -> None:
+        self._application = application
+        self._directory = directory  # its name, below each URL
+        self._kept: dict[str, bool] = {}  # by URL
+        self._stop_context = context.stop
+        self._exiting = False
+        stopped: Any = context
+        stopped.stop = self.stop  # Spark tells nobody in Python that a context has stopped
+        atexit.register(self._exit)
+
+    def note(self, url: str, keep: bool) -> None:
+        self._kept[url] = keep or self._kept.get(url, False)
+
+    def stop(self) -> None:
+        """Stop the context, and then remove what the application wrote. May be called again."""
+        try:
+            self._stop_context()
+        finally:
+            atexit.unregister(self._exit)
+            _ends.pop(self._application, None)
+            urls = [url for url, keep in self._kept.items() if not keep]
+            self._kept.clear()
+            for url in urls:
+                self._remove(url)
+
+    def _exit(self) -> None:
+        self._exiting = True
+        self.stop()
+
+    def _remove(self, url: str) -> None:
+        """A warning says what cannot be removed: the job itself is done."""
+        try:
+            if not self._exiting or mounted_path(url) is not None:
+                remove_remains(url, self._directory)
+                return
+            program = [
+                sys.executable,
+                "-m",
+                "sortshuffle.storage.stored.stored_cleaning",
+                url,
+                self._directory,
+            ]
+            subprocess.run(
+                program,
+                check=True,
+                timeout=EXIT_SECONDS,
+                capture_output=True,
+                text=True,
+                env=environment(),
+            )
+        except (OSError, SortShuffleError, subprocess.SubprocessError) as error:
+            told = getattr(error, "stderr", None) or str(error)
+            warnings.warn(
+                f"map outputs of {self._application} are left below {url}: {told.strip().splitlines()[-1]}."
+                f" Remove them with: {clean_command(url, self._directory)}",
+                RuntimeWarning,
+                stacklevel=2,
+            )

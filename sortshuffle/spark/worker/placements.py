@@ -1,0 +1,115 @@
+"""`Placement`s: they tell the tasks of an exchange where its rows go.
+
+A placement is a small picklable object from which each task makes its own `ChannelSelector`. On the driver a
+`Scheme` makes it (`spark.plan.schemes`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from sortshuffle.partitioner import (
+    BroadcastSelector,
+    ChannelSelector,
+    GlobalSelector,
+    HashSelector,
+    IdSelector,
+    RangeSelector,
+    RoundRobinSelector,
+    RowHashSelector,
+    SortKey,
+)
+
+GOLDEN_RATIO = 0.6180339887498949  # turns by it spread any number of points evenly around a circle
+
+
+class Placement(Protocol):
+    """What a task is told. Into a single subpartition all placements send rows by a `GlobalSelector`, or
+    broadcast them, which is the same."""
+
+    def count(self, asked: int) -> int:
+        """How many subpartitions there are where the user asked for so many."""
+
+    def selector(self, subpartitions: int, map_index: int) -> ChannelSelector: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HashPlacement:
+    """Spark's hash of the columns at these positions."""
+
+    keys: tuple[int, ...]
+
+    def count(self, asked: int) -> int:
+        return asked
+
+    def selector(self, subpartitions: int, map_index: int) -> ChannelSelector:
+        return GlobalSelector() if subpartitions == 1 else HashSelector(self.keys, subpartitions)
+
+
+@dataclass(frozen=True, slots=True)
+class IdPlacement:
+    """The number in the column at this position."""
+
+    column: int
+
+    def count(self, asked: int) -> int:
+        return asked
+
+    def selector(self, subpartitions: int, map_index: int) -> ChannelSelector:
+        return GlobalSelector() if subpartitions == 1 else IdSelector(self.column, subpartitions)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRobinPlacement:
+    """Even placement. ``reproducible``: a task that runs again sees its rows in the same order, so they
+    may be counted out; otherwise each row's own hash decides."""
+
+    reproducible: bool
+
+    def count(self, asked: int) -> int:
+        return asked
+
+    def selector(self, subpartitions: int, map_index: int) -> ChannelSelector:
+        if subpartitions == 1:
+            return GlobalSelector()
+        if not self.reproducible:
+            return RowHashSelector(subpartitions)
+        return RoundRobinSelector(subpartitions, turn(map_index, subpartitions))
+
+
+@dataclass(frozen=True, slots=True)
+class RangePlacement:
+    """Ranges of keys. ``bounds``: the key columns of the rows that end a range, None for a single range."""
+
+    keys: tuple[SortKey, ...]
+    bounds: pa.RecordBatch | None
+
+    def count(self, asked: int) -> int:
+        """As in Spark only the ranges that the sample could tell apart."""
+        return 1 if self.bounds is None else int(self.bounds.num_rows) + 1
+
+    def selector(self, subpartitions: int, map_index: int) -> ChannelSelector:
+        if self.bounds is None or subpartitions == 1:
+            return GlobalSelector(subpartitions)
+        return RangeSelector(self.keys, self.bounds, subpartitions)
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastPlacement:
+    """Every row to each of ``partitions`` subpartitions."""
+
+    partitions: int
+
+    def count(self, asked: int) -> int:
+        return self.partitions
+
+    def selector(self, subpartitions: int, map_index: int) -> ChannelSelector:
+        return BroadcastSelector(subpartitions)
+
+
+def turn(map_index: int, subpartitions: int) -> int:
+    """Where a map task begins, so that neighbours begin far apart."""
+    return int(map_index * GOLDEN_RATIO % 1.0 * subpartitions)

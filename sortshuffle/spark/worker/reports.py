@@ -1,0 +1,235 @@
+"""Task reports: how the driver, and whoever reads the workers' logs, learn what the tasks did.
+
+Each task adds one report under its source, its stage and its partition; a later attempt of the same task
+replaces the earlier one's, so that retries are not counted twice. A task that runs a stage several times, for
+several partitions that Spark has joined, adds one each time: those of one attempt are summed. Spark delivers
+the reports of successful tasks before the job's end; a task that fails has only its line in the log.
+
+All sources of an application share one Spark accumulator, because PySpark never forgets one: its value on
+the driver is a ledger that knows the reports of each source weakly, and drops those of sources that are
+gone.
+
+The line in the log is written by the task itself: Python logging, logger `LOGGER`, level INFO.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from pyspark import SparkContext
+from pyspark.accumulators import Accumulator, AccumulatorParam
+from pyspark.sql import SparkSession
+
+from sortshuffle.metrics import FIGURES, TaskMetrics
+from sortshuffle.spark.session.requirements import context_of
+
+LOGGER = "sortshuffle.task"
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+Key = tuple[int, int]
+"""(stage number of the frame, partition)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """What one task did. ``wall``: seconds from its start to its end. ``directory``: where its map outputs
+    are, empty for a task that wrote none. ``outputs``: what it wrote for each exchange, by number; their sum
+    is in ``metrics`` too. ``attempt``: Spark's number of the attempt, of which no two are equal."""
+
+    metrics: TaskMetrics
+    wall: float
+    directory: str = ""
+    outputs: dict[int, TaskMetrics] = field(default_factory=dict)
+    attempt: int = 0
+
+    def __add__(self, other: TaskReport) -> TaskReport:
+        """What both runs of one attempt did. A stage that writes runs once in an attempt."""
+        metrics = TaskMetrics()
+        metrics.merge(self.metrics)
+        metrics.merge(other.metrics)
+        directory, outputs = self.directory or other.directory, {**self.outputs, **other.outputs}
+        return TaskReport(metrics, self.wall + other.wall, directory, outputs, self.attempt)
+
+
+# ---- from the tasks to the driver ---------------------------------------------------------------------
+
+Updates = dict[tuple[int, Key], TaskReport]
+"""Reports by (source, key), on their way."""
+
+
+class SourceReports:
+    """The reports of all stages that read from one source. ``reporter``: what their tasks report with.
+
+    ``context``: None where there is none, over Spark Connect: then no report arrives, and tasks only log.
+    """
+
+    def __init__(self, context: SparkContext | None) -> None:
+        self._reports: dict[Key, TaskReport] = {}
+        self.reporter: Reporter = Silent() if context is None else _ledger_of(context).enter(self)
+
+    @staticmethod
+    def of(spark: SparkSession) -> SourceReports:
+        """Those of a new source in this session."""
+        return SourceReports(context_of(spark))
+
+    @property
+    def arrive(self) -> bool:
+        """Whether reports come back at all."""
+        return not isinstance(self.reporter, Silent)
+
+    @property
+    def value(self) -> dict[Key, TaskReport]:
+        """The reports that have arrived, a copy: others may arrive meanwhile."""
+        return dict(self._reports)
+
+    def add(self, key: Key, report: TaskReport) -> None:
+        earlier = self._reports.get(key)
+        if earlier is not None and earlier.attempt == report.attempt:
+            report = earlier + report
+        self._reports[key] = report
+
+
+class Reporter(Protocol):
+    """What the tasks report with."""
+
+    def add(self, stage: int, partition: int, report: TaskReport) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """Reports nothing: there is no way back to the driver."""
+
+    def add(self, stage: int, partition: int, report: TaskReport) -> None:
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulated:
+    """The end of the line that is in the tasks: Spark's accumulator."""
+
+    accumulator: Accumulator[Any]
+    source: int
+
+    def add(self, stage: int, partition: int, report: TaskReport) -> None:
+        self.accumulator.add({(self.source, (stage, partition)): report})
+
+
+class _Ledger:
+    """What the accumulator is on the driver: where the reports of each live source go."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self._numbers = itertools.count(1)
+        self._sources: WeakValueDictionary[int, SourceReports] = WeakValueDictionary()
+        self._accumulator: Accumulator[Any] = context.accumulator(self, _Delivery())
+
+    def enter(self, reports: SourceReports) -> Reporter:
+        number = next(self._numbers)
+        self._sources[number] = reports
+        return Accumulated(self._accumulator, number)
+
+    def deliver(self, updates: Updates) -> None:
+        for (source, key), report in updates.items():
+            reports = self._sources.get(source)
+            if reports is not None:
+                reports.add(key, report)
+
+
+class _Delivery(AccumulatorParam[Any]):  # type: ignore[misc]  # mypy does not look into pyspark
+    """In a task the accumulator collects updates; on the driver they go into the ledger."""
+
+    def zero(self, value: Any) -> Updates:
+        return {}
+
+    def addInPlace(self, value1: Any, value2: Updates) -> Any:
+        if isinstance(value1, _Ledger):
+            value1.deliver(value2)
+        else:
+            value1.update(value2)
+        return value1
+
+
+_ledgers: WeakKeyDictionary[SparkContext, _Ledger] = WeakKeyDictionary()
+_ledgers_lock = threading.Lock()
+
+
+def _ledger_of(context: SparkContext) -> _Ledger:
+    with _ledgers_lock:
+        if context not in _ledgers:
+            _ledgers[context] = _Ledger(context)
+        return _ledgers[context]
+
+
+# ---- summed -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class StageTotals:
+    """The tasks of one stage, summed. ``wall``: seconds of all tasks. ``outputs``: what they wrote for each
+    exchange, by number."""
+
+    stage: int
+    tasks: int = 0
+    wall: float = 0.0
+    metrics: TaskMetrics = field(default_factory=TaskMetrics)
+    directories: set[str] = field(default_factory=set)
+    outputs: dict[int, TaskMetrics] = field(default_factory=dict)
+
+    def add(self, report: TaskReport) -> None:
+        self.tasks += 1
+        self.wall += report.wall
+        self.metrics.merge(report.metrics)
+        for exchange, metrics in report.outputs.items():
+            self.outputs.setdefault(exchange, TaskMetrics()).merge(metrics)
+        if report.directory:
+            self.directories.add(report.directory)
+
+
+def stage_totals(reports: Iterable[tuple[Key, TaskReport]]) -> list[StageTotals]:
+    """One total per stage, in stage order."""
+    totals: dict[int, StageTotals] = {}
+    for (stage, _), report in reports:
+        totals.setdefault(stage, StageTotals(stage)).add(report)
+    return [totals[stage] for stage in sorted(totals)]
+
+
+# ---- one line per task --------------------------------------------------------------------------------
+
+
+def wants_log() -> bool:
+    """Whether tasks shall log, which is what this process, the driver, is set to do for `LOGGER`."""
+    return logging.getLogger(LOGGER).isEnabledFor(logging.INFO)
+
+
+def log_task(report: TaskReport, **task: object) -> None:
+    """Write the line of a task to the worker's log. ``task``: what comes first, such as its stage."""
+    logger = logging.getLogger(LOGGER)
+    logger.setLevel(logging.INFO)
+    if not logger.handlers:  # beside whatever collects logs at the root, such as Spark's own capture of them
+        handler = logging.StreamHandler(sys.__stderr__)
+        handler.setFormatter(logging.Formatter(LOG_FORMAT))
+        logger.addHandler(handler)
+    logger.info(log_line(report, **task))
+
+
+def log_line(report: TaskReport, **task: object) -> str:
+    """``key=value`` pairs: the task, every figure (`FIGURES`, in that order; 0 where nothing was counted),
+    the seconds of each step, and the same for each exchange if there are several."""
+    words = [f"{name}={value}" for name, value in task.items()]
+    words += [f"wall_seconds={report.wall:.6f}", *_pairs(report.metrics, "", FIGURES)]
+    if len(report.outputs) > 1:
+        for exchange, metrics in sorted(report.outputs.items()):
+            counted = [name for name in FIGURES if name in metrics.counts]
+            words += _pairs(metrics, f"exchange_{exchange}.", counted)
+    return " ".join(words)
+
+
+def _pairs(metrics: TaskMetrics, prefix: str, names: Iterable[str]) -> list[str]:
+    counts = [f"{prefix}{name}={metrics.counts[name]}" for name in names]
+    return counts + [f"{prefix}{step}_seconds={taken:.6f}" for step, taken in sorted(metrics.seconds.items())]

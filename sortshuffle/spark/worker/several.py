@@ -1,0 +1,168 @@
+"""Openings that read several inputs: those of a join or a cogroup together, those of a union one by one.
+
+Together: the control rows of all inputs' exchanges reach the task as one stream, in which each row says to
+which exchange it belongs. Every input is read through a gate of its own, within an equal share of the task's
+memory for reading, and goes through steps of its own; a `CombineLegs` makes one stream of them.
+
+Union: a task belongs to one of the inputs, and what it receives to that alone.
+
+Coalesced: a task receives what several tasks of one input would, and does what each of them would in turn.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.spark.control import SCHEMA, channels
+from sortshuffle.spark.worker.stages import (
+    Batches,
+    Opening,
+    ReadExchange,
+    Step,
+    closes,
+    holders_of,
+    opened_through,
+)
+from sortshuffle.spark.worker.task import Task
+
+
+@dataclass(slots=True)
+class Leg:
+    """One input of a `CombineLegs` in one partition. ``raw_bytes``: of its subpartition as Arrow, before its
+    own steps; None where that is not known."""
+
+    rows: Batches
+    raw_bytes: int | None
+
+
+class CombineLegs(Protocol):
+    """Makes the rows of a partition out of several inputs. What it holds it charges to ``memory``. The legs
+    are closed by whoever opened them. ``describe`` is its line in `explain()`.
+
+    ``sliceable``: for each input, whether its rows may meet the others in parts (`spark.plan.skew`); empty
+    for none. ``only_first``: no rows come out but those of the first input.
+    """
+
+    @property
+    def sliceable(self) -> Sequence[bool]: ...
+
+    @property
+    def only_first(self) -> bool: ...
+
+    def run(self, legs: Sequence[Leg], task: Task, memory: MemoryBudget) -> Batches: ...
+
+    def describe(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChainInput:
+    """One input: the number of its exchange, how that is read, and its own steps."""
+
+    exchange: int
+    opening: ReadExchange
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTogether:
+    """One subpartition of several exchanges."""
+
+    inputs: tuple[ChainInput, ...]
+    combine: CombineLegs
+
+    @property
+    def holders(self) -> int:
+        return 1 + sum(holders_of(each.steps) for each in self.inputs)
+
+    def open(self, received: Batches, task: Task) -> Batches:
+        control = pa.Table.from_batches(received, SCHEMA)
+        share = task.reading.limit // len(self.inputs)
+        with ExitStack() as opened:
+            legs = [self._leg(each, control, task, share, opened) for each in self.inputs]
+            combined = self.combine.run(legs, task, task.holding(self.combine.describe()))
+            opened.enter_context(closes(combined))
+            yield from combined
+
+    def _leg(self, each: ChainInput, control: pa.Table, task: Task, share: int, opened: ExitStack) -> Leg:
+        own = control.filter(pc.equal(control["exchange"], each.exchange))
+        found = channels(iter(own.to_batches()), task.reach)
+        raw_bytes = sum(extent.raw_bytes for channel in found for extent in channel.extents)
+        budget = task.reading.share(share, f"read exchange {each.exchange}")
+        rows = each.opening.read(found, task, budget)
+        return Leg(opened_through(rows, each.steps, task, opened), raw_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadUnion:
+    """One partition of one of the inputs.
+
+    ``partitions``: how many each has. What is received first is the number of the partition, in the first
+    column.
+    """
+
+    inputs: tuple[tuple[Opening, tuple[Step, ...]], ...]
+    partitions: tuple[int, ...]
+
+    @property
+    def holders(self) -> int:
+        return max(opening.holders + holders_of(steps) for opening, steps in self.inputs)
+
+    def open(self, received: Batches, task: Task) -> Batches:
+        received = iter(received)
+        first = next(received)
+        partition = first.column(0)[0].as_py()
+        number = bisect_right(list(accumulate(self.partitions)), partition)
+        # as the input counts partitions
+        task = replace(task, partition=partition - sum(self.partitions[:number]))
+        opening, steps = self.inputs[number]
+        others = (batch for batch in chain((first.slice(1),), received) if batch.num_rows)
+        own = (_unwrapped(batch, 1 + number) for batch in others)
+        with ExitStack() as opened:
+            yield from opened_through(opening.open(own, task), steps, task, opened)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCoalesced:
+    """Several partitions of one input, in their order. ``numbered_by``: the column of what is received that
+    says for which partition it is. A row without a map output is only there to say that there is a partition
+    of that number."""
+
+    opening: Opening
+    steps: tuple[Step, ...]
+    numbered_by: int
+
+    @property
+    def holders(self) -> int:
+        return self.opening.holders + holders_of(self.steps)
+
+    def open(self, received: Batches, task: Task) -> Batches:
+        batches = list(received)
+        if not batches:
+            return
+        rows = pa.Table.from_batches(batches)
+        numbers = rows.column(self.numbered_by)
+        for number in sorted(numbers.unique().to_pylist()):
+            own = iter(_with_output(rows.filter(pc.equal(numbers, number))).to_batches())
+            part = replace(task, partition=number)  # as the input counts partitions
+            with ExitStack() as opened:
+                yield from opened_through(self.opening.open(own, part), self.steps, part, opened)
+
+
+def _with_output(rows: pa.Table) -> pa.Table:
+    if rows.num_columns != len(SCHEMA):
+        return rows  # those of a scan
+    return rows.filter(pc.is_valid(rows.column(SCHEMA.get_field_index("output"))))
+
+
+def _unwrapped(batch: pa.RecordBatch, column: int) -> pa.RecordBatch:
+    """The rows in the struct column of an input, out of a batch that has rows of no other."""
+    return pa.RecordBatch.from_struct_array(batch.column(column))

@@ -1,0 +1,59 @@
+"""What a task reads where large subpartitions are read by several tasks.
+
+`spark.plan.skew` makes the slices on the driver. This module stands apart because tasks import it, and not
+the planning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sortshuffle.spark.worker.stages import Batches, Opening
+from sortshuffle.spark.worker.task import Task
+
+ALL_MAPS = 2**31 - 1  # above every map index
+TASK = "task"  # the column that says which of the tasks a control row is for
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What a task reads: a subpartition; of ``exchange`` (its number, None for none) only the map outputs
+    from ``first`` to before ``end``."""
+
+    subpartition: int
+    exchange: int | None = None
+    first: int = 0
+    end: int = ALL_MAPS
+
+    def of(self, control: pa.RecordBatch) -> pa.RecordBatch:
+        """Its control rows, out of those of the whole subpartition."""
+        if self.exchange is None:
+            return control
+        maps = control.column("map_index")
+        own = pc.and_(pc.greater_equal(maps, self.first), pc.less(maps, self.end))
+        return control.filter(pc.or_(pc.not_equal(control.column("exchange"), self.exchange), own))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSlices:
+    """Opens for each task what it reads of exchanges. ``tasks``: by partition of the stage."""
+
+    opening: Opening
+    tasks: tuple[Slice, ...]
+
+    @property
+    def holders(self) -> int:
+        return self.opening.holders
+
+    def open(self, received: Batches, task: Task) -> Batches:
+        return self.opening.open((self._own(batch) for batch in received), task)
+
+    def _own(self, received: pa.RecordBatch) -> pa.RecordBatch:
+        """Its control rows, out of what one task receives."""
+        if not received.num_rows:
+            return received.drop_columns(TASK)
+        task = self.tasks[received.column(TASK)[0].as_py()]
+        return task.of(received.drop_columns(TASK))

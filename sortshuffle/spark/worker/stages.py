@@ -1,0 +1,311 @@
+"""What runs in a Python worker: one stage is an opening, steps, and a closing, in one pass.
+
+    opening     where the stage's batches come from: Spark's rows, a Parquet scan, an exchange, or several of
+                these (`spark.worker.several`)
+    steps       the user's chained functions, selections and filters, and what groups, sorts and aggregates
+    closing     where they go: to Spark, into an exchange (then only control rows go to Spark), to files
+
+A stage is a plain picklable object that Spark calls as a `mapInArrow` function. Everything it opens (threads,
+files, temporary names) is closed when its generator ends, fails or is closed; a killed worker's files are
+the janitor's.
+
+Ownership: batches are handed from step to step and never looked at again. A step that holds rows is a
+`TaskStep`: it is given a part of the task's memory, and charges to it what it holds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.options import Options
+from sortshuffle.payload.arrow import ArrowPayload
+from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.reading.channel import InputChannel
+from sortshuffle.reading.gate import InputGate
+from sortshuffle.spark.control import channels
+from sortshuffle.spark.functions import GroupFunction, user_errors
+from sortshuffle.spark.parquet.scanning import ParquetScan
+from sortshuffle.spark.schema import conform
+from sortshuffle.spark.session.service import NO_SERVICE, HostService, ServiceSettings
+from sortshuffle.spark.worker.adoption import adopted_by
+from sortshuffle.spark.worker.reports import Reporter
+from sortshuffle.spark.worker.task import Task, running, settle_worker
+from sortshuffle.spark.worker.with_columns import WithColumns
+
+Batches: TypeAlias = Iterator[pa.RecordBatch]
+
+
+class Opening(Protocol):
+    """Where a stage's batches come from. ``holders``: how many parts of the task's memory for what steps
+    hold (`Task.holding`) it takes."""
+
+    @property
+    def holders(self) -> int: ...
+
+    def open(self, received: Batches, task: Task) -> Batches: ...
+
+
+class PlainStep(Protocol):
+    """A function of the chain that holds no more than a batch or two. ``describe`` is its line in
+    `explain()`."""
+
+    def __call__(self, batches: Batches) -> Batches: ...
+
+    def describe(self) -> str: ...
+
+
+class TaskStep(ABC):
+    """A function of the chain that holds rows, or needs to know its task.
+
+    What it holds it charges to ``memory``, a part of the task's that is its alone; it may put rows aside in
+    files of the task (`Task.new_merge_file`). ``holds``: False for one that only needs to know its task; it
+    is given no memory of its own.
+    """
+
+    holds: ClassVar[bool] = True
+
+    @abstractmethod
+    def run(self, batches: Batches, task: Task, memory: MemoryBudget) -> Batches: ...
+
+    @abstractmethod
+    def describe(self) -> str: ...
+
+
+Step: TypeAlias = PlainStep | TaskStep
+
+
+def holders_of(steps: Sequence[Step]) -> int:
+    """How many of these steps hold rows."""
+    return sum(isinstance(step, TaskStep) and step.holds for step in steps)
+
+
+def through(step: Step, batches: Batches, task: Task) -> Batches:
+    """The batches that a step makes of these."""
+    if isinstance(step, TaskStep):
+        return step.run(batches, task, task.holding(step.describe()))
+    return step(batches)
+
+
+class Closing(Protocol):
+    """Where a stage's batches go; what it yields goes to Spark."""
+
+    def close(self, batches: Batches, task: Task) -> Batches: ...
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The function of one stage. ``number``: of the stage, in the order of the data. ``logs``: write a line
+    to the worker's log for each task. ``services``: the shuffle services of the application."""
+
+    number: int
+    options: Options
+    application: str
+    opening: Opening
+    steps: tuple[Step, ...]
+    closing: Closing
+    reporter: Reporter
+    logs: bool = False
+    services: ServiceSettings = NO_SERVICE
+
+    def __call__(self, received: Batches) -> Batches:
+        """What goes back to Spark. Errors of users' functions come with the users' frames, not ours."""
+        settle_worker()
+        return user_errors(self._run(received))
+
+    def _run(self, received: Batches) -> Batches:
+        partition = TaskContext.get().partitionId()
+        holders = self.opening.holders + holders_of(self.steps)
+        service = HostService(self.options, self.application, self.services)
+        task = Task.starting(service, self.number, partition, holders)
+        with running(task, self.reporter, self.logs, _user_seconds) as opened:
+            adopted = adopted_by(self.closing, task)
+            yield from self._chained(received, task, opened) if adopted is None else adopted
+
+    def _chained(self, received: Batches, task: Task, opened: ExitStack) -> Batches:
+        """What the closing yields. ``opened`` closes every link, the last one first."""
+
+        def link(batches: Batches) -> Batches:
+            return opened.enter_context(closes(batches))
+
+        rows = link(self.opening.open(received, task))
+        rows = link(task.metrics.timed(rows, "input"))
+        rows = _counted(rows, task.metrics, "in")
+        rows = opened_through(rows, self.steps, task, opened)
+        rows = link(task.metrics.timed(rows, "chain"))
+        rows = link(_counted(rows, task.metrics, "out"))
+        return link(self.closing.close(rows, task))
+
+
+def _user_seconds(metrics: TaskMetrics) -> None:
+    """The users' part is what the chain took beyond its input."""
+    seconds = metrics.seconds
+    seconds["user"] = max(0.0, seconds.pop("chain", 0.0) - seconds.pop("input", 0.0))
+
+
+@dataclass(frozen=True)
+class SparkRows:
+    """Batches as Spark hands them over."""
+
+    schema: pa.Schema
+    holders: ClassVar[int] = 0
+
+    def open(self, received: Batches, task: Task) -> Batches:
+        for batch in received:
+            # columns may come under other names, and instead of none there is one: see `DataFrameOrigin.rows`
+            rows = batch if self.schema.names else batch.select([])
+            yield from conform(rows, self.schema, "the DataFrame")
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Row groups scanned by this worker; the one row received says which split."""
+
+    scan: ParquetScan
+    holders: ClassVar[int] = 0
+
+    def open(self, received: Batches, task: Task) -> Batches:
+        for batch in received:
+            for split in batch.column(0).to_pylist():
+                with task.metrics.step("open"):
+                    rows = self.scan.read(split)
+                yield from task.metrics.timed(rows, "scan")
+
+
+@dataclass(frozen=True)
+class ReadExchange:
+    """One subpartition of every map output of an exchange. ``order``: deliver in key order; the extents
+    are sorted so."""
+
+    schema: pa.Schema
+    order: RowOrder | None
+    holders: ClassVar[int] = 0
+
+    def open(self, received: Batches, task: Task) -> Batches:
+        return self.read(channels(received, task.reach), task, task.reading)
+
+    def read(self, found: Sequence[InputChannel], task: Task, budget: MemoryBudget) -> Batches:
+        """The rows behind these channels, read ahead within ``budget``."""
+        payload = ArrowPayload.of(self.schema, task.options)
+        threads = task.options.read_threads
+        gate = InputGate(found, payload, budget, threads, task.metrics, task.new_merge_file)
+        if self.order is None:
+            return gate.batches()
+        return gate.sorted_batches(self.order)
+
+
+@dataclass(frozen=True)
+class ToSpark:
+    """Rows of an ordinary DataFrame."""
+
+    def close(self, batches: Batches, task: Task) -> Batches:
+        return batches
+
+
+@dataclass(frozen=True)
+class CountRows:
+    """The number of rows instead of the rows: one row of one long per task."""
+
+    def close(self, batches: Batches, task: Task) -> Batches:
+        rows = sum(batch.num_rows for batch in batches)
+        yield pa.record_batch([pa.array([rows], pa.int64())], names=["rows"])
+
+
+@dataclass(frozen=True)
+class Select:
+    """Columns by position, in a new order, under these names."""
+
+    columns: tuple[int, ...]
+    names: tuple[str, ...]
+
+    def __call__(self, batches: Batches) -> Batches:
+        names = list(self.names)
+        for batch in batches:
+            yield batch.select(list(self.columns)).rename_columns(names)
+
+    def source_of(self, position: int) -> int | None:
+        return self.columns[position]
+
+    def describe(self) -> str:
+        return f"select({', '.join(self.names)})"
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Rows for which an Arrow expression is true; false and null are dropped, as in SQL."""
+
+    expression: Any
+
+    def __call__(self, batches: Batches) -> Batches:
+        for batch in batches:
+            kept = batch.filter(self.expression)
+            if kept.num_rows:
+                yield kept
+
+    def source_of(self, position: int) -> int | None:
+        return position
+
+    def describe(self) -> str:
+        return f"filter({self.expression})"
+
+
+@dataclass(frozen=True)
+class GroupApply:
+    """A grouped function on a stream sorted by the group's keys."""
+
+    order: RowOrder
+    function: GroupFunction
+    label: str
+
+    def __call__(self, batches: Batches) -> Batches:
+        return self.function(self.function.cut(batches, self.order))
+
+    def describe(self) -> str:
+        return self.label
+
+
+class PerBatchStep(PlainStep, Protocol):
+    """A step that treats every batch by itself, and keeps the order of rows: so the batches of one pass may
+    go through different ones."""
+
+    def source_of(self, position: int) -> int | None:
+        """Which column of its input a column is, unchanged; None for one that the step makes."""
+
+
+PER_BATCH: tuple[type, ...] = (Select, Filter, WithColumns)
+"""The classes of `PerBatchStep`s."""
+
+
+def _counted(batches: Batches, metrics: TaskMetrics, where: str) -> Batches:
+    """Pass batches on, counting them and their rows as those that come ``in`` or go ``out``."""
+    rows, count = f"rows_{where}", f"batches_{where}"
+    for batch in batches:
+        metrics.add(**{rows: batch.num_rows, count: 1})
+        yield batch
+
+
+def opened_through(rows: Batches, steps: Sequence[Step], task: Task, opened: ExitStack) -> Batches:
+    """What these steps make of rows. ``opened`` closes every link, the last one first."""
+    rows = opened.enter_context(closes(rows))
+    for step in steps:
+        rows = opened.enter_context(closes(through(step, rows, task)))
+    return rows
+
+
+@contextmanager
+def closes(batches: Batches) -> Iterator[Batches]:
+    """The iterator, which is closed when the block is left."""
+    try:
+        yield batches
+    finally:
+        close: Callable[[], None] | None = getattr(batches, "close", None)
+        if close is not None:
+            close()

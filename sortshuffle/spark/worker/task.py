@@ -1,0 +1,229 @@
+"""One running task in a Python worker: who it is, what it may hold, where it writes, and what it tells.
+
+Used by the stages of both doors, `spark.worker.stages` (rows) and `spark.rdds.stages` (records), which say
+what is done; here is what surrounds it: the worker is prepared, errors are acted on, and a report goes to the
+driver and the log however the task ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from pyspark import TaskContext
+
+from sortshuffle.errors import DataLossError
+from sortshuffle.format.encryption import EncryptionKey
+from sortshuffle.format.header import FileHeader
+from sortshuffle.format.index import Writer
+from sortshuffle.homes.directories import application_directories, spark_directories
+from sortshuffle.homes.home_failures import note_failure
+from sortshuffle.homes.host import host_name
+from sortshuffle.homes.loss import make_producer_run_again
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.memory.limit import task_memory
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.options import Options
+from sortshuffle.spark.control import LocalReach, Reach, SparkMapOutput
+from sortshuffle.spark.session.service import HostService
+from sortshuffle.spark.worker.reach import ClusterReach, credit_within
+from sortshuffle.spark.worker.reports import Reporter, TaskReport, log_task
+from sortshuffle.spark.worker.task_files import TaskFiles
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.writer import PartitionedFileWriter
+
+READING_SHARE = 4  # a stage that both reads and writes reads ahead within this part of its memory
+HOLDING_SHARE = 2  # what its steps may hold of it together, if there are any that hold rows
+
+
+@dataclass(slots=True)
+class Task:
+    """One running task: who it is, what it may hold, what it did. ``reading`` and ``writing`` are shares of
+    ``memory``, and what its ``holders`` (steps that hold rows) get is the rest of it. ``outputs``: what it
+    did for each exchange that it writes, by number. ``reach``: how it gets at map outputs. ``service``: of
+    its host."""
+
+    options: Options
+    application: str
+    stage: int
+    partition: int
+    attempt: int
+    memory: MemoryBudget
+    reading: MemoryBudget
+    writing: MemoryBudget
+    holders: int = 0
+    reach: Reach = field(default_factory=LocalReach)
+    service: HostService | None = None
+    metrics: TaskMetrics = field(default_factory=TaskMetrics)
+    outputs: dict[int, TaskMetrics] = field(default_factory=dict)
+    directory: str = ""
+
+    @staticmethod
+    def starting(service: HostService, stage: int, partition: int, holders: int = 0) -> Task:
+        """The task that this worker runs now. ``partition``: as the stage counts its inputs. ``holders``: how
+        many of its steps hold rows."""
+        context: Any = TaskContext.get()
+        options = service.options
+        memory = task_memory(options)
+        budget = MemoryBudget(memory)
+        reading = min(options.read_memory, memory // READING_SHARE)
+        held = memory // HOLDING_SHARE if holders else 0
+        credit = credit_within(service, reading)
+        service.revive()
+        return Task(
+            options,
+            service.application,
+            stage,
+            partition,
+            context.taskAttemptId(),
+            budget,
+            budget.share(reading - credit, "read"),
+            budget.share(memory - reading - held, "write"),
+            holders,
+            ClusterReach(service, credit),
+            service,
+        )
+
+    def holding(self, label: str) -> MemoryBudget:
+        """What one of the task's `holders` may hold: an equal part for each, so that none can starve
+        another."""
+        return self.memory.share(self.memory.limit // HOLDING_SHARE // max(1, self.holders), label)
+
+    @property
+    def served_by_spark(self) -> bool:
+        """Whether Spark's external shuffle service has Spark's shuffle files outlive their executor."""
+        return self.service is not None and self.service.settings.served_by_spark
+
+    @property
+    def files(self) -> TaskFiles:
+        """Where it writes."""
+        return TaskFiles(
+            self.options,
+            self.application,
+            self.stage,
+            self.partition,
+            self.attempt,
+            self.served_by_spark,
+            self.key,
+        )
+
+    @property
+    def key(self) -> EncryptionKey | None:
+        """By which its files are encrypted; None where they are not."""
+        return None if self.service is None else self.service.settings.key
+
+    def home(self) -> str:
+        """A directory that this task may write to; made on first use."""
+        return self.files.home()
+
+    def new_map_output(self, exchange: int, header: FileHeader) -> PartitionedFileWriter:
+        """The writer of this attempt's map output of an exchange, in a home that takes it. The host's service
+        is started if need be, and comes up while the task writes."""
+        if self.service is not None:
+            self.service.address()
+        writer = self.files.new_map_output(exchange, header)
+        if self.service is not None:
+            self.service.tell_forgotten(os.path.dirname(writer.file.base))
+        return writer
+
+    def map_output(self, exchange: int, file: PartitionedFile, file_id: bytes) -> SparkMapOutput:
+        """A finished map output of this task, as its consumers are told of it."""
+        service = "" if self.service is None else self.service.address()
+        return SparkMapOutput(file, file_id, self.partition, self.attempt, host_name(), service, exchange)
+
+    def new_merge_file(self, header: FileHeader) -> PartitionedFileWriter:
+        """A file for what a merge of too many runs puts aside."""
+        return self.files.new_merge_file(header)
+
+    def writer(self, exchange: int, ordering: tuple[str, ...] = ()) -> Writer:
+        """What a map output of this task says of who wrote it."""
+        return Writer(
+            application=self.application,
+            exchange=exchange,
+            stage=self.stage,
+            map_index=self.partition,
+            attempt=self.attempt,
+            host=host_name(),
+            ordering=ordering,
+            driver="" if self.service is None else self.service.settings.driver.hex(),
+        ).signed()
+
+
+@contextmanager
+def running(
+    task: Task, reporter: Reporter, logs: bool, user_seconds: Callable[[TaskMetrics], None]
+) -> Iterator[ExitStack]:
+    """What surrounds a task's work, which closes what it puts on the stack, the last one first.
+
+    ``user_seconds``: turns what the stage has timed into the step user.
+    """
+    outcome = "stopped"  # by a consumer that wants no more
+    started = time.perf_counter()
+    try:
+        with ExitStack() as opened:
+            opened.callback(task.reach.close)
+            yield opened
+        outcome = "finished"
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        outcome = type(error).__name__
+        if isinstance(error, OSError) and not isinstance(error, DataLossError):
+            note_failure(error)
+        tell_of_loss(error, task.reach, task.served_by_spark)
+        raise
+    finally:
+        report = _report(task, time.perf_counter() - started, user_seconds)
+        reporter.add(task.stage, task.partition, report)
+        if logs:
+            log_task(
+                report, stage=task.stage, partition=task.partition, attempt=task.attempt, outcome=outcome
+            )
+
+
+def _report(task: Task, wall: float, user_seconds: Callable[[TaskMetrics], None]) -> TaskReport:
+    for metrics in task.outputs.values():
+        task.metrics.merge(metrics)
+    user_seconds(task.metrics)
+    task.metrics.peak(task.memory.peak)
+    return TaskReport(task.metrics, wall, task.directory, task.outputs, task.attempt)
+
+
+@cache  # whether it has been done the collector could tell, but in 4 ms: it counts what it has frozen
+def settle_worker() -> None:
+    """Prepare this worker process, once: take what it has imported out of the garbage collector's sight.
+
+    PySpark's worker collects garbage after every task, and walks some 200,000 objects of pyarrow, pandas and
+    PySpark each time: 64 empty tasks on two cores took 2.2 s, and 0.4 s when those are frozen.
+
+    And let it open as many files as the system allows: a merge of many runs holds one each.
+    """
+    gc.collect()
+    gc.freeze()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def tell_of_loss(error: BaseException, reach: Reach, served_by_spark: bool) -> None:
+    """Where a task's error tells of a lost map output: let Spark run its producer again, and tell the
+    executors that have adopted it."""
+    if isinstance(error, DataLossError):
+        make_spark_rerun(error, served_by_spark)
+    reach.tell_adopters(error)
+
+
+def make_spark_rerun(error: DataLossError, served_by_spark: bool = False) -> None:
+    """Remove Spark's own control files of the lost map output, where this host can reach them: the next
+    attempt of this task then fails to fetch them, and Spark runs the producer again. ``served_by_spark``:
+    executors of this host that have ended may have left them, too."""
+    file = PartitionedFile.of(error.place.file)
+    if file is not None:
+        above = application_directories() if served_by_spark else ()
+        make_producer_run_again(file, (*spark_directories(), *above))

@@ -1,0 +1,354 @@
+"""`PartitionedFileWriter`: appends regions to a data file, and their entries to an index file.
+
+    created --start_region--> in a region --finish_region--> between regions --finish--> finished
+       a call that fails --> failed; nothing but abandon is left, because what was placed may not be written
+       any state --abandon--> abandoned (both files deleted)
+
+Rules
+* `finish()` or `abandon()`, nothing between; used as a context manager, an exception abandons.
+* A subpartition's buffers in a region come together, in one part or several: coming back to one is a
+  `StateError`.
+* Subpartitions come in the file's order (`write_order`). Where each begins is computed when the region ends:
+  an empty one gets the offset where it would have been.
+* Where the bytes go is the affair of a `NewPair`: files of this host (`storage.files.local_pair`) or, if the
+  base path is a URL, objects of a store (`storage.stored.stored_pair`). Until `finish()` neither has its
+  name.
+* With a key, payloads are encrypted when they are appended: only then their place is known, to which each is
+  bound (`format.encryption`). What is encrypted at a time is `ENCRYPTED_AT_ONCE` and a buffer, or one run.
+* A region is one gathered append (several, past `PIECES_AT_ONCE`). The last region's entries and the index's
+  end are one write.
+* No fsync: like Spark's own shuffle files these do not outlive the machine's crash, and a damaged one is
+  found by its checksums.
+
+Single-threaded. Owns the new pair. Does not own the buffers: they may be freed when a call returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import TracebackType
+from typing import Protocol
+
+import numpy as np
+import xxhash
+
+from sortshuffle.errors import StateError
+from sortshuffle.format.buffer import SealedBuffer
+from sortshuffle.format.checksum import BytesLike, checksum_of_checksums
+from sortshuffle.format.encryption import BufferPlace, EncryptionKey, FileCipher, encrypted, encrypted_run
+from sortshuffle.format.extent_run import ExtentRun
+from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, INDEX_MAGIC, FileHeader
+from sortshuffle.format.index import ENTRY, Entries, RegionKind, Writer, pack_tail
+from sortshuffle.options import MIB
+from sortshuffle.storage.files.local_pair import IOV_MAX, LocalPair
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.urls import is_url, mounted
+from sortshuffle.storage.stored.stored_pair import StoredPair
+
+PIECES_AT_ONCE = IOV_MAX  # that are gathered for one append; no more go into one write to a local file
+_PIECES_PER_BUFFER = 3
+# Of ciphertext, which stands in memory beside the plain buffers until it is appended. An append of that size
+# takes far longer than the call
+ENCRYPTED_AT_ONCE = 8 * MIB
+
+
+class NewPair(Protocol):
+    """The two files of a result partition while they are written. `commit` or `discard` is the last call; a
+    `commit` that fails is followed by `discard`."""
+
+    def append_data(self, pieces: Sequence[BytesLike]) -> None: ...
+
+    def append_index(self, data: bytes) -> None: ...
+
+    def commit(self) -> None:
+        """Let both be seen under their names, the index last."""
+
+    def discard(self) -> None:
+        """Leave nothing of either."""
+
+
+class _State(Enum):
+    BETWEEN_REGIONS = "between regions"
+    IN_REGION = "in a region"
+    FAILED = "half written after a failed call"
+    FINISHED = "finished"
+    ABANDONED = "abandoned"
+
+
+@dataclass(slots=True)
+class _OpenExtent:
+    """What an index entry says of an extent, while buffers are appended to it."""
+
+    subpartition: int
+    bytes: int = 0
+    raw_bytes: int = 0
+    records: int = 0
+    checksums: list[int] = field(default_factory=list)
+
+    def add(self, buffer: SealedBuffer) -> None:
+        self.bytes += buffer.bytes
+        self.raw_bytes += buffer.raw_bytes
+        self.records += buffer.records
+        self.checksums.append(buffer.checksum)
+
+    def entry(self) -> tuple[int, ...]:
+        """The fields of `ENTRY`, without the offset."""
+        digest = checksum_of_checksums(self.checksums)
+        return (0, self.bytes, self.raw_bytes, self.records, digest, len(self.checksums), 0)
+
+
+class PartitionedFileWriter:
+    """Writes one result partition. Raises `OutOfDiskError` when the disk is full, `StateError` when
+    called out of order, FileExistsError when this attempt's file is there already (a store is not asked),
+    OSError with the URL when a store fails.
+
+    ``makes_directory``: a directory that all hosts have mounted is made if need be. Otherwise, and on a disk
+    of this host, FileNotFoundError is raised where it is not there. ``key``: the application's, where its
+    files are encrypted."""
+
+    def __init__(
+        self,
+        file: PartitionedFile,
+        header: FileHeader,
+        makes_directory: bool = True,
+        key: EncryptionKey | None = None,
+    ) -> None:
+        self.file = file
+        self.key = key
+        self._cipher: FileCipher | None = None
+        if key is not None:
+            self._cipher = key.of_file(header.file_id)
+            header = replace(header, key_check=self._cipher.check)
+        self.header = header
+        self.regions = 0
+        self.data_bytes = HEADER_BYTES
+        self.records = 0
+        self.buffers = 0
+        self._kinds: list[RegionKind] = []
+        self._entries: Entries = np.empty(0, ENTRY)
+        self._region_start = HEADER_BYTES
+        self._written = -1  # position in the write order of the last subpartition of this region
+        self._extent: _OpenExtent | None = None  # its extent, which may go on
+        self._index_digest = xxhash.xxh3_64()
+        self._index_bytes = 0
+        self._index: list[bytes] = []  # what the next write to the index file takes
+        self._state = _State.BETWEEN_REGIONS
+        self._add_to_index(header.pack(INDEX_MAGIC))
+        self._pair = _new_pair(file, makes_directory)
+        try:
+            self._pair.append_data([header.pack(DATA_MAGIC)])
+        except BaseException:
+            self.abandon()
+            raise
+
+    @property
+    def write_order(self) -> list[int]:
+        """Subpartitions in the order in which their extents must come."""
+        first, count = self.header.first_subpartition, self.header.subpartitions
+        return [*range(first, count), *range(first)]
+
+    def start_region(self, kind: RegionKind = RegionKind.UNICAST) -> None:
+        """Begin a region. In a broadcast region the one extent is written as subpartition 0's."""
+        self._expect(_State.BETWEEN_REGIONS)
+        self._entries = np.zeros(self.header.subpartitions, ENTRY)
+        self._region_start = self.data_bytes
+        self._kinds.append(kind)
+        self._written = -1
+        self._state = _State.IN_REGION
+
+    def write_extents(self, extents: Sequence[tuple[int, list[SealedBuffer]]]) -> None:
+        """Append extents of these subpartitions, or parts of them, in the write order."""
+        self._expect(_State.IN_REGION)
+        with self._or_failed():
+            pieces: list[BytesLike] = []
+            encrypted_bytes = 0
+            for subpartition, buffers in extents:
+                if not buffers:
+                    continue
+                extent = self._extended(subpartition)
+                for buffer in buffers:
+                    if self._cipher is not None:
+                        buffer = encrypted(buffer, self._cipher, self._next_place(subpartition))
+                        encrypted_bytes += buffer.bytes
+                    extent.add(buffer)
+                    self.data_bytes += buffer.bytes
+                    pieces += (buffer.header, buffer.payload, buffer.tail)
+                    if encrypted_bytes >= ENCRYPTED_AT_ONCE:
+                        self._pair.append_data(pieces)
+                        pieces, encrypted_bytes = [], 0
+                if len(pieces) + _PIECES_PER_BUFFER > PIECES_AT_ONCE:
+                    self._pair.append_data(pieces)
+                    pieces = []
+            if pieces:
+                self._pair.append_data(pieces)
+
+    def write_run(self, run: ExtentRun) -> None:
+        """Append whole extents of a unicast region at once, in the write order, each the only data of its
+        subpartition."""
+        self._expect(_State.IN_REGION)
+        with self._or_failed():
+            written = self._last_position(run)
+            self._end_extent()
+            if self._cipher is not None:
+                run = encrypted_run(run, self._cipher, len(self._kinds) - 1, self.data_bytes)
+            for name in ("bytes", "raw_bytes", "records"):
+                self._entries[name][run.subpartitions] = getattr(run, name)
+            self._entries["checksum"][run.subpartitions] = run.checksums
+            self._entries["buffers"][run.subpartitions] = 1
+            self._written = written
+            self.data_bytes += int(run.bytes.sum())
+            self.records += int(run.records.sum())
+            self.buffers += len(run)
+            self._pair.append_data([run.data])
+
+    def finish_region(self, is_last: bool = False) -> Entries:
+        """End the region; one without any bytes leaves no trace. Its entries, shape (subpartitions,).
+        ``is_last``: `finish` comes next. Until then, or the next region's end, its entries are not in the
+        index file."""
+        self._expect(_State.IN_REGION)
+        self._state = _State.BETWEEN_REGIONS
+        if self._written < 0:
+            self._kinds.pop()
+            return self._entries
+        with self._or_failed():
+            self._end_extent()
+            if self._kinds[-1] is RegionKind.BROADCAST:
+                self._entries["offset"][0] = self._region_start
+                self._entries[:] = self._entries[0]
+            else:
+                self._place_extents()
+            self.regions += 1
+            self._add_to_index(self._entries.tobytes())
+            if not is_last:
+                self._write_index()
+        return self._entries
+
+    def finish(self, writer: Writer, schema: bytes = b"") -> PartitionedFile:
+        """Complete the index and let both files be seen. Raises `StateError` inside a region."""
+        self._expect(_State.BETWEEN_REGIONS)
+        with self._or_failed():
+            self._append_tail(writer, schema)
+            self._write_index()
+            self._pair.commit()
+        self._state = _State.FINISHED
+        return self.file
+
+    def abandon(self) -> None:
+        """Delete both files. Does nothing after `finish()` or a second time."""
+        if self._state in (_State.FINISHED, _State.ABANDONED):
+            return
+        self._state = _State.ABANDONED
+        self._pair.discard()
+
+    def __enter__(self) -> PartitionedFileWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abandon()
+
+    def _next_place(self, subpartition: int) -> BufferPlace:
+        """Of the buffer that is appended next. No other of this file is ever encrypted for its offset: an
+        append that fails leaves nothing but `abandon`."""
+        is_broadcast = self._kinds[-1] is RegionKind.BROADCAST
+        return BufferPlace(self.data_bytes, len(self._kinds) - 1, None if is_broadcast else subpartition)
+
+    def _last_position(self, run: ExtentRun) -> int:
+        """Where a run's last subpartition stands in the write order. Raises `StateError` unless they come in
+        that order, behind what is written."""
+        first, count = self.header.first_subpartition, self.header.subpartitions
+        numbers = run.subpartitions
+        if len(numbers) and int(numbers.min()) >= 0 and int(numbers.max()) < count:
+            positions = (numbers - first) % count
+            is_ordered = bool((np.diff(positions) > 0).all()) and int(positions[0]) > self._written
+            if is_ordered and self._kinds[-1] is RegionKind.UNICAST:
+                return int(positions[-1])
+        raise StateError(f"a run of extents comes out of order in region {len(self._kinds) - 1}")
+
+    def _extended(self, subpartition: int) -> _OpenExtent:
+        """The extent of a subpartition, which goes on or begins."""
+        extent = self._extent
+        if extent is None or extent.subpartition != subpartition:
+            self._begin_extent(subpartition)
+            extent = self._extent = _OpenExtent(subpartition)
+        return extent
+
+    def _begin_extent(self, subpartition: int) -> None:
+        if self._kinds[-1] is RegionKind.BROADCAST and subpartition != 0:
+            raise StateError(
+                f"subpartition {subpartition} in broadcast region {len(self._kinds) - 1}: its one extent is"
+                " written as subpartition 0's"
+            )
+        first, count = self.header.first_subpartition, self.header.subpartitions
+        position = (subpartition - first) % count
+        if not 0 <= subpartition < count or position <= self._written:
+            raise StateError(
+                f"subpartition {subpartition} comes out of order in region {len(self._kinds) - 1}: its data"
+                " must come together, in the write order"
+            )
+        self._end_extent()
+        self._written = position
+
+    def _end_extent(self) -> None:
+        """Fill in the entry of the extent that was begun last."""
+        extent, self._extent = self._extent, None
+        if extent is not None:
+            self._entries[extent.subpartition] = extent.entry()
+            self.records += extent.records
+            self.buffers += len(extent.checksums)
+
+    def _place_extents(self) -> None:
+        """Give each subpartition its offset: they stand one behind the other, in the write order."""
+        count = self.header.subpartitions
+        order = (np.arange(count) + self.header.first_subpartition) % count
+        sizes = self._entries["bytes"][order]
+        self._entries["offset"][order] = self._region_start + np.cumsum(sizes) - sizes
+
+    def _append_tail(self, writer: Writer, schema: bytes) -> None:
+        body, footer = pack_tail(
+            head_and_entries=self._index_bytes,
+            subpartitions=self.header.subpartitions,
+            kinds=tuple(self._kinds),
+            schema=schema,
+            writer=writer.pack(),
+            data_bytes=self.data_bytes,
+            records=self.records,
+            buffers=self.buffers,
+        )
+        self._add_to_index(body)
+        self._add_to_index(footer)
+        digest = int(self._index_digest.intdigest())
+        self._add_to_index(digest.to_bytes(8, "little") + INDEX_MAGIC)
+
+    def _add_to_index(self, data: bytes) -> None:
+        self._index_digest.update(data)
+        self._index_bytes += len(data)
+        self._index.append(data)
+
+    def _write_index(self) -> None:
+        """One write for all that was added: each call gives Python's lock away."""
+        self._pair.append_index(b"".join(self._index))
+        self._index.clear()
+
+    def _expect(self, state: _State) -> None:
+        if self._state is not state:
+            raise StateError(f"{self.file.base} is {self._state.value}, which does not allow this call")
+
+    @contextmanager
+    def _or_failed(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._state = _State.FAILED
+            raise
+
+
+def _new_pair(file: PartitionedFile, makes_directory: bool) -> NewPair:
+    if not is_url(file.base):
+        return LocalPair(file)
+    local = mounted(file)
+    return StoredPair(file) if local is None else LocalPair(local, True, makes_directory)

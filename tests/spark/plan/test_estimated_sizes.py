@@ -1,0 +1,92 @@
+"""About how many bytes frames have: as Spark reckons, as scans read, and as shuffles wrote."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from oracle import confs
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+
+import sortshuffle
+from sortshuffle.spark.plan.estimated_sizes import estimated_size
+
+# workers know nothing of this module
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+Batches = Iterator[pa.RecordBatch]
+
+
+def same(batches: Batches) -> Batches:
+    yield from batches
+
+
+@pytest.fixture(scope="module")
+def left(spark: SparkSession) -> DataFrame:
+    return spark.range(0, 150, 1, 3).selectExpr("id % 17 as k", "concat('v', id) as v", "id")
+
+
+@pytest.fixture(scope="module")
+def right(spark: SparkSession) -> DataFrame:
+    return spark.range(0, 60, 1, 2).selectExpr("id % 23 as k", "id as w")
+
+
+def stated_size(df: DataFrame) -> int:
+    query: Any = df._jdf.queryExecution()
+    return int(str(query.optimizedPlan().stats().sizeInBytes()))
+
+
+def test_sizes_are_those_that_spark_reckons_for_the_same_steps(left: DataFrame, right: DataFrame) -> None:
+    schema = "v string, x array<int>, d decimal(20,2), s struct<a: date, b: binary>"
+    source = sortshuffle.frame(left)
+    for frame, plain in (
+        (source.repartition(3, "k"), left),
+        (source.repartition(3, "k").select("v", "k"), left.select("v", "k")),
+        (source.mapInArrow(same, schema).repartition(3, "v"), left.mapInArrow(same, schema)),
+        (source.filter(pc.field("id") > 5).repartition(2), left.where("id > 5")),
+    ):
+        expected = stated_size(plain)
+        assert abs((estimated_size(frame._chain) or 0) - expected) <= 2  # rounded at other steps
+        assert abs(stated_size(frame.toDF()) - expected) <= 2 + 8  # told in longs
+    other = sortshuffle.frame(right).repartition(3, "k")
+    for how in ("left_semi", "left_anti"):  # no rows come out but those of the left side
+        for side in (other, sortshuffle.broadcast(other)):
+            joined = source.repartition(3, "k").join(side, "k", how)
+            assert abs((estimated_size(joined._chain) or 0) - stated_size(left)) <= 2
+    product = source.repartition(3, "k").join(other, "k")
+    assert (estimated_size(product._chain) or 0) > stated_size(left) * stated_size(right) / 10
+    both = source.select("k").repartition(3, "k").union(sortshuffle.frame(right).select("k").repartition(3))
+    expected = stated_size(left.select("k")) + stated_size(right.select("k"))
+    assert abs((estimated_size(both._chain) or 0) - expected) <= 2
+
+
+def test_a_scan_is_as_large_as_the_columns_in_its_files(spark: SparkSession, tmp_path: Path) -> None:
+    table = pa.table({"k": range(5000), "text": [f"{at:0200}" for at in range(5000)]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=1000, compression="none")
+    scan = sortshuffle.read(spark).parquet(str(tmp_path))
+    group = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
+    keys, texts = (group.column(at).total_compressed_size for at in (0, 1))
+
+    assert estimated_size(scan.select("k")._chain) == pytest.approx(5 * keys, rel=0.1)
+    assert estimated_size(scan._chain) == pytest.approx(5 * (keys + texts), rel=0.1)
+    pruned = scan.filter(pc.field("k") < 1000)
+    assert estimated_size(pruned._chain) == keys + texts
+    with confs(spark, {"spark.sql.sources.fileCompressionFactor": "3.0"}):
+        assert estimated_size(pruned._chain) == 3 * (keys + texts)
+    # and not as the few rows that tell the tasks what to scan
+    assert stated_size(scan.toDF()) == pytest.approx(5 * (keys + texts), rel=0.1)
+
+
+def test_after_a_shuffle_has_run_its_bytes_are_known(left: DataFrame) -> None:
+    frame = sortshuffle.frame(left).mapInArrow(same, left.schema).repartition(3, "k")
+    reckoned = estimated_size(frame._chain)
+    assert frame.count() == 150
+    written = next(total for total in frame.stage_totals() if total.metrics.counts["files"])
+    assert estimated_size(frame._chain) == written.metrics.counts["raw_bytes_written"] != reckoned

@@ -1,0 +1,50 @@
+"""Control rows of several exchanges, side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from oracle import rows_in_order
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from sortshuffle.spark.control import COLUMNS, MARK
+from sortshuffle.spark.session import classic_planner as planner
+from sortshuffle.spark.session.planner import number_rows
+
+PARTITIONS = 4
+
+
+def control(spark: SparkSession, exchange: int, skipped: int) -> DataFrame:
+    """Rows such as an exchange's control rows, in the partitions of their subpartitions but one."""
+    places = [(s, m) for s in range(PARTITIONS) for m in range(3) if s != skipped]
+    rows: list[Any] = [(s, s, m, bytes([exchange, s, m]), exchange) for s, m in places]
+    shuffled = spark.createDataFrame(rows, COLUMNS).repartitionById(PARTITIONS, MARK)
+    return planner.share(shuffled)
+
+
+def test_partition_s_holds_the_rows_of_partition_s_of_each(spark: SparkSession) -> None:
+    frames = [control(spark, exchange, exchange % PARTITIONS) for exchange in (7, 8, 9)]
+    frames.insert(0, number_rows(frames[0], PARTITIONS))
+    zipped = planner.zipped(frames)
+
+    assert zipped.schema.simpleString() == frames[0].schema.simpleString()
+    assert zipped.rdd.getNumPartitions() == PARTITIONS
+    found = sorted(rows_in_order(zipped))
+    assert found == sorted(row for frame in frames for row in rows_in_order(frame))
+    assert len(found) == PARTITIONS + 3 * 3 * (PARTITIONS - 1)
+
+
+def test_nothing_is_shuffled_a_second_time(spark: SparkSession) -> None:
+    zipped = planner.zipped([control(spark, 7, 0), control(spark, 8, 0)])
+    lineage = zipped._jdf.queryExecution().toRdd().toDebugString()
+    assert lineage.count("ShuffledRowRDD") == 2
+
+
+@pytest.mark.parametrize("tasks", [None, 1])
+def test_every_subpartition_has_a_row_of_its_number(spark: SparkSession, tasks: int | None) -> None:
+    numbers = number_rows(control(spark, 7, 0), PARTITIONS, tasks)
+    found = numbers.select("subpartition", sf.spark_partition_id(), "output").collect()
+    expected = [(s, 0 if tasks == 1 else s, None) for s in range(PARTITIONS)]
+    assert sorted(map(tuple, found)) == expected
