@@ -50,12 +50,17 @@ def test_from_up_to_down(directory: Path) -> None:
     }
     # what can be pasted: an environment, a command of this Python's, the master
     pasted = re.search(
-        r"^  SPARK_LOCAL_IP=127\.0\.0\.1 PYSPARK_PYTHON=(\S+)(?: JAVA_HOME=\S+)? (\S+) demo --master (\S+)$",
+        r"^  SPARK_LOCAL_IP=127\.0\.0\.1 PYSPARK_PYTHON=(\S+)(?: JAVA_HOME=\S+)? (\S+) (\S+) --master (\S+)$",
         up.output,
         re.MULTILINE,
     )
     assert pasted is not None, up.output
-    assert pasted.groups() == (sys.executable, f"{Path(sys.executable).parent}/sortshuffle", state.master)
+    assert pasted.groups() == (
+        sys.executable,
+        sys.executable,
+        f"{ROOT}/examples/demo/flights.py",
+        state.master,
+    )
     assert f"/tools/cluster down --directory {directory}\n" in up.output
 
     # hosts: an address and a disk each

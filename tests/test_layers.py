@@ -352,7 +352,6 @@ A_SOCKET = re.compile(r"(socket|peer|server|client|listening|accepted|connected|
 # Who makes calls of its own, and why
 WITHOUT_SEAM = {
     "calls.py": "is the seam",
-    "cli/demo.py": "a demonstration: its files are a scratch directory's, of which no map output is one",
     "service/pages/http.py": "the listening socket of the status page is the standard library's",
     "spark/functions/running.py": "asks where the package's own code is",
     "cli/printing.py": "turns the process's own standard output away, when it takes no more",

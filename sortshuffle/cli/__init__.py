@@ -1,4 +1,4 @@
-"""The command line: `sortshuffle dump`, `verify`, `clean`, `serve`, `conf`, `demo`.
+"""The command line: `sortshuffle dump`, `verify`, `clean`, `serve`, `conf`.
 
 Thin mains over library calls. A command is loaded when it is called (`cli.main`), and none of those that look
 into files imports Spark. Exit codes are the same everywhere: 0 all is well, 1 something is wrong with the

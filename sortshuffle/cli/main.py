@@ -22,7 +22,6 @@ from sortshuffle.version import __version__
 SUMMARIES = {
     "clean": "Remove map outputs that no live application owns.",
     "conf": "Print the settings that turn the shuffle manager on.",
-    "demo": "Run a PySpark job on real data through sortshuffle.",
     "dump": "Show what map outputs hold, unfinished and damaged ones too.",
     "serve": "Serve this host's map outputs to other hosts.",
     "verify": "Check every checksum of map outputs.",

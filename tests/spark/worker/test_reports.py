@@ -5,7 +5,6 @@ in what Spark keeps for its UI.
 from __future__ import annotations
 
 import gc
-import io
 import json
 import re
 import subprocess
@@ -21,11 +20,9 @@ import pytest
 from oracle import confs, jobs
 from pyspark import accumulators, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
-from rich.console import Console
 
 import sortshuffle
 from sortshuffle import ShuffleFrame
-from sortshuffle.cli import demo
 from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.metrics import FIGURES, TaskMetrics
 from sortshuffle.options import MIB
@@ -355,27 +352,6 @@ def test_tasks_log_a_line_each_on_the_workers_standard_error(tmp_path: Path) -> 
             if not name.endswith("memory_peak"):
                 assert sum(int(line.get(name, 0)) for line in of_stage) == total[name]
         assert max(int(line["memory_peak"]) for line in of_stage) == total["memory_peak"]
-
-
-# --- in the demo ----------------------------------------------------------------------------------------
-
-
-def test_the_demo_shows_what_each_stage_did_and_what_each_exchange_holds() -> None:
-    metrics, one, two = TaskMetrics(), TaskMetrics(), TaskMetrics()
-    one.add(rows_written=1500, bytes_written=2048, buffers_written=9, regions=4, spills=3, files=2)
-    two.add(rows_written=20, bytes_written=1024, buffers_written=2, regions=1, files=2)
-    metrics.add(rows_in=1520)
-    metrics.peak(3 * MIB)
-    metrics.seconds.update(user=2.0, wait=0.5)
-    total = stage_totals({(3, 0): TaskReport(metrics, 2.5, "", {3: one, 4: two})}.items())
-    console = Console(file=io.StringIO(), width=100)
-    demo._show_stages(console, total, 3.0)
-    printed: Any = console.file
-    lines = [line.split() for line in printed.getvalue().splitlines()]
-
-    assert ["3", "1", "1,520", "scanned", "2.5", "s", "0.5", "s", "3.0", "MiB", "user,", "wait"] in lines
-    assert ["3", "stage", "3", "1,500", "2.0", "KiB", "9", "4", "3", "2"] in lines
-    assert ["4", "stage", "3", "20", "1.0", "KiB", "2", "1", "0", "2"] in lines
 
 
 # --- in Spark's UI --------------------------------------------------------------------------------------

