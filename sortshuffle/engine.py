@@ -179,6 +179,7 @@ class MapOutput:
 
     @property
     def file(self) -> PartitionedFile:
+        """Its pair of files."""
         return PartitionedFile(self.path)
 
     def __str__(self) -> str:
