@@ -2,9 +2,11 @@
 
 shuffle_service                               all of it, from the outside
 server, loop                                  connections, and the one thread that waits for all of them
-connection, server_channel                    one client, and one of its requests
+connection                                    one client, at its socket
+conversation, channels, server_channel        what it says, its requests and their turns, one of them: no I/O
+debts, errands, stall                         what it is owed, what is done for it, what its silence costs
 transport, gathered_send                      bytes out and in, without waiting
-limits                                        how much for how many
+limits, counts                                how much for how many, and how much it was
 catalog, result_partition_manager             which map outputs there are, and which are being read
 index_view                                    an index file as a channel streams it
 losses                                        what is damaged or gone

@@ -30,7 +30,8 @@ from sortshuffle.options import MIB
 from sortshuffle.reading.scheduler import BUFFER_TIMEOUT
 from sortshuffle.service.pages.status import ServiceStatus
 from sortshuffle.service.server.catalog import Catalog
-from sortshuffle.service.server.connection import Remove, Surroundings
+from sortshuffle.service.server.connection import Surroundings
+from sortshuffle.service.server.errands import Errands, Remove
 from sortshuffle.service.server.limits import Limits
 from sortshuffle.service.server.loop import EventLoop
 from sortshuffle.service.server.losses import Losses
@@ -102,9 +103,7 @@ class ShuffleService:
             limits=settings.limits,
             secret=settings.secret,
             segment_bytes=settings.segment_bytes,
-            catalog=self._catalog,
-            losses=Losses(self._catalog),
-            remove=remove,
+            errands=Errands(self._catalog, Losses(self._catalog), remove),
         )
         self._server = Server(listening, context, self._shared)
         self._thread: threading.Thread | None = None

@@ -7,7 +7,6 @@ import os
 import socket
 import ssl
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from engine import DRIVER, Pair, Region, changed, open_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import (
-    APPLICATION,
     OUTPUT,
     SEGMENT,
     SMALL,
@@ -41,7 +39,6 @@ from sortshuffle.service.server.shuffle_service import ShuffleService
 from sortshuffle.service.server.transport import ServerTls
 from sortshuffle.service.wire.handshake import greet
 from sortshuffle.service.wire.protocol import (
-    NO_CHANNEL,
     DamageReport,
     Data,
     ErrorResponse,
@@ -50,7 +47,6 @@ from sortshuffle.service.wire.protocol import (
     Kind,
     PartitionRequest,
     Verdict,
-    pack_add_credit,
     pack_close,
     pack_find_request,
     unpack_find_response,
@@ -194,85 +190,7 @@ def test_the_backlog_says_what_credit_the_rest_needs(
     assert service.status().bytes_read_total == 2 * SEGMENT  # nothing is read without credit
 
 
-@pytest.mark.parametrize("asked", [4097, 4096])
-def test_credit_is_bounded(disk: Disk, client: Client, asked: int) -> None:
-    _, output = disk.write_random()
-    stream = client.fetch(output, credit=asked)
-    if asked == 4096:
-        assert stream.ended
-    else:
-        assert stream.error is not None and stream.error.fault is Fault.TOO_MUCH
-
-
-def test_more_credit_than_allowed_ends_the_channel_only(disk: Disk, client: Client) -> None:
-    file, output = disk.write_random(payload=200_000)
-    stream = client.request(1, output, 0, credit=1)
-    client.add_credit(1, 5000)
-    client.read(1)
-    assert stream.error is not None and stream.error.fault is Fault.TOO_MUCH
-    assert bytes(client.fetch(output, 1).data) == stored(file, one(1))
-
-
-def test_credit_for_a_channel_that_is_over_is_ignored(disk: Disk, client: Client) -> None:
-    _, output = disk.write_random()
-    client.fetch(output)
-    client.add_credit(1, 5)
-    client.cancel(1)
-    assert client.fetch(output).ended
-
-
 # Turns
-
-
-def test_channels_take_turns(disk: Disk, client: Client) -> None:
-    file, output = disk.write_random(subpartitions=5, regions=1, payload=40 * SEGMENT)
-    for channel in range(5):
-        client.request(channel, output, channel, credit=1)
-    client.read()
-    for channel in range(5):
-        assert bytes(client.streams[channel].data) == stored(file, one(channel))
-    # credit of 1 each: whoever was sent something waits for the client, and stands behind all others
-    middle = client.order[25:-25]
-    assert max(Counter(middle).values()) <= 2 * min(Counter(middle).values())
-
-
-def test_a_channel_stands_in_the_queue_once(disk: Disk) -> None:
-    file, output = disk.write_random(subpartitions=2, regions=3, payload=4 << 20)
-    roomy = replace(SMALL, memory=512 * SEGMENT)
-    with serving(disk.root, roomy) as service, Client(service.address) as client:
-        for channel in range(2):
-            client.request(channel, output, channel, credit=1000)
-            for _ in range(60):
-                client.add_credit(channel, 50)
-
-        def due() -> list[int]:
-            connections = service._shared.connections
-            return service._server.ask(lambda: [len(each._due) for each in connections])
-
-        until(lambda: service.status().connections[0].stalled > 0 and due() != [0], "the stall")
-        assert due() <= [2]
-        client.read()
-        for channel in range(2):
-            assert bytes(client.streams[channel].data) == stored(file, one(channel))
-
-
-def test_cancelled_channels_leave_the_queue_of_a_client_that_takes_nothing(disk: Disk) -> None:
-    _, output = disk.write_random(subpartitions=1, regions=3, payload=4 << 20)
-    _, small = disk.write_random(subpartitions=1, regions=1, payload=10, attempt=205)
-    roomy = replace(SMALL, memory=512 * SEGMENT)
-    with serving(disk.root, roomy) as service, Client(service.address) as client:
-
-        def due() -> int:
-            return service._server.ask(lambda: sum(len(each._due) for each in service._shared.connections))
-
-        client.request(0, output, credit=4000)
-        until(lambda: any(each.stalled for each in service.status().connections), "the stall")
-        for channel in range(1, 21):
-            client.request(channel, small)
-        until(lambda: due() >= 20)
-        for channel in range(1, 21):
-            client.cancel(channel)
-        until(lambda: due() <= 1)
 
 
 def test_two_hundred_channels_on_one_connection(disk: Disk, client: Client) -> None:
@@ -326,9 +244,9 @@ def test_a_connection_that_takes_nothing_keeps_no_memory_and_loses_nothing(disk:
         until(lambda: free(service), "the memory of a stalled connection")
         [status] = service.status().connections
         assert 0 < status.backlog < 4 << 20
-        assert service._shared.kept == status.backlog
+        assert service._shared.copies.size == status.backlog
         client.read()
-        assert service._server.ask(lambda: service._shared.kept) == 0
+        assert service._server.ask(lambda: service._shared.copies.size) == 0
         for channel in range(2):
             assert bytes(client.streams[channel].data) == stored(file, one(channel))
 
@@ -346,7 +264,7 @@ def test_what_is_kept_for_clients_that_take_nothing_is_bounded(disk: Disk) -> No
         with Client(service.address) as again:
             rest = again.fetch(output, credit=4096, skip=len(stream.data))
             assert bytes(stream.data + rest.data) == stored(file, one(0))
-        assert service._server.ask(lambda: service._shared.kept) == 0
+        assert service._server.ask(lambda: service._shared.copies.size) == 0
 
 
 def test_parking_at_any_moment_loses_nothing(disk: Disk) -> None:
@@ -358,8 +276,9 @@ def test_parking_at_any_moment_loses_nothing(disk: Disk) -> None:
             """Every moment is too long for it. How many channels wait for nothing that will come."""
             [connection] = service._shared.connections
             connection.tick(service._shared.clock())
-            parked = [each for each in connection._channels.values() if each.state is ChannelState.PARKED]
-            return sum(each.credit > 0 and each not in connection._due for each in parked)
+            channels = connection._conversation.channels
+            parked = [each for each in channels._by_number.values() if each.state is ChannelState.PARKED]
+            return sum(each.credit > 0 and each not in channels.due for each in parked)
 
         for channel in range(3):
             client.request(channel, output, channel, credit=4096)
@@ -434,7 +353,7 @@ def test_a_connection_is_not_idle_while_something_is_done_for_it(
         """The errands of the connection, when the time has been looked at."""
         [connection] = service._shared.connections
         connection.tick(service._shared.clock() + 10 * Limits().idle)
-        return connection._errands
+        return connection._conversation.debts.errands_open
 
     client.send(pack_find_request(3, output))
     until(lambda: bool(service._server.ask(lambda: service._shared.counts.requests)))
@@ -598,62 +517,9 @@ def test_finished_outputs_of_ended_executors_are_found(tmp_path: Path) -> None:
         assert (header.data_type, unpack_find_response(header, body)) == (0, None)
 
 
-def test_questions_are_bounded(disk: Disk) -> None:
-    _, output = disk.write_random()
-    with serving(disk.root, limits=Limits(questions=0)) as service, Client(service.address) as client:
-        header, body = ask(client, pack_find_request(3, replace(output, attempt=0)))
-        assert ErrorResponse.unpack(header, body).fault is Fault.TOO_MUCH
-
-
 # Peers that say what cannot be meant
 
 REQUEST = PartitionRequest(1, 1, OUTPUT)
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        Header(5000, Kind.PARTITION_REQUEST, 1).pack(),
-        Header(0, Kind.PARTITION_REQUEST, 1).pack(),
-        Header(0, Kind.BUFFER_RESPONSE, 1).pack(),
-        Header(0, Kind.DAMAGE_VERDICT, 1).pack(),
-        replace(REQUEST, channel=NO_CHANNEL).pack(),
-        REQUEST.pack() + REQUEST.pack(),
-        pack_add_credit(1, 0),
-        Header(1, Kind.ADD_CREDIT, 1, credit=1).pack() + b"x",
-        pack_find_request(3, OUTPUT).replace(bytes([39, 0, 0, 0]), bytes([40, 0, 0, 0])) + b"x",
-        pack_find_request(NO_CHANNEL, OUTPUT),
-        REQUEST.pack() + pack_find_request(1, OUTPUT),
-        REQUEST.pack().replace(APPLICATION.encode(), b"../.."),
-        bytes(24),
-        b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
-    ],
-    ids=[
-        "too long",
-        "no address",
-        "a server's",
-        "a verdict",
-        "no channel",
-        "twice",
-        "no credit",
-        "credit with a body",
-        "more than an address",
-        "a question without a number",
-        "a question with a channel's number",
-        "a path",
-        "kind 0",
-        "http",
-    ],
-)
-def test_what_is_not_in_the_protocol_costs_the_connection(
-    disk: Disk, service: ShuffleService, client: Client, frame: bytes
-) -> None:
-    file, output = disk.write_random()
-    client.send(frame)
-    assert client.is_cut_off()
-    with Client(service.address) as other:
-        assert bytes(other.fetch(output).data) == stored(file, one(0))
-    assert service.status().errors_total >= 1
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -687,38 +553,6 @@ def test_garbage_costs_one_connection_and_nothing_else(
     with Client(service.address) as other:
         assert len(other.fetch(OUTPUT).data) > 50_000
     until(lambda: not service.status().connections and free(service))
-
-
-def test_too_many_channels(disk: Disk) -> None:
-    _, output = disk.write_random(payload=100_000)
-    with serving(disk.root, limits=Limits(channels=3)) as service, Client(service.address) as client:
-        for channel in range(3):
-            client.request(channel, output, credit=0)
-        over = client.request(3, output, credit=0)
-        client.read(3)
-        assert over.error is not None and over.error.fault is Fault.TOO_MUCH
-        client.cancel(0)
-        client.request(4, output, credit=30)
-        client.read(4)
-        assert client.streams[4].ended
-
-
-def test_requests_that_are_cancelled_before_they_are_answered_are_bounded(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their channels are gone, and the work for them is not done yet."""
-    _, output = disk.write_random()
-    with serving(disk.root, limits=Limits(channels=3)) as service, Client(service.address) as client:
-        go = held_up(monkeypatch, "create_view")
-        for channel in range(6):
-            client.request(channel, output)
-            client.cancel(channel)
-        over = client.request(6, output)
-        client.read(6)
-        assert over.error is not None and over.error.fault is Fault.TOO_MUCH
-        go.set()
-        until(lambda: service._server.ask(lambda: next(iter(service._shared.connections))._errands) == 0)
-        assert client.fetch(output).ended
 
 
 def test_a_client_that_reads_no_answers_is_cut_off(disk: Disk) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from views import Part
 
 from sortshuffle.service.server.gathered_send import GatheredSend
 
@@ -36,30 +37,13 @@ class Sink:
         pass
 
 
-class Part:
-    """A portion that counts how often it was recycled."""
-
-    credits = backlog = 0
-    end_of_partition = False
-
-    def __init__(self) -> None:
-        self.recycled = 0
-
-    @property
-    def runs(self) -> Iterator[list[memoryview]]:
-        yield from ()
-
-    def recycle(self) -> None:
-        self.recycled += 1
-
-
 @given(
     st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=20),
     st.lists(st.integers(1, 60), max_size=30),
     st.integers(-1, 30),
 )
 def test_all_pieces_arrive_in_order(pieces: list[bytes], takes: list[int], copied_at: int) -> None:
-    sending, part = GatheredSend(), Part()
+    sending, part = GatheredSend(), Part([], 0)
     memory = [bytearray(piece) for piece in pieces]
     sending.add([memoryview(each) for each in memory], part)
     sink = Sink(*takes, 10_000)
@@ -77,7 +61,7 @@ def test_all_pieces_arrive_in_order(pieces: list[bytes], takes: list[int], copie
 
 
 def test_nothing_is_recycled_before_everything_is_sent() -> None:
-    sending, part = GatheredSend(), Part()
+    sending, part = GatheredSend(), Part([], 0)
     sending.add([b"abc", b"def"], part)
     sink = Sink(4)
     assert sending.send(sink) == 4
@@ -88,7 +72,7 @@ def test_nothing_is_recycled_before_everything_is_sent() -> None:
 
 
 def test_what_is_abandoned_is_recycled() -> None:
-    sending, parts = GatheredSend(), [Part(), Part()]
+    sending, parts = GatheredSend(), [Part([], 0), Part([], 0)]
     for part in parts:
         sending.add([b"abc"], part)
     sending.abandon()
@@ -101,7 +85,7 @@ def test_a_connection_that_breaks_leaves_it_to_be_abandoned(taken: int) -> None:
         def send(self, views: Sequence[memoryview]) -> int:
             raise ConnectionResetError
 
-    sending, part = GatheredSend(), Part()
+    sending, part = GatheredSend(), Part([], 0)
     sending.add([b"0123456789"], part)
     sending.send(Sink(taken))
     with pytest.raises(ConnectionResetError):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from views import Part, Source
 
 from sortshuffle.service.server.server_channel import ChannelState, ServerChannel
 from sortshuffle.service.wire.protocol import (
@@ -17,51 +16,6 @@ from sortshuffle.service.wire.protocol import (
 
 SEGMENT = 100
 REQUEST = PartitionRequest(7, 5, MapOutputAddress("app-1", 3, 17, 204, bytes(16)), skip=1000)
-
-
-@dataclass
-class Part:
-    """What a view gives with one poll."""
-
-    runs_of: list[list[bytes]]
-    credits: int
-    backlog: int = 0
-    end_of_partition: bool = False
-
-    @property
-    def runs(self) -> Iterator[list[memoryview]]:
-        for run in self.runs_of:
-            yield [memoryview(piece) for piece in run]
-
-    def recycle(self) -> None:
-        """Nothing to give back."""
-
-
-@dataclass
-class Source:
-    """A view that gives what it was told to, one part with each poll."""
-
-    parts: list[Part] = field(default_factory=list)
-    compressed: bool = False
-    cause: BaseException | None = None
-    granted: list[int] = field(default_factory=list)
-    released: int = 0
-
-    @property
-    def is_queued(self) -> bool:
-        return bool(self.parts)
-
-    def is_available(self, credits: int) -> bool:
-        return bool(self.parts and credits) or self.cause is not None
-
-    def grant(self, credits: int) -> None:
-        self.granted.append(credits)
-
-    def poll(self, credits: int, most: int) -> Part | None:
-        return self.parts.pop(0) if self.parts and credits else None
-
-    def release(self) -> None:
-        self.released += 1
 
 
 def opened(*parts: Part, compressed: bool = False) -> tuple[ServerChannel, Source]:

@@ -1,0 +1,129 @@
+"""`Conversation`: what one client says to the shuffle service, and what it is owed for that.
+
+    greeting --(both know the secret)--> open --(Close)--> over
+
+Bytes go in (`hear`); what is to be done about them comes out as `Debts` and as turns of `Channels`. There is
+no socket here, no loop, no thread and no disk: the `Connection` has those, and a test needs none of them.
+
+Rules
+* Whatever breaks the protocol is raised as `ProtocolError` or `AuthenticationError`, and the conversation is
+  not used any more.
+* Behind a Close nothing is heard.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from sortshuffle.service.server.channels import Channels
+from sortshuffle.service.server.counts import Counts
+from sortshuffle.service.server.debts import Debts
+from sortshuffle.service.server.errands import FindOutput, Question, RemoveShuffle
+from sortshuffle.service.server.gathered_send import GatheredSend
+from sortshuffle.service.server.limits import Limits
+from sortshuffle.service.wire.handshake import ServerGreeting
+from sortshuffle.service.wire.protocol import (
+    DamageReport,
+    FrameParser,
+    Header,
+    Kind,
+    PartitionRequest,
+    unpack_find_request,
+    unpack_remove_request,
+)
+
+
+class Conversation:
+    """``greeting``: the server's half of it, not begun. ``is_over``: whether the client said Close."""
+
+    def __init__(
+        self,
+        greeting: ServerGreeting,
+        limits: Limits,
+        counts: Counts,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.is_over = False
+        self.debts = Debts(limits, counts)
+        self.channels = Channels(self.debts, limits, counts, clock)
+        self._limits = limits
+        self._counts = counts
+        self._greeting: ServerGreeting | None = greeting
+        self._frames = FrameParser()
+        self._questions = 0  # that are being answered
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether the client has not shown yet who it is."""
+        return self._greeting is not None
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether there is something to send."""
+        return bool(self.channels.due or self.debts.answers)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the client wants nothing at the moment."""
+        return not (self.channels or self.debts.errands_open)
+
+    def hear(self, data: bytes) -> None:
+        """The client sent that."""
+        if self._greeting is not None:
+            self.debts.answer(self._greeting.feed(data))
+            if not self._greeting.is_done:
+                return
+            data, self._greeting = self._greeting.rest, None
+        for header, body in self._frames.feed(data):
+            self._obey(header, body)
+            if self.is_over:
+                return
+
+    def fill(self, sending: GatheredSend) -> None:
+        """Add the next turn: answers first, then channels in the order of the queue."""
+        if self.debts.answers:
+            sending.add([self.debts.take_answers()])
+        self.channels.fill(sending)
+
+    def answered(self, frame: bytes) -> None:
+        """What came of a question."""
+        self._questions -= 1
+        self.debts.answer(frame)
+
+    def not_answered(self, question: Question, error: BaseException) -> None:
+        """What came of a question that has no answer."""
+        self._questions -= 1
+        self.debts.fail(question.channel, error)
+
+    def end(self) -> None:
+        """The connection is over: give everything back."""
+        self.debts.end()
+        self.channels.end()
+
+    def _obey(self, header: Header, body: bytes) -> None:
+        match header.kind:
+            case Kind.PARTITION_REQUEST:
+                self.channels.request(PartitionRequest.unpack(header, body))
+            case Kind.ADD_CREDIT:
+                self.channels.add_credit(header.channel, header.credit)
+            case Kind.CANCEL:
+                self.channels.cancel(header.channel)
+            case Kind.CLOSE:
+                self.is_over = True
+            case Kind.FIND_REQUEST:
+                self._ask(FindOutput(header.channel, unpack_find_request(body)))
+            case Kind.DAMAGE_REPORT:
+                self._ask(DamageReport.unpack(header, body))
+            case Kind.REMOVE_REQUEST:
+                self._ask(RemoveShuffle(header.channel, unpack_remove_request(body)))
+
+    def _ask(self, question: Question) -> None:
+        self._counts.requests += 1
+        self.channels.expect_new(question.channel)
+        if self._questions >= self._limits.questions:
+            what = f"more than {self._limits.questions} questions at a time"
+            self.debts.refuse(question.channel, what)
+            return
+        self._questions += 1
+        self.debts.add_errand(question)
