@@ -72,8 +72,8 @@ from sortshuffle.payload.pickled import PickledPayload, pack_chunk
 from sortshuffle.reading.channel import InputChannel, LocalInputChannel
 from sortshuffle.reading.gate import InputGate
 from sortshuffle.reading.records import BufferOrEvent, RecordGate
-from sortshuffle.service.client.client import ClientSettings, ServiceClients, floating_bytes_of
-from sortshuffle.service.client.client_connection import ClientTls
+from sortshuffle.service.client.client import ServiceClients
+from sortshuffle.service.client.client_settings import ClientSettings, ClientTls, floating_bytes_of
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
 from sortshuffle.service.wire.protocol import MapOutputAddress, is_plain_name
 from sortshuffle.service.wire.secret import read_secret

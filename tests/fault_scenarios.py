@@ -39,7 +39,8 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.reading.gate import InputGate
-from sortshuffle.service.client.client import ClientSettings, ServiceClients
+from sortshuffle.service.client.client import ServiceClients
+from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
 from sortshuffle.service.server.shuffle_service import ShuffleService
 from sortshuffle.service.wire.protocol import MapOutputAddress

@@ -22,7 +22,7 @@ from engine import eventually
 from sortshuffle.format.header import Codec
 from sortshuffle.homes.processes import boot_id
 from sortshuffle.homes.shared_home import make_stored_home, shared_home, stored_home
-from sortshuffle.service.client.client import ClientSettings
+from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm.engine import Engine, EngineSettings, SharedHomes
 from sortshuffle.service.jvm.protocol import Block as ReceivedBlock

@@ -21,7 +21,8 @@ from engine import Pair, running, write_pair
 from run_cli import run, run_json
 
 from sortshuffle.homes.processes import process_start
-from sortshuffle.service.client.client import ClientSettings, ServiceClients
+from sortshuffle.service.client.client import ServiceClients
+from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.host import rendezvous
 from sortshuffle.service.wire.protocol import MapOutputAddress
 from sortshuffle.storage.files.reader import read_index

@@ -1,8 +1,10 @@
 """The consumer's half of the shuffle service: how a task reads map outputs of other hosts.
 
 remote_input_channel -> remote_reader -> extent_streams     what gates read from
-client                                                      the services that a task reads through
-client_connection, client_channel                           one connection, one request on it
+client, client_settings                                     what a task asks of services, and how
+service_link, receiver, trouble                             the channels of one service, and their thread
+client_connection, request_table                            one connection: its socket; its protocol, no I/O
+client_channel, index_channel, questions                    one request on it
 credits                                                     room for data ahead of its consumer
 backoff, resolution, asking                                 services that are away, slow, or many
 """

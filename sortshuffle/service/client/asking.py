@@ -24,7 +24,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from sortshuffle.errors import OUT_OF, ServiceUnavailableError, SortShuffleError
-from sortshuffle.service.client.client import ClientSettings, ServiceClient, ServiceClients
+from sortshuffle.service.client.client import ServiceClient, ServiceClients
+from sortshuffle.service.client.client_settings import ClientSettings
 
 # services; each takes up to three threads (who asks, who receives, who finds the host), and the address space
 # of their stacks, 8 MiB each: these 240 MiB fit into a worker whose address space is limited to 1 GiB

@@ -36,6 +36,7 @@ from typing import Protocol
 
 from sortshuffle import calls
 from sortshuffle.errors import AuthenticationError, ServiceUnavailableError
+from sortshuffle.service.client.client_settings import ClientTls
 from sortshuffle.service.client.resolution import resolve
 from sortshuffle.service.wire.address import is_loopback, split_address
 from sortshuffle.service.wire.handshake import GREETING_TIMEOUT, greet
@@ -51,22 +52,6 @@ LEAST_BYTES = 64 << 10
 MOST_TICK = 1.0  # seconds between two looks at whether a silent connection should not be silent
 TICKS = 10  # at least so many looks before it is given up
 MOST_APART = 2  # ticks between two looks: a wait that ends just before a tick is over is followed by another
-
-
-@dataclass(frozen=True, slots=True)
-class ClientTls:
-    """Paths of PEM files: the authority that is trusted, and the client's own certificate if it has one."""
-
-    authority: str
-    certificate: str | None = None
-    key: str | None = None
-
-    def context(self) -> ssl.SSLContext:
-        """Raises OSError for files that cannot be read or used."""
-        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=self.authority)
-        if self.certificate:
-            context.load_cert_chain(self.certificate, self.key)
-        return context
 
 
 @dataclass(frozen=True, slots=True)

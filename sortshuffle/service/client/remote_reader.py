@@ -65,6 +65,7 @@ class RemoteReader(ExtentReader):
     ) -> None:
         super().__init__(file.path, file.writer, key, file.output.file_id)
         self._client = client
+        self._link = client.link
         self._file = file
         self._extents = tuple(extents)
         self._whole: WholeStream | None = None
@@ -78,7 +79,7 @@ class RemoteReader(ExtentReader):
         if stream is None or stream.next != extent:
             stream = self._whole_from(extent)
         with self._placed(extent):
-            self._client.wait(stream, lambda: stream.is_next_here)
+            self._link.wait(stream, lambda: stream.is_next_here)
         return stream.take()
 
     def checked(self, memory: pa.Buffer, extent: Extent) -> ExtentPart:
@@ -115,9 +116,9 @@ class RemoteReader(ExtentReader):
         memory, view = aligned_memory(size)
         stream = self._parts_wanted(extent, position, view)
         with self._placed(extent):
-            self._client.wait(stream, lambda: stream.is_wanted_here)
-        self._client.change(stream, stream.taken)
-        self._client.consumed(stream)
+            self._link.wait(stream, lambda: stream.is_wanted_here)
+        self._link.change(stream, stream.taken)
+        self._link.consumed(stream)
         return memory
 
     def give_up(self) -> None:
@@ -125,7 +126,7 @@ class RemoteReader(ExtentReader):
             self._given_up = True
             streams = list(self._open)
         for stream in streams:
-            self._client.give_up(stream)
+            self._link.give_up(stream)
 
     def close(self) -> None:
         while self._open:
@@ -151,7 +152,7 @@ class RemoteReader(ExtentReader):
         stream = self._opened(WholeStream(self._asked(extent), self._file.output, (extent,)))
         try:
             with self._placed(extent):
-                self._client.wait(stream, lambda: stream.is_next_here)
+                self._link.wait(stream, lambda: stream.is_next_here)
             return stream.take()
         finally:
             self._release(stream)
@@ -161,15 +162,15 @@ class RemoteReader(ExtentReader):
         stream = self._parts
         if stream is not None and stream.can_give(extent, position):
             start = stream.start_of(extent) + position
-            self._client.change(stream, lambda: stream.want(start, view))
+            self._link.change(stream, lambda: stream.want(start, view))
             return stream
         self._release(stream)
         new = PartStream(
             self._asked(extent),
             self._file.output,
             self._behind(extent),
-            self._client.floating,
-            self._client.lent,
+            self._link.floating,
+            self._link.lent,
             position,
         )
         new.want(position, view)  # first, so that it is asked for with credit for that
@@ -188,14 +189,14 @@ class RemoteReader(ExtentReader):
         stream = self._parts
         if stream is not None:
             at = stream.start_of(extent) + position
-            self._client.change(stream, lambda: stream.forget_up_to(at))
+            self._link.change(stream, lambda: stream.forget_up_to(at))
 
     def _opened(self, stream: AnyStream) -> AnyStream:
         with self._lock:
             if self._given_up:
                 raise StateError(f"nobody waits any more for {stream.asked.what}")
             self._open.append(stream)
-        self._client.open(stream)
+        self._link.open(stream)
         return stream
 
     def _release(self, stream: ExtentStream | None) -> None:
@@ -205,7 +206,7 @@ class RemoteReader(ExtentReader):
             if stream not in self._open:
                 return
             self._open.remove(stream)
-        self._client.release(stream)
+        self._link.release(stream)
 
     def _behind(self, extent: Extent) -> tuple[Extent, ...]:
         """The extents from this one on."""

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 
 from sortshuffle import calls
 from sortshuffle.format.header import Codec
-from sortshuffle.service.client.client import ClientSettings
-from sortshuffle.service.client.client_connection import ClientTls
+from sortshuffle.service.client.client_settings import ClientSettings, ClientTls
 from sortshuffle.service.host import rendezvous
 from sortshuffle.service.host.rendezvous import ServiceConfig
 from sortshuffle.service.jvm.engine import Engine, EngineSettings, SharedHomes

@@ -38,7 +38,8 @@ from sortshuffle.homes.shared_home import expect_stored_home, make_shared_home
 from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.memory.shared_budget import SharedMemory
 from sortshuffle.options import MIB
-from sortshuffle.service.client.client import ClientSettings, ServiceClients
+from sortshuffle.service.client.client import ServiceClients
+from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.jvm.outputs import KnownOutputs, MapOutputs
 from sortshuffle.service.jvm.protocol import EVERYTHING, ReadRequest, RemoveRequest, WriteRequest
 from sortshuffle.service.jvm.reading import BlockReader

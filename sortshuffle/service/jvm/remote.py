@@ -32,7 +32,8 @@ from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import Index
 from sortshuffle.options import MIB
-from sortshuffle.service.client.client import ClientSettings, ServiceClient, ServiceClients
+from sortshuffle.service.client.client import ServiceClient, ServiceClients
+from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
 from sortshuffle.service.jvm.elsewhere import THREADS, BlocksElsewhere, Found, Known, KnownElsewhere
 from sortshuffle.service.jvm.lost import LostBlocksError

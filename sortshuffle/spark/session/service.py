@@ -51,7 +51,7 @@ from sortshuffle.spark.session.forgotten import forgotten, remember
 from sortshuffle.spark.session.requirements import application_of, context_settings, is_local, require_session
 
 if TYPE_CHECKING:
-    from sortshuffle.service.client.client import ClientSettings
+    from sortshuffle.service.client.client_settings import ClientSettings
 
 SPARK_SECRET_VARIABLE = "_SPARK_AUTH_SECRET"
 SECRET_BYTES = 32
@@ -233,8 +233,7 @@ class HostService:
     def client_settings(self, floating_bytes: int, timeout: float | None = None) -> ClientSettings:
         """How this task talks to services; ``timeout``: seconds, None for that of the options. Raises as
         `secret` does."""
-        from sortshuffle.service.client.client import ClientSettings
-        from sortshuffle.service.client.client_connection import ClientTls
+        from sortshuffle.service.client.client_settings import ClientSettings, ClientTls
 
         _, _, authority = self.options.tls_files
         tls = ClientTls(authority) if authority else None

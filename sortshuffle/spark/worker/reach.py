@@ -59,7 +59,7 @@ def credit_within(service: HostService, reading: int) -> int:
     """Bytes out of ``reading`` for data that come from other hosts before they are asked for."""
     if not service.is_on:
         return 0
-    from sortshuffle.service.client.client import floating_bytes_of
+    from sortshuffle.service.client.client_settings import floating_bytes_of
 
     return floating_bytes_of(reading)
 

@@ -15,7 +15,8 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.reading.channel import InputChannel, LocalInputChannel
 from sortshuffle.reading.gate import InputGate
-from sortshuffle.service.client.client import ClientSettings, ServiceClients
+from sortshuffle.service.client.client import ServiceClients
+from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
 from sortshuffle.service.wire.protocol import MapOutputAddress
 from sortshuffle.storage.files.extents import extents_of

@@ -18,7 +18,8 @@ from scripted_server import Peer, ScriptedServer
 
 from sortshuffle import calls
 from sortshuffle.service.client.asking import AT_ONCE, ask_each
-from sortshuffle.service.client.client import ClientSettings, ServiceClient
+from sortshuffle.service.client.client import ServiceClient
+from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.wire.protocol import FoundOutput, Kind, MapOutputAddress, pack_find_response
 
 WANTED = MapOutputAddress("app", 1, 2, file_id=DRIVER)

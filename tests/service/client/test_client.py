@@ -29,11 +29,13 @@ from sortshuffle.errors import (
 )
 from sortshuffle.format.header import INDEX_MAGIC, Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import unpack_index
-from sortshuffle.service.client import backoff, client_channel
+from sortshuffle.service.client import backoff, index_channel
 from sortshuffle.service.client import client as service_client
-from sortshuffle.service.client.client import ClientSettings, ServiceClient, ServiceClients
-from sortshuffle.service.client.client_channel import Asked, find_question
+from sortshuffle.service.client.client import ServiceClient, ServiceClients
+from sortshuffle.service.client.client_channel import Asked
+from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.credits import FloatingCredits
+from sortshuffle.service.client.questions import find_question
 from sortshuffle.service.wire.protocol import (
     Fault,
     FoundOutput,
@@ -126,9 +128,9 @@ def test_a_connection_that_went_while_this_process_stood_still_is_made_anew(
         client = ServiceClient(
             server.address, ClientSettings(timeout=20.0), FloatingCredits(MIB), lambda: now[0]
         )
-        with closing(client):
+        with closing(client.link):
             assert client.index(OUTPUT, "far") == Path(honest.files[0].index_path).read_bytes()
-    client.join()
+    client.link.join()
 
 
 def test_a_host_that_cannot_be_reached_costs_one_and_a_half_time_outs_at_most(
@@ -150,9 +152,9 @@ def test_a_host_that_cannot_be_reached_costs_one_and_a_half_time_outs_at_most(
     monkeypatch.setattr(calls, "getaddrinfo", slow)
     monkeypatch.setattr(calls, "create_connection", nothing)
     client = ServiceClient("localhost:1", ClientSettings(timeout=4.0), FloatingCredits(MIB), lambda: now[0])
-    with closing(client), pytest.raises(ServiceUnavailableError, match="could not be reached"):
+    with closing(client.link), pytest.raises(ServiceUnavailableError, match="could not be reached"):
         client.index(OUTPUT, "far")
-    client.join()
+    client.link.join()
     assert now[0] - 100.0 <= 1.5 * 4.0
 
 
@@ -191,7 +193,7 @@ def test_an_index_without_an_end_is_taken_as_far_as_its_regions_go() -> None:
 
 @pytest.mark.parametrize("regions", [None, 1 << 31], ids=["not known", "absurd"])
 def test_no_index_is_larger_than_the_largest(regions: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_channel, "MOST_INDEX_BYTES", 4 * MIB)
+    monkeypatch.setattr(index_channel, "MOST_INDEX_BYTES", 4 * MIB)
     with (
         ScriptedServer(endless(HEADER), segment_bytes=MIB) as server,
         client_of(server) as client,
@@ -241,14 +243,14 @@ def test_an_index_is_held_once(tmp_path: Path) -> None:
 
 def test_large_indexes_come_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several services and of several requests, as soon as they are larger than most are."""
-    monkeypatch.setattr(client_channel, "LARGE_INDEX_BYTES", 64 << 10)
+    monkeypatch.setattr(index_channel, "LARGE_INDEX_BYTES", 64 << 10)
     regions = [Region({s: [b"x"] for s in range(1000)}) for _ in range(10)]
     file = write_pair(tmp_path, Pair(1000, 0, regions))
     expected = Path(file.index_path).read_bytes()
     services = [HonestService([file]) for _ in range(4)]
     turn, most, taken = threading.Lock(), [0], threading.Lock()
 
-    class OneAtATime(client_channel.IndexChannel):
+    class OneAtATime(index_channel.IndexChannel):
         def take_turn(self) -> None:
             assert turn.locked(), "it has its turn"
             assert len(self._received) <= 64 << 10, "nothing more has come before"
@@ -280,11 +282,11 @@ def test_large_indexes_come_one_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set when somebody knows that an index must wait for its turn, as they do after 8 KiB here."""
-    monkeypatch.setattr(client_channel, "LARGE_INDEX_BYTES", 8 << 10)
+    monkeypatch.setattr(index_channel, "LARGE_INDEX_BYTES", 8 << 10)
     monkeypatch.setattr(service_client, "TURN_TICK", 0.01)
     known = threading.Event()
 
-    class Noted(client_channel.IndexChannel):
+    class Noted(index_channel.IndexChannel):
         @property
         def needs_turn(self) -> bool:
             needs = super().needs_turn
@@ -496,9 +498,9 @@ def test_trouble_that_nobody_waits_out_is_over_when_the_last_one_leaves() -> Non
     with refused_address() as address, clients_of() as clients:
         client = clients.client(address)
         for _ in range(2):
-            with client.opened(find_question(Asked("it", Place("it"), "far"), OUTPUT)):
-                eventually(lambda: client._backoff.lasted > 0, "it fails")
-            assert client._backoff.lasted == 0
+            with client.link.opened(find_question(Asked("it", Place("it"), "far"), OUTPUT)):
+                eventually(lambda: client.link._trouble.lasted > 0, "it fails")
+            assert client.link._trouble.lasted == 0
 
 
 def test_one_client_for_each_service() -> None:

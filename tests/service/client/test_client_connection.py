@@ -20,7 +20,8 @@ from engine import eventually
 from sortshuffle import calls
 from sortshuffle.errors import AuthenticationError, ProtocolError, ServiceUnavailableError
 from sortshuffle.service.client import client_connection
-from sortshuffle.service.client.client_connection import LEAST_BYTES, ClientConnection, ClientTls, Dial
+from sortshuffle.service.client.client_connection import LEAST_BYTES, ClientConnection, Dial
+from sortshuffle.service.client.client_settings import ClientTls
 from sortshuffle.service.wire.handshake import ServerGreeting
 from sortshuffle.service.wire.protocol import Kind, pack_add_credit, pack_end_of_partition
 

@@ -22,7 +22,8 @@ from sortshuffle.format.header import Codec
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.reading.gate import InputGate
-from sortshuffle.service.client.client import ClientSettings, ServiceClients
+from sortshuffle.service.client.client import ServiceClients
+from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
 from sortshuffle.service.server.shuffle_service import ServerSettings
 from sortshuffle.service.wire.protocol import MapOutputAddress

@@ -34,8 +34,8 @@ from sortshuffle.options import KIB
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.gate import InputGate
-from sortshuffle.service.client.client import ClientSettings, ServiceClients
-from sortshuffle.service.client.client_connection import ClientTls
+from sortshuffle.service.client.client import ServiceClients
+from sortshuffle.service.client.client_settings import ClientSettings, ClientTls
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
 from sortshuffle.service.server.shuffle_service import ServerSettings, ShuffleService, listen
 from sortshuffle.service.server.transport import ServerTls

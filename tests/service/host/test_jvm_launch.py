@@ -22,7 +22,8 @@ from jvm_client import GREETING, SHUFFLE, Block, Written, connected
 
 from sortshuffle.errors import ProtocolError, ServiceUnavailableError, UsageError
 from sortshuffle.homes.shared_home import make_stored_home
-from sortshuffle.service.client.client import ClientSettings, ServiceClients
+from sortshuffle.service.client.client import ServiceClients
+from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.host import jvm_launch as launch
 from sortshuffle.service.host import rendezvous
 from sortshuffle.service.host.jvm_launch import FAILED, LaunchRequest

@@ -18,8 +18,8 @@ from sortshuffle.errors import AuthenticationError, ServiceUnavailableError
 from sortshuffle.format.header import Codec
 from sortshuffle.homes.owner import Owner
 from sortshuffle.homes.processes import boot_id, process_start
-from sortshuffle.service.client.client import ClientSettings, ServiceClients
-from sortshuffle.service.client.client_connection import ClientTls
+from sortshuffle.service.client.client import ServiceClients
+from sortshuffle.service.client.client_settings import ClientSettings, ClientTls
 from sortshuffle.service.host import process, rendezvous
 from sortshuffle.service.host.process import RegisteredRoots, engine_of, settings_of
 from sortshuffle.service.host.rendezvous import Registration, ServiceConfig

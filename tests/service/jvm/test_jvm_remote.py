@@ -38,7 +38,8 @@ from scripted_server import HonestService, Peer, ScriptedServer, refused_address
 
 from sortshuffle.format.header import Codec
 from sortshuffle.options import KIB, MIB
-from sortshuffle.service.client.client import ClientSettings, ServiceClient, ServiceClients
+from sortshuffle.service.client.client import ServiceClient, ServiceClients
+from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm import protocol
 from sortshuffle.service.jvm.elsewhere import THREADS

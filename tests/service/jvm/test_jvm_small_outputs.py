@@ -24,7 +24,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.record_bytes import LEAST_COMPRESSED, RecordBytesPayload
-from sortshuffle.service.client.client import ClientSettings
+from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.jvm.outputs import IndexedMapOutput, KnownOutputs, MapOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.reading import BlockReader

@@ -22,7 +22,7 @@ from sortshuffle.errors import UsageError, WorkerSetupError
 from sortshuffle.homes.directories import LOCAL_DIRS_VARIABLE
 from sortshuffle.homes.forgotten import told
 from sortshuffle.options import PREFIX, Options
-from sortshuffle.service.client.client_connection import ClientTls
+from sortshuffle.service.client.client_settings import ClientTls
 from sortshuffle.service.host import rendezvous
 from sortshuffle.spark.manager.settings import SECRET
 from sortshuffle.spark.plan import staging

@@ -1,0 +1,66 @@
+"""`Receiver`: takes what comes on one connection to the channels that it is for.
+
+Used by the thread of a `ServiceLink`, which ends it by a connection that fails. Bodies of data are received
+straight into memory of the channels, under no lock: their place is given out under it before, and counted
+under it behind.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NoReturn
+
+from sortshuffle.service.client.client_connection import ClientConnection
+from sortshuffle.service.client.request_table import RequestTable
+from sortshuffle.service.client.trouble import Trouble
+from sortshuffle.service.wire.protocol import Data, Header, Kind
+
+
+class Receiver:
+    """``lock``: of ``table`` and ``trouble``."""
+
+    def __init__(
+        self, connection: ClientConnection, table: RequestTable, trouble: Trouble, lock: threading.Lock
+    ) -> None:
+        self._connection = connection
+        self._table = table
+        self._trouble = trouble
+        self._lock = lock
+
+    def run(self) -> NoReturn:
+        """Until the connection fails. Raises as `ClientConnection.fill` does, and `ProtocolError`."""
+        while True:
+            header = self._connection.receive_header()
+            if header.kind is not Kind.BUFFER_RESPONSE:
+                self._receive_answer(header)
+            elif header.data_type == Data.END_OF_PARTITION:
+                with self._lock:
+                    self._got_on(self._table.end(header))
+            else:
+                self._receive_data(header)
+
+    def _receive_answer(self, header: Header) -> None:
+        body = bytearray(header.length)
+        self._connection.fill(memoryview(body))
+        with self._lock:
+            self._got_on(self._table.answer(header, body))
+
+    def _receive_data(self, header: Header) -> None:
+        connection, table = self._connection, self._table
+        with self._lock:
+            channel, views = table.accept(header)
+        before = connection.received
+        try:
+            for view in views:
+                connection.fill(view)
+        finally:
+            if channel is not None:
+                with self._lock:
+                    self._got_on(channel.filled(connection.received - before))
+                    table.announce(channel)
+        connection.flush()
+
+    def _got_on(self, is_progress: bool) -> None:
+        if is_progress:
+            self._connection.got_on()
+            self._trouble.progress()
