@@ -28,15 +28,14 @@ from pyspark.sql import types as st
 
 import sortshuffle
 from sortshuffle.compute.groups.groups import GroupRun
-from sortshuffle.spark.functions import (
-    FunctionConf,
+from sortshuffle.spark.functions.conf import FunctionConf
+from sortshuffle.spark.functions.grouped import (
     GroupApplyInArrow,
     GroupApplyInPandas,
     GroupIterateInArrow,
     GroupIterateInPandas,
-    MapInArrow,
-    MapInPandas,
 )
+from sortshuffle.spark.functions.maps import MapInArrow, MapInPandas
 from sortshuffle.spark.schema import conform, to_arrow
 
 # workers know nothing of this module

@@ -15,13 +15,13 @@ from pyspark.sql.types import StructType
 
 from sortshuffle.errors import UsageError
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.spark.functions import GroupApplyInArrow, GroupApplyInPandas
+from sortshuffle.spark.functions.grouped import GroupApplyInArrow, GroupApplyInPandas
 from sortshuffle.spark.operators import aggregates
 from sortshuffle.spark.operators.cogroups import CoGroupedFrame, Frame, FrameGroups
 from sortshuffle.spark.operators.key_checks import check_group_key
 from sortshuffle.spark.operators.layouts import ordered, placed
 from sortshuffle.spark.plan.chain import Rows
-from sortshuffle.spark.worker.stages import GroupApply
+from sortshuffle.spark.steps.group_steps import GroupApply
 
 
 class GroupedFrame(Generic[Frame]):

@@ -24,7 +24,7 @@ from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.partitioner import SortKey
 from sortshuffle.partitioner.selector import MAX_SUBPARTITIONS
 from sortshuffle.spark.frame.grouped_frame import GroupedFrame
-from sortshuffle.spark.functions import MapFunction, MapInArrow, MapInPandas
+from sortshuffle.spark.functions.maps import MapFunction, MapInArrow, MapInPandas
 from sortshuffle.spark.operators import aggregates, columns, joins, sorting
 from sortshuffle.spark.operators import rows as row_operators
 from sortshuffle.spark.operators.cogroups import FrameGroups
@@ -48,8 +48,9 @@ from sortshuffle.spark.plan.hints import for_spark
 from sortshuffle.spark.plan.origins import DataFrameOrigin, ParquetOrigin
 from sortshuffle.spark.plan.schemes import Id, Range, RoundRobin
 from sortshuffle.spark.plan.staging import staged
+from sortshuffle.spark.steps.selection_steps import Filter
 from sortshuffle.spark.worker.reports import StageTotals, stage_totals
-from sortshuffle.spark.worker.stages import CountRows, Filter, ToSpark
+from sortshuffle.spark.worker.stages import CountRows, ToSpark
 
 if TYPE_CHECKING:
     from sortshuffle.spark.frame.frame_writer import FrameWriter

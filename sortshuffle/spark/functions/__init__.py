@@ -29,33 +29,3 @@ Invariants:
     grouped        groupBy().applyInArrow and applyInPandas, on whole groups and on iterators
     cogrouped      cogroup().applyInArrow and applyInPandas
 """
-
-from sortshuffle.spark.functions.cogrouped import CoGroupFunction, CoGroupInArrow, CoGroupInPandas
-from sortshuffle.spark.functions.conf import FunctionConf
-from sortshuffle.spark.functions.declared import Declared
-from sortshuffle.spark.functions.grouped import (
-    GroupApplyInArrow,
-    GroupApplyInPandas,
-    GroupFunction,
-    GroupIterateInArrow,
-    GroupIterateInPandas,
-)
-from sortshuffle.spark.functions.maps import MapFunction, MapInArrow, MapInPandas
-from sortshuffle.spark.functions.running import user_errors
-
-__all__ = [
-    "CoGroupFunction",
-    "CoGroupInArrow",
-    "CoGroupInPandas",
-    "Declared",
-    "FunctionConf",
-    "GroupApplyInArrow",
-    "GroupApplyInPandas",
-    "GroupFunction",
-    "GroupIterateInArrow",
-    "GroupIterateInPandas",
-    "MapFunction",
-    "MapInArrow",
-    "MapInPandas",
-    "user_errors",
-]

@@ -12,18 +12,14 @@ A frame without keys has one row, in one partition.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import NumericType, StructType
 
-from sortshuffle.compute.aggregate.aggregation import AggregateCall, Aggregation, FirstRows, PlainStates
-from sortshuffle.compute.aggregate.partial import partial
-from sortshuffle.compute.aggregate.results import first_rows, results
+from sortshuffle.compute.aggregate.aggregation import AggregateCall, Aggregation
 from sortshuffle.errors import ColumnError, UnsupportedError
-from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.operators.aggregate_calls import (
     AggregateRequest,
@@ -38,8 +34,9 @@ from sortshuffle.spark.operators.layouts import ordered, placed
 from sortshuffle.spark.operators.selection import reading_only
 from sortshuffle.spark.operators.twin import twin
 from sortshuffle.spark.plan.chain import FrameContext, Layout, Rows
-from sortshuffle.spark.worker.stages import Batches, TaskStep
-from sortshuffle.spark.worker.task import Task
+from sortshuffle.spark.steps.aggregate_steps import Aggregate, Lift, PartialAggregate
+from sortshuffle.spark.steps.distinct_steps import DifferentRows, PartialFirstRows
+from sortshuffle.spark.worker.stages import TaskStep
 
 
 def aggregate(rows: Rows, keys: tuple[int, ...], exprs: Sequence[Column | dict[str, str]]) -> Rows:
@@ -177,52 +174,6 @@ def _moved(layout: Layout, keys: tuple[int, ...]) -> Layout:
     return layout.selected(keys)
 
 
-@dataclass(frozen=True)
-class PartialAggregate(TaskStep):
-    """Rows to states of groups, as far as that makes fewer."""
-
-    aggregation: Aggregation
-    label: str
-
-    def run(self, batches: Batches, task: Task, memory: MemoryBudget) -> Batches:
-        return partial(batches, self.aggregation.reducers(), memory)
-
-    def describe(self) -> str:
-        return f"{self.label}, as far as a task sees"
-
-
-@dataclass(frozen=True)
-class Lift:
-    """Every row to a state of its own."""
-
-    aggregation: Aggregation
-    label: str
-
-    def __call__(self, batches: Batches) -> Batches:
-        reducer = PlainStates(self.aggregation)
-        for batch in batches:
-            if batch.num_rows:
-                yield reducer.given(reducer.lifted(reducer.selected(batch)))
-
-    def describe(self) -> str:
-        return f"{self.label}, each row by itself"
-
-
-@dataclass(frozen=True)
-class Aggregate:
-    """States that come in groups to one row for each. ``wire``: of the result."""
-
-    aggregation: Aggregation
-    wire: pa.Schema
-    label: str
-
-    def __call__(self, batches: Batches) -> Batches:
-        return results(batches, self.aggregation, self.wire)
-
-    def describe(self) -> str:
-        return self.label
-
-
 # --- different rows ----------------------------------------------------------------------------------------
 
 
@@ -240,31 +191,3 @@ def _deduplicated(rows: Rows, keys: tuple[int, ...], label: str) -> Rows:
     grouped = ordered(placed(fewer, keys), RowOrder(keys))
     result = grouped.chain.then(DifferentRows(keys, label), chain.schema)
     return Rows(result, grouped.layout)
-
-
-@dataclass(frozen=True)
-class PartialFirstRows(TaskStep):
-    """The first row of each key, as far as a task sees: more where that does not pay."""
-
-    keys: tuple[int, ...]
-    label: str
-
-    def run(self, batches: Batches, task: Task, memory: MemoryBudget) -> Batches:
-        return partial(batches, [FirstRows(self.keys)], memory)
-
-    def describe(self) -> str:
-        return f"{self.label}, as far as a task sees"
-
-
-@dataclass(frozen=True)
-class DifferentRows:
-    """The first row of each key, of rows sorted by it."""
-
-    keys: tuple[int, ...]
-    label: str
-
-    def __call__(self, batches: Batches) -> Batches:
-        return first_rows(batches, self.keys)
-
-    def describe(self) -> str:
-        return self.label

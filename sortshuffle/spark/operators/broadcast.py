@@ -3,9 +3,8 @@
     small side --exchange, its map outputs are broadcast regions------> control rows for each partition
     large side --its own rows, as Spark would feed them to its stage--> zipped with these
 
-What a task of the large side receives is the control rows of the broadcast exchange, and then its own rows:
-two struct columns, of which one is null. It reads the small side into a table, and then joins its own rows
-batch by batch, in their order: so what was known of where they are, and how they are sorted, still holds.
+A task of the large side joins its own rows in their order (`steps.broadcast_join`): so what was known of
+where they are, and how they are sorted, still holds.
 
 Which side may be small is as in Spark: not the one whose rows come out without a partner, because every task
 has all of them.
@@ -13,29 +12,23 @@ has all of them.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
-from sortshuffle.compute.join.build import HeldRows
-from sortshuffle.compute.join.hash_join import BuildTable, JoinKind, JoinSpec, probe
-from sortshuffle.errors import InsufficientBuffersError, StateError
-from sortshuffle.options import format_size
-from sortshuffle.spark.control import COLUMNS, channels
+from sortshuffle.compute.join.hash_join import JoinKind, JoinSpec
+from sortshuffle.errors import StateError
+from sortshuffle.spark.control import COLUMNS
 from sortshuffle.spark.operators.layouts import exchanged
 from sortshuffle.spark.plan.chain import Chain, Origin, Rows, ShuffleDependency
 from sortshuffle.spark.plan.estimated_sizes import combined_size
 from sortshuffle.spark.plan.once import once
 from sortshuffle.spark.plan.origins import exchanges_of, input_of, lines_of
 from sortshuffle.spark.plan.schemes import Broadcast
-from sortshuffle.spark.worker.several import ChainInput
-from sortshuffle.spark.worker.stages import Batches, Opening, Step, holders_of, opened_through
-from sortshuffle.spark.worker.task import Task
+from sortshuffle.spark.steps.broadcast_join import BroadcastJoin
+from sortshuffle.spark.worker.stages import Opening
 
 
 def broadcast_join(left: Rows, right: Rows, spec: JoinSpec, schema: StructType, label: str) -> Rows | None:
@@ -138,64 +131,3 @@ class BroadcastOrigin(Origin):
 
     def size_and_schema(self) -> tuple[int | None, StructType | None]:
         return combined_size((self.large.chain, self.small), only_first=self.spec.kind.is_existence)
-
-
-@dataclass(frozen=True)
-class BroadcastJoin:
-    """The opening of a stage that joins its own rows with a broadcast side. ``small``: how that is read, and
-    ``small_schema`` what then comes; ``opening`` and ``steps``: of the own rows."""
-
-    spec: JoinSpec
-    small: ChainInput
-    small_schema: pa.Schema
-    small_is_left: bool
-    opening: Opening
-    steps: tuple[Step, ...]
-    label: str
-
-    @property
-    def holders(self) -> int:
-        return 1 + self.opening.holders + holders_of(self.steps) + holders_of(self.small.steps)
-
-    def open(self, received: Batches, task: Task) -> Batches:
-        control, own = _parted(received)
-        memory = task.holding(self.label)
-        held = HeldRows(memory)
-        with ExitStack() as opened:
-            opened.callback(held.release)
-            with ExitStack() as reading:
-                if not held.fill(self._small_rows(control, task, reading)):
-                    raise InsufficientBuffersError(
-                        f"the broadcast side of the {self.label.removesuffix(', of')} takes more than the"
-                        f" {format_size(memory.limit)} that a task may hold of it: leave out broadcast(), or"
-                        " give more memory with spark.sortshuffle.memory"
-                    )
-            build = BuildTable(self.spec, held.joined(self.small_schema), is_left=self.small_is_left)
-            rows = opened_through(self.opening.open(own, task), self.steps, task, opened)
-            yield from probe(self.spec, build, rows)
-
-    def _small_rows(self, control: list[pa.RecordBatch], task: Task, opened: ExitStack) -> Batches:
-        found = channels(iter(control), task.reach)
-        rows = self.small.opening.read(found, task, task.reading)
-        return opened_through(rows, self.small.steps, task, opened)
-
-
-def _parted(received: Batches) -> tuple[list[pa.RecordBatch], Batches]:
-    """The control rows, which come first, and the own rows, which are still to come but for the batch where
-    the first of them was."""
-    control = []
-    for batch in received:
-        control.append(_unwrapped(batch, "control"))
-        own = _unwrapped(batch, "rows")
-        if own.num_rows:
-            others = (_unwrapped(batch, "rows") for batch in received)
-            return control, chain((own,), others)
-    return control, iter(())
-
-
-def _unwrapped(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
-    """The rows in a struct column, where it is not null."""
-    column = batch.column(name)
-    if column.null_count:
-        column = column.filter(column.is_valid())
-    return pa.RecordBatch.from_struct_array(column)

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from sortshuffle.compute.groups.cogroup import Side, cogroup, comparable
+from sortshuffle.compute.groups.cogroup import comparable
 from sortshuffle.errors import ColumnError, UsageError
-from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.spark.functions import CoGroupFunction, CoGroupInArrow, CoGroupInPandas
+from sortshuffle.spark.functions.cogrouped import CoGroupFunction, CoGroupInArrow, CoGroupInPandas
 from sortshuffle.spark.operators.layouts import (
     common_context,
     hash_exchanged,
@@ -28,9 +26,7 @@ from sortshuffle.spark.operators.layouts import (
 )
 from sortshuffle.spark.plan.chain import Chain, Rows
 from sortshuffle.spark.plan.origins import TogetherOrigin
-from sortshuffle.spark.worker.several import Leg
-from sortshuffle.spark.worker.stages import Batches
-from sortshuffle.spark.worker.task import Task
+from sortshuffle.spark.steps.group_steps import CoGroupApply
 
 Frame = TypeVar("Frame")
 
@@ -80,29 +76,6 @@ class CoGroupedFrame(Generic[Frame]):
         declared = function.declared.schema
         origin = TogetherOrigin(tuple(chains), combine)
         return self._make(Rows(Chain(context, origin, declared, context.wire(declared))))
-
-
-@dataclass(frozen=True, slots=True)
-class CoGroupApply:
-    """A function of the groups of two legs, each sorted by its order."""
-
-    sliceable: ClassVar[tuple[bool, ...]] = ()
-    only_first: ClassVar[bool] = False
-
-    function: CoGroupFunction
-    orders: tuple[RowOrder, RowOrder]
-    schemas: tuple[pa.Schema, pa.Schema]
-    label: str
-
-    def run(self, legs: Sequence[Leg], task: Task, memory: MemoryBudget) -> Batches:
-        left, right = (
-            Side(leg.rows, schema, order)
-            for leg, schema, order in zip(legs, self.schemas, self.orders, strict=True)
-        )
-        return self.function(cogroup(left, right, memory))
-
-    def describe(self) -> str:
-        return self.label
 
 
 def _check_sides(left: FrameGroups, right: FrameGroups) -> None:

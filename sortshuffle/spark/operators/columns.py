@@ -23,7 +23,7 @@ from sortshuffle.spark.operators.selection import selected
 from sortshuffle.spark.operators.twin import twin
 from sortshuffle.spark.plan.chain import Rows
 from sortshuffle.spark.schema import from_arrow, to_arrow
-from sortshuffle.spark.worker.with_columns import WithColumns, evaluated
+from sortshuffle.spark.steps.with_columns import WithColumns, evaluated
 
 Source: TypeAlias = "int | pc.Expression"
 """Where a column is from: a position in the input, or an expression over its columns."""

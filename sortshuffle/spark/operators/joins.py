@@ -8,9 +8,6 @@ there are two ways of doing it:
     broadcast   a side marked by `sortshuffle.broadcast` is given whole to every task of the other, which
                 stays where it is (`operators.broadcast`)
 
-A shuffled join holds the side that is smaller in its partition as a table in memory; if that does not fit,
-both are sorted, through files of the task, and merged.
-
 Keys are of one type on both sides, or of two integer or two floating types, of which the narrower is then
 widened as Spark does.
 """
@@ -21,7 +18,6 @@ import functools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -29,12 +25,9 @@ import pyarrow.types as at
 from pyspark.sql import Column
 from pyspark.sql.types import StructField, StructType
 
-from sortshuffle.compute.join.build import HeldRows
-from sortshuffle.compute.join.hash_join import BuildTable, JoinKind, JoinSpec, OutputColumn, probe
+from sortshuffle.compute.join.hash_join import JoinKind, JoinSpec, OutputColumn
 from sortshuffle.compute.join.keys import JoinKeyColumns
-from sortshuffle.compute.join.merge_join import merge_join
 from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
-from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.operators.broadcast import broadcast_join
 from sortshuffle.spark.operators.expressions import Attribute, Call, Node, node_of, resolve
@@ -44,11 +37,8 @@ from sortshuffle.spark.operators.selection import selected
 from sortshuffle.spark.operators.twin import twin
 from sortshuffle.spark.plan.chain import UNKNOWN_LAYOUT, Chain, Layout, Rows
 from sortshuffle.spark.plan.origins import TogetherOrigin
-from sortshuffle.spark.steps.local_sort import LocalSort
 from sortshuffle.spark.steps.row_steps import Arrange
-from sortshuffle.spark.worker.several import Leg
-from sortshuffle.spark.worker.stages import Batches, closes
-from sortshuffle.spark.worker.task import Task
+from sortshuffle.spark.steps.shuffled_join import ShuffledJoin
 
 # PySpark's names of the kinds, without underscores, in which their case does not count
 _KINDS = {
@@ -66,7 +56,6 @@ _KINDS = {
     "anti": JoinKind.ANTI,
     "leftanti": JoinKind.ANTI,
 }
-_SORTING_PARTS = 3  # of the memory: one for each side that is sorted, and one for the rows of a key
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,67 +332,3 @@ def joined_layout(spec: JoinSpec, by: Sequence[int], partitions: int) -> Layout:
 
 def _index(spec: JoinSpec, column: OutputColumn) -> int | None:
     return spec.output.index(column) if column in spec.output else None
-
-
-@dataclass(frozen=True)
-class ShuffledJoin:
-    """Joins one partition of both sides, of which each has all rows of its keys. ``left``, ``right``: their
-    schemas."""
-
-    spec: JoinSpec
-    left: pa.Schema
-    right: pa.Schema
-    label: str
-
-    @property
-    def sliceable(self) -> tuple[bool, bool]:
-        """Of which side the rows may meet the other in parts (`spark.plan.skew`): not, if the other side's
-        rows come out without a partner, or at most once."""
-        return self.spec.kind.repeats_right, self.spec.kind.repeats_left
-
-    @property
-    def only_first(self) -> bool:
-        return self.spec.kind.is_existence
-
-    def run(self, legs: Sequence[Leg], task: Task, memory: MemoryBudget) -> Batches:
-        left, right = legs
-        build_left = _size(left) < _size(right)
-        smaller, larger = (left, right) if build_left else (right, left)
-        held = HeldRows(memory)
-        try:
-            if held.fill(smaller.rows):
-                build = BuildTable(self.spec, held.joined(self._schema(build_left)), is_left=build_left)
-                yield from probe(self.spec, build, larger.rows)
-            else:
-                smaller.rows = chain(held.handed_on(), smaller.rows)
-                yield from self._merged(left, right, task, memory)
-        finally:
-            held.release()
-
-    def describe(self) -> str:
-        return f"{self.label}, of"
-
-    def _merged(self, left: Leg, right: Leg, task: Task, memory: MemoryBudget) -> Batches:
-        """Both sides sorted, and then merged."""
-        with (
-            closes(self._sorted(left, task, memory, is_left=True)) as lefts,
-            closes(self._sorted(right, task, memory, is_left=False)) as rights,
-        ):
-            own = memory.share(memory.limit // _SORTING_PARTS, "merge the sides")
-            yield from merge_join(self.spec, lefts, rights, own)
-
-    def _sorted(self, leg: Leg, task: Task, memory: MemoryBudget, *, is_left: bool) -> Batches:
-        schema = self._schema(is_left)
-        order = RowOrder(self.spec.keys.left if is_left else self.spec.keys.right)
-        share = memory.share(
-            memory.limit // _SORTING_PARTS, f"sort the {'left' if is_left else 'right'} side"
-        )
-        return LocalSort(order, schema, order.describe(schema.names)).run(leg.rows, task, share)
-
-    def _schema(self, is_left: bool) -> pa.Schema:
-        return self.left if is_left else self.right
-
-
-def _size(leg: Leg) -> float:
-    """Bytes as far as they are known."""
-    return float("inf") if leg.raw_bytes is None else leg.raw_bytes

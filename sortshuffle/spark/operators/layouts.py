@@ -19,7 +19,7 @@ from sortshuffle.spark.plan.exchange import Exchange
 from sortshuffle.spark.plan.origins import ExchangeOrigin
 from sortshuffle.spark.plan.schemes import Hash, Scheme
 from sortshuffle.spark.steps.local_sort import LocalSort
-from sortshuffle.spark.worker.stages import PER_BATCH, PerBatchStep
+from sortshuffle.spark.worker.stages import PerBatchStep
 
 
 def common_context(rows: Rows, other: Rows, what: str) -> FrameContext:
@@ -99,7 +99,8 @@ def _at_exchange(chain: Chain, order: RowOrder) -> Chain | None:
     """The same chain with its exchange delivering in the order of these columns of its last step; None if it
     begins with none, or if the columns are not those of the exchange."""
     origin = chain.origin
-    if not isinstance(origin, ExchangeOrigin) or not all(isinstance(step, PER_BATCH) for step in chain.steps):
+    by_batch = all(isinstance(step, PerBatchStep) for step in chain.steps)
+    if not isinstance(origin, ExchangeOrigin) or not by_batch:
         return None
     keys: list[SortKey] = []
     for key in order.keys:

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructField, StructType
 from sortshuffle.spark.parquet.pruning import uses
 from sortshuffle.spark.plan.chain import Chain, Rows
 from sortshuffle.spark.plan.origins import DataFrameOrigin, ParquetOrigin
-from sortshuffle.spark.worker.stages import Select
+from sortshuffle.spark.steps.selection_steps import Select
 
 
 def selected(rows: Rows, positions: tuple[int, ...], names: Sequence[str]) -> Rows:

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from sortshuffle.errors import UnsupportedError
 from sortshuffle.options import Options
 from sortshuffle.payload.ordering import SortKey
-from sortshuffle.spark.functions import FunctionConf
+from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.plan.measured_sizes import Sizes
 from sortshuffle.spark.schema import to_arrow
 from sortshuffle.spark.session import shared_storage

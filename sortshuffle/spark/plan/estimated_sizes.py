@@ -16,11 +16,13 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
-from sortshuffle.spark.functions import GroupFunction, MapFunction
+from sortshuffle.spark.functions.grouped import GroupFunction
+from sortshuffle.spark.functions.maps import MapFunction
 from sortshuffle.spark.plan import skew
 from sortshuffle.spark.plan.chain import Chain, ShuffleDependency
+from sortshuffle.spark.steps.group_steps import GroupApply
 from sortshuffle.spark.steps.row_steps import Limit, Sample
-from sortshuffle.spark.worker.stages import GroupApply, Step
+from sortshuffle.spark.worker.stages import Step
 
 # What a row costs Spark beside its columns, bytes: `EstimationUtils.getSizePerRow`.
 _ROW_OVERHEAD = 8

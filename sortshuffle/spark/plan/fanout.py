@@ -31,7 +31,7 @@ from sortshuffle.spark.plan.staging import staged
 from sortshuffle.spark.session.classic_planner import planned
 from sortshuffle.spark.session.planner import ControlRows
 from sortshuffle.spark.worker.map_output import WriteExchange, WriteExchanges
-from sortshuffle.spark.worker.stages import PER_BATCH, Step
+from sortshuffle.spark.worker.stages import PerBatchStep, Step
 
 
 class Waiting(ShuffleDependency, Protocol):
@@ -58,14 +58,14 @@ class Waiting(ShuffleDependency, Protocol):
 
 
 class RowSource:
-    """Rows that several chains begin with: an origin and the steps up to the last that is not `PER_BATCH`.
+    """Rows that several chains begin with: an origin and the steps up to the last that is not `PerBatchStep`.
     Equal to another one only if it is of the very same objects."""
 
     __slots__ = ("_objects",)
 
     def __init__(self, chain: Chain) -> None:
         steps = list(chain.steps)
-        while steps and isinstance(steps[-1], PER_BATCH):
+        while steps and isinstance(steps[-1], PerBatchStep):
             steps.pop()
         self._objects = (chain.origin, *steps)
 

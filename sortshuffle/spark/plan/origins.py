@@ -42,8 +42,9 @@ from sortshuffle.spark.plan.once import once
 from sortshuffle.spark.plan.skew import takes_rows_as_they_come
 from sortshuffle.spark.plan.staging import staged
 from sortshuffle.spark.session.planner_choice import planner_of
+from sortshuffle.spark.steps.scan import Scan
 from sortshuffle.spark.worker.several import ChainInput, CombineLegs, ReadCoalesced, ReadTogether, ReadUnion
-from sortshuffle.spark.worker.stages import PER_BATCH, Opening, ReadExchange, Scan, SparkRows, ToSpark
+from sortshuffle.spark.worker.stages import Opening, PerBatchStep, ReadExchange, SparkRows, ToSpark
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ class TogetherOrigin(Origin):
         for chain, may_be in zip(self.inputs, self.combine.sliceable, strict=False):
             others = [each for each in self.inputs if each is not chain]
             (exchange,) = chain.origin.exchanges()
-            repeatable = all(isinstance(step, PER_BATCH) for each in others for step in each.steps)
+            repeatable = all(isinstance(step, PerBatchStep) for each in others for step in each.steps)
             distinct = all(exchange not in each.origin.exchanges() for each in others)
             if may_be and repeatable and distinct and takes_rows_as_they_come(chain.steps):
                 found.append(exchange)

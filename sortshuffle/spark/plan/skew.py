@@ -35,11 +35,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from sortshuffle.options import Options, format_size
-from sortshuffle.spark.functions import MapFunction
+from sortshuffle.spark.functions.maps import MapFunction
 from sortshuffle.spark.plan.chain import Chain, Origin, ShuffleDependency
 from sortshuffle.spark.session import classic_planner as planner
 from sortshuffle.spark.worker.slices import ALL_MAPS, TASK, ReadSlices, Slice
-from sortshuffle.spark.worker.stages import PER_BATCH, Opening, Step
+from sortshuffle.spark.worker.stages import Opening, PerBatchStep, Step
 
 SHOWN = 10  # lines of `explain()`: who has more large subpartitions than that has too few of them
 
@@ -114,7 +114,7 @@ def sliceable(chain: Chain) -> list[ShuffleDependency]:
 
 def takes_rows_as_they_come(steps: Sequence[Step]) -> bool:
     """Whether these steps need no rows but those that they are given, whichever these are."""
-    return all(isinstance(step, (MapFunction, *PER_BATCH)) for step in steps)
+    return all(isinstance(step, MapFunction | PerBatchStep) for step in steps)
 
 
 # ---- how it is put into the plan ------------------------------------------------------------------------

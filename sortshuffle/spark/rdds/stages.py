@@ -29,7 +29,7 @@ from sortshuffle.payload.pickled import PickledPayload
 from sortshuffle.payload.spanning import SPILL_BYTES
 from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.records import RecordGate, chunks_of
-from sortshuffle.spark.functions import user_errors
+from sortshuffle.spark.functions.running import user_errors
 from sortshuffle.spark.rdds.control_rows import Received
 from sortshuffle.spark.rdds.steps import HoldingStep, Step
 from sortshuffle.spark.rdds.streams import Records, RecordStream

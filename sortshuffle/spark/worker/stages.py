@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -32,14 +32,12 @@ from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.gate import InputGate
 from sortshuffle.spark.control import channels
-from sortshuffle.spark.functions import GroupFunction, user_errors
-from sortshuffle.spark.parquet.scanning import ParquetScan
+from sortshuffle.spark.functions.running import user_errors
 from sortshuffle.spark.schema import conform
 from sortshuffle.spark.session.service import NO_SERVICE, HostService, ServiceSettings
 from sortshuffle.spark.worker.adoption import adopted_by
 from sortshuffle.spark.worker.reports import Reporter
 from sortshuffle.spark.worker.task import Task, running, settle_worker
-from sortshuffle.spark.worker.with_columns import WithColumns
 
 Batches: TypeAlias = Iterator[pa.RecordBatch]
 
@@ -60,6 +58,21 @@ class PlainStep(Protocol):
 
     def __call__(self, batches: Batches) -> Batches: ...
 
+    def describe(self) -> str: ...
+
+
+class PerBatchStep(ABC):
+    """A `PlainStep` that treats every batch by itself, and keeps the order of rows: so the batches of one
+    pass may go through different ones."""
+
+    @abstractmethod
+    def __call__(self, batches: Batches) -> Batches: ...
+
+    @abstractmethod
+    def source_of(self, position: int) -> int | None:
+        """Which column of its input a column is, unchanged; None for one that the step makes."""
+
+    @abstractmethod
     def describe(self) -> str: ...
 
 
@@ -166,21 +179,6 @@ class SparkRows:
 
 
 @dataclass(frozen=True)
-class Scan:
-    """Row groups scanned by this worker; the one row received says which split."""
-
-    scan: ParquetScan
-    holders: ClassVar[int] = 0
-
-    def open(self, received: Batches, task: Task) -> Batches:
-        for batch in received:
-            for split in batch.column(0).to_pylist():
-                with task.metrics.step("open"):
-                    rows = self.scan.read(split)
-                yield from task.metrics.timed(rows, "scan")
-
-
-@dataclass(frozen=True)
 class ReadExchange:
     """One subpartition of every map output of an exchange. ``order``: deliver in key order; the extents
     are sorted so."""
@@ -217,71 +215,6 @@ class CountRows:
     def close(self, batches: Batches, task: Task) -> Batches:
         rows = sum(batch.num_rows for batch in batches)
         yield pa.record_batch([pa.array([rows], pa.int64())], names=["rows"])
-
-
-@dataclass(frozen=True)
-class Select:
-    """Columns by position, in a new order, under these names."""
-
-    columns: tuple[int, ...]
-    names: tuple[str, ...]
-
-    def __call__(self, batches: Batches) -> Batches:
-        names = list(self.names)
-        for batch in batches:
-            yield batch.select(list(self.columns)).rename_columns(names)
-
-    def source_of(self, position: int) -> int | None:
-        return self.columns[position]
-
-    def describe(self) -> str:
-        return f"select({', '.join(self.names)})"
-
-
-@dataclass(frozen=True)
-class Filter:
-    """Rows for which an Arrow expression is true; false and null are dropped, as in SQL."""
-
-    expression: Any
-
-    def __call__(self, batches: Batches) -> Batches:
-        for batch in batches:
-            kept = batch.filter(self.expression)
-            if kept.num_rows:
-                yield kept
-
-    def source_of(self, position: int) -> int | None:
-        return position
-
-    def describe(self) -> str:
-        return f"filter({self.expression})"
-
-
-@dataclass(frozen=True)
-class GroupApply:
-    """A grouped function on a stream sorted by the group's keys."""
-
-    order: RowOrder
-    function: GroupFunction
-    label: str
-
-    def __call__(self, batches: Batches) -> Batches:
-        return self.function(self.function.cut(batches, self.order))
-
-    def describe(self) -> str:
-        return self.label
-
-
-class PerBatchStep(PlainStep, Protocol):
-    """A step that treats every batch by itself, and keeps the order of rows: so the batches of one pass may
-    go through different ones."""
-
-    def source_of(self, position: int) -> int | None:
-        """Which column of its input a column is, unchanged; None for one that the step makes."""
-
-
-PER_BATCH: tuple[type, ...] = (Select, Filter, WithColumns)
-"""The classes of `PerBatchStep`s."""
 
 
 def _counted(batches: Batches, metrics: TaskMetrics, where: str) -> Batches:

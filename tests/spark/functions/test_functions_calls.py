@@ -13,17 +13,15 @@ from function_cases import BY_POSITION, COERCED, CONF, ITERATORS, STRICT, UNSAFE
 from pyspark.sql import SparkSession
 
 from sortshuffle.errors import UnsupportedError, UsageError
-from sortshuffle.spark.functions import (
-    CoGroupInArrow,
-    CoGroupInPandas,
-    FunctionConf,
+from sortshuffle.spark.functions.cogrouped import CoGroupInArrow, CoGroupInPandas
+from sortshuffle.spark.functions.conf import FunctionConf
+from sortshuffle.spark.functions.grouped import (
     GroupApplyInArrow,
     GroupApplyInPandas,
     GroupIterateInArrow,
     GroupIterateInPandas,
-    MapInArrow,
-    MapInPandas,
 )
+from sortshuffle.spark.functions.maps import MapInArrow, MapInPandas
 
 
 class Grouper:

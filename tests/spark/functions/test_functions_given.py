@@ -24,7 +24,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
-from sortshuffle.spark.functions import FunctionConf
+from sortshuffle.spark.functions.conf import FunctionConf
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

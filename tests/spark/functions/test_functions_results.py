@@ -39,7 +39,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
 from sortshuffle.errors import SchemaMismatchError
-from sortshuffle.spark.functions import MapInPandas
+from sortshuffle.spark.functions.maps import MapInPandas
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -16,13 +16,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from sortshuffle.errors import CorruptDataError, Place, SchemaMismatchError
-from sortshuffle.spark.functions import (
-    GroupApplyInArrow,
-    GroupApplyInPandas,
-    MapInArrow,
-    MapInPandas,
-    user_errors,
-)
+from sortshuffle.spark.functions.grouped import GroupApplyInArrow, GroupApplyInPandas
+from sortshuffle.spark.functions.maps import MapInArrow, MapInPandas
+from sortshuffle.spark.functions.running import user_errors
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

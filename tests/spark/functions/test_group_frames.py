@@ -17,7 +17,7 @@ from pyspark.sql import types as st
 
 from sortshuffle.compute.groups.groups import GroupRun
 from sortshuffle.errors import SchemaMismatchError
-from sortshuffle.spark.functions import FunctionConf
+from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import pandas_series
 from sortshuffle.spark.functions.declared import Declared
 from sortshuffle.spark.functions.group_frames import COLLECTED_ROWS, FrameCollector, group_frames

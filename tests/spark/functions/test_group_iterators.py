@@ -32,7 +32,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sortshuffle.compute.groups.groups import group_batches
 from sortshuffle.errors import SchemaMismatchError
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.spark.functions import GroupApplyInArrow, GroupApplyInPandas
+from sortshuffle.spark.functions.grouped import GroupApplyInArrow, GroupApplyInPandas
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -19,7 +19,8 @@ from pyspark.sql import functions as sf
 import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import ColumnError, SchemaMismatchError, UsageError
-from sortshuffle.spark.functions import CoGroupInArrow, CoGroupInPandas, FunctionConf
+from sortshuffle.spark.functions.cogrouped import CoGroupInArrow, CoGroupInPandas
+from sortshuffle.spark.functions.conf import FunctionConf
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -20,7 +20,7 @@ from pyspark.sql import types as st
 import sortshuffle
 from sortshuffle import ShuffleFrame
 from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
-from sortshuffle.spark.worker.with_columns import WithColumns
+from sortshuffle.spark.steps.with_columns import WithColumns
 
 field = pc.field
 

@@ -36,8 +36,8 @@ from sortshuffle.service.client.client import ServiceClient
 from sortshuffle.service.server.shuffle_service import ShuffleService, serve
 from sortshuffle.service.wire.protocol import FoundOutput, MapOutputAddress
 from sortshuffle.spark.control import INLINE_REGIONS, Adopter, channels, control_batches
-from sortshuffle.spark.plan.measured_sizes import _summed
 from sortshuffle.spark.session.service import HostService, Mode, ServiceSettings
+from sortshuffle.spark.steps.subpartition_sizes import summed
 from sortshuffle.spark.worker import adoption, reach
 from sortshuffle.spark.worker.adoption import adopt
 from sortshuffle.spark.worker.reach import ClusterReach
@@ -291,7 +291,7 @@ def test_who_sums_up_sizes_makes_the_adopter_run_again_too(
     lost.delete()
     assert adopter.service is not None
     with pytest.raises(DataLossError):
-        list(_summed(iter(rows), adopter.service))
+        list(summed(iter(rows), adopter.service))
     assert names(blocks) == [f"shuffle_0_{ATTEMPT + 1}_0.index"]
     adopter.reach.close()
 

@@ -7,7 +7,7 @@ Columns that stay are passed on without a copy. Acero cuts batches at 32,768 row
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,11 @@ import pyarrow.acero as acero
 import pyarrow.compute as pc
 
 from sortshuffle.spark.schema import conform
+from sortshuffle.spark.worker.stages import Batches, PerBatchStep
 
 
 @dataclass(frozen=True)
-class WithColumns:
+class WithColumns(PerBatchStep):
     """``columns``: for every column of ``wire``, from which column of the input it is, or its expression.
     ``label``: for people."""
 
@@ -27,7 +28,7 @@ class WithColumns:
     wire: pa.Schema
     label: str
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Batches) -> Batches:
         expressions = [pc.field(each) if isinstance(each, int) else each for each in self.columns]
         for batch in batches:
             for part in self._evaluated(batch, expressions).to_batches():

@@ -1,0 +1,84 @@
+"""`BroadcastJoin`: the opening of a stage that joins its own rows with a side that each task is given whole.
+
+What the task receives is the control rows of the broadcast exchange, and then its own rows: two struct
+columns, of which one is null (`operators.broadcast` puts them so). It reads the small side into a table, and
+then joins its own rows batch by batch, in their order.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+
+import pyarrow as pa
+
+from sortshuffle.compute.join.build import HeldRows
+from sortshuffle.compute.join.hash_join import BuildTable, JoinSpec, probe
+from sortshuffle.errors import InsufficientBuffersError
+from sortshuffle.options import format_size
+from sortshuffle.spark.control import channels
+from sortshuffle.spark.worker.several import ChainInput
+from sortshuffle.spark.worker.stages import Batches, Opening, Step, holders_of, opened_through
+from sortshuffle.spark.worker.task import Task
+
+
+@dataclass(frozen=True)
+class BroadcastJoin:
+    """The opening of a stage that joins its own rows with a broadcast side. ``small``: how that is read, and
+    ``small_schema`` what then comes; ``opening`` and ``steps``: of the own rows."""
+
+    spec: JoinSpec
+    small: ChainInput
+    small_schema: pa.Schema
+    small_is_left: bool
+    opening: Opening
+    steps: tuple[Step, ...]
+    label: str
+
+    @property
+    def holders(self) -> int:
+        return 1 + self.opening.holders + holders_of(self.steps) + holders_of(self.small.steps)
+
+    def open(self, received: Batches, task: Task) -> Batches:
+        control, own = _parted(received)
+        memory = task.holding(self.label)
+        held = HeldRows(memory)
+        with ExitStack() as opened:
+            opened.callback(held.release)
+            with ExitStack() as reading:
+                if not held.fill(self._small_rows(control, task, reading)):
+                    raise InsufficientBuffersError(
+                        f"the broadcast side of the {self.label.removesuffix(', of')} takes more than the"
+                        f" {format_size(memory.limit)} that a task may hold of it: leave out broadcast(), or"
+                        " give more memory with spark.sortshuffle.memory"
+                    )
+            build = BuildTable(self.spec, held.joined(self.small_schema), is_left=self.small_is_left)
+            rows = opened_through(self.opening.open(own, task), self.steps, task, opened)
+            yield from probe(self.spec, build, rows)
+
+    def _small_rows(self, control: list[pa.RecordBatch], task: Task, opened: ExitStack) -> Batches:
+        found = channels(iter(control), task.reach)
+        rows = self.small.opening.read(found, task, task.reading)
+        return opened_through(rows, self.small.steps, task, opened)
+
+
+def _parted(received: Batches) -> tuple[list[pa.RecordBatch], Batches]:
+    """The control rows, which come first, and the own rows, which are still to come but for the batch where
+    the first of them was."""
+    control = []
+    for batch in received:
+        control.append(_unwrapped(batch, "control"))
+        own = _unwrapped(batch, "rows")
+        if own.num_rows:
+            others = (_unwrapped(batch, "rows") for batch in received)
+            return control, chain((own,), others)
+    return control, iter(())
+
+
+def _unwrapped(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
+    """The rows in a struct column, where it is not null."""
+    column = batch.column(name)
+    if column.null_count:
+        column = column.filter(column.is_valid())
+    return pa.RecordBatch.from_struct_array(column)

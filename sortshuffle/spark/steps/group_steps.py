@@ -1,0 +1,56 @@
+"""Users' functions of groups: of one frame's, and of those of two frames that have equal keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+
+from sortshuffle.compute.groups.cogroup import Side, cogroup
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.spark.functions.cogrouped import CoGroupFunction
+from sortshuffle.spark.functions.grouped import GroupFunction
+from sortshuffle.spark.worker.several import Leg
+from sortshuffle.spark.worker.stages import Batches
+from sortshuffle.spark.worker.task import Task
+
+
+@dataclass(frozen=True)
+class GroupApply:
+    """A grouped function on a stream sorted by the group's keys."""
+
+    order: RowOrder
+    function: GroupFunction
+    label: str
+
+    def __call__(self, batches: Batches) -> Batches:
+        return self.function(self.function.cut(batches, self.order))
+
+    def describe(self) -> str:
+        return self.label
+
+
+@dataclass(frozen=True, slots=True)
+class CoGroupApply:
+    """A function of the groups of two legs, each sorted by its order."""
+
+    sliceable: ClassVar[tuple[bool, ...]] = ()
+    only_first: ClassVar[bool] = False
+
+    function: CoGroupFunction
+    orders: tuple[RowOrder, RowOrder]
+    schemas: tuple[pa.Schema, pa.Schema]
+    label: str
+
+    def run(self, legs: Sequence[Leg], task: Task, memory: MemoryBudget) -> Batches:
+        left, right = (
+            Side(leg.rows, schema, order)
+            for leg, schema, order in zip(legs, self.schemas, self.orders, strict=True)
+        )
+        return self.function(cogroup(left, right, memory))
+
+    def describe(self) -> str:
+        return self.label

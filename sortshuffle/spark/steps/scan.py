@@ -1,0 +1,28 @@
+"""`Scan`: the opening of a stage that reads Parquet files.
+
+Apart from the other openings, because what reads Parquet takes a worker long to load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sortshuffle.spark.parquet.scanning import ParquetScan
+from sortshuffle.spark.worker.stages import Batches
+from sortshuffle.spark.worker.task import Task
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Row groups scanned by this worker; the one row received says which split."""
+
+    scan: ParquetScan
+    holders: ClassVar[int] = 0
+
+    def open(self, received: Batches, task: Task) -> Batches:
+        for batch in received:
+            for split in batch.column(0).to_pylist():
+                with task.metrics.step("open"):
+                    rows = self.scan.read(split)
+                yield from task.metrics.timed(rows, "scan")

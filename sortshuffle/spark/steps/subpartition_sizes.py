@@ -1,0 +1,47 @@
+"""How large the subpartitions of an exchange are, as tasks sum it up from control rows.
+
+Asked for by `plan.measured_sizes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pyarrow as pa
+
+from sortshuffle.spark.control import channels
+from sortshuffle.spark.session.service import HostService
+from sortshuffle.spark.worker.reach import ClusterReach
+from sortshuffle.spark.worker.task import tell_of_loss
+
+_SIZES = pa.schema([("subpartition", pa.int32()), ("map_index", pa.int32()), ("bytes", pa.int64())])
+
+
+def summed(batches: Iterator[pa.RecordBatch], service: HostService) -> Iterator[pa.RecordBatch]:
+    """The bytes of some subpartitions, of which all control rows are here: of those above the threshold a row
+    for each map output, of others one, without map index."""
+    sizes: dict[int, dict[int, int]] = {}
+    reach = ClusterReach(service)
+    try:
+        with closing(reach):
+            # a Python loop: over control rows, not over rows
+            for batch in batches:
+                numbers = batch.column("subpartition").to_pylist()
+                for number, channel in zip(numbers, channels(iter([batch]), reach), strict=True):
+                    size = sum(extent.raw_bytes for extent in channel.extents)
+                    sizes.setdefault(number, {})[channel.map_index] = size
+    except Exception as error:  # of an index file that is not inline in its control row
+        tell_of_loss(error, reach, service.settings.served_by_spark)
+        raise
+    threshold = service.options.skew_threshold
+    found: list[tuple[int, int | None, int]] = []
+    for number, by_map in sizes.items():
+        total = sum(by_map.values())
+        found += (
+            [(number, *each) for each in by_map.items()] if total > threshold else [(number, None, total)]
+        )
+    columns = list(zip(*found, strict=True)) or [(), (), ()]
+    yield pa.record_batch(
+        [pa.array(column, field.type) for column, field in zip(columns, _SIZES, strict=True)], schema=_SIZES
+    )

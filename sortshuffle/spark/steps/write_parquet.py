@@ -1,0 +1,96 @@
+"""`WriteParquet`: the closing of a stage whose tasks write Parquet files, one for each task that has rows.
+
+It writes by the paths that `frame.frame_writer` chose, and Spark gets the names: what becomes of the files is
+decided there. An attempt that fails removes its own.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sortshuffle import calls
+from sortshuffle.options import MIB
+from sortshuffle.spark.worker.stages import Batches
+from sortshuffle.spark.worker.task import Task
+
+ROW_GROUP_BYTES = 64 * MIB  # of rows in memory; about what Spark's own writer makes of its 128 MiB blocks
+
+
+@dataclass(frozen=True)
+class WriteParquet:
+    """Closing of a stage: one file per task that has rows; Spark gets its name."""
+
+    directory: str
+    job: str
+    codec: str
+    schema: pa.Schema
+
+    def close(self, batches: Batches, task: Task) -> Batches:
+        name = self._name(task.partition, task.attempt)
+        path = os.path.join(self.directory, name)
+        try:
+            has_rows = self._write(path, batches, task)
+        except BaseException:
+            if calls.exists(path):
+                calls.unlink(path)
+            raise
+        if has_rows:
+            yield pa.record_batch([pa.array([name])], names=["name"])
+
+    def write_empty(self) -> str:
+        """A file without rows; its name."""
+        name = self._name(0, 0)
+        self._open(os.path.join(self.directory, name)).close()
+        return name
+
+    def _write(self, path: str, batches: Batches, task: Task) -> bool:
+        group = _RowGroup(min(ROW_GROUP_BYTES, task.writing.limit // 2), task)
+        writer: Any = None
+        with ExitStack() as opened:
+            for batch in batches:
+                if batch.num_rows == 0:
+                    continue
+                if writer is None:
+                    writer = opened.enter_context(self._open(path))
+                if group.add(batch):
+                    group.write(writer)
+            if writer is not None:
+                group.write(writer)
+        return writer is not None
+
+    def _open(self, path: str) -> Any:
+        return pq.ParquetWriter(path, self.schema, compression=self.codec, store_schema=False)
+
+    def _name(self, partition: int, attempt: int) -> str:
+        return f"part-{partition:05d}-{attempt}-{self.job}.{self.codec}.parquet"
+
+
+@dataclass(slots=True)
+class _RowGroup:
+    """Rows that wait to become a row group, charged to the task."""
+
+    limit: int
+    task: Task
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, batch: pa.RecordBatch) -> bool:
+        """Take a batch; true when there is enough for a row group."""
+        self.batches.append(batch)
+        self.size += batch.nbytes
+        self.task.writing.charge(batch.nbytes)
+        return self.size >= self.limit
+
+    def write(self, writer: Any) -> None:
+        if self.batches:
+            with self.task.metrics.step("write"):
+                table = pa.Table.from_batches(self.batches)
+                writer.write_table(table, row_group_size=table.num_rows)
+        self.task.writing.release(self.size)
+        self.batches, self.size = [], 0
