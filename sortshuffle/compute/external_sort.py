@@ -37,7 +37,8 @@ from sortshuffle.reading.gate import joined
 from sortshuffle.reading.multi_pass import MultiPassMerge
 from sortshuffle.reading.spill import NewFile, SpilledRun, SpillSize, SpillWriter, spill_header
 from sortshuffle.writing.clustering import joined as one_batch
-from sortshuffle.writing.clustering import owned, size_of, sliced
+from sortshuffle.writing.clustering import owned
+from sortshuffle.writing.row_slices import size_of, sliced
 
 Batches: TypeAlias = Generator[pa.RecordBatch, None, None]
 

@@ -36,7 +36,7 @@ from sortshuffle.reading.fetcher import Batches
 from sortshuffle.storage.files.extents import Extent, extents_of
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
-from sortshuffle.writing.clustering import sliced
+from sortshuffle.writing.row_slices import sliced
 
 NewFile: TypeAlias = Callable[[FileHeader], PartitionedFileWriter]
 """Makes the file of a pass, under a name of its own, in a directory that has room."""

@@ -9,7 +9,7 @@ larger alive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,33 +33,12 @@ GROUP_BYTES = 3 * MIB
 # so that what ordering one group takes is a small part of a region: with 16 sorted regions of 16-byte rows
 # filled 0.58 of the memory, with 32 0.70
 LEAST_GROUPS = 32
-ROW_BYTES = 16  # what a row is counted as at least: its subpartition id and its position take 9 to 12
 CACHE_LINE = 64  # bytes
 # a batch is copied rather than kept if it keeps alive more than this times what it is, and padding
 MOST_PINNED = 1.1
 PADDING = 4 * KIB
 
 Int64s = npt.NDArray[np.int64]
-
-
-def size_of(batch: pa.RecordBatch) -> int:
-    """Bytes that rows are counted as while they wait: for narrow rows, what clustering them takes."""
-    return max(int(batch.nbytes), ROW_BYTES * int(batch.num_rows))
-
-
-def sliced(
-    batch: pa.RecordBatch, most: int, size: Callable[[pa.RecordBatch], int] = size_of
-) -> Iterator[pa.RecordBatch]:
-    """The batch in slices of at most ``most`` bytes, in order; a larger row is a slice of its own."""
-    total = size(batch)
-    if total <= most or batch.num_rows <= 1:
-        if batch.num_rows:
-            yield batch
-        return
-    pieces = -(-total // most)
-    step = -(-batch.num_rows // pieces)
-    for start in range(0, batch.num_rows, step):
-        yield from sliced(batch.slice(start, step), most, size)  # again, because rows differ in size
 
 
 def unit_bytes(memory: int) -> int:

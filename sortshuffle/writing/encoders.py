@@ -38,18 +38,16 @@ from sortshuffle.payload.arrow import BATCH_BYTES, BATCH_ROWS, ArrowPayload
 from sortshuffle.payload.ordering import Ranks, RowOrder
 from sortshuffle.payload.sort_memory import Number, SortMemory
 from sortshuffle.writing.clustering import (
-    ROW_BYTES,
     ClusteredUnit,
     SubpartitionGroups,
     bounds_of,
     cluster,
     joined,
     owned,
-    size_of,
-    sliced,
     unit_bytes,
 )
 from sortshuffle.writing.data_buffer import Extent, write_batch
+from sortshuffle.writing.row_slices import ROW_BYTES, size_of, sliced
 
 # part of a unit from which on it is clustered rather than filled up: the usual batch of 64 Ki rows, some
 # 4 MiB, is then one unit, neither cut nor copied to join another

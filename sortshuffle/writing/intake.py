@@ -25,9 +25,9 @@ from sortshuffle.format.index import RegionKind
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.events import Event
-from sortshuffle.writing.clustering import sliced
 from sortshuffle.writing.data_buffer import DataBuffer, Drained, Extent
 from sortshuffle.writing.encoders import PartitionLayout, RowEncoder
+from sortshuffle.writing.row_slices import sliced
 
 BROADCAST_SHARE = 4  # part of the budget that broadcast records may hold before they become a region
 

@@ -15,15 +15,13 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import GIB, MIB
 from sortshuffle.writing.clustering import (
     MOST_SINGLE,
-    ROW_BYTES,
     SubpartitionGroups,
     cluster,
     owned,
-    size_of,
     sizes_between,
-    sliced,
     unit_bytes,
 )
+from sortshuffle.writing.row_slices import ROW_BYTES, size_of, sliced
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 

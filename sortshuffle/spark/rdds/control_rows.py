@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,9 @@ import pyarrow as pa
 from sortshuffle.payload.pickled import Chunk, unpack_chunk
 from sortshuffle.reading.channel import InputChannel
 from sortshuffle.spark.control import MARK, SCHEMA, Reach, SparkMapOutput, channels, control_batches
-from sortshuffle.spark.rdds.planner import ControlRow
+
+ControlRow: TypeAlias = "tuple[int, bytes]"
+"""A partition and a row for it."""
 
 PASSED = 2**32 - 1  # no map task has this number
 

@@ -12,7 +12,7 @@ shuffled has a name, by which the shuffle manager knows it (`spark.control`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from pyspark import RDD
 from pyspark.core.rdd import Partitioner
@@ -20,10 +20,8 @@ from pyspark.serializers import NoOpSerializer, pack_long
 
 from sortshuffle.errors import StateError
 from sortshuffle.spark.control import MARK
+from sortshuffle.spark.rdds.control_rows import ControlRow
 from sortshuffle.spark.session.naming import call_site
-
-ControlRow: TypeAlias = "tuple[int, bytes]"
-"""A partition and a row for it."""
 
 
 def shuffled(

@@ -26,9 +26,8 @@ from sortshuffle.spark.control import SparkMapOutput
 from sortshuffle.spark.rdds.aggregations import PairAggregation, ValueKind, pairs_of_kind
 from sortshuffle.spark.rdds.by_value import pack_any, pack_any_pairs
 from sortshuffle.spark.rdds.combining import MapSideCombiner
-from sortshuffle.spark.rdds.control_rows import control_rows, passed_row
+from sortshuffle.spark.rdds.control_rows import ControlRow, control_rows, passed_row
 from sortshuffle.spark.rdds.key_selectors import DealSelector, KeySelectors
-from sortshuffle.spark.rdds.planner import ControlRow
 from sortshuffle.spark.rdds.streams import MOST_RECORDS, Records, RecordStream, tuples_of
 from sortshuffle.spark.worker.adoption import Adopts, adopt
 from sortshuffle.spark.worker.placements import turn
