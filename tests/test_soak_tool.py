@@ -10,19 +10,17 @@ import signal
 import socket
 import subprocess
 import sys
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import driver_process
 import numpy as np
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from cluster import Cluster
 from engine import ROOT, eventually
-from soak import application, checks, plan, report, run, work
+from soak import checks, plan, report, run, work
 from soak.__main__ import main
 from soak.administrator import Administrator
 from soak.faults import Faults, connections, map_outputs
@@ -318,17 +316,6 @@ def test_shuffles_that_went_past_the_manager(
     decisions: dict[str, int], is_used: bool, found: dict[str, int] | str
 ) -> None:
     assert astray(decisions, is_used) == found
-
-
-def test_a_driver_that_does_not_start_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "soak").mkdir()
-    (tmp_path / "soak" / "driver.py").write_text("import sys\nsys.stdin.read()\n")
-    monkeypatch.setattr(driver_process, "START_PATIENCE", 0.1)
-    mark = str(tmp_path)  # in the command line of this driver, and of no other process
-    with pytest.raises(FutureTimeoutError):
-        application.Driver(tmp_path / "log", {"mark": mark}, {"PYTHONPATH": mark}, is_ours=True)
-    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    assert not [pid for pid in pids if mark in checks.command_of(pid)]
 
 
 def test_the_time_of_a_soak_begins_when_its_cluster_is_up(

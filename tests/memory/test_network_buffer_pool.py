@@ -39,10 +39,6 @@ def network() -> Iterator[NetworkBufferPool]:
 # Guarantees
 
 
-def test_a_new_pool_has_all_its_segments(network: NetworkBufferPool) -> None:
-    assert (network.total, network.available, network.guaranteed) == (10, 10, 0)
-
-
 def test_a_pool_of_nothing_is_refused_naming_the_option() -> None:
     with pytest.raises(UsageError, match=OPTION):
         new_network(0)

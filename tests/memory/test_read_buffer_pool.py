@@ -94,27 +94,6 @@ def test_segments_may_be_given_back_by_the_thread_that_holds_the_lock(pool: Read
     assert pool.available == 8
 
 
-def test_a_part_of_a_batch_is_never_handed_out(pool: ReadBufferPool) -> None:
-    first, second = pool.request(), pool.request()
-    pool.recycle(first[:3])
-    assert pool.request(timeout=0) == []
-    assert pool.available == 3
-    pool.recycle(first[3])
-    third = pool.request(timeout=0)
-    assert (len(third), pool.available) == (4, 0)
-    pool.recycle(second + third)
-
-
-def test_more_than_was_taken_cannot_be_recycled(pool: ReadBufferPool) -> None:
-    with pytest.raises(StateError, match="more than it misses"):
-        pool.recycle(MemorySegment(MIB))
-    batch = pool.request()
-    pool.recycle(batch)
-    with pytest.raises(StateError):
-        pool.recycle(batch)
-    assert pool.available == 8
-
-
 def test_progress_is_a_batch_handed_out_or_a_segment_recycled_not_a_vain_request() -> None:
     clock = Clock()
     pool = new_pool(4, clock)
@@ -313,12 +292,6 @@ def test_the_average_is_that_of_the_registered_requesters(pool: ReadBufferPool) 
         pool.unregister(name)
         pool.unregister(name)
     assert pool.average_per_requester == 8
-
-
-def test_many_requesters_may_hold_one_segment_each(pool: ReadBufferPool) -> None:
-    for name in range(100):
-        pool.register(name)
-    assert pool.average_per_requester == 1
 
 
 def test_a_destroyed_pool_hands_out_nothing_and_drops_what_comes_late() -> None:

@@ -352,18 +352,6 @@ def test_batches_that_are_kept_outlive_the_gate_and_the_files(
 
 @BOTH_WAYS
 @MEMORIES
-def test_a_consumer_that_stops_in_the_middle_leaves_nothing_behind(
-    tmp_path: Path, deliver: Deliver, memory: int
-) -> None:
-    consumer = consumer_of(maps(tmp_path, 8, messages=40, rows=100, wide=100), memory=memory)
-    found = deliver(consumer.gate)
-    assert next(found).column(0)[0].as_py() == 0
-    found.close()  # type: ignore[attr-defined]
-    assert_nothing_is_left(consumer, tmp_path)
-
-
-@BOTH_WAYS
-@MEMORIES
 @pytest.mark.parametrize("taken", [0, 1, 2, 3, 100])
 def test_it_may_be_closed_at_any_point(tmp_path: Path, deliver: Deliver, memory: int, taken: int) -> None:
     """Before the first batch, behind any of four, and behind the last."""

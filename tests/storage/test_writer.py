@@ -14,7 +14,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from engine import (
-    ID,
     WRITER,
     Pair,
     Region,
@@ -150,12 +149,6 @@ def test_empty_subpartitions_carry_the_offset_where_they_would_have_been(tmp_pat
     assert {entry.item()[2:] for entry in entries[[1, 2, 4]]} == {(0, 0, 0, 0, 0)}
 
 
-def test_a_pair_without_regions_is_readable(tmp_path: Path) -> None:
-    file = write_pair(tmp_path, Pair(subpartitions=3))
-    assert read_pair(file) == [[], [], []]
-    assert contents(file) == pair_by_hand(Pair(subpartitions=3))
-
-
 def test_a_region_without_bytes_leaves_no_trace(tmp_path: Path) -> None:
     with new_writer(tmp_path) as writer:
         for kind in RegionKind:
@@ -193,13 +186,6 @@ def test_empty_payloads_of_any_kind_of_memory_are_written(tmp_path: Path) -> Non
         writer.finish_region()
         file = writer.finish(WRITER)
     assert read_pair(file) == [[b""], [b""], [b""]]
-
-
-def test_one_subpartition_and_one_record_make_a_pair(tmp_path: Path) -> None:
-    pair = Pair(1, 0, [Region({0: [b"x"]})])
-    file = write_pair(tmp_path, pair)
-    assert contents(file) == pair_by_hand(pair)
-    assert read_pair(file) == [[b"x"]]
 
 
 def test_more_pieces_than_one_gathered_write_takes_are_written_in_order(tmp_path: Path) -> None:
@@ -608,11 +594,6 @@ def _through_a_pipe(write: Callable[[int], object], signals: int) -> tuple[bytes
         os.close(source)
         signal.signal(signal.SIGUSR1, before)
     return bytes(received), (result, handled)
-
-
-def test_every_pair_has_the_id_of_its_header_in_both_files(tmp_path: Path) -> None:
-    data, index = contents(write_pair(tmp_path, Pair(2)))
-    assert data[16:32] == index[16:32] == ID
 
 
 def test_an_error_that_is_told_as_it_is_has_no_other_behind_it(

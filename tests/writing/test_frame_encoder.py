@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from io import BytesIO
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from engine import untouched
-from hypothesis import given
-from hypothesis import strategies as st
 
-from sortshuffle.errors import BufferTimeoutError, UsageError
-from sortshuffle.format.buffer import SealedBuffer, StoredBuffer, scan_buffer, sealed_size
+from sortshuffle.errors import UsageError
+from sortshuffle.format.buffer import sealed_size
 from sortshuffle.format.header import Codec
 from sortshuffle.format.index import RegionKind
 from sortshuffle.memory.budget import MemoryBudget
@@ -25,7 +22,6 @@ from sortshuffle.memory.local_buffer_pool import LocalBufferPool
 from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
-from sortshuffle.payload.events import END_OF_DATA, SUPERSTEP, seal_event
 from sortshuffle.payload.frames import FramesPayload
 from sortshuffle.payload.pickled import PickledPayload, pack_chunk
 from sortshuffle.payload.spanning import LENGTH_BYTES, SpanningDeserializer
@@ -34,7 +30,6 @@ from sortshuffle.writing.frame_encoder import (
     Frame,
     FrameEncoder,
     FrameLayout,
-    frame_intakes,
     segment_bytes,
 )
 
@@ -70,17 +65,6 @@ class Bench:
 
     def is_whole(self) -> bool:
         return self.in_hand == 0 and self.budget.used == 0
-
-    def sent(self) -> list[tuple[int, list[bytes]]]:
-        """The frames of each extent, decompressed where they were compressed."""
-        payload = self.encoder._layout.payload
-        found: list[tuple[int, list[bytes]]] = []
-        for subpartition, buffers in self.encoder.drain():
-            parts = [bytes(payload.decompressed(*stored(buffer))) for buffer in buffers]
-            found.append((subpartition, frames_in(parts)))
-            self.budget.release(sum(buffer.bytes for buffer in buffers))
-        self.encoder.written()
-        return found
 
     @property
     def in_hand(self) -> int:
@@ -125,12 +109,6 @@ def discard_what_is_left() -> Iterator[None]:
         left.pool.close()
 
 
-def stored(sealed: SealedBuffer) -> tuple[pa.Buffer, StoredBuffer]:
-    """A buffer as a reader finds it."""
-    memory = pa.py_buffer(sealed.header + bytes(sealed.payload) + sealed.tail)
-    return memory, scan_buffer(memoryview(memory), 0).buffer
-
-
 def frames_in(payloads: list[bytes]) -> list[bytes]:
     deserializer = SpanningDeserializer(BytesIO)  # type: ignore[arg-type]
     found = [bytes(frame) for payload in payloads for frame in deserializer.records(memoryview(payload))]
@@ -145,31 +123,6 @@ def holding(size: int) -> bytes:
 
 # What is added is drained
 
-MANY = network_of(4000)
-
-
-@pytest.mark.parametrize("usable", [1, 31, 64, 127, SEGMENT])
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=120)), max_size=25),
-    st.permutations(range(4)),
-)
-def test_any_frames_are_drained_in_the_write_order(
-    usable: int, given_frames: list[tuple[int, bytes]], order: list[int]
-) -> None:
-    used = bench(network=MANY, usable=usable, order=order)
-    for subpartition, data in given_frames:
-        assert used.add(data, subpartition)
-    drained = used.drained()
-    wanted = {s: [data for target, data in given_frames if target == s] for s in range(4)}
-    assert [s for s, _ in drained] == [s for s in order if wanted[s]]
-    for subpartition, payloads in drained:
-        assert frames_in(payloads) == wanted[subpartition]
-        assert all(len(payload) == usable for payload in payloads[:-1])
-    assert used.is_whole()
-    used.pool.close()
-    assert MANY.available == MANY.total
-    benches.clear()
-
 
 def test_the_buffers_say_how_many_records_end_in_them() -> None:
     used = bench(usable=100)
@@ -177,54 +130,6 @@ def test_the_buffers_say_how_many_records_end_in_them() -> None:
         assert used.add(holding(size))
     ((_, buffers),) = used.encoder.drain()
     assert [(buffer.raw_bytes, buffer.records) for buffer in buffers] == [(100, 2), (100, 2), (100, 1)]
-
-
-def test_a_region_with_empty_subpartitions_has_exactly_the_others() -> None:
-    used = bench(order=[3, 4, 0, 1, 2], usable=64)
-    for subpartition in (4, 1, 2):
-        assert used.add(holding(96), subpartition)
-    assert [(s, [len(p) for p in payloads]) for s, payloads in used.drained()] == [
-        (4, [64, 32]),
-        (1, [64, 32]),
-        (2, [64, 32]),
-    ]
-
-
-def test_an_empty_frame_is_a_record() -> None:
-    used = bench()
-    assert used.add(b"")
-    assert used.drained() == [(0, [bytes(4)])]
-
-
-def test_an_encoder_that_holds_nothing_drains_nothing() -> None:
-    used = bench()
-    assert used.drained() == []
-    assert (used.encoder.bytes, used.encoder.is_due, used.in_hand) == (0, False, 0)
-
-
-def test_an_encoder_is_filled_again_after_each_region() -> None:
-    used = bench(segments=2)
-    for number in range(5):
-        assert used.add(b"%d" % number)
-        assert used.drained() == [(0, [b"\1\0\0\0%d" % number])]
-        assert used.is_whole()
-
-
-def test_an_event_is_alone_in_its_buffer_behind_what_was_added_before() -> None:
-    used = bench(order=[0], kind=RegionKind.BROADCAST)
-    used.add(b"a")
-    used.encoder.add_event(seal_event(SUPERSTEP))
-    used.add(b"b")
-    used.add(b"c")
-    used.encoder.add_event(seal_event(END_OF_DATA))
-    ((_, buffers),) = used.encoder.drain()
-    assert [(buffer.header[0], buffer.records) for buffer in buffers] == [(0, 1), (3, 0), (0, 2), (1, 0)]
-
-
-def test_an_event_takes_no_segment() -> None:
-    used = bench(order=[0], kind=RegionKind.BROADCAST)
-    used.encoder.add_event(seal_event(END_OF_DATA))
-    assert used.in_hand == 0
 
 
 # Fullness
@@ -293,27 +198,6 @@ def test_the_budget_limits_compressed_buffers() -> None:
     assert used.is_whole()
 
 
-COMPRESSIBLE = st.builds(
-    lambda noise, zeros: noise + bytes(zeros), st.binary(max_size=150), st.integers(0, 300)
-)
-
-
-@pytest.mark.parametrize("codec", [Codec.LZ4, Codec.ZSTD])
-@pytest.mark.parametrize("usable", [64, 127, 1000, SEGMENT])
-@given(st.lists(st.tuples(st.integers(0, 2), COMPRESSIBLE), max_size=40))
-def test_any_frames_that_compress_more_or_less_are_drained(
-    codec: Codec, usable: int, given_frames: list[tuple[int, bytes]]
-) -> None:
-    used = bench(network=MANY, usable=usable, codec=codec)
-    for subpartition, data in given_frames:
-        assert used.add(data, subpartition)
-    wanted = {s: [data for target, data in given_frames if target == s] for s in range(3)}
-    assert used.sent() == [(s, frames) for s, frames in wanted.items() if frames]
-    assert used.is_whole()
-    used.pool.close()
-    benches.clear()
-
-
 @pytest.mark.parametrize("codec", Codec)
 def test_whatever_is_held_lies_in_segments_that_are_charged(codec: Codec) -> None:
     """Blocks in memory of their own would be beside the segments, which the pool has anyhow."""
@@ -338,15 +222,6 @@ def test_whatever_is_held_lies_in_segments_that_are_charged(codec: Codec) -> Non
         used.budget.release(sum(buffer.bytes for buffer in buffers))
     used.encoder.written()
     assert used.is_whole()
-
-
-def test_what_does_not_compress_stays_in_its_segment() -> None:
-    used = bench(segments=2, codec=Codec.ZSTD)
-    noise = random.Random(3).randbytes(SEGMENT - LENGTH_BYTES)
-    assert used.add(noise)
-    assert used.in_hand == 1
-    ((_, (payload,)),) = used.drained()
-    assert frames_in([payload]) == [noise]
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
@@ -398,77 +273,6 @@ def test_broadcast_frames_are_due_when_they_hold_their_share() -> None:
 # Memory
 
 
-@pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
-def test_discarding_gives_every_segment_back(codec: Codec) -> None:
-    used = bench(segments=10, codec=codec)
-    noise = random.Random(5).randbytes(2 * SEGMENT)
-    used.add(noise)
-    used.add(b"open", 1)
-    used.encoder.room_for(Frame.of(bytes(50 * SEGMENT), 2))
-    assert used.in_hand == 10
-    used.encoder.discard()
-    assert used.in_hand == 0
-    assert used.drained() == []
-    used.encoder.discard()
-    assert used.in_hand == 0
-
-
-def test_a_failure_while_sealing_loses_no_segment() -> None:
-    class Failing(FramesPayload):
-        def compressed(self, *arguments: object) -> SealedBuffer | None:
-            raise MemoryError("for the block")
-
-    used = bench(payload=Failing(Codec.LZ4))
-    with pytest.raises(MemoryError):
-        used.add(bytes(3 * SEGMENT))
-    assert used.in_hand == 4
-    used.encoder.discard()
-    assert used.in_hand == 0
-
-
-@pytest.mark.parametrize("blocks", [0, 1], ids=["in its own segment", "behind another"])
-def test_a_failure_while_sealing_a_block_that_is_kept_loses_no_segment(
-    blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used = bench(segments=4, codec=Codec.LZ4)
-    for _ in range(blocks):
-        assert used.add(holding(SEGMENT))
-    assert used.add(bytes(10), 1)
-
-    def fail(*_: object, **__: object) -> SealedBuffer:
-        raise MemoryError("for the header")
-
-    monkeypatch.setattr("sortshuffle.payload.frames.seal_compressed", fail)
-    with pytest.raises(MemoryError):
-        used.add(holding(SEGMENT))
-    used.encoder.discard()
-    assert used.in_hand == 0
-
-
-def test_guaranteed_segments_are_taken_at_set_up() -> None:
-    segments = network_of(10)
-    layout = FrameLayout(FramesPayload(Codec.NONE), segments.create_pool(6), SEGMENT)
-    intakes = frame_intakes(layout, [0, 1], MemoryBudget(MIB), TaskMetrics())
-    assert segments.available == 4
-    intakes.close()
-    assert segments.available == 10
-
-
-def test_guaranteed_segments_that_do_not_come_are_an_error_at_set_up() -> None:
-    segments = network_of(4)
-    first = segments.create_pool(4)
-    taken = [first.request_blocking() for _ in range(4)]
-    first.close()
-    pool = segments.create_pool(3)
-    layout = FrameLayout(FramesPayload(Codec.NONE), pool, SEGMENT)
-    with pytest.raises(BufferTimeoutError):
-        frame_intakes(layout, [0], MemoryBudget(MIB), TaskMetrics())
-    pool.close()
-    for buffer in taken:
-        buffer.recycle()
-    assert segments.available == 4
-
-
 # What is refused
 
 
@@ -476,11 +280,6 @@ def test_guaranteed_segments_that_do_not_come_are_an_error_at_set_up() -> None:
 def test_a_subpartition_that_is_not_there_is_refused(subpartition: int) -> None:
     with pytest.raises(UsageError, match=rf"no subpartition {subpartition}: they are 0 to 2"):
         bench().encoder.pieces(Frame.of(b"x", subpartition))
-
-
-def test_what_is_no_frame_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"takes frames .* not str"):
-        bench().encoder.pieces("text")
 
 
 def test_a_frame_that_is_no_chunk_is_refused_where_chunks_are_wanted() -> None:

@@ -268,21 +268,6 @@ def test_a_chunk_of_small_records_is_bounded_by_their_number() -> None:
     assert max(map(len, target.chunks(0))) == MOST_OBJECTS
 
 
-def test_one_at_a_time_is_the_same_as_in_batches() -> None:
-    objects = [(number, "x" * (number % 50)) for number in range(5000)]
-    targets = [Target(), Target()]
-    for target, size in zip(targets, (1, 777), strict=True):
-        writer = writer_to(target)
-        for start in range(0, len(objects), size):
-            part = objects[start : start + size]
-            if size == 1:
-                emit(writer, part[0], part[0][0] % 3)
-            else:
-                writer.emit_batch(part, [number for number, _ in part])
-        writer.finish()
-    assert [targets[0].objects(s) for s in range(3)] == [targets[1].objects(s) for s in range(3)]
-
-
 def test_what_gets_large_is_not_held() -> None:
     """A chunk of large values, behind many small ones, is not as many values."""
     target = Target(1)

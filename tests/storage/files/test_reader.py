@@ -22,7 +22,6 @@ from engine import (
     arrow_memory,
     changed,
     open_files,
-    pair_by_hand,
     printed,
     read_pair,
     read_subpartition,
@@ -80,33 +79,6 @@ def test_a_change_of_any_byte_of_the_index_file_is_corrupt_data(small: Partition
                 read_pair(small)
             assert caught.value.place.file == small.index_path
     assert read_pair(small) == SMALL.everything()
-
-
-def test_the_control_without_checksums_changes_give_wrong_data(small: PartitionedFile) -> None:
-    good = Path(small.data_path).read_bytes()
-    wrong = failed = 0
-    for offset in range(56, len(good)):
-        damaged = bytearray(good)
-        damaged[offset] ^= 0xFF
-        try:
-            wrong += _read_unverified(bytes(damaged)) != _read_unverified(good)
-        except ValueError:
-            failed += 1
-    payload = sum(len(p) for region in SMALL.regions for extent in region.extents.values() for p in extent)
-    assert wrong >= payload
-    assert failed < 6 * 8, "only sizes in headers may make the walk fail"
-
-
-def _read_unverified(data: bytes) -> list[bytes]:
-    payloads = []
-    position = 56
-    while position < len(data):
-        size = int.from_bytes(data[position + 4 : position + 8], "little")
-        payloads.append(data[position + 8 : position + 8 + size])
-        position += -(-(size + 16) // 64) * 64
-    if position != len(data):
-        raise ValueError("the walk does not end with the file")
-    return payloads
 
 
 @pytest.mark.parametrize("part_bytes", [None, 64], ids=["whole extents", "parts"])
@@ -478,11 +450,3 @@ def test_many_threads_with_readers_of_their_own_read_one_file(small: Partitioned
         found = list(pool.map(lambda _: read_pair(small), range(200)))
     assert found == [SMALL.everything()] * 200
     assert open_files(tmp_path) == []
-
-
-def test_files_made_by_hand_are_read(tmp_path: Path) -> None:
-    file = PartitionedFile.named(str(tmp_path), 1, 2, 3)
-    data, index = pair_by_hand(SMALL)
-    Path(file.data_path).write_bytes(data)
-    Path(file.index_path).write_bytes(index)
-    assert read_pair(file) == SMALL.everything()
