@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import random
 import shutil
 import socket
 import struct
@@ -27,6 +28,7 @@ from sortshuffle.service.jvm import engine as engines
 from sortshuffle.service.jvm.engine import Engine, EngineSettings, SharedHomes
 from sortshuffle.service.jvm.protocol import Block as ReceivedBlock
 from sortshuffle.service.jvm.server import JvmServer
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
 GREETING = b"\x89SSJ\r\n\x1a\n\x03\0\0\0\0\0\0\0"
 WRITE, FRAME, FINISH, READ, REMOVE, SHARE, SHARED_FRAME = range(1, 8)
@@ -71,6 +73,26 @@ class Block:
             struct.pack("<qiiii", self.map_id, self.map_index, self.first, self.end, self.service)
             + self.file_id
         )
+
+
+@dataclass(frozen=True)
+class Output:
+    """A map output that was written. Its map index is its map id."""
+
+    done: Written
+    frames: Sequence[Sequence[Record]]
+    map_id: int
+
+    def block(self, first: int = 0, end: int | None = None, service: int = 0) -> Block:
+        end = len(self.done.sizes) if end is None else end
+        return Block(self.map_id, self.map_id, first, end, self.done.file_id, service)
+
+    def expected(self, first: int = 0, end: int | None = None) -> bytes:
+        end = len(self.done.sizes) if end is None else end
+        return b"".join(expected(self.frames, subpartition) for subpartition in range(first, end))
+
+    def file(self, home: str) -> PartitionedFile:
+        return PartitionedFile.named(home, SHUFFLE, self.map_id, self.map_id)
 
 
 @dataclass(frozen=True)
@@ -264,6 +286,19 @@ def shared_frame_of(shared: mmap.mmap, position: int, records: Sequence[Record])
 
 def texts(every: Sequence[str]) -> bytes:
     return b"".join(struct.pack("<I", len(each.encode())) + each.encode() for each in every)
+
+
+def write_output(
+    client: JvmClient, map_id: int, frames: Sequence[Sequence[Record]], subpartitions: int = 4
+) -> Output:
+    return Output(client.write(frames, map_id, subpartitions, map_index=map_id), frames, map_id)
+
+
+def some(seed: int, size: int, subpartitions: int = 4) -> list[list[Record]]:
+    """A frame with two records of about this size for each subpartition."""
+    chosen = random.Random(seed)
+    everywhere = [*range(subpartitions)] * 2
+    return [[(at, b"%d " % seed + chosen.randbytes(size + chosen.randrange(9))) for at in everywhere]]
 
 
 def expected(frames: Sequence[Sequence[Record]], subpartition: int) -> bytes:

@@ -303,13 +303,3 @@ def test_whatever_comes_is_understood_or_refused(what: str, data: st.DataObject)
         assert head + texts + blocks == body
     else:
         assert struct.pack("<ii", found.shuffle, len(found.services)) + texts == body
-
-
-@EACH
-@given(body=st.binary(max_size=200))
-def test_noise_is_refused_or_understood(what: str, body: bytes) -> None:
-    try:
-        found = UNPACK[what](body)
-    except ProtocolError:
-        return
-    assert found.shuffle == struct.unpack_from("<i", body)[0]

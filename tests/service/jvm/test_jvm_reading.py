@@ -8,7 +8,6 @@ import random
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,12 +22,13 @@ from jvm_client import (
     SHUFFLE,
     Block,
     JvmClient,
+    Output,
     Record,
     Serving,
-    Written,
     connected,
-    expected,
     serving,
+    some,
+    write_output,
 )
 
 from sortshuffle.format.header import Codec
@@ -40,36 +40,6 @@ from sortshuffle.storage.files.reader import read_index
 
 Frames = Sequence[Sequence[Record]]
 SIZES = pytest.mark.parametrize("size", [100, 300 * KIB], ids=["small", "large"])
-
-
-@dataclass(frozen=True)
-class Output:
-    """A map output that was written. Its map index is its map id."""
-
-    frames: Frames
-    done: Written
-    map_id: int
-
-    def block(self, first: int, end: int) -> Block:
-        return Block(self.map_id, self.map_id, first, end, self.done.file_id)
-
-    def expected(self, first: int, end: int) -> bytes:
-        return b"".join(expected(self.frames, subpartition) for subpartition in range(first, end))
-
-    def file(self, engine: Serving) -> PartitionedFile:
-        return PartitionedFile.named(engine.homes[0], SHUFFLE, self.map_id, self.map_id)
-
-
-def write(client: JvmClient, map_id: int, frames: Frames, subpartitions: int = 4) -> Output:
-    done = client.write(frames, map_id, subpartitions, map_index=map_id)
-    return Output(frames, done, map_id)
-
-
-def some(seed: int, size: int, subpartitions: int = 4) -> list[list[Record]]:
-    """A frame with two records of about this size for each subpartition."""
-    chosen = random.Random(seed)
-    everywhere = [*range(subpartitions)] * 2
-    return [[(at, b"%d " % seed + chosen.randbytes(size + chosen.randrange(9))) for at in everywhere]]
 
 
 # Ranges
@@ -102,7 +72,7 @@ def test_any_ranges_of_any_map_outputs_come_in_the_order_of_the_request(
     try:
         with serving(root, codec=codec) as engine:
             client = engine.connect()
-            outputs = [write(client, at, frames, 12) for at, frames in enumerate(drawn)]
+            outputs = [write_output(client, at, frames, 12) for at, frames in enumerate(drawn)]
             chosen = [
                 (outputs[at % len(outputs)], first, min(12, first + count)) for at, first, count in ranges
             ]
@@ -124,8 +94,8 @@ def test_a_subpartition_of_many_regions_comes_in_its_order(tmp_path: Path, codec
     ]
     with serving(tmp_path, write_memory=16 * MIB, codec=codec) as engine:
         client = engine.connect()
-        output = write(client, 1, frames)
-        assert read_index(output.file(engine)).regions > 2
+        output = write_output(client, 1, frames)
+        assert read_index(output.file(engine.homes[0])).regions > 2
         for subpartition in range(4):
             found = client.read([output.block(subpartition, subpartition + 1)])
             assert found.data == output.expected(subpartition, subpartition + 1)
@@ -146,8 +116,8 @@ def test_extents_of_any_size_come_whole(tmp_path: Path, codec: Codec, size: int)
     frames = [[(0, b"first")], [(1, chosen.randbytes(size))], [(2, bytes(size))], [(3, b"last")]]
     with serving(tmp_path, codec=codec, write_memory=128 * MIB) as engine:
         client = engine.connect()
-        output = write(client, 1, frames, subpartitions=64)  # whose regions may be that large
-        assert read_index(output.file(engine)).regions == 1
+        output = write_output(client, 1, frames, subpartitions=64)  # whose regions may be that large
+        assert read_index(output.file(engine.homes[0])).regions == 1
         for first, end in ((0, 4), (1, 2), (2, 3), (1, 4)):
             answer = client.read([output.block(first, end)])
             assert answer.data == output.expected(first, end)
@@ -160,7 +130,9 @@ def test_what_compresses_well_is_not_held_at_once(tmp_path: Path, codec: Codec, 
     """What is read together is limited by its size in the file, which says little of what it becomes."""
     frames = [[(at % neighbours, bytes(MIB))] for at in range(64)]
     with serving(tmp_path, codec=codec, write_memory=128 * MIB) as engine:
-        output = write(engine.connect(), 1, frames, subpartitions=128)  # whose region may be that large
+        output = write_output(
+            engine.connect(), 1, frames, subpartitions=128
+        )  # whose region may be that large
         assert sum(output.done.sizes) < MIB
         asked = output.block(0, neighbours).received()
         request = protocol.ReadRequest(SHUFFLE, (engine.engine.settings.address,), (asked,))
@@ -177,7 +149,7 @@ def test_what_compresses_well_is_not_held_at_once(tmp_path: Path, codec: Codec, 
 @SIZES
 def test_empty_subpartitions_are_passed_over(client: JvmClient, size: int) -> None:
     frames = [[(at, random.Random(at).randbytes(size)) for at in (2, 3, 7, 11)]]
-    outputs = [write(client, 1, [], 12), write(client, 2, frames, 12)]
+    outputs = [write_output(client, 1, [], 12), write_output(client, 2, frames, 12)]
     answer = client.read([each.block(0, 12) for each in outputs])
     assert answer.data == outputs[1].expected(0, 12)
     assert answer.totals == (sum(outputs[1].done.sizes), 2, 0, 0)
@@ -189,7 +161,7 @@ def test_the_totals_on_the_way_are_of_what_was_read_by_then(engine: Serving, cli
     """A task that reads no further reports them."""
     chosen = random.Random(1)
     frames = [[(0, chosen.randbytes(3 * READ_BYTES))], [(1, b"small")]]
-    large, small = write(client, 1, frames, 2), write(client, 2, [[(0, b"small")]], 2)
+    large, small = write_output(client, 1, frames, 2), write_output(client, 2, [[(0, b"small")]], 2)
     asked = [large.block(0, 1), large.block(1, 2), small.block(0, 1), small.block(1, 2)]
     request = protocol.ReadRequest(SHUFFLE, (HERE,), tuple(each.received() for each in asked))
     with closing(engine.engine.read(request)) as reader:
@@ -210,28 +182,15 @@ def test_the_totals_on_the_way_are_of_what_was_read_by_then(engine: Serving, cli
         assert reader.totals() == protocol.ReadTotals(total, 4, 0, 0)
 
 
-@SIZES
-def test_the_totals_are_those_that_were_told_when_it_was_written(client: JvmClient, size: int) -> None:
-    output = write(client, 1, some(1, size))
-    for first, end in ((0, 1), (1, 3), (0, 4)):
-        answer = client.read([output.block(first, end)])
-        assert answer.totals == (sum(output.done.sizes[first:end]), 1, 0, 0)
-
-
 def test_a_request_for_nothing_is_answered(client: JvmClient) -> None:
     answer = client.read([], [])
     assert (answer.data, answer.totals) == (b"", (0, 0, 0, 0))
 
 
-def test_a_block_may_be_asked_for_twice(client: JvmClient) -> None:
-    output = write(client, 1, some(1, 100))
-    assert client.read([output.block(1, 2)] * 3).data == output.expected(1, 2) * 3
-
-
 @pytest.mark.parametrize("size", [20, 2000], ids=["small", "large"])
 def test_many_small_blocks_come_in_few_pieces(engine: Serving, size: int) -> None:
     client = engine.connect()
-    outputs = [write(client, at, some(at, size, 400), 400) for at in range(20)]
+    outputs = [write_output(client, at, some(at, size, 400), 400) for at in range(20)]
     answer = client.read([each.block(3, 400) for each in outputs])
     assert answer.data == b"".join(each.expected(3, 400) for each in outputs)
     assert answer.pieces <= max(20, len(answer.data) // (100 * KIB))
@@ -240,7 +199,7 @@ def test_many_small_blocks_come_in_few_pieces(engine: Serving, size: int) -> Non
 def test_thousands_of_tiny_blocks_come_in_one_piece_and_a_large_one_behind_them_in_another(
     client: JvmClient,
 ) -> None:
-    tiny, large = write(client, 1, some(1, 20, 400), 400), write(client, 2, some(2, MIB))
+    tiny, large = write_output(client, 1, some(1, 20, 400), 400), write_output(client, 2, some(2, MIB))
     blocks = [tiny.block(at, at + 1) for at in range(400)] * 4
     answer = client.read(blocks)
     assert (answer.data, answer.pieces) == (tiny.expected(0, 400) * 4, 1)
@@ -254,7 +213,7 @@ def test_thousands_of_tiny_blocks_come_in_one_piece_and_a_large_one_behind_them_
 def test_subpartitions_that_there_are_not_are_no_empty_ones(
     client: JvmClient, size: int, first: int, end: int
 ) -> None:
-    output = write(client, 1, some(1, size))
+    output = write_output(client, 1, some(1, size))
     for _ in range(2):  # when it is found, and when it is known
         answer = client.read([output.block(first, end)])
         assert answer.status not in (DONE, LOST)
@@ -266,7 +225,7 @@ def test_subpartitions_that_there_are_not_are_no_empty_ones(
 
 
 def outputs_of(client: JvmClient, count: int, size: int) -> list[Output]:
-    return [write(client, at, some(at, size)) for at in range(count)]
+    return [write_output(client, at, some(at, size)) for at in range(count)]
 
 
 @SIZES
@@ -277,12 +236,12 @@ def test_all_that_are_lost_are_named_at_once_and_before_any_data(
     outputs = outputs_of(client, 8, size)
     lost = [outputs[at] for at in (1, 4, 5)]
     for each in lost:
-        paths = {"data": each.file(engine).data_path, "index": each.file(engine).index_path}
+        paths = {"data": each.file(engine.homes[0]).data_path, "index": each.file(engine.homes[0]).index_path}
         for path in paths.values() if suffix == "both" else [paths[suffix]]:
             os.unlink(path)
     answer = client.read([each.block(at, at + 1) for at in (0, 2) for each in outputs])
     assert (answer.status, answer.data, answer.lost) == (LOST, b"", (1, 4, 5, 9, 12, 13))
-    assert outputs[1].file(engine).base in answer.text
+    assert outputs[1].file(engine.homes[0]).base in answer.text
     rest = [each for each in outputs if each not in lost]
     assert client.read([each.block(0, 4) for each in rest]).data == b"".join(
         each.expected(0, 4) for each in rest
@@ -303,7 +262,7 @@ def test_a_disk_that_is_lost_loses_all_that_was_on_it_at_once(tmp_path: Path) ->
 
 @SIZES
 def test_another_file_of_that_name_is_not_taken(engine: Serving, client: JvmClient, size: int) -> None:
-    output = write(client, 1, some(1, size))
+    output = write_output(client, 1, some(1, size))
     other = Block(1, 1, 0, 1, bytes(16))
     answer = client.read([output.block(0, 1), other])
     assert (answer.status, answer.lost, answer.data) == (LOST, (1,), b"")
@@ -316,17 +275,17 @@ def test_another_file_of_that_name_does_not_hide_the_right_one(tmp_path: Path) -
     (tmp_path / "b").mkdir()
     with serving(tmp_path, tmp_path / "b") as engine:
         client = engine.connect()
-        stray, output = write(client, 2, some(2, 100)), write(client, 3, some(3, 100))
+        stray, output = write_output(client, 2, some(2, 100)), write_output(client, 3, some(3, 100))
         wrong = PartitionedFile.named(engine.homes[0], SHUFFLE, 3, 3)
-        os.rename(stray.file(engine).data_path, wrong.data_path)
-        os.rename(stray.file(engine).index_path, wrong.index_path)
+        os.rename(stray.file(engine.homes[0]).data_path, wrong.data_path)
+        os.rename(stray.file(engine.homes[0]).index_path, wrong.index_path)
         assert os.path.exists(PartitionedFile.named(engine.homes[1], SHUFFLE, 3, 3).data_path)
         assert client.read([output.block(0, 4)]).data == output.expected(0, 4)
 
 
 def test_one_that_comes_back_is_found(engine: Serving, client: JvmClient) -> None:
-    output = write(client, 1, some(1, 100))
-    path = output.file(engine).index_path
+    output = write_output(client, 1, some(1, 100))
+    path = output.file(engine.homes[0]).index_path
     os.rename(path, path + ".aside")
     assert client.read([output.block(0, 1)]).lost == (0,)
     os.rename(path + ".aside", path)
@@ -338,8 +297,8 @@ def test_damage_anywhere_is_a_loss_or_does_not_matter_and_is_never_handed_out(
     engine: Serving, client: JvmClient, suffix: str
 ) -> None:
     """A changed byte in any place, before the map output is known."""
-    sound, output = write(client, 0, some(0, 40)), write(client, 1, some(1, 40))
-    file = output.file(engine)
+    sound, output = write_output(client, 0, some(0, 40)), write_output(client, 1, some(1, 40))
+    file = output.file(engine.homes[0])
     path = file.data_path if suffix == "data" else file.index_path
     for offset in range(0, os.path.getsize(path), 7):
         with changed(path, offset, 0x10):
@@ -361,12 +320,12 @@ def test_damage_in_the_middle_of_an_answer_is_told_behind_sound_data(
     with serving(tmp_path, codec=codec, write_memory=256 * MIB) as engine:
         client = engine.connect()
         outputs = [
-            write(client, at, [[(s, random.Random(s).randbytes(size))] for s in range(2)], 2)
+            write_output(client, at, [[(s, random.Random(s).randbytes(size))] for s in range(2)], 2)
             for at in range(3)
         ]
         blocks = [each.block(0, 2) for each in outputs]
         everything = b"".join(each.expected(0, 2) for each in outputs)
-        path = outputs[1].file(engine).data_path
+        path = outputs[1].file(engine.homes[0]).data_path
         before = len(outputs[0].expected(0, 2))
         assert client.read(blocks).data == everything  # all of them are known now
         for at in (0.1, 0.5, 0.9):
@@ -383,7 +342,7 @@ def test_damage_in_the_middle_of_an_answer_is_told_behind_sound_data(
 def test_a_map_output_that_is_cut_short_is_a_loss(engine: Serving, client: JvmClient, kept: float) -> None:
     outputs = outputs_of(client, 3, 300 * KIB)
     for known in (False, True):
-        path = outputs[2].file(engine).data_path
+        path = outputs[2].file(engine.homes[0]).data_path
         whole = Path(path).read_bytes()
         os.truncate(path, int(kept * len(whole)))
         answer = client.read([each.block(0, 4) for each in outputs])
@@ -397,7 +356,7 @@ def test_all_that_are_cut_short_are_named_at_once(engine: Serving, client: JvmCl
     """A disk ran full, or a machine went down: Spark gives up if it hears of one at a time."""
     outputs = outputs_of(client, 6, 300 * KIB)
     for each in outputs[1:]:
-        os.truncate(each.file(engine).data_path, 500 * KIB)
+        os.truncate(each.file(engine.homes[0]).data_path, 500 * KIB)
     answer = client.read([each.block(0, 4) for each in outputs])
     assert (answer.status, answer.lost, answer.data) == (LOST, (1, 2, 3, 4, 5), b"")
 

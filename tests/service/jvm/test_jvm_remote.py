@@ -28,11 +28,12 @@ from jvm_client import (
     UNREACHABLE,
     Block,
     JvmClient,
+    Output,
     Record,
     Serving,
-    Written,
-    expected,
     serving,
+    some,
+    write_output,
 )
 from scripted_server import HonestService, Peer, ScriptedServer, refused_address, silent
 
@@ -66,25 +67,10 @@ class Host:
     client: JvmClient
 
     def write(self, map_id: int, frames: Sequence[Sequence[Record]], subpartitions: int = 4) -> Output:
-        return Output(self.client.write(frames, map_id, subpartitions, map_index=map_id), frames, map_id)
+        return write_output(self.client, map_id, frames, subpartitions)
 
     def file(self, output: Output) -> PartitionedFile:
-        return PartitionedFile.named(self.engine.homes[0], SHUFFLE, output.map_id, output.map_id)
-
-
-@dataclass(frozen=True)
-class Output:
-    """A map output that was written. Its map index is its map id."""
-
-    done: Written
-    frames: Sequence[Sequence[Record]]
-    map_id: int
-
-    def block(self, first: int, end: int, service: int = 0) -> Block:
-        return Block(self.map_id, self.map_id, first, end, self.done.file_id, service)
-
-    def expected(self, first: int, end: int) -> bytes:
-        return b"".join(expected(self.frames, subpartition) for subpartition in range(first, end))
+        return output.file(self.engine.homes[0])
 
 
 @contextmanager
@@ -119,13 +105,6 @@ def impatient(tmp_path: Path) -> Iterator[JvmClient]:
     (tmp_path / "impatient").mkdir()
     with serving(tmp_path / "impatient", clients=ClientSettings(SECRET, timeout=SHORT)) as engine:
         yield engine.connect()
-
-
-def some(seed: int, size: int, subpartitions: int = 4) -> list[list[Record]]:
-    """A frame with two records of about this size for each subpartition."""
-    chosen = random.Random(seed)
-    everywhere = [*range(subpartitions)] * 2
-    return [[(at, b"%d " % seed + chosen.randbytes(size + chosen.randrange(9))) for at in everywhere]]
 
 
 # Reading
@@ -179,8 +158,7 @@ def test_local_and_remote_blocks_of_several_hosts_come_in_one_answer(
     tmp_path: Path, here: Serving, there: Host
 ) -> None:
     client = here.connect()
-    mine = [client.write(some(at, 100), at, map_index=at) for at in range(2)]
-    own = [Output(done, some(at, 100), at) for at, done in enumerate(mine)]
+    own = [write_output(client, at, some(at, 100)) for at in range(2)]
     with host(tmp_path / "third", "127.0.0.3") as third:
         others = [there.write(10, some(10, 100)), third.write(20, some(20, 100))]
         services = [there.address, HERE, third.address]
@@ -201,7 +179,7 @@ def test_blocks_of_this_host_come_first_and_then_all_in_the_order_of_the_request
     here: Serving, there: Host
 ) -> None:
     client = here.connect()
-    mine = Output(client.write(some(0, 100), 0, map_index=0), some(0, 100), 0)
+    mine = write_output(client, 0, some(0, 100))
     other = there.write(1, some(1, 100))
     blocks = [other.block(0, 1, 0), mine.block(0, 1, 1), other.block(1, 2, 0)]
     wanted = mine.expected(0, 1) + other.expected(0, 1) + other.expected(1, 2)
@@ -497,13 +475,6 @@ def test_of_a_service_that_is_gone_all_blocks_are_named(tmp_path: Path, there: H
             assert (answer.status, answer.data, answer.lost) == (UNREACHABLE, b"", (1, 3))
             assert gone in answer.text
         assert client.read(blocks[:1], [there.address]).data == output.expected(0, 1)
-
-
-def test_of_several_services_that_are_gone_all_blocks_are_named(tmp_path: Path) -> None:
-    with refused_address() as one, refused_address() as other, impatient(tmp_path) as client:
-        blocks = [Block(at, at, 0, 1, bytes(16), at % 2) for at in range(4)]
-        answer = client.read(blocks, [one, other])
-        assert (answer.status, answer.lost) == (UNREACHABLE, (0, 1, 2, 3))
 
 
 def test_lost_ones_are_named_though_a_service_is_gone(tmp_path: Path, there: Host) -> None:

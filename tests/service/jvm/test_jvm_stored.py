@@ -8,7 +8,6 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,12 +18,10 @@ from jvm_client import (
     LOST,
     SHUFFLE,
     TOKEN,
-    Block,
     JvmClient,
-    Record,
-    Written,
-    expected,
+    Output,
     serving,
+    write_output,
 )
 from map_outputs import write_map
 from stores import Store, s3_fixture, store_fixture  # noqa: F401
@@ -48,24 +45,6 @@ SUBPARTITIONS = 6
 FAILED = 3  # the status of a request that failed for no fault of a map output
 
 
-@dataclass(frozen=True)
-class Output:
-    """A map output that was written. Its map index is its map id."""
-
-    frames: Sequence[Sequence[Record]]
-    done: Written
-    map_id: int
-
-    def block(self, first: int = 0, end: int = SUBPARTITIONS) -> Block:
-        return Block(self.map_id, self.map_id, first, end, self.done.file_id)
-
-    def expected(self, first: int = 0, end: int = SUBPARTITIONS) -> bytes:
-        return b"".join(expected(self.frames, subpartition) for subpartition in range(first, end))
-
-    def file(self, store: Store) -> PartitionedFile:
-        return PartitionedFile.named(home(store), SHUFFLE, self.map_id, self.map_id)
-
-
 def home(store: Store) -> str:
     return f"{store.root}/{APPLICATION}-{TOKEN}"
 
@@ -75,7 +54,7 @@ def write(client: JvmClient, map_id: int, size: int = 100) -> Output:
     chosen = random.Random(map_id)
     everywhere = [*range(SUBPARTITIONS - 1)] * 2
     frames = [[(at, b"%d " % map_id + chosen.randbytes(size + chosen.randrange(9))) for at in everywhere]]
-    return Output(frames, client.write(frames, map_id, SUBPARTITIONS, map_index=map_id), map_id)
+    return write_output(client, map_id, frames, SUBPARTITIONS)
 
 
 @contextmanager
@@ -116,7 +95,7 @@ def test_encrypted_map_outputs_are_read_with_the_key(store: Store) -> None:
     with connected(store, key, codec=Codec.NONE) as client:
         outputs = [write(client, map_id, size) for map_id, size in enumerate((100, 300 * KIB))]
     for output in outputs:
-        assert output.expected(0, 1)[:60] not in store.get(output.file(store).data_path)
+        assert output.expected(0, 1)[:60] not in store.get(output.file(home(store)).data_path)
     with connected(store, key) as client:
         for output in outputs:
             assert client.read([output.block(1, 4)], [NOWHERE]).data == output.expected(1, 4)
@@ -131,7 +110,7 @@ def test_a_map_output_of_many_regions_and_parts_is_read_in_order(store: Store) -
     chosen = random.Random(5)
     frames = [[(at % 3, chosen.randbytes(MIB)) for at in range(3)] for _ in range(12)]
     with connected(store, write_memory=16 * MIB) as client:
-        output = Output(frames, client.write(frames, 0, SUBPARTITIONS), 0)
+        output = write_output(client, 0, frames, SUBPARTITIONS)
         assert output.done.spills > 1
         answer = client.read([output.block(1, 2), output.block(0, 1)])
         assert answer.data == output.expected(1, 2) + output.expected(0, 1)
@@ -197,7 +176,7 @@ def test_a_lost_map_output_is_named_alone(
     with connected(store) as client:
         if known:
             assert client.read(blocks).status == DONE
-        lose(store, outputs[2].file(store))
+        lose(store, outputs[2].file(home(store)))
         answer = client.read(blocks)
         if known and lose in (index_gone, index_flipped):  # what is known of the index still holds
             assert (answer.status, answer.data) == (DONE, b"".join(each.expected() for each in outputs))
@@ -215,11 +194,11 @@ def test_all_that_are_lost_are_named_together(store: Store, outputs: list[Output
     with connected(store) as client:
         assert client.read(blocks).status == DONE
         for at, lose in ((1, data_gone), (2, cut_short), (3, data_gone)):
-            lose(store, outputs[at].file(store))
+            lose(store, outputs[at].file(home(store)))
         answer = client.read(blocks)
         assert (answer.status, answer.lost) == (LOST, (1, 2, 3))
     with connected(store) as client:  # which finds out by the index of one of them
-        store.remove(outputs[0].file(store).index_path)
+        store.remove(outputs[0].file(home(store)).index_path)
         answer = client.read(blocks)
         assert (answer.status, answer.lost) == (LOST, (0, 1, 2, 3))
 
@@ -229,8 +208,8 @@ def test_a_small_map_output_is_read_once(store: Store) -> None:
     with connected(store) as client:
         output = write(client, 0)
         assert client.read([output.block(1, 2)]).data == output.expected(1, 2)
-        store.remove(output.file(store).data_path)
-        store.remove(output.file(store).index_path)
+        store.remove(output.file(home(store)).data_path)
+        store.remove(output.file(home(store)).index_path)
         for first in range(SUBPARTITIONS):
             answer = client.read([output.block(first, first + 1)])
             assert (answer.status, answer.data) == (DONE, output.expected(first, first + 1))
@@ -240,8 +219,8 @@ def test_of_a_lost_directory_all_are_lost(store: Store, outputs: list[Output]) -
     blocks = [output.block() for output in outputs]
     with connected(store) as client:
         for output in outputs:
-            store.remove(output.file(store).data_path)
-            store.remove(output.file(store).index_path)
+            store.remove(output.file(home(store)).data_path)
+            store.remove(output.file(home(store)).index_path)
         answer = client.read(blocks)
         assert (answer.status, answer.lost) == (LOST, (0, 1, 2, 3))
 
@@ -277,7 +256,7 @@ def test_a_mounted_directory_that_fails_for_a_moment_loses_nothing(mounted: Stor
     with connected(mounted) as client:
         outputs = [write(client, map_id, 300 * KIB) for map_id in range(2)]
         blocks = [output.block() for output in outputs]
-        file = PartitionedFile(outputs[1].file(mounted).base.removeprefix("file://"))
+        file = PartitionedFile(outputs[1].file(home(mounted)).base.removeprefix("file://"))
         for path in (file.index_path, file.data_path):
             with failing(path):
                 answer = client.read(blocks)
@@ -313,7 +292,7 @@ def test_what_was_not_there_for_a_moment_is_not_lost(
     """When all map outputs are looked for, which is before any data is sent."""
     with connected(mounted) as client:
         outputs = [write(client, map_id, size) for map_id in range(3)]
-    path = f"{outputs[1].file(mounted).base.removeprefix('file://')}.{what}"
+    path = f"{outputs[1].file(home(mounted)).base.removeprefix('file://')}.{what}"
     blocks = asked_blocks(mounted, outputs)
     os.rename(path, f"{path}.aside")
     with before_the_list(monkeypatch, lambda: os.rename(f"{path}.aside", path)):
@@ -326,7 +305,7 @@ def test_of_what_was_not_there_only_what_stays_away_is_lost(
 ) -> None:
     with connected(mounted) as client:
         outputs = [write(client, map_id, 300 * KIB) for map_id in range(4)]
-    first, second = (f"{outputs[at].file(mounted).base.removeprefix('file://')}.index" for at in (1, 2))
+    first, second = (f"{outputs[at].file(home(mounted)).base.removeprefix('file://')}.index" for at in (1, 2))
     for path in (first, second):
         os.rename(path, f"{path}.aside")
     with (
@@ -343,8 +322,8 @@ def test_a_list_that_shows_what_is_gone_hides_no_loss(
 ) -> None:
     """A store may show an object for a while that is deleted."""
     old = sizes_of_exchange(home(store), SHUFFLE)
-    store.remove(outputs[1].file(store).data_path)
-    store.remove(outputs[2].file(store).index_path)
+    store.remove(outputs[1].file(home(store)).data_path)
+    store.remove(outputs[2].file(home(store)).index_path)
     monkeypatch.setattr(stored, "sizes_of_exchange", lambda directory, exchange: old)
     with pytest.raises(LostBlocksError) as lost:
         asked_blocks(store, outputs).locate()
@@ -362,7 +341,7 @@ def test_where_the_home_goes_while_it_is_listed_nothing_is_lost(
     """A directory that is not there looks as an empty one."""
     with connected(mounted) as client:
         outputs = [write(client, map_id, 300 * KIB) for map_id in range(2)]
-    mounted.remove(outputs[1].file(mounted).index_path)
+    mounted.remove(outputs[1].file(home(mounted)).index_path)
     blocks = asked_blocks(mounted, outputs)
     with (
         before_the_list(monkeypatch, lambda: (tmp_path / "mounted").rename(tmp_path / "away")),
@@ -405,7 +384,7 @@ def test_a_host_that_has_not_mounted_the_directory_writes_nothing_and_loses_noth
 def test_what_an_engine_has_written_it_does_not_read_back(store: Store) -> None:
     with connected(store) as client:
         output = write(client, 0)
-        for path in (output.file(store).data_path, output.file(store).index_path):
+        for path in (output.file(home(store)).data_path, output.file(home(store)).index_path):
             store.remove(path)
         answer = client.read([output.block()])
         assert (answer.status, answer.data) == (DONE, output.expected())
@@ -417,7 +396,7 @@ def test_of_what_it_has_written_it_tells_what_is_lost(store: Store) -> None:
     with connected(store) as client:
         outputs = [write(client, map_id, size) for map_id, size in enumerate((100, 100, 300 * KIB))]
         for output in outputs[1:]:
-            store.remove(output.file(store).data_path)
+            store.remove(output.file(home(store)).data_path)
         answer = client.read([output.block() for output in outputs])
         assert (answer.status, answer.lost) == (LOST, (1, 2))
 
