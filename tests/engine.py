@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import random
 import signal
 import struct
 import subprocess
@@ -320,6 +321,12 @@ def end_region(partition: SortMergeResultPartition) -> None:
     """Make a region of all unicast records that wait, as a full budget does."""
     with partition._whole_or_failed():
         partition._spill(partition._unicast)
+
+
+def noise(seed: int, count: int, most: int) -> list[bytes]:
+    """Records of up to ``most`` bytes."""
+    chosen = random.Random(seed)
+    return [chosen.randbytes(chosen.randint(0, most)) for _ in range(count)]
 
 
 def frame_channel(file: PartitionedFile, subpartition: int, map_index: int = 0) -> LocalInputChannel:

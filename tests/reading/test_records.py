@@ -28,6 +28,7 @@ from engine import (
     frame_channel,
     names,
     new_frame_output,
+    noise,
     open_files,
     small_disk,
 )
@@ -63,11 +64,6 @@ FRAMES, PICKLE = PayloadKind.FRAMES, PayloadKind.PICKLE
 KINDS = pytest.mark.parametrize("kind", [FRAMES, PICKLE], ids=["frames", "chunks"])
 
 
-def noise(seed: int, count: int, most: int) -> list[bytes]:
-    chosen = random.Random(seed)
-    return [chosen.randbytes(chosen.randint(0, most)) for _ in range(count)]
-
-
 def write_map(
     directory: Path, map_index: int, records: Sequence[bytes], kind: PayloadKind = FRAMES, **shape: Any
 ) -> FrameOutput:
@@ -100,6 +96,13 @@ def gate_of(
         metrics or TaskMetrics(),
         str(spill) if spill else None,
     )
+
+
+@pytest.fixture
+def spill(tmp_path: Path) -> Path:
+    """Where large frames are put together."""
+    (tmp_path / "spill").mkdir()
+    return tmp_path / "spill"
 
 
 def as_bytes(records: Any) -> list[bytes]:
@@ -208,10 +211,8 @@ def test_a_consumer_that_gives_up_leaves_nothing_open_or_charged(
 @pytest.mark.parametrize("memory", [MIB, 256 * MIB], ids=["streamed", "read ahead"])
 @pytest.mark.parametrize("kind", [FRAMES, PICKLE])
 def test_a_large_frame_is_put_together_in_a_file_that_has_no_name(
-    tmp_path: Path, memory: int, kind: PayloadKind
+    tmp_path: Path, spill: Path, memory: int, kind: PayloadKind
 ) -> None:
-    spill = tmp_path / "spill"
-    spill.mkdir()
     records = [b"small", random.Random(3).randbytes(SPILL_BYTES + 12_345), b"last"]
     output = write_map(tmp_path, 0, records, kind, segments=4096)
     found = []
@@ -242,9 +243,7 @@ def test_where_disks_must_not_have_it_a_large_frame_is_put_together_in_memory(
     assert as_bytes(list(gate.records())) == records
 
 
-def test_a_consumer_that_gives_up_within_a_large_frame_leaves_no_file(tmp_path: Path) -> None:
-    spill = tmp_path / "spill"
-    spill.mkdir()
+def test_a_consumer_that_gives_up_within_a_large_frame_leaves_no_file(tmp_path: Path, spill: Path) -> None:
     output = write_map(tmp_path, 0, [b"small", bytes(2 * SPILL_BYTES)], segments=4096)
     extents = frame_channel(output.file, 1).extents
     at = extents[0].offset + extents[0].bytes - 1000
@@ -253,18 +252,10 @@ def test_a_consumer_that_gives_up_within_a_large_frame_leaves_no_file(tmp_path: 
     assert (names(spill), open_files(spill), open_files(tmp_path)) == ([], [], [])
 
 
-def test_no_room_for_a_large_frame_is_said_with_the_directory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", ["size=1m", "size=1m,nr_inodes=1"], ids=["its bytes", "its file"])
+def test_no_room_for_a_large_frame_is_said_with_the_directory(tmp_path: Path, options: str) -> None:
     output = write_map(tmp_path, 0, [bytes(SPILL_BYTES + 1)], segments=4096)
-    with small_disk(tmp_path / "disk") as disk:
-        with pytest.raises(OutOfDiskError) as caught:
-            list(gate_of([frame_channel(output.file, 1)], spill=disk).records())
-        assert caught.value.path == str(disk)
-        assert (open_files(disk), open_files(tmp_path)) == ([], [])
-
-
-def test_no_room_for_the_file_of_a_large_frame_is_said_with_the_directory(tmp_path: Path) -> None:
-    output = write_map(tmp_path, 0, [bytes(SPILL_BYTES + 1)], segments=4096)
-    with small_disk(tmp_path / "disk", "size=1m,nr_inodes=1") as disk:
+    with small_disk(tmp_path / "disk", options) as disk:
         with pytest.raises(OutOfDiskError) as caught:
             list(gate_of([frame_channel(output.file, 1)], spill=disk).records())
         assert caught.value.path == str(disk)
@@ -320,13 +311,16 @@ def test_no_more_memory_is_taken_than_was_charged(tmp_path: Path, codec: Codec, 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
 @pytest.mark.parametrize("memory", [3000, 64 * MIB], ids=["streamed", "at once"])
 def test_a_failure_of_any_call_leaves_nothing_open_or_charged(
-    tmp_path: Path, kind: PayloadKind, codec: Codec, memory: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    spill: Path,
+    kind: PayloadKind,
+    codec: Codec,
+    memory: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
         "sortshuffle.payload.frames.SpanningDeserializer", partial(SpanningDeserializer, spill_bytes=2000)
     )
-    spill = tmp_path / "spill"
-    spill.mkdir()
     records = [each + bytes(2000) for each in noise(6, 8, 1500)]
     output = write_map(tmp_path, 0, records, kind, codec=codec, segments=4, segment_bytes=1024)
     channel = frame_channel(output.file, 1)

@@ -17,6 +17,7 @@ from engine import (
     WRITER,
     Pair,
     Region,
+    fill,
     names,
     open_files,
     pair_by_hand,
@@ -506,20 +507,12 @@ def test_after_a_full_disk_only_abandon_is_left(disk: Path) -> None:
     assert (names(disk), open_files(disk)) == ([], [])
 
 
-def fill(disk: Path) -> Path:
-    ballast = disk / "ballast"
-    with open(ballast, "wb", buffering=0) as opened, pytest.raises(OSError, match="No space left"):
-        while True:
-            opened.write(bytes(1 << 20))
-    return ballast
-
-
 def test_a_disk_without_room_for_the_header_is_an_out_of_disk_error(disk: Path) -> None:
     fill(disk)
     with pytest.raises(OutOfDiskError) as caught:
         new_writer(disk)
     assert (caught.value.wanted, caught.value.free) == (56, 0)
-    assert (names(disk), open_files(disk)) == (["ballast"], [])
+    assert (names(disk), open_files(disk)) == (["filled"], [])
 
 
 @pytest.mark.parametrize("inodes", [1, 2], ids=["no file", "one file"])
@@ -532,12 +525,12 @@ def test_a_disk_without_room_for_two_files_is_an_out_of_disk_error(tmp_path: Pat
 
 def test_a_full_disk_at_finish_is_an_out_of_disk_error_and_leaves_nothing(disk: Path) -> None:
     with new_writer(disk) as writer:
-        ballast = fill(disk)
+        fill(disk)
         with pytest.raises(OutOfDiskError):
             writer.finish(WRITER, schema=bytes(1 << 20))
         with pytest.raises(StateError, match="failed"):
             writer.finish(WRITER)
-    assert (names(disk), open_files(disk)) == ([ballast.name], [])
+    assert (names(disk), open_files(disk)) == (["filled"], [])
 
 
 def test_any_other_error_of_a_write_names_the_file() -> None:

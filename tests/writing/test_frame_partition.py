@@ -23,6 +23,7 @@ from engine import (
     names,
     new_frame_output,
     new_output,
+    noise,
     open_files,
     small_disk,
 )
@@ -62,11 +63,6 @@ END_BYTES = 2 * 64  # of the two events that end a subpartition
 def frame(kind: PayloadKind, data: bytes) -> bytes | bytearray:
     """What is emitted so that ``data`` is the record that is read."""
     return pack_chunk([data]) if kind is PICKLE else data
-
-
-def noise(seed: int, count: int, most: int) -> list[bytes]:
-    chosen = random.Random(seed)
-    return [chosen.randbytes(chosen.randint(0, most)) for _ in range(count)]
 
 
 def emit_all(output: FrameOutput, records: list[bytes]) -> list[list[bytes]]:

@@ -337,7 +337,7 @@ def test_keys_values_and_distinct_values_of_every_type(case: KeyCase, data: st.D
         groups[group] = [min(some, default=()), max(some, default=()), len(some), len(set(some))]
     result = pa.Table.from_batches(found, schema)
     assert [
-        (keyed(case, k), [keyed(case, least), keyed(case, most), n, d])
+        (case.key(k), [case.key(least), case.key(most), n, d])
         for k, least, most, n, d in zip(*(python(case, c) for c in result.columns), strict=True)
     ] == sorted(groups.items())
 
@@ -346,10 +346,6 @@ def python(case: KeyCase, column: pa.ChunkedArray) -> list[Any]:
     """The values as the case's key function takes them."""
     whole = column.combine_chunks()
     return (whole.view(case.storage) if case.storage and whole.type == case.type else whole).to_pylist()
-
-
-def keyed(case: KeyCase, value: Any) -> Any:
-    return case.key(value)
 
 
 # --- what only some rows show ------------------------------------------------------------------------------

@@ -130,9 +130,7 @@ def test_what_compresses_well_is_not_held_at_once(tmp_path: Path, codec: Codec, 
     """What is read together is limited by its size in the file, which says little of what it becomes."""
     frames = [[(at % neighbours, bytes(MIB))] for at in range(64)]
     with serving(tmp_path, codec=codec, write_memory=128 * MIB) as engine:
-        output = write_output(
-            engine.connect(), 1, frames, subpartitions=128
-        )  # whose region may be that large
+        output = write_output(engine.connect(), 1, frames, 128)  # whose region may be that large
         assert sum(output.done.sizes) < MIB
         asked = output.block(0, neighbours).received()
         request = protocol.ReadRequest(SHUFFLE, (engine.engine.settings.address,), (asked,))
