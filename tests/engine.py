@@ -47,15 +47,7 @@ ID = bytes(range(16))
 OTHER_ID = bytes(range(16, 32))
 DRIVER = bytes(range(32, 48))
 WRITER = Writer(
-    "app-1",
-    3,
-    5,
-    17,
-    204,
-    "host",
-    "2026-01-02T03:04:05.678+00:00",
-    "sortshuffle 0.1.0",
-    driver=DRIVER.hex(),
+    "app-1", 3, 5, 17, 204, "host", "2026-01-02T03:04:05.678+00:00", "sortshuffle 0.1.0", driver=DRIVER.hex()
 )
 WRITER_JSON = (
     b'{"application":"app-1","exchange":3,"stage":5,"map_index":17,"attempt":204,"host":"host",'

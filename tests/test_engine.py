@@ -968,8 +968,5 @@ def test_a_service_with_tls_is_trusted_by_its_authority(
 def test_what_a_service_does_not_have_is_lost(home: Home) -> None:
     output = written(home, [1], GlobalSelector())
     release([output])
-    with (
-        sortshuffle.serve([home.directory]) as service,
-        pytest.raises(MissingDataError),
-    ):
+    with sortshuffle.serve([home.directory]) as service, pytest.raises(MissingDataError):
         open_input([output], 0, services={host_name(): service.address})

@@ -116,11 +116,7 @@ def test_out_of_disk_survives_pickling_whole() -> None:
 
 @pytest.mark.parametrize(
     ("number", "remedy"),
-    [
-        (errno.EIO, "spark.sortshuffle.dir"),
-        (errno.EMFILE, "ulimit -n"),
-        (errno.ENOMEM, "memory"),
-    ],
+    [(errno.EIO, "spark.sortshuffle.dir"), (errno.EMFILE, "ulimit -n"), (errno.ENOMEM, "memory")],
 )
 def test_a_refused_call_tells_the_path_and_what_helps_and_survives_pickling(number: int, remedy: str) -> None:
     error = FileAccessError(number, "/data/x.data")

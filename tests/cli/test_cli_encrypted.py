@@ -176,10 +176,7 @@ def test_dump_of_a_directory_says_what_was_opened_and_fails_for_what_the_key_doe
         assert [pair["encryption"] for pair in document["pairs"]] == [said[0], "", said[1]]
     result = run("dump", directory, "--key-file", ours)
     assert result.exit_code == 1
-    assert result.stdout.splitlines()[-2:] == [
-        "1 map output of 3: encrypted",
-        f"1 map output of 3: {locked}",
-    ]
+    assert result.stdout.splitlines()[-2:] == ["1 map output of 3: encrypted", f"1 map output of 3: {locked}"]
     lines = run("dump", directory).stdout.splitlines()
     assert lines[-1] == "2 map outputs of 3: encrypted, and there is no key"
     assert run("dump", file.data_path, "--key-file", key_file(tmp_path, "ab" * 24)).exit_code == 0

@@ -143,12 +143,7 @@ def test_nothing_is_unpickled_that_was_not_asked_for(tmp_path: Path) -> None:
     with output.partition as partition:
         partition.emit(pack_chunk([Bomb(str(trace))]), 0)
         partition.finish(WRITER)
-    for command in (
-        ["verify"],
-        ["dump"],
-        ["dump", "--records", 5],
-        ["dump", "--json", "--records", 5],
-    ):
+    for command in (["verify"], ["dump"], ["dump", "--records", 5], ["dump", "--json", "--records", 5]):
         assert run(command[0], output.file.data_path, *command[1:]).exit_code == 0
     assert not trace.exists()
     run("dump", output.file.data_path, "--records", 5, "--unpickle")

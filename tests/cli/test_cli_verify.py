@@ -10,16 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from built_outputs import (
-    BROADCAST_ROWS,
-    FILE_ID,
-    ROWS,
-    SCHEMA,
-    build,
-    fill,
-    rows,
-    start,
-)
+from built_outputs import BROADCAST_ROWS, FILE_ID, ROWS, SCHEMA, build, fill, rows, start
 from run_cli import run, run_json, unlistable
 
 from sortshuffle.cli.look import pairs_below

@@ -108,12 +108,7 @@ def test_of_a_compressed_buffer_the_raw_size_can_be_read_and_not_changed() -> No
 
 @pytest.mark.parametrize(
     "place",
-    [
-        BufferPlace(120, 2, 7),
-        BufferPlace(56, 1, 7),
-        BufferPlace(56, 2, 6),
-        BufferPlace(56, 2, None),
-    ],
+    [BufferPlace(120, 2, 7), BufferPlace(56, 1, 7), BufferPlace(56, 2, 6), BufferPlace(56, 2, None)],
     ids=str,
 )
 def test_it_opens_in_its_place_alone(place: BufferPlace) -> None:

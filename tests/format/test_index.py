@@ -28,10 +28,7 @@ SCHEMA = b"a schema message"
 PAIR = Pair(
     subpartitions=3,
     first=1,
-    regions=(
-        Region({0: [b"a" * 10, b"b" * 100], 1: [b"c"]}),
-        Region({0: [b"to all"]}, RegionKind.BROADCAST),
-    ),
+    regions=(Region({0: [b"a" * 10, b"b" * 100], 1: [b"c"]}), Region({0: [b"to all"]}, RegionKind.BROADCAST)),
     schema=SCHEMA,
 )
 DATA, GOOD = pair_by_hand(PAIR)

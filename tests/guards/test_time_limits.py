@@ -51,9 +51,7 @@ def test_a_hang_fails_with_the_stacks_of_all_threads_and_the_next_test_runs(
     )
 
 
-def test_a_hang_in_the_teardown_of_a_test_that_failed_ends(
-    pytester: pytest.Pytester,
-) -> None:
+def test_a_hang_in_the_teardown_of_a_test_that_failed_ends(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("import time_limits; time_limits.TEARDOWN_S = 1.0")
     pytester.makepyfile(
         """

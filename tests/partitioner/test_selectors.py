@@ -186,11 +186,7 @@ def test_round_robin_deals_rows_out_in_turn() -> None:
     assert RoundRobinSelector(4, 3).assign(numbered(9)).tolist() == [3, 0, 1, 2, 3, 0, 1, 2, 3]
 
 
-@given(
-    subpartitions=st.integers(1, 40),
-    batches=st.lists(st.integers(0, 50), max_size=6),
-    data=st.data(),
-)
+@given(subpartitions=st.integers(1, 40), batches=st.lists(st.integers(0, 50), max_size=6), data=st.data())
 def test_cuts_between_batches_do_not_matter(
     subpartitions: int, batches: list[int], data: st.DataObject
 ) -> None:

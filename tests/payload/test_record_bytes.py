@@ -12,14 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sortshuffle.format.buffer import (
-    DataType,
-    SealedBuffer,
-    StoredBuffer,
-    scan_extent,
-    seal,
-    seal_compressed,
-)
+from sortshuffle.format.buffer import DataType, SealedBuffer, StoredBuffer, scan_extent, seal, seal_compressed
 from sortshuffle.format.checksum import checksum_of_checksums
 from sortshuffle.format.header import Codec, PayloadKind
 from sortshuffle.format.malformed import Malformed

@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 
 from sortshuffle.errors import UsageError
 from sortshuffle.format.malformed import CutShort
-from sortshuffle.payload.spanning import (
-    SPILL_BYTES,
-    SpanningDeserializer,
-    pack_length,
-    serialize,
-)
+from sortshuffle.payload.spanning import SPILL_BYTES, SpanningDeserializer, pack_length, serialize
 
 
 class Piece:

@@ -326,10 +326,7 @@ def test_a_buffer_that_verifies_but_is_no_message_is_placed(
 def test_a_stream_delivers_what_stands_before_the_damage(output: MapOutput) -> None:
     fetch = fetch_of(output)
     delivered = []
-    with (
-        changed(output.file.data_path, fetch.extents[2].offset + 20, 0x10),
-        pytest.raises(DataLossError),
-    ):
+    with changed(output.file.data_path, fetch.extents[2].offset + 20, 0x10), pytest.raises(DataLossError):
         for found in fetch.stream(output.payload, 1 << 20, MemoryBudget(ENOUGH), TaskMetrics()):
             delivered.append(found)
     assert delivered == MESSAGES[:4]

@@ -311,12 +311,7 @@ def test_no_more_memory_is_taken_than_was_charged(tmp_path: Path, codec: Codec, 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
 @pytest.mark.parametrize("memory", [3000, 64 * MIB], ids=["streamed", "at once"])
 def test_a_failure_of_any_call_leaves_nothing_open_or_charged(
-    tmp_path: Path,
-    spill: Path,
-    kind: PayloadKind,
-    codec: Codec,
-    memory: int,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, spill: Path, kind: PayloadKind, codec: Codec, memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "sortshuffle.payload.frames.SpanningDeserializer", partial(SpanningDeserializer, spill_bytes=2000)

@@ -17,13 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from sortshuffle.errors import SchemaMismatchError, UnsupportedError, UsageError
 from sortshuffle.spark import schema as module
-from sortshuffle.spark.schema import (
-    conform,
-    from_arrow,
-    parse_schema,
-    to_arrow,
-    with_large_types,
-)
+from sortshuffle.spark.schema import conform, from_arrow, parse_schema, to_arrow, with_large_types
 
 ZONE = "America/New_York"
 

@@ -438,15 +438,7 @@ def test_a_call_out_of_order_is_a_state_error(tmp_path: Path, state: Call, call:
 
 
 @pytest.mark.parametrize(
-    ("first", "sequence"),
-    [
-        (0, [0, 1, 0]),
-        (0, [1, 0]),
-        (2, [0, 2]),
-        (1, [1, 0, 2]),
-        (0, [3]),
-        (0, [-1]),
-    ],
+    ("first", "sequence"), [(0, [0, 1, 0]), (0, [1, 0]), (2, [0, 2]), (1, [1, 0, 2]), (0, [3]), (0, [-1])]
 )
 @pytest.mark.parametrize("one_call", [True, False])
 def test_a_subpartition_out_of_the_write_order_is_a_state_error(

@@ -158,10 +158,7 @@ def test_sizes_are_those_of_each_subpartitions_rows(column: pa.Array) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("memory", "size"),
-    [(GIB, 8 * MIB), (16 * MIB, 4 * MIB), (1, 1)],
-)
+@pytest.mark.parametrize(("memory", "size"), [(GIB, 8 * MIB), (16 * MIB, 4 * MIB), (1, 1)])
 def test_a_unit_fits_the_cache_and_a_quarter_of_the_memory(memory: int, size: int) -> None:
     assert unit_bytes(memory) == size
 

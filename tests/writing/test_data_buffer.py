@@ -80,9 +80,7 @@ def test_a_subpartition_that_does_not_exist_is_an_error_and_charges_nothing(subp
         )
     )
 )
-def test_every_buffer_leaves_once_in_its_place(
-    drawn: tuple[int, int, list[tuple[int, bytes]]],
-) -> None:
+def test_every_buffer_leaves_once_in_its_place(drawn: tuple[int, int, list[tuple[int, bytes]]]) -> None:
     count, first, appended = drawn
     order = [*range(first, count), *range(first)]
     budget = MemoryBudget(10**9)

@@ -25,13 +25,7 @@ from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.frames import FramesPayload
 from sortshuffle.payload.pickled import PickledPayload, pack_chunk
 from sortshuffle.payload.spanning import LENGTH_BYTES, SpanningDeserializer
-from sortshuffle.writing.frame_encoder import (
-    LARGE_SLICE,
-    Frame,
-    FrameEncoder,
-    FrameLayout,
-    segment_bytes,
-)
+from sortshuffle.writing.frame_encoder import LARGE_SLICE, Frame, FrameEncoder, FrameLayout, segment_bytes
 
 SEGMENT = 4096
 NO_LIMIT = 1 << 40

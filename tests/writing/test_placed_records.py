@@ -284,10 +284,7 @@ def test_a_record_larger_than_the_memory_has_a_region_of_its_own(tmp_path: Path,
     assert output.budget.used == 0
 
 
-@pytest.mark.parametrize(
-    "size",
-    [MESSAGE_BYTES - 1, MESSAGE_BYTES, MESSAGE_BYTES + 1, 3 * MESSAGE_BYTES],
-)
+@pytest.mark.parametrize("size", [MESSAGE_BYTES - 1, MESSAGE_BYTES, MESSAGE_BYTES + 1, 3 * MESSAGE_BYTES])
 @pytest.mark.parametrize("pieces", [1, 2, 5])
 def test_an_extent_is_cut_into_messages_of_a_size(tmp_path: Path, size: int, pieces: int) -> None:
     """Its bytes come from several frames, and are cut wherever a message is full."""
@@ -422,9 +419,7 @@ def test_arrays_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path, c
 
 
 @given(
-    st.lists(st.integers(-3, 7), max_size=5),
-    st.lists(st.integers(-3, 12), max_size=5),
-    st.binary(max_size=9),
+    st.lists(st.integers(-3, 7), max_size=5), st.lists(st.integers(-3, 12), max_size=5), st.binary(max_size=9)
 )
 def test_what_is_not_refused_is_written_as_it_stands(
     tmp_path: Path, ids: list[int], ends: list[int], data: bytes

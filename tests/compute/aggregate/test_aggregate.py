@@ -17,12 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from key_cases import DOUBLE, INT64, KEY_CASES, STRING, KeyCase
 
-from sortshuffle.compute.aggregate.aggregation import (
-    AggregateCall,
-    Aggregation,
-    FirstRows,
-    Reducer,
-)
+from sortshuffle.compute.aggregate.aggregation import AggregateCall, Aggregation, FirstRows, Reducer
 from sortshuffle.compute.aggregate.choices import Collect, Extreme, First
 from sortshuffle.compute.aggregate.columns import normalised
 from sortshuffle.compute.aggregate.functions import (

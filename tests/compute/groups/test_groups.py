@@ -155,11 +155,7 @@ def test_the_stream_is_read_no_further_than_to_the_next_key() -> None:
     tables = group_tables(batches(), BY_KEY)
     assert read == []
     seen = [(table["row"].to_pylist(), list(read)) for table in tables]
-    assert seen == [
-        ([0, 1, 2], [0, 1, 2]),
-        ([3, 4], [0, 1, 2, 3, 4]),
-        ([5], [0, 1, 2, 3, 4]),
-    ]
+    assert seen == [([0, 1, 2], [0, 1, 2]), ([3, 4], [0, 1, 2, 3, 4]), ([5], [0, 1, 2, 3, 4])]
 
 
 def test_an_error_of_the_stream_comes_behind_the_groups_that_were_complete() -> None:

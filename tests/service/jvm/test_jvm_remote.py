@@ -509,10 +509,7 @@ def test_more_services_than_there_are_threads_are_waited_for_together(tmp_path: 
 
 
 def test_a_service_that_says_nothing_is_given_up(tmp_path: Path) -> None:
-    with (
-        ScriptedServer(silent, secret=SECRET) as server,
-        impatient(tmp_path) as client,
-    ):
+    with ScriptedServer(silent, secret=SECRET) as server, impatient(tmp_path) as client:
         answer = client.read([Block(1, 1, 0, 1, bytes(16))] * 2, [server.address])
         assert (answer.status, answer.lost) == (UNREACHABLE, (0, 1))
 

@@ -272,8 +272,7 @@ SECOND = 32 + 8 + len(frame_of(noise(0, 40, 100)))
 
 
 @pytest.mark.parametrize(
-    "cut",
-    [1, 8, 20, 32, 33, 40, 44, 48, 100, SECOND - 1, SECOND, SECOND + 1, SECOND + 8, len(STREAM)],
+    "cut", [1, 8, 20, 32, 33, 40, 44, 48, 100, SECOND - 1, SECOND, SECOND + 1, SECOND + 8, len(STREAM)]
 )
 def test_one_that_goes_away_at_any_point_leaves_nothing(
     engine: Serving, caplog: pytest.LogCaptureFixture, cut: int
@@ -468,10 +467,7 @@ def test_of_a_home_that_a_full_disk_has_no_room_for_nothing_is_left(tmp_path: Pa
 
 
 def test_disks_without_room_are_told_before_anything_is_written(tmp_path: Path) -> None:
-    with (
-        small_disk(tmp_path / "disk", f"size={LEAST_FREE // 2}") as disk,
-        serving(disk) as engine,
-    ):
+    with small_disk(tmp_path / "disk", f"size={LEAST_FREE // 2}") as disk, serving(disk) as engine:
         client = engine.connect()
         client.begin()
         send_until_refused(client)

@@ -12,17 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from jvm_client import (
-    APPLICATION,
-    DONE,
-    LOST,
-    SHUFFLE,
-    TOKEN,
-    JvmClient,
-    Output,
-    serving,
-    write_output,
-)
+from jvm_client import APPLICATION, DONE, LOST, SHUFFLE, TOKEN, JvmClient, Output, serving, write_output
 from map_outputs import write_map
 from stores import Store, s3_fixture, store_fixture  # noqa: F401
 

@@ -456,12 +456,7 @@ FRAMES: dict[Sender, st.SearchStrategy[bytes]] = {
     ),
     Sender.SERVER: st.one_of(
         st.builds(
-            data_frame,
-            st.binary(min_size=1, max_size=100),
-            channels,
-            long_numbers,
-            numbers,
-            st.booleans(),
+            data_frame, st.binary(min_size=1, max_size=100), channels, long_numbers, numbers, st.booleans()
         ),
         st.builds(pack_end_of_partition, channels, long_numbers),
         errors.map(ErrorResponse.pack),

@@ -172,11 +172,7 @@ FITTING: dict[str, tuple[str, Any, Any]] = {
         lambda f: pd.DataFrame({"a": [1]}) if f["k"][0] == 1 else pd.DataFrame(),
         "a long",
     ),
-    "group frames with twins": (
-        "applyInPandas",
-        lambda f: pd.concat([f[["k"]], f[["k"]]], axis=1),
-        "k int",
-    ),
+    "group frames with twins": ("applyInPandas", lambda f: pd.concat([f[["k"]], f[["k"]]], axis=1), "k int"),
     "two arguments by default value": ("applyInPandas", lambda key, frame=None: frame[["k"]], "k int"),
     "a partial function": ("applyInArrow", functools.partial(lambda x, t: t.select(["k"]), 3), "k int"),
     "a keyword-only argument": ("applyInArrow", lambda t, *, x=1: t.select(["k"]), "k int"),

@@ -252,8 +252,7 @@ def test_errors_of_functions_are_their_own(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize(
-    ("adaptor", "function"),
-    [(GroupApplyInArrow, swallowing_arrow), (GroupApplyInPandas, swallowing_pandas)],
+    ("adaptor", "function"), [(GroupApplyInArrow, swallowing_arrow), (GroupApplyInPandas, swallowing_pandas)]
 )
 def test_errors_of_the_input_cannot_be_swallowed(spark: SparkSession, adaptor: Any, function: Any) -> None:
     def broken() -> Iterator[pa.RecordBatch]:

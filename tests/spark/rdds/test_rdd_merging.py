@@ -150,10 +150,7 @@ def test_what_fits_comes_in_the_order_of_the_keys(files: Files) -> None:
     st.integers(1, 20),
 )
 def test_groups_of_several_inputs_meet(
-    tmp_path_factory: pytest.TempPathFactory,
-    inputs: list[list[tuple[Any, int]]],
-    memory: int,
-    size: int,
+    tmp_path_factory: pytest.TempPathFactory, inputs: list[list[tuple[Any, int]]], memory: int, size: int
 ) -> None:
     files = Files(tmp_path_factory.mktemp("files"))
     found = results(merging(GroupTable, files, memory), [chunked(of, size) for of in inputs])

@@ -76,9 +76,7 @@ def test_configure_leaves_the_choice_of_the_workers_python(monkeypatch: pytest.M
     assert os.environ["PYSPARK_PYTHON"] == "/opt/other/python"
 
 
-def test_a_configured_session_runs_workers_of_the_drivers_python_over_unix_sockets(
-    tmp_path: Path,
-) -> None:
+def test_a_configured_session_runs_workers_of_the_drivers_python_over_unix_sockets(tmp_path: Path) -> None:
     code = """
 import sortshuffle
 from pyspark.sql import SparkSession

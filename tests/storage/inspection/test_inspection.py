@@ -29,10 +29,7 @@ FIRST = 1
 FILE_ID = b"0123456789abcdef"
 
 # sizes of the payloads of each subpartition, by region; the third region is a broadcast region
-UNICAST = (
-    {0: [100, 200], 1: [50], 3: [1000]},
-    {1: [70, 1], 2: [300]},
-)
+UNICAST = ({0: [100, 200], 1: [50], 3: [1000]}, {1: [70, 1], 2: [300]})
 BROADCAST = [40, 41]
 
 
@@ -343,10 +340,7 @@ def test_a_broadcast_region_whose_entries_differ_is_a_fault(file: PartitionedFil
     assert fault.what.startswith("the entries of region 2, a broadcast region, differ")
 
 
-@pytest.mark.parametrize(
-    ("field", "what"),
-    [(16, "raw bytes"), (32, "checksum"), (40, "buffers")],
-)
+@pytest.mark.parametrize(("field", "what"), [(16, "raw bytes"), (32, "checksum"), (40, "buffers")])
 def test_an_entry_that_disagrees_with_its_extent_is_a_fault(
     file: PartitionedFile, field: int, what: str
 ) -> None:
@@ -435,9 +429,7 @@ def test_a_pair_that_is_finished_meanwhile_is_still_read(tmp_path: Path) -> None
     assert check_data(found) == DataCheck()
 
 
-def test_a_killed_tasks_pair_is_unfinished(
-    unfinished: tuple[PartitionedFileWriter, PartitionedFile],
-) -> None:
+def test_a_killed_tasks_pair_is_unfinished(unfinished: tuple[PartitionedFileWriter, PartitionedFile]) -> None:
     _, file = unfinished
     found = inspect(file.partial_index_path)
     assert state(found) is PairState.UNFINISHED
