@@ -18,8 +18,8 @@ from engine import Pair, Region
 
 from sortshuffle.format.index import Index, RegionKind
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
-from sortshuffle.reading.scheduler import SweptFile
 from sortshuffle.reading.subpartition_reader import Delivery, SubpartitionReader
+from sortshuffle.reading.swept_file import SweptFile
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.ranges import SubpartitionRange
 from sortshuffle.storage.files.reader import read_index

@@ -45,15 +45,11 @@ from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.memory.segment import MemorySegment
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.frames import FramesPayload
-from sortshuffle.reading.scheduler import (
-    BATCHES_AHEAD,
-    IOV_MAX,
-    LEAST_SHARE,
-    ReadScheduler,
-    sweep_threads,
-)
+from sortshuffle.reading.read_shares import BATCHES_AHEAD, LEAST_SHARE
+from sortshuffle.reading.scheduler import ReadScheduler, sweep_threads
 from sortshuffle.reading.subpartition_reader import Delivery, SubpartitionReader
 from sortshuffle.reading.sweep import Sweep
+from sortshuffle.reading.swept_file import IOV_MAX
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.ranges import ExtentCursor, RangePart, RegionRange, SubpartitionRange
 from sortshuffle.storage.files.reader import read_index

@@ -30,8 +30,9 @@ from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import Writer
 from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.options import KIB, MIB
-from sortshuffle.reading.scheduler import ReadScheduler, SweptFile, sweep_threads
+from sortshuffle.reading.scheduler import ReadScheduler, sweep_threads
 from sortshuffle.reading.subpartition_reader import SubpartitionReader
+from sortshuffle.reading.swept_file import SweptFile
 from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.ranges import SubpartitionRange

@@ -7,7 +7,7 @@ was consumed. So a task holds no more than ``total`` bytes of that, however many
 Rules
 * Who asks first is served first, a segment at a time: a channel that wants more goes to the end of the queue.
 * A channel may hold as much as is left for others. So one alone gets half of all, and each further one finds
-  something. (The dynamic thresholds of Choudhury and Hahne, 1998, as in `reading.scheduler`.)
+  something. (The dynamic thresholds of Choudhury and Hahne, 1998, as in `reading.read_shares`.)
 * Nobody waits in here, and nobody needs a loan to get on: a channel without one is only slower.
 
 Lock order: the lock is a leaf. Borrowers are called under no lock, by whoever gave something back, who must

@@ -147,8 +147,8 @@ class ResultPartitionManager:
             partitions_open=sum(each.is_open for each in known),
             readers=sum(each.readers for each in known),
             waiting=sum(not each.is_idle for each in known),
-            reads_total=reads + sum(each.reads for each in known),
-            bytes_read_total=size + sum(each.bytes_read for each in known),
+            reads_total=reads + sum(each.batches.reads for each in known),
+            bytes_read_total=size + sum(each.batches.bytes_read for each in known),
         )
 
     def shutdown(self) -> None:
@@ -176,8 +176,8 @@ class ResultPartitionManager:
 
     def _take_out(self, scheduler: ReadScheduler) -> None:
         del self._partitions[scheduler.file_id]
-        self._reads += scheduler.reads
-        self._bytes_read += scheduler.bytes_read
+        self._reads += scheduler.batches.reads
+        self._bytes_read += scheduler.batches.bytes_read
 
 
 def _delete(file: PartitionedFile, deleted: Future[None]) -> None:

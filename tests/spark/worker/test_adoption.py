@@ -33,6 +33,7 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB, Options
 from sortshuffle.service.client.asking import AT_ONCE
 from sortshuffle.service.client.client import ServiceClient
+from sortshuffle.service.client.service_link import ServiceLink
 from sortshuffle.service.server.shuffle_service import ShuffleService, serve
 from sortshuffle.service.wire.protocol import FoundOutput, MapOutputAddress
 from sortshuffle.spark.control import INLINE_REGIONS, Adopter, channels, control_batches
@@ -210,20 +211,20 @@ def test_the_service_of_its_own_host_comes_first_however_slow_it_is(
     task = task_on(root, service, ("localhost",))  # under its other name it stands for another host's
     (tmp_path / "other").mkdir()
     task.options = replace(task.options, directories=(str(tmp_path / "other"),))
-    find, close, other_is_done = ServiceClient.find, ServiceClient.close, threading.Event()
+    find, close, other_is_done = ServiceClient.find, ServiceLink.close, threading.Event()
 
     def slow(client: ServiceClient, wanted: MapOutputAddress) -> FoundOutput | None:
         found = find(client, wanted)
         assert client.address != service.address or other_is_done.wait(20)
         return found
 
-    def closing(client: ServiceClient) -> None:
-        close(client)
-        if client.address != service.address:
+    def closing(link: ServiceLink) -> None:
+        close(link)
+        if link.address != service.address:
             other_is_done.set()
 
     monkeypatch.setattr(ServiceClient, "find", slow)
-    monkeypatch.setattr(ServiceClient, "close", closing)
+    monkeypatch.setattr(ServiceLink, "close", closing)
     found = adopt(task, [EXCHANGE])
     assert found is not None
     assert found[0].service == service.address

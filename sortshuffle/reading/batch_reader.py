@@ -1,0 +1,113 @@
+"""`BatchReader`: fills a batch of segments with what a `Sweep` plans, and hands it to the readers.
+
+    passes over the file, read by read --(the batch is used up, or nobody may have more)--> batch released
+
+Rules
+* A failed read fails the readers whose bytes these are, and no others.
+* What is delivered is never read over: readers of the same bytes get them from the same attempt.
+
+Ownership: the batch is the reader's while `fill` runs; a delivered slice is its consumer's.
+
+Lock order: the scheduler's lock guards the sweep. Nothing is read, and no reader called, under it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from sortshuffle.memory.buffer import Buffer
+from sortshuffle.memory.segment import MemorySegment
+from sortshuffle.reading.read_shares import ReadShares
+from sortshuffle.reading.segment_batch import SegmentBatch
+from sortshuffle.reading.subpartition_reader import ReadPiece, SubpartitionReader
+from sortshuffle.reading.sweep import Chunk, PlannedRead, ReadLimits, Sweep
+from sortshuffle.reading.swept_file import SweptFile
+
+
+class BatchReader:
+    """``lock``: of ``sweep``. ``reads``, ``bytes_read``: so far; one run at a time counts them."""
+
+    def __init__(self, sweep: Sweep, shares: ReadShares, lock: threading.Lock) -> None:
+        self._sweep = sweep
+        self._shares = shares
+        self._lock = lock
+        self.reads = 0
+        self.bytes_read = 0
+
+    def fill(self, segments: list[MemorySegment], data: SweptFile) -> None:
+        """Read into these segments for all who may have something, and give up what was not filled."""
+        batch = SegmentBatch(segments, self._shares)
+        try:
+            while self._make_pass(batch, data):
+                continue
+        finally:
+            self._shares.lend(segments)
+            batch.release()
+
+    def _limits(self) -> ReadLimits:
+        return self._shares.limits(len(self._sweep.readers))
+
+    def _make_pass(self, batch: SegmentBatch, data: SweptFile) -> bool:
+        """Begin a pass, or go on with the last one. Whether anything was read for it."""
+        with self._lock:
+            self._sweep.begin_pass(self._limits())
+        planned = False
+        while (read := self._plan(batch)) is not None:
+            self._serve(read, batch, data)
+            planned = True
+        return planned
+
+    def _plan(self, batch: SegmentBatch) -> PlannedRead | None:
+        with self._lock:
+            return self._sweep.plan(batch, self._limits())
+
+    def _serve(self, read: PlannedRead, batch: SegmentBatch, data: SweptFile) -> None:
+        """Read, and hand each reader its slices. If that fails, it fails those whose own bytes are bad."""
+        # What is delivered is never read over: readers of the same bytes get them from the same attempt
+        first = read.chunks[0]
+        views = [view for start, size in read.places for view in batch.views(start, size)]
+        try:
+            data.read_into(views, first.offset, first.extent)
+        except Exception as error:
+            if len(read.places) > 1:
+                for part in read.place_by_place():
+                    self._serve(part, batch, data)
+            else:
+                for chunk in read.chunks:
+                    fail_reader(chunk.reader, error)
+            return
+        self.reads += 1
+        self.bytes_read += sum(map(len, views))
+        for chunk in read.chunks:
+            self._deliver(chunk, batch.slices(chunk.start, chunk.size))
+
+    def _deliver(self, chunk: Chunk, slices: list[Buffer]) -> None:
+        reader = chunk.reader
+        position = reader.cursor.position
+        pieces = []
+        for buffer in slices:
+            pieces.append(ReadPiece(chunk.extent, position, buffer))
+            position += buffer.size
+        reader.cursor.advance(chunk.size)
+        complete = reader.cursor.is_at_end
+        add_to_reader(reader, pieces, complete=complete)
+        if complete:
+            with self._lock:
+                self._sweep.remove(reader)
+
+
+def add_to_reader(reader: SubpartitionReader, pieces: Sequence[ReadPiece], *, complete: bool) -> None:
+    """Hand these to it; where it does not take them, that is its own failure."""
+    try:
+        reader.add(pieces, complete=complete)
+    except Exception as error:  # it was released meanwhile, or its consumer's callback failed
+        fail_reader(reader, error)
+
+
+def fail_reader(reader: SubpartitionReader, cause: BaseException) -> None:
+    """Its bytes do not come."""
+    try:
+        reader.fail(cause)
+    except Exception:
+        pass  # its consumer's callback failed; the reader has failed already, and others must hear of theirs

@@ -1,0 +1,62 @@
+"""`SweptFile`: the data file of a result partition, as a `ReadScheduler` reads it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+
+from sortshuffle import calls
+from sortshuffle.errors import CorruptDataError, Place
+from sortshuffle.format.index import Index
+from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.storage.files.ranges import RangeExtent
+from sortshuffle.storage.files.reader import PartitionedFileReader
+
+IOV_MAX = os.sysconf("SC_IOV_MAX")  # pieces that one scattered read takes; 1024 on Linux
+
+
+class SweptFile(PartitionedFileReader):
+    """A data file, with its index, that is read into segments. What it reads is *not* verified: the consumer
+    does that, who has the whole buffers."""
+
+    def __init__(self, file: PartitionedFile, index: Index) -> None:
+        super().__init__(file, index.header.file_id, str(index.writer))
+        self.index = index
+
+    def read_into(self, views: Sequence[memoryview], offset: int, extent: RangeExtent) -> None:
+        """Fill ``views`` from ``offset`` of the file on. ``extent``: what lies there, for errors.
+
+        Raises `CorruptDataError` if the file ends before that or cannot be read; OSError if the system has no
+        memory for it, which says nothing of the file.
+        """
+        left, at = list(views), offset
+        while left:
+            try:
+                got = calls.preadv(self.fileno(), left[:IOV_MAX], at)
+            except OSError as error:
+                if error.errno == errno.ENOMEM:
+                    raise
+                problem = f"the data file cannot be read: {error.strerror}"
+                raise CorruptDataError(self._place_in(extent, at), problem) from error
+            if got == 0:
+                end = offset + sum(map(len, views))
+                raise CorruptDataError(
+                    self._place_in(extent, at), "the data file is cut short", expected=end, found=at
+                )
+            at += got
+            left = _behind(left, got)
+
+    def _place_in(self, extent: RangeExtent, offset: int) -> Place:
+        return Place(
+            self.file.data_path, extent.region, extent.subpartitions.first, offset, str(self.index.writer)
+        )
+
+
+def _behind(views: list[memoryview], size: int) -> list[memoryview]:
+    """What is left of ``views`` when their first ``size`` bytes are filled."""
+    for number, view in enumerate(views):
+        if size < len(view):
+            return [view[size:], *views[number + 1 :]]
+        size -= len(view)
+    return []
