@@ -33,7 +33,7 @@ from sortshuffle.errors import (
     ServiceUnavailableError,
 )
 from sortshuffle.service.client.backoff import Backoff
-from sortshuffle.service.client.client_connection import LEAST_BYTES
+from sortshuffle.service.client.liveness import LEAST_BYTES
 from sortshuffle.service.wire.protocol import (
     NO_CHANNEL,
     ErrorResponse,

@@ -7,11 +7,7 @@ sends. Bodies are received straight into memory that the caller gives.
 
 Rules
 * Nothing waits for ever: finding the address, connecting and greeting have time-outs. Receiving looks every
-  `tick` whether anything is expected at all, and ends where the service does not get on.
-* Silence is what somebody listened to: time in which this process stood still is not the service's.
-* Getting on: `LEAST_BYTES` came within the time, or the end of something that was asked for (an extent, an
-  index, an answer), however small: whoever receives says so (`got_on`). So a service whose disks are slow may
-  send little at a time, and one that sends a byte now and then keeps nobody.
+  tick whether anything is expected at all, and ends where the service does not get on (`Liveness`).
 * Without a secret only a service on this host is spoken to: any other could be anybody, and what it sends is
   unpickled. The server's side has the same rule (`service.server.shuffle_service`).
 * Frames go out in the order in which they were posted. Posting is cheap and may be done under a lock; whoever
@@ -23,21 +19,20 @@ Lock order: `_sending`, then the TLS stream's own.
 
 from __future__ import annotations
 
-import select
 import socket
 import ssl
-import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from sortshuffle import calls
 from sortshuffle.errors import AuthenticationError, ServiceUnavailableError
 from sortshuffle.service.client.client_settings import ClientTls
+from sortshuffle.service.client.liveness import Liveness
 from sortshuffle.service.client.resolution import resolve
+from sortshuffle.service.client.wires import PlainWire, TlsWire, Wire
 from sortshuffle.service.wire.address import is_loopback, split_address
 from sortshuffle.service.wire.handshake import GREETING_TIMEOUT, greet
 from sortshuffle.service.wire.protocol import HEADER_BYTES, Header, Sender
@@ -46,12 +41,6 @@ CONNECT_TIMEOUT = 5.0  # seconds; a host that is there answers within one, also 
 # seconds; the system's resolver asks its second name server when the first has not answered for 5. An answer
 # that comes later is the next attempt's
 RESOLVE_TIMEOUT = 10.0
-# Bytes that count as getting on by themselves: 2 KB/s at the default time-out, of whole buffers and of parts
-# of them. A service reads and sends at least so much at a time, unless an extent ends before
-LEAST_BYTES = 64 << 10
-MOST_TICK = 1.0  # seconds between two looks at whether a silent connection should not be silent
-TICKS = 10  # at least so many looks before it is given up
-MOST_APART = 2  # ticks between two looks: a wait that ends just before a tick is over is followed by another
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +54,6 @@ class Dial:
     silence: float
 
 
-class _Wire(Protocol):
-    """A connected socket in use by one receiving thread and one that sends."""
-
-    def receive(self, view: memoryview) -> int:
-        """Some bytes, 0 at the end. Raises TimeoutError if none came in a tick, OSError."""
-
-    def send(self, data: bytes) -> None:
-        """All of it. Raises OSError."""
-
-    def send_now(self, data: bytes) -> None:
-        """What can be sent without waiting. Raises OSError."""
-
-
 class ClientConnection:
     """``is_expecting``: asked in the receiving thread, whether the service owes anything. Nothing is opened
     before `connect`."""
@@ -86,21 +62,17 @@ class ClientConnection:
         self, dial: Dial, is_expecting: Callable[[], bool], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._dial = dial
-        self._is_expecting = is_expecting
+        self.liveness = Liveness(dial.silence, is_expecting, clock)
         self._clock = clock
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._socket: socket.socket | None = None
         self._aborted = False
-        self._wire: _Wire | None = None
+        self._wire: Wire | None = None
         self._outbox: deque[bytes] = deque()
         self._header = bytearray(HEADER_BYTES)
         self.segment_bytes = 0
         self.received = 0
-        self.heard = clock()  # when it last got on, or owed nothing
-        self._gained = 0  # bytes since then
-        self._looked = self.heard  # whether anything is expected
-        self._tick = min(MOST_TICK, dial.silence / TICKS)
 
     @property
     def is_open(self) -> bool:
@@ -121,10 +93,10 @@ class ClientConnection:
             connected = self._encrypted(connected, self._dial.tls, host)
         self.segment_bytes = greet(connected, self._dial.secret, self._left(until, GREETING_TIMEOUT))
         if isinstance(connected, ssl.SSLSocket):
-            self._wire = _TlsWire(connected, self._tick, self._dial.silence)
+            self._wire = TlsWire(connected, self.liveness.tick, self._dial.silence)
         else:
-            self._wire = _PlainWire(connected, self._tick, self._dial.silence)
-        self.got_on()
+            self._wire = PlainWire(connected, self.liveness.tick, self._dial.silence)
+        self.liveness.got_on()
 
     def post(self, frame: bytes) -> None:
         """Send it with the next `flush`, behind what was posted before."""
@@ -155,22 +127,18 @@ class ClientConnection:
             try:
                 got = wire.receive(view)
             except TimeoutError:
-                self._expect_to_get_on(self._clock())
+                self.liveness.look()
                 continue
             except (OSError, ValueError) as error:  # ValueError: closed meanwhile
                 raise ServiceUnavailableError(f"the connection broke: {error}") from error
             if not got:
                 raise ServiceUnavailableError("the connection was closed by the service")
-            self._count(got)
+            self.received += got
+            self.liveness.count(got)
             if got == size:
                 return
             view = view[got:]
             size -= got
-
-    def got_on(self) -> None:
-        """Something that was asked for is whole, or enough of it came. By the receiving thread."""
-        self.heard = self._looked = self._clock()
-        self._gained = 0
 
     def leave(self, frame: bytes) -> None:
         """Say goodbye, if that can be done without waiting, and abort."""
@@ -197,7 +165,7 @@ class ClientConnection:
             if self._socket is not None:
                 self._socket.close()
 
-    def _send_posted(self, wire: _Wire) -> None:
+    def _send_posted(self, wire: Wire) -> None:
         frames = b"".join(self._outbox.popleft() for _ in range(len(self._outbox)))
         if self._aborted:
             return
@@ -276,102 +244,6 @@ class ClientConnection:
                 " the service a certificate for the name or address that it is reached by"
             ) from error
         return encrypted
-
-    def _count(self, size: int) -> None:
-        self.received += size
-        self._gained += size
-        if self._gained >= LEAST_BYTES:
-            self.got_on()
-        else:
-            self._expect_to_get_on(self._clock())
-
-    def _expect_to_get_on(self, now: float) -> None:
-        """Looks at most once in a tick, because it asks under a lock. Where looks are further apart than
-        `MOST_APART`, this process stood still (stopped, or its machine frozen): in that time nobody could
-        see that the service got on, and it is not counted."""
-        apart = now - self._looked
-        if apart < self._tick:
-            return
-        self.heard += max(0.0, apart - MOST_APART * self._tick)
-        self._looked = now
-        if not self._is_expecting():
-            self.got_on()
-        elif now - self.heard >= self._dial.silence:
-            what = f"only {self._gained} bytes" if self._gained else "nothing"
-            raise ServiceUnavailableError(f"it sent {what} for {now - self.heard:.1f} s")
-
-
-class _PlainWire:
-    """Blocking calls with the system's own time-outs: one system call for each body that comes in time."""
-
-    def __init__(self, connected: socket.socket, tick: float, patience: float) -> None:
-        connected.settimeout(None)
-        calls.setsockopt(connected, socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(tick))
-        calls.setsockopt(connected, socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(patience))
-        self._socket = connected
-
-    def receive(self, view: memoryview) -> int:
-        try:
-            return calls.recv_into(self._socket, view, len(view), socket.MSG_WAITALL)
-        except BlockingIOError:
-            raise TimeoutError from None
-
-    def send(self, data: bytes) -> None:
-        calls.sendall(self._socket, data)
-
-    def send_now(self, data: bytes) -> None:
-        calls.send(self._socket, data, socket.MSG_DONTWAIT)
-
-
-class _TlsWire:
-    """OpenSSL allows one thread at a time in a connection, and receiving must not keep others from sending:
-    so nobody blocks in it, and waiting is done outside."""
-
-    def __init__(self, connected: ssl.SSLSocket, tick: float, patience: float) -> None:
-        connected.setblocking(False)
-        self._socket = connected
-        self._descriptor = connected.fileno()
-        self._tick = tick
-        self._patience = patience
-        self._lock = threading.Lock()
-
-    def receive(self, view: memoryview) -> int:
-        while True:
-            try:
-                with self._lock:
-                    return calls.recv_into(self._socket, view, len(view))
-            except ssl.SSLWantReadError:
-                ready = self._wait(select.POLLIN, self._tick)
-            except ssl.SSLWantWriteError:
-                ready = self._wait(select.POLLOUT, self._tick)
-            if not ready:
-                raise TimeoutError
-
-    def send(self, data: bytes) -> None:
-        left = memoryview(data)
-        while left:
-            try:
-                with self._lock:
-                    left = left[calls.send(self._socket, left) :]
-                continue
-            except ssl.SSLWantReadError:
-                ready = self._wait(select.POLLIN, self._patience)
-            except ssl.SSLWantWriteError:
-                ready = self._wait(select.POLLOUT, self._patience)
-            if not ready:
-                raise TimeoutError("the service takes nothing")
-
-    def send_now(self, data: bytes) -> None:
-        with self._lock:
-            calls.send(self._socket, data)
-
-    def _wait(self, event: int, seconds: float) -> bool:
-        return calls.poll(self._descriptor, event, max(1, int(seconds * 1000)))
-
-
-def _timeval(seconds: float) -> bytes:
-    whole = int(seconds)
-    return struct.pack("@ll", whole, max(1, int((seconds - whole) * 1e6)))
 
 
 def _shut_down(connected: socket.socket) -> None:

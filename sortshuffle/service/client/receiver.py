@@ -62,5 +62,5 @@ class Receiver:
 
     def _got_on(self, is_progress: bool) -> None:
         if is_progress:
-            self._connection.got_on()
+            self._connection.liveness.got_on()
             self._trouble.progress()

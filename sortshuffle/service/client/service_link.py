@@ -253,7 +253,7 @@ class ServiceLink:
             connecting = None
             receiver.run()
         except OSError as error:  # which a ProtocolError and an AuthenticationError are too
-            since = connection.heard if connecting is None else connecting
+            since = connection.liveness.heard if connecting is None else connecting
             return error, max(since, self._clock() - self._dial.silence)
         finally:
             self._end()

@@ -20,7 +20,7 @@ from engine import eventually
 from sortshuffle import calls
 from sortshuffle.errors import AuthenticationError, ProtocolError, ServiceUnavailableError
 from sortshuffle.service.client import client_connection
-from sortshuffle.service.client.client_connection import LEAST_BYTES, ClientConnection, Dial
+from sortshuffle.service.client.client_connection import ClientConnection, Dial
 from sortshuffle.service.client.client_settings import ClientTls
 from sortshuffle.service.wire.handshake import ServerGreeting
 from sortshuffle.service.wire.protocol import Kind, pack_add_credit, pack_end_of_partition
@@ -212,72 +212,7 @@ class Clock:
 END = pack_end_of_partition(1, 0)
 
 
-def test_a_service_that_sends_a_little_now_and_then_does_not_get_on(endpoint: Endpoint) -> None:
-    def serve(accepted: socket.socket) -> None:
-        accepted.sendall(END * 40)
-        until_gone(accepted)
-
-    clock, frames = Clock(), 0
-    with connected(endpoint, serve, silence=30.0, clock=clock) as connection:
-        with pytest.raises(ServiceUnavailableError, match=r"it sent only 720 bytes for 30\.0 s"):
-            while frames < 40:
-                clock.now += 1.0
-                connection.receive_header()
-                frames += 1
-        assert frames == 29
-
-
-def test_a_service_whose_small_frames_end_something_gets_on(endpoint: Endpoint) -> None:
-    def serve(accepted: socket.socket) -> None:
-        accepted.sendall(END * 40)
-        until_gone(accepted)
-
-    clock = Clock()
-    with connected(endpoint, serve, silence=30.0, clock=clock) as connection:
-        for _ in range(40):
-            clock.now += 29.0
-            connection.receive_header()
-            connection.got_on()
-
-
-def test_a_service_that_sends_enough_in_the_time_gets_on(endpoint: Endpoint) -> None:
-    def serve(accepted: socket.socket) -> None:
-        accepted.sendall(bytes(20 * LEAST_BYTES))
-        until_gone(accepted)
-
-    clock = Clock()
-    half = bytearray(LEAST_BYTES // 2)
-    with connected(endpoint, serve, silence=30.0, clock=clock) as connection:
-        for _ in range(40):
-            clock.now += 14.0
-            connection.fill(memoryview(half))
-
-
-def test_a_service_that_owes_nothing_at_times_gets_on(endpoint: Endpoint) -> None:
-    def serve(accepted: socket.socket) -> None:
-        accepted.sendall(END * 90)
-        until_gone(accepted)
-
-    clock, looks = Clock(), iter(range(1000))
-    expects = lambda: next(looks) % 20 > 0  # noqa: E731 - a line
-    with connected(endpoint, serve, silence=30.0, expects=expects, clock=clock) as connection:
-        for _ in range(90):
-            clock.now += 1.0
-            connection.receive_header()
-
-
 def test_time_in_which_this_process_stood_still_is_not_the_services(endpoint: Endpoint) -> None:
-    def serve(accepted: socket.socket) -> None:
-        accepted.sendall(END)
-        until_gone(accepted)
-
-    clock = Clock()
-    with connected(endpoint, serve, silence=30.0, clock=clock) as connection:
-        clock.now += 61.0
-        assert connection.receive_header().channel == 1
-
-
-def test_nor_is_it_where_nothing_waits_to_be_received(endpoint: Endpoint) -> None:
     looked = threading.Event()
 
     def expects() -> bool:
