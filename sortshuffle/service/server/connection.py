@@ -116,7 +116,7 @@ class Connection:
         """Send one turn. Whether there may be more to send at once."""
         with _Costs(self):
             self._take_turn()
-            return self._conversation.has_turn and not self._stall.is_blocked
+            return self._follow_up()
         return False
 
     def tick(self, now: float) -> None:
@@ -188,18 +188,19 @@ class Connection:
             self._stall.took_all()
         else:
             self._stall.took_some(sent, self._shared.clock())
-        self._follow_up()
         self._watch_as_needed()
 
-    def _follow_up(self) -> None:
-        """Something happened: do what is owed now."""
+    def _follow_up(self) -> bool:
+        """Something happened: do what is owed now. Whether there is something to send at once."""
         if self._is_closed:
-            return
+            return False
         errands = self._conversation.debts.errands
         while errands:
             self._begin(errands.popleft())
-        if self._conversation.has_turn and not self._stall.is_blocked:
-            self._shared.ready[self] = None
+        if self._stall.since is not None or not self._conversation.has_turn:
+            return False
+        self._shared.ready[self] = None
+        return True
 
     # What is done in the background
 
@@ -260,7 +261,7 @@ class Connection:
 
     def _watch_as_needed(self) -> None:
         if not self._is_closed:
-            wants_write = self._stall.is_blocked or self._transport.needs_write
+            wants_write = self._stall.since is not None or self._transport.needs_write
             self._watch(_READ | _WRITE if wants_write else _READ)
 
     def _watch(self, events: int) -> None:

@@ -27,7 +27,8 @@ class Copies:
 
 
 class Stall:
-    """Of one client. ``since``: when it last took anything while some waited, None if none do."""
+    """Of one client. ``since``: when it last took anything while some waited, None if none do: the
+    selector says when it takes something again."""
 
     __slots__ = ("_copies", "_limits", "_size", "since")
 
@@ -37,15 +38,11 @@ class Stall:
         self._copies = copies
         self._size = 0  # bytes copied of a turn that is not taken
 
-    @property
-    def is_blocked(self) -> bool:
-        """Whether the system takes nothing at the moment; the selector says when it does."""
-        return self.since is not None
-
     def took_all(self) -> None:
         """Nothing waits for the client."""
         self.since = None
-        self._count(0)
+        if self._size:
+            self._count(0)
 
     def took_some(self, size: int, now: float) -> None:
         """The client took so many bytes, and not all."""

@@ -21,14 +21,14 @@ def sending(data: bytes) -> tuple[GatheredSend, Part]:
 
 def test_who_takes_nothing_is_blocked_since_it_last_took_something() -> None:
     stall = Stall(LIMITS, Copies())
-    assert (stall.is_blocked, stall.is_long(100.0)) == (False, False)
+    assert (stall.since, stall.is_long(100.0)) == (None, False)
     stall.took_some(0, now=5.0)
     stall.took_some(0, now=6.0)
     assert (stall.since, stall.is_long(7.0), stall.is_long(7.1)) == (5.0, False, True)
     stall.took_some(1, now=7.0)
     assert (stall.since, stall.is_long(9.0)) == (7.0, False)
     stall.took_all()
-    assert (stall.is_blocked, stall.is_long(100.0)) == (False, False)
+    assert (stall.since, stall.is_long(100.0)) == (None, False)
 
 
 def test_who_takes_nothing_for_very_long_counts_as_gone() -> None:
