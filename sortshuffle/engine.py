@@ -84,8 +84,9 @@ from sortshuffle.storage.files.reader import read_index, verified_index
 from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.encoders import PartitionLayout
 from sortshuffle.writing.frame_encoder import FrameLayout, frame_layout
+from sortshuffle.writing.frame_partition import FrameResultPartition
 from sortshuffle.writing.record_writer import KeySelector, RecordWriter
-from sortshuffle.writing.result_partition import SortMergeResultPartition
+from sortshuffle.writing.row_partition import RowResultPartition
 
 __all__ = [
     "SUPERSTEP",
@@ -265,14 +266,19 @@ class Output:
         self._writer: RecordWriter | None = None
         metrics = TaskMetrics()
         with ExitStack() as opened:
-            layout = _layout(selector, schema, options, opened)
-            file = self._new_file(layout)
             budget = MemoryBudget(options.memory)
-            self._partition = opened.enter_context(SortMergeResultPartition(file, layout, budget, metrics))
+            self._partition: RowResultPartition | FrameResultPartition
             if schema is None:
-                self._writer = opened.enter_context(
-                    RecordWriter(selector, pack_chunk, self._partition, metrics)
+                frames = frame_layout(
+                    PickledPayload.of(options), selector.subpartitions, options.memory, opened
                 )
+                target = FrameResultPartition(self._new_file(frames), frames, budget, metrics)
+                self._partition = opened.enter_context(target)
+                self._writer = opened.enter_context(RecordWriter(selector, pack_chunk, target, metrics))
+            else:
+                rows = _row_layout(selector, schema, options)
+                self._rows = RowResultPartition(self._new_file(rows), rows, budget, metrics)
+                self._partition = opened.enter_context(self._rows)
             self._opened = opened.pop_all()
 
     def write(self, records: Sequence[Any], keys: Any = None) -> None:
@@ -308,9 +314,9 @@ class Output:
                 " where only types or nulls differ, write batch.cast(schema)"
             )
         if self._selector.is_broadcast:
-            self._partition.broadcast(batch)
+            self._rows.broadcast(batch)
         else:
-            self._partition.write(batch)
+            self._rows.write(batch)
 
     def broadcast(self, record: Any) -> None:
         """Send one record to every subpartition, in order with the others. A broadcast selector's is stored
@@ -452,15 +458,11 @@ def _expect_sendable(event: object) -> None:
         raise UsageError(f"{event!r} is no event: send SUPERSTEP, a Barrier or a UserEvent")
 
 
-def _layout(
-    selector: KeySelector, schema: pa.Schema | None, options: Options, opened: ExitStack
-) -> PartitionLayout | FrameLayout:
-    if schema is not None:
-        _expect_no_dictionary(schema)
-        _expect_columns(selector, len(schema), "batches")
-        payload = ArrowPayload.of(schema, options)
-        return PartitionLayout(payload, cast(ChannelSelector, selector), options.buffer_size)
-    return frame_layout(PickledPayload.of(options), selector.subpartitions, options.memory, opened)
+def _row_layout(selector: KeySelector, schema: pa.Schema, options: Options) -> PartitionLayout:
+    _expect_no_dictionary(schema)
+    _expect_columns(selector, len(schema), "batches")
+    payload = ArrowPayload.of(schema, options)
+    return PartitionLayout(payload, cast(ChannelSelector, selector), options.buffer_size)
 
 
 def _expect_no_dictionary(schema: pa.Schema) -> None:

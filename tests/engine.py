@@ -41,7 +41,9 @@ from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.encoders import PartitionLayout
 from sortshuffle.writing.frame_encoder import FrameLayout
+from sortshuffle.writing.frame_partition import FrameResultPartition
 from sortshuffle.writing.result_partition import SortMergeResultPartition
+from sortshuffle.writing.row_partition import RowResultPartition
 
 ID = bytes(range(16))
 OTHER_ID = bytes(range(16, 32))
@@ -231,7 +233,7 @@ class AllTo:
 class Output:
     """A result partition to write rows into, with all that it is made of."""
 
-    partition: SortMergeResultPartition
+    partition: RowResultPartition
     payload: ArrowPayload
     budget: MemoryBudget
     file: PartitionedFile
@@ -276,7 +278,7 @@ def new_output(
     budget = MemoryBudget(memory) if isinstance(memory, int) else memory
     writer = PartitionedFileWriter(file, FileHeader(ID, subpartitions, first, codec, PayloadKind.ARROW))
     layout = PartitionLayout(payload, selector or Modulo(subpartitions), buffer_size, order)
-    return Output(SortMergeResultPartition(writer, layout, budget, TaskMetrics()), payload, budget, file)
+    return Output(RowResultPartition(writer, layout, budget, TaskMetrics()), payload, budget, file)
 
 
 # Frames
@@ -286,7 +288,7 @@ def new_output(
 class FrameOutput:
     """A result partition to write frames into, with all that it is made of."""
 
-    partition: SortMergeResultPartition
+    partition: FrameResultPartition
     payload: FramesPayload
     segments: NetworkBufferPool
     budget: MemoryBudget
@@ -312,7 +314,7 @@ class FrameOutput:
 def end_region(partition: SortMergeResultPartition) -> None:
     """Make a region of all unicast records that wait, as a full budget does."""
     with partition._whole_or_failed():
-        partition._spill(partition._unicast)
+        partition._spill(partition._intakes[0])
 
 
 def noise(seed: int, count: int, most: int) -> list[bytes]:
@@ -347,7 +349,7 @@ def new_frame_output(
     file = PartitionedFile.named(str(directory), 3, 17, attempt)
     writer = PartitionedFileWriter(file, FileHeader(ID, subpartitions, first, codec, kind))
     budget = MemoryBudget(memory)
-    partition = SortMergeResultPartition(writer, layout, budget, TaskMetrics())
+    partition = FrameResultPartition(writer, layout, budget, TaskMetrics())
     return FrameOutput(partition, payload, pool, budget, file)
 
 

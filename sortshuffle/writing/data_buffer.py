@@ -19,6 +19,7 @@ from sortshuffle.options import MIB
 # messages are still in cache
 WRITE_BATCH = 8 * MIB
 WRITE_BATCH_SHARE = 8  # part of the budget that a gathered write is at most
+BROADCAST_SHARE = 4  # part of the budget that broadcast records may hold before they become a region
 
 Extent = tuple[int, list[SealedBuffer]]
 Drained: TypeAlias = Extent | ExtentRun

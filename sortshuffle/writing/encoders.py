@@ -12,7 +12,7 @@ partitioning; `docs/decisions/writing.md` weighs it against others.)
 Within a subpartition rows keep the order in which they came, or are sorted by key: then every extent is one
 sorted run.
 
-Used by `ShuffleFrame`'s map stages, through `SortMergeResultPartition`.
+Used by `ShuffleFrame`'s map stages, through `RowResultPartition`.
 
 Rules: an encoder holds rows only within its budget's knowledge; `room_for` says beforehand whether a batch
 still fits together with what the next flush takes, and the owner then flushes. A message is at most one unit,
@@ -30,6 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sortshuffle.format.buffer import SealedBuffer
+from sortshuffle.format.index import RegionKind
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import GIB
@@ -75,7 +76,10 @@ class PartitionLayout:
 
 
 class RowEncoder:
-    """Collects, clusters and encodes the rows of one result partition."""
+    """Collects, clusters and encodes the rows of one result partition: its `Intake` of unicast rows."""
+
+    kind = RegionKind.UNICAST
+    is_due = False
 
     def __init__(
         self, layout: PartitionLayout, write_order: Sequence[int], budget: MemoryBudget, metrics: TaskMetrics
@@ -91,6 +95,11 @@ class RowEncoder:
         self._message_bytes = max(1, min(BATCH_BYTES, budget.limit // MESSAGE_SHARE))
         if layout.order is not None:
             self._message_bytes = layout.buffer_size
+        self._sort_memory = SortMemory.of(layout.order or RowOrder(()), layout.payload.schema)
+        self.discard()
+
+    def discard(self) -> None:
+        """Hold nothing. The caller releases the budget."""
         self._open: list[pa.RecordBatch] = []
         self._open_size = self._open_rows = 0
         self._units: list[ClusteredUnit] = []
@@ -99,7 +108,14 @@ class RowEncoder:
         self._group_sizes = np.zeros(self._groups.count, np.int64)
         self._group_rows = np.zeros(self._groups.count, np.int64)
         self._largest = (0, 0)  # size and rows of the group that takes most to be put in order
-        self._sort_memory = SortMemory.of(layout.order or RowOrder(()), layout.payload.schema)
+
+    @property
+    def bytes(self) -> int:
+        # broadcast rows, which have at most their share, count here too: unicast regions are written first
+        return self._budget.used
+
+    def written(self) -> None:
+        """Nothing was lent: what a drain gives is the caller's."""
 
     def room_for(self, batch: pa.RecordBatch) -> bool:
         """Whether these rows still fit the budget, with what the next drain will take."""

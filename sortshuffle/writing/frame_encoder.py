@@ -24,7 +24,7 @@ Rules
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -41,11 +41,9 @@ from sortshuffle.memory.buffer import Buffer
 from sortshuffle.memory.network_buffer_pool import NetworkBufferPool
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB, PREFIX
-from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION
 from sortshuffle.payload.frames import FramesPayload
 from sortshuffle.payload.spanning import LENGTH_BYTES, MAX_RECORD_BYTES, pack_length, serialize
-from sortshuffle.writing.data_buffer import DataBuffer, Extent
-from sortshuffle.writing.intake import BROADCAST_SHARE, Intakes
+from sortshuffle.writing.data_buffer import BROADCAST_SHARE, DataBuffer, Extent
 
 if TYPE_CHECKING:
     from sortshuffle.memory.local_buffer_pool import LocalBufferPool
@@ -108,20 +106,6 @@ class Frame:
         return Frame(view.cast("B") if view.nbytes else memoryview(b""), subpartition)
 
 
-def frame_intakes(
-    layout: FrameLayout, write_order: list[int], budget: MemoryBudget, metrics: TaskMetrics
-) -> Intakes:
-    """For frames. Waits until the pool's guaranteed segments are in hand."""
-    layout.pool.reserve()
-    return Intakes(
-        FrameEncoder(layout, RegionKind.UNICAST, write_order, budget, metrics),
-        FrameEncoder(layout, RegionKind.BROADCAST, [0], budget, metrics),
-        b"",
-        (END_OF_DATA, END_OF_PARTITION),
-        layout.pool.close,
-    )
-
-
 class FrameEncoder:
     """The frames of ``write_order``'s subpartitions; for broadcast ones ``[0]``. An `Intake`."""
 
@@ -158,25 +142,21 @@ class FrameEncoder:
             return True
         return self.kind is RegionKind.BROADCAST and self.bytes > self._budget.limit // BROADCAST_SHARE
 
-    def pieces(self, item: object) -> Iterable[Frame]:
-        if not isinstance(item, Frame):
+    def checked(self, frame: Frame) -> Frame:
+        """The frame. Raises `UsageError` for one that cannot be taken."""
+        if not 0 <= frame.subpartition < len(self._write_order):
             raise UsageError(
-                f"this partition takes frames (emit, broadcast_frame), not {type(item).__name__}: rows go"
-                " into a partition with a PartitionLayout"
+                f"there is no subpartition {frame.subpartition}: they are 0 to {len(self._write_order) - 1}"
             )
-        if not 0 <= item.subpartition < len(self._write_order):
-            raise UsageError(
-                f"there is no subpartition {item.subpartition}: they are 0 to {len(self._write_order) - 1}"
-            )
-        if len(item.memory) > MAX_RECORD_BYTES:
-            raise UsageError(f"a frame has at most {MAX_RECORD_BYTES} bytes, not {len(item.memory)}: cut it")
+        if len(frame.memory) > MAX_RECORD_BYTES:
+            raise UsageError(f"a frame has at most {MAX_RECORD_BYTES} bytes, not {len(frame.memory)}: cut it")
         try:
-            self._layout.payload.count(item.memory)
+            self._layout.payload.count(frame.memory)
         except Malformed as problem:
             raise UsageError(
                 f"this partition's frames are {self._layout.payload.kind.name}: {problem.what}"
             ) from None
-        return (item,)
+        return frame
 
     def room_for(self, piece: Frame) -> bool:
         wanted = self._segments_for(piece)

@@ -7,7 +7,7 @@
 A record's bytes are moved twice: into its clustered frame, and into its message. Nothing is decoded: only the
 serializer that wrote the records knows what they are.
 
-Used by the shuffle manager's engine (`service.jvm`), through `SortMergeResultPartition`.
+Used by the shuffle manager's engine (`service.jvm`), through `PlacedResultPartition`.
 
 Rules
 * A clustered frame owns its memory. The memory of a frame may be used again when `add` returns.
@@ -20,7 +20,7 @@ Rules
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.errors import UsageError
 from sortshuffle.format.buffer import sealed_size
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.extent_run import ExtentRun, seal_run
@@ -39,7 +39,6 @@ from sortshuffle.options import MIB
 from sortshuffle.partitioner.selector import id_dtype
 from sortshuffle.payload.record_bytes import LEAST_COMPRESSED, MOST_PINNED, RecordBytesPayload
 from sortshuffle.writing.data_buffer import Drained, Extent, write_batch
-from sortshuffle.writing.intake import Intakes
 
 # Bytes of records in one buffer at most: large enough that a call's cost vanishes, small enough for the cache
 MESSAGE_BYTES = MIB
@@ -108,15 +107,6 @@ class ClusteredFrame:
         return int(self.memory.size + self.bounds.nbytes)
 
 
-def placed_record_intakes(
-    layout: RecordBytesLayout, first: int, budget: MemoryBudget, metrics: TaskMetrics
-) -> Intakes:
-    """For placed records. ``first``: the subpartition with which the write order begins. They have no events
-    and no schema: their index says what is complete."""
-    unicast = PlacedRecordEncoder(layout, first, budget, metrics)
-    return Intakes(unicast, NoBroadcast(), b"", (), lambda: None)
-
-
 class PlacedRecordEncoder:
     """The `Intake` of placed records. ``first``: the subpartition with which the write order begins."""
 
@@ -143,12 +133,6 @@ class PlacedRecordEncoder:
         self._frames: list[ClusteredFrame] = []
         self._records = np.zeros(layout.subpartitions, np.int64)
         self.bytes = 0
-
-    def pieces(self, item: object) -> Iterable[PlacedRecords]:
-        if not isinstance(item, PlacedRecords):
-            raise UsageError(f"this partition takes placed records (write), not {type(item).__name__}")
-        item.check(self._subpartitions)
-        return (item,)
 
     def room_for(self, piece: PlacedRecords) -> bool:
         """With the memory that a drain takes: for one message, and for blocks that wait for their write. They
@@ -266,32 +250,6 @@ class PlacedRecordEncoder:
             self._budget.charge(buffer.bytes)
             yield subpartition, [buffer]
             records = 0
-
-
-class NoBroadcast:
-    """The `Intake` of what a partition of placed records cannot broadcast."""
-
-    kind = RegionKind.BROADCAST
-    bytes = 0
-    is_due = False
-
-    def pieces(self, item: object) -> Iterable[object]:
-        raise UnsupportedError("placed records have a subpartition each: write them once for each")
-
-    def room_for(self, piece: object) -> bool:
-        return True
-
-    def add(self, piece: object) -> None:
-        raise NotImplementedError
-
-    def drain(self) -> Iterator[Extent]:
-        return iter(())
-
-    def written(self) -> None:
-        pass
-
-    def discard(self) -> None:
-        pass
 
 
 _FIRST_START = np.zeros(1, np.int32)

@@ -1,76 +1,109 @@
 """`SortMergeResultPartition`: the output of one producer task.
 
-    open --write, broadcast, emit, broadcast_frame, broadcast_event, ..--> open --finish--> finished
+    open --write, emit, ..--> open --finish--> finished
       \\--a call that fails--> failed; records may be lost, so nothing but abandon is left
       \\----------------------------abandon---> abandoned (no files)
 
-Used by every door: `ShuffleFrame` writes Arrow batches (`write`, `broadcast`), `ShuffleRDD` writes frames
-(`emit`, `broadcast_frame`), `engine.Output` writes either, and events (`broadcast_event`), the shuffle
-manager's engine writes placed records (`write_placed`). Its layout says which; the other calls are a
-`UsageError`.
+What is written a partition of each kind says, with calls of its own:
 
-Records are held until the task's memory is full, or a region is large enough; then everything held becomes a
-region. A record never spans regions. What is broadcast has a region of its own, stored once for all
-subpartitions; it is collected beside the unicast records, so that alternating the two makes no tiny
-regions. Unicast and broadcast records keep their order among themselves, not with each other.
+    writing.row_partition        Arrow batches: `ShuffleFrame`, and `engine.Output` of batches
+    writing.frame_partition      frames and events: `ShuffleRDD`, and `engine.Output` of records
+    writing.placed_partition     placed records: the shuffle manager's engine
 
-An event keeps its order with everything: what was written before it is before it, for every consumer. So it
-ends the regions that are open, and has one of its own. `finish()` broadcasts `END_OF_DATA` and
-`END_OF_PARTITION` as the last region of frames, by which a consumer knows that its stream is complete. Others
-have no events: their index says it, and their control rows.
+Here is what they have in common: when a region is written, and what becomes of the files. Records wait in an
+`Intake`, or in two, for unicast and for broadcast:
 
-Single-threaded. Owns the file writer and the layout's buffer pool: `finish()` or `abandon()`, nothing
-between; as a context manager, leaving without `finish()` abandons.
+    pieces --> room_for? --no--> regions are written --> add --is_due?--> drain, written
+
+Rules
+* Records are held until the task's memory is full, or a region is large enough; then everything held becomes
+  a region. Whether a piece fits is decided before any of it is taken. So no record spans regions.
+* What is broadcast has a region of its own, stored once for all subpartitions; it is collected beside the
+  unicast records, so that alternating the two makes no tiny regions. Unicast and broadcast records keep their
+  order among themselves, not with each other.
+* Single-threaded. Owns the file writer: `finish()` or `abandon()`, nothing between; as a context manager,
+  leaving without `finish()` abandons.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import TypeAlias
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from sortshuffle.errors import StateError, UnsupportedError, UsageError
+from sortshuffle.errors import StateError, UsageError
 from sortshuffle.format.extent_run import ExtentRun
+from sortshuffle.format.header import Codec, PayloadKind
 from sortshuffle.format.index import Entries, RegionKind, Writer
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
-from sortshuffle.payload.events import Event, seal_event
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.data_buffer import Drained, Extent, bytes_of, write_batch
-from sortshuffle.writing.encoders import PartitionLayout
-from sortshuffle.writing.frame_encoder import BytesLike, Frame, FrameEncoder, FrameLayout, frame_intakes
-from sortshuffle.writing.intake import Intake, Intakes, row_intakes
-from sortshuffle.writing.placed_records import (
-    ClusteredFrame,
-    PlacedRecordEncoder,
-    PlacedRecords,
-    RecordBytesLayout,
-    placed_record_intakes,
-)
 
 Counts = npt.NDArray[np.int64]
-Layout: TypeAlias = PartitionLayout | FrameLayout | RecordBytesLayout
-"""How a partition's records become extents: rows, frames, or placed records."""
+Opened = TypeVar("Opened", bound="SortMergeResultPartition")
 
 
-class SortMergeResultPartition:
+class Intake(Protocol):
+    """What a partition collects until it becomes a region.
+
+    ``kind``: of the regions that are made of it. ``bytes``: what it holds. ``is_due``: it holds what must not
+    wait for more. `add` takes every piece: one that found no room although nothing is held is a region of its
+    own. Memory that an intake lent to the extents it gave is its own again with `written`, or with `discard`.
+    """
+
+    @property
+    def kind(self) -> RegionKind: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def is_due(self) -> bool: ...
+
+    def room_for(self, piece: Any) -> bool:
+        """Whether this piece still fits the memory and the region."""
+
+    def add(self, piece: Any) -> None:
+        """Take it over, or copy it: the caller may use its memory again once `is_due` was acted on."""
+
+    def drain(self) -> Iterator[Drained]:
+        """The extents of all that was added since the last drain, in the write order, each in one or more
+        parts. The bytes of a part stay charged to the budget: the caller releases them."""
+
+    def written(self) -> None:
+        """What the last drain gave has been written."""
+
+    def discard(self) -> None:
+        """Let go of everything. The caller releases the budget."""
+
+
+class StoredPayload(Protocol):
+    """What a file's header says of the payload in it."""
+
+    kind: ClassVar[PayloadKind]
+
+    @property
+    def codec(self) -> Codec: ...
+
+
+class SortMergeResultPartition(ABC):
     """Writes records into one partitioned file, in regions of about ``budget.limit`` bytes at most.
 
-    ``layout``: of rows or of frames. ``budget``: this partition's own, or its own share of one. Calls after
-    `finish()`, `abandon()` or a call that failed are a `StateError`; one that is refused as it stands
-    (`UsageError`) changes nothing.
+    ``budget``: this partition's own, or its own share of one. Calls after `finish()`, `abandon()` or a call
+    that failed are a `StateError`; one that is refused as it stands (`UsageError`) changes nothing.
     """
 
     def __init__(
         self,
         writer: PartitionedFileWriter,
-        layout: Layout,
+        payload: StoredPayload,
         budget: MemoryBudget,
         metrics: TaskMetrics,
     ) -> None:
@@ -78,18 +111,26 @@ class SortMergeResultPartition:
         self._writer = writer
         self._budget = budget
         try:
-            _check_header(writer, layout)
-            self._intakes = _intakes(layout, writer, budget, metrics)
+            _check_header(writer, payload)
+            self._intakes = self._new_intakes()
         except BaseException:
-            if isinstance(layout, FrameLayout):
-                layout.pool.close()
+            self._close()
             writer.abandon()
             raise
-        self._unicast = self._intakes.unicast
-        self._broadcast = self._intakes.broadcast
         self._subpartition_bytes = np.zeros(writer.header.subpartitions, np.int64)
         self._subpartition_records = np.zeros(writer.header.subpartitions, np.int64)
         self._state = "open"
+
+    @abstractmethod
+    def _new_intakes(self) -> tuple[Intake, ...]:
+        """In the order in which their last regions are written."""
+
+    def _close(self) -> None:  # noqa: B027  most take nothing
+        """Give back what was taken at set-up."""
+
+    def _schema(self) -> bytes:
+        """For the index."""
+        return b""
 
     @property
     def file_id(self) -> bytes:
@@ -111,62 +152,14 @@ class SortMergeResultPartition:
         """Records that the consumer of each subpartition gets, likewise."""
         return np.array(self._subpartition_records)
 
-    @property
-    def only_frame(self) -> ClusteredFrame | None:
-        """All placed records so far, if they came in one frame and wait for their region."""
-        if self._writer.regions or not isinstance(self._unicast, PlacedRecordEncoder):
-            return None
-        return self._unicast.only_frame
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Send each row to the subpartition that the selector gives it. The batch is of the payload's
-        schema; it is not kept beyond the region it goes into."""
-        self._put(self._unicast, batch)
-
-    def write_placed(self, records: PlacedRecords) -> None:
-        """Send each record to the subpartition that it names. Its memory may be used again when the call
-        returns."""
-        self._put(self._unicast, records)
-
-    def broadcast(self, batch: pa.RecordBatch) -> None:
-        """Send every row to every subpartition. Not where extents are ordered by key: `UnsupportedError`."""
-        self._put(self._broadcast, batch)
-
-    def emit(self, frame: BytesLike, subpartition: int) -> None:
-        """Send a frame to a subpartition. Its memory may be used again when the call returns. The payload
-        says how many records it is."""
-        self._put(self._unicast, Frame.of(frame, subpartition))
-
-    def broadcast_frame(self, frame: BytesLike) -> None:
-        """Send a frame to every subpartition, storing it once."""
-        self._put(self._broadcast, Frame.of(frame, 0))
-
-    def broadcast_event(self, event: Event) -> None:
-        """Send an event to every subpartition, behind all that was written before and ahead of all that is
-        written later. That ends the open regions: not for something that comes with every record."""
-        self._expect_open()
-        broadcast = self._event_intake()
-        if event in self._intakes.last:
-            raise UsageError(f"{event} is what finish() broadcasts")
-        sealed = seal_event(event)
-        with self._whole_or_failed():
-            self._write_region(self._unicast)
-            broadcast.add_event(sealed)
-            self._write_region(broadcast)
-
     def finish(self, writer: Writer) -> PartitionedFile:
         """Write what is held, and complete the file; only then can it be read."""
         self._expect_open()
         with self._whole_or_failed():
-            has_more = bool(self._intakes.last or self._broadcast.bytes)
-            self._write_region(self._unicast, is_last=not has_more)
-            for event in self._intakes.last:
-                self._event_intake().add_event(seal_event(event))
-            if self._broadcast.bytes:
-                self._write_region(self._broadcast)
-            self._intakes.close()
+            self._write_rest()
+            self._close()
             with self.metrics.step("write"):
-                file = self._writer.finish(writer, self._intakes.schema)
+                file = self._writer.finish(writer, self._schema())
         self._state = "finished"
         self.metrics.add(
             rows_written=self._writer.records,
@@ -186,11 +179,11 @@ class SortMergeResultPartition:
         with ExitStack() as stack:  # one failure does not keep the others from their turn, the last first
             stack.callback(self._writer.abandon)
             stack.callback(self._budget.release_all)
-            stack.callback(self._intakes.close)
-            stack.callback(self._broadcast.discard)
-            stack.callback(self._unicast.discard)
+            stack.callback(self._close)
+            for intake in reversed(self._intakes):
+                stack.callback(intake.discard)
 
-    def __enter__(self) -> SortMergeResultPartition:
+    def __enter__(self: Opened) -> Opened:
         return self
 
     def __exit__(
@@ -210,14 +203,9 @@ class SortMergeResultPartition:
             self._state = "failed"
             raise
 
-    def _event_intake(self) -> FrameEncoder:
-        if isinstance(self._broadcast, FrameEncoder):
-            return self._broadcast
-        raise UnsupportedError("this partition has no events: its index says what is complete")
-
-    def _put(self, intake: Intake, item: object) -> None:
+    def _put(self, intake: Intake, pieces: Iterable[Any]) -> None:
+        """Collect pieces that were found to be in order."""
         self._expect_open()
-        pieces = intake.pieces(item)
         with self._whole_or_failed():
             for piece in pieces:
                 self._make_room(intake, piece)
@@ -225,12 +213,20 @@ class SortMergeResultPartition:
                 if intake.is_due:
                     self._spill(intake)
 
-    def _make_room(self, intake: Intake, piece: object) -> None:
+    def _write_rest(self) -> None:
+        """Write what is held when no more comes: a region of the first intake also if it holds nothing."""
+        first, *others = self._intakes
+        others = [each for each in others if each.bytes]
+        self._write_region(first, is_last=not others)
+        for each in others:
+            self._write_region(each)
+
+    def _make_room(self, intake: Intake, piece: Any) -> None:
         """Write regions until the piece fits or nothing is held. The intake that holds more goes first: no
         region is tiny because the other takes the memory."""
         if intake.room_for(piece):
             return
-        for fuller in sorted((self._unicast, self._broadcast), key=lambda each: -each.bytes):
+        for fuller in sorted(self._intakes, key=lambda each: -each.bytes):
             self._spill(fuller)
             if intake.room_for(piece):
                 return
@@ -263,24 +259,13 @@ class SortMergeResultPartition:
         self.metrics.add(raw_bytes_written=int(stored["raw_bytes"].sum()))
 
 
-def _check_header(writer: PartitionedFileWriter, layout: Layout) -> None:
-    said = (writer.header.payload_kind, writer.header.codec)
-    kind = layout.payload.kind
-    if said != (kind, layout.payload.codec):
+def _check_header(writer: PartitionedFileWriter, payload: StoredPayload) -> None:
+    header = writer.header
+    if (header.payload_kind, header.codec) != (payload.kind, payload.codec):
         raise UsageError(
-            f"the file's header says {said[0].name} with codec {said[1].name}, its layout {kind.name} with"
-            f" {layout.payload.codec.name}"
+            f"the file's header says {header.payload_kind.name} with codec {header.codec.name}, its layout"
+            f" {payload.kind.name} with {payload.codec.name}"
         )
-
-
-def _intakes(
-    layout: Layout, writer: PartitionedFileWriter, budget: MemoryBudget, metrics: TaskMetrics
-) -> Intakes:
-    if isinstance(layout, FrameLayout):
-        return frame_intakes(layout, writer.write_order, budget, metrics)
-    if isinstance(layout, RecordBytesLayout):
-        return placed_record_intakes(layout, writer.header.first_subpartition, budget, metrics)
-    return row_intakes(layout, writer.write_order, budget, metrics)
 
 
 def _charged(batch: list[Extent] | ExtentRun) -> int:

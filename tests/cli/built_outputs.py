@@ -24,7 +24,7 @@ from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.encoders import PartitionLayout
-from sortshuffle.writing.result_partition import SortMergeResultPartition
+from sortshuffle.writing.row_partition import RowResultPartition
 
 SUBPARTITIONS = 8
 FIRST = 3
@@ -85,16 +85,16 @@ def start(
     subpartitions: int = SUBPARTITIONS,
     codec: Codec = Codec.LZ4,
     key: EncryptionKey | None = None,
-) -> SortMergeResultPartition:
+) -> RowResultPartition:
     """A result partition that has been begun."""
     file = PartitionedFile.named(str(directory), exchange, map_index, attempt)
     header = FileHeader(FILE_ID, subpartitions, FIRST % subpartitions, codec, PayloadKind.ARROW)
     layout = PartitionLayout(ArrowPayload(SCHEMA, codec), Modulo(subpartitions), 64 * KIB)
     writer = PartitionedFileWriter(file, header, key=key)
-    return SortMergeResultPartition(writer, layout, MemoryBudget(16 * MIB), TaskMetrics())
+    return RowResultPartition(writer, layout, MemoryBudget(16 * MIB), TaskMetrics())
 
 
-def fill(output: SortMergeResultPartition, unicast_regions: int = 2, count: int = ROWS) -> None:
+def fill(output: RowResultPartition, unicast_regions: int = 2, count: int = ROWS) -> None:
     """Unicast regions of ``count`` rows each."""
     subpartitions = output._writer.header.subpartitions
     for region in range(unicast_regions):

@@ -39,7 +39,7 @@ from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.encoders import PartitionLayout
-from sortshuffle.writing.result_partition import SortMergeResultPartition
+from sortshuffle.writing.row_partition import RowResultPartition
 
 
 @pytest.fixture
@@ -283,7 +283,7 @@ def one_batch(tmp_path: Path, batch: pa.RecordBatch) -> PartitionedFile:
     header = FileHeader(FILE_ID, 1, 0, Codec.NONE, PayloadKind.ARROW)
     layout = PartitionLayout(ArrowPayload(batch.schema, Codec.NONE), Zero(), 64 * KIB)
     writer = PartitionedFileWriter(PartitionedFile.named(str(tmp_path), 1, 0, 1), header)
-    with SortMergeResultPartition(writer, layout, MemoryBudget(MIB), TaskMetrics()) as output:
+    with RowResultPartition(writer, layout, MemoryBudget(MIB), TaskMetrics()) as output:
         output.write(batch)
         return output.finish(Writer(application="app\x1b[31m"))
 

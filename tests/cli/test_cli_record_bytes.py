@@ -18,8 +18,8 @@ from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.writing.placed_partition import PlacedResultPartition
 from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
-from sortshuffle.writing.result_partition import SortMergeResultPartition
 
 ROWS = 1000
 SUBPARTITIONS = 4
@@ -36,8 +36,8 @@ def file(tmp_path: Path) -> PartitionedFile:
     rows = [struct.pack(">i", 24) + struct.pack("<qqd", 0, n, n / 2) for n in range(ROWS)]
     numbers = np.arange(ROWS, dtype=np.int32)
     ends = (28 * (numbers + 1)).astype(np.int32)
-    with SortMergeResultPartition(writer, layout, MemoryBudget(MIB), TaskMetrics()) as partition:
-        partition.write_placed(PlacedRecords(numbers % SUBPARTITIONS, ends, b"".join(rows)))
+    with PlacedResultPartition(writer, layout, MemoryBudget(MIB), TaskMetrics()) as partition:
+        partition.write(PlacedRecords(numbers % SUBPARTITIONS, ends, b"".join(rows)))
         return partition.finish(Writer("app-1", 3, 0, 17, 204, "host"))
 
 

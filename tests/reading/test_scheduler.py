@@ -55,7 +55,7 @@ from sortshuffle.storage.files.ranges import ExtentCursor, RangePart, RegionRang
 from sortshuffle.storage.files.reader import read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.frame_encoder import FrameLayout
-from sortshuffle.writing.result_partition import SortMergeResultPartition
+from sortshuffle.writing.frame_partition import FrameResultPartition
 
 __all__ = ["reads"]  # a fixture
 SEGMENT = 4096
@@ -886,7 +886,7 @@ def re_emitting(directory: Path, segments: NetworkBufferPool, attempt: int) -> F
     file = PartitionedFile.named(str(directory), 4, attempt, attempt)
     writer = PartitionedFileWriter(file, FileHeader(ID, 1, 0, Codec.NONE, PayloadKind.FRAMES))
     payload, budget = FramesPayload(Codec.NONE), MemoryBudget(1 << 20)
-    partition = SortMergeResultPartition(writer, FrameLayout(payload, pool, SEGMENT), budget, TaskMetrics())
+    partition = FrameResultPartition(writer, FrameLayout(payload, pool, SEGMENT), budget, TaskMetrics())
     return FrameOutput(partition, payload, segments, budget, file)
 
 

@@ -42,7 +42,7 @@ class Bench:
 
     def add(self, data: bytes, subpartition: int = 0) -> bool:
         """Add a frame if there is room; whether there was."""
-        (frame,) = self.encoder.pieces(Frame.of(data, subpartition))
+        frame = self.encoder.checked(Frame.of(data, subpartition))
         if not self.encoder.room_for(frame):
             return False
         self.encoder.add(frame)
@@ -273,21 +273,21 @@ def test_broadcast_frames_are_due_when_they_hold_their_share() -> None:
 @pytest.mark.parametrize("subpartition", [-1, 3, 100])
 def test_a_subpartition_that_is_not_there_is_refused(subpartition: int) -> None:
     with pytest.raises(UsageError, match=rf"no subpartition {subpartition}: they are 0 to 2"):
-        bench().encoder.pieces(Frame.of(b"x", subpartition))
+        bench().encoder.checked(Frame.of(b"x", subpartition))
 
 
 def test_a_frame_that_is_no_chunk_is_refused_where_chunks_are_wanted() -> None:
     encoder = bench(payload=PickledPayload(Codec.NONE)).encoder
     with pytest.raises(UsageError, match="frames are PICKLE: a chunk of objects is no pickle"):
-        encoder.pieces(Frame.of(b"not a chunk", 0))
-    assert encoder.pieces(Frame.of(pack_chunk([1, 2]), 0))
+        encoder.checked(Frame.of(b"not a chunk", 0))
+    assert encoder.checked(Frame.of(pack_chunk([1, 2]), 0))
 
 
 def test_a_frame_whose_length_cannot_be_said_is_refused() -> None:
     encoder = bench().encoder
     with pytest.raises(UsageError, match="at most 4294967295 bytes, not 4294967296: cut it"):
-        encoder.pieces(Frame.of(untouched(2**32), 0))
-    (frame,) = encoder.pieces(Frame.of(untouched(2**32 - 1), 0))
+        encoder.checked(Frame.of(untouched(2**32), 0))
+    frame = encoder.checked(Frame.of(untouched(2**32 - 1), 0))
     assert not encoder.room_for(frame)
 
 

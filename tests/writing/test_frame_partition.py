@@ -1,4 +1,4 @@
-"""`SortMergeResultPartition` on frames and chunks: whatever is emitted is read back, unicast, broadcast,
+"""`FrameResultPartition`, on frames and chunks: whatever is emitted is read back, unicast, broadcast,
 large and small, with its events in their place; every segment comes back; what is given up leaves no file."""
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from engine import (
     frame_channel,
     names,
     new_frame_output,
-    new_output,
     noise,
     open_files,
     small_disk,
@@ -35,7 +34,6 @@ from sortshuffle.errors import (
     InsufficientBuffersError,
     OutOfDiskError,
     StateError,
-    UnsupportedError,
     UsageError,
 )
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
@@ -52,7 +50,8 @@ from sortshuffle.storage.files.reader import read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.encoders import PartitionLayout
 from sortshuffle.writing.frame_encoder import FrameLayout
-from sortshuffle.writing.result_partition import SortMergeResultPartition
+from sortshuffle.writing.frame_partition import FrameResultPartition
+from sortshuffle.writing.row_partition import RowResultPartition
 
 FRAMES, PICKLE = PayloadKind.FRAMES, PayloadKind.PICKLE
 KINDS = pytest.mark.parametrize("kind", [FRAMES, PICKLE], ids=["frames", "chunks"])
@@ -549,7 +548,7 @@ def test_too_few_segments_for_the_guarantee_leave_no_file(tmp_path: Path) -> Non
     writer = PartitionedFileWriter(file, FileHeader(ID, 1, 0, Codec.NONE, FRAMES))
     layout = FrameLayout(FramesPayload(Codec.NONE), segments.create_pool(3), 4096)
     with pytest.raises(TimeoutError):
-        SortMergeResultPartition(writer, layout, MemoryBudget(MIB), TaskMetrics())
+        FrameResultPartition(writer, layout, MemoryBudget(MIB), TaskMetrics())
     assert (names(tmp_path), open_files(tmp_path)) == ([], [])
     for buffer in taken:
         buffer.recycle()
@@ -666,35 +665,14 @@ def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
     output = new_frame_output(tmp_path)
     with output.partition as partition:
         partition.emit(b"before", 3)
-        for refused in (
-            lambda: partition.emit(b"x", 4),
-            lambda: partition.emit(b"x", -1),
-            lambda: partition.write("rows"),
-            lambda: partition.broadcast("rows"),
-        ):
+        for subpartition in (4, -1):
             with pytest.raises(UsageError):
-                refused()
+                partition.emit(b"x", subpartition)
         with pytest.raises(TypeError):
             partition.emit("text", 0)
         partition.emit(b"after", 3)
         partition.finish(WRITER)
     assert output.records() == [[], [], [], [b"before", b"after"]]
-
-
-def test_a_partition_of_rows_refuses_frames_and_events(tmp_path: Path) -> None:
-    import pyarrow as pa
-
-    rows = pa.record_batch({"k": [1]})
-    output = new_output(tmp_path, rows.schema, memory=MIB)
-    with output.partition as partition:
-        for refused in (lambda: partition.emit(b"x", 0), lambda: partition.broadcast_frame(b"x")):
-            with pytest.raises(UsageError, match=r"takes Arrow record batches .* not Frame"):
-                refused()
-        with pytest.raises(UnsupportedError, match="has no events"):
-            partition.broadcast_event(SUPERSTEP)
-        partition.write(rows)
-        partition.finish(WRITER)
-    assert output.rows() == [[], [{"k": 1}], [], []]
 
 
 @pytest.mark.parametrize(
@@ -711,7 +689,7 @@ def test_a_header_that_says_something_else_than_the_layout_is_refused(
     with pytest.raises(
         UsageError, match=f"header says {kind.name} with codec {codec.name}, its layout FRAMES"
     ):
-        SortMergeResultPartition(writer, layout, MemoryBudget(MIB), TaskMetrics())
+        FrameResultPartition(writer, layout, MemoryBudget(MIB), TaskMetrics())
     assert (names(tmp_path), segments.available, segments.guaranteed) == ([], 4, 0)
 
 
@@ -724,7 +702,7 @@ def test_a_layout_of_rows_is_held_against_the_header_too(tmp_path: Path) -> None
     writer = PartitionedFileWriter(file, FileHeader(ID, 4, 0, Codec.NONE, FRAMES))
     layout = PartitionLayout(ArrowPayload(pa.schema([]), Codec.NONE), Modulo(4), 4096)
     with pytest.raises(UsageError, match="header says FRAMES"):
-        SortMergeResultPartition(writer, layout, MemoryBudget(MIB), TaskMetrics())
+        RowResultPartition(writer, layout, MemoryBudget(MIB), TaskMetrics())
     assert names(tmp_path) == []
 
 
@@ -745,7 +723,7 @@ def test_two_tasks_that_read_what_they_write_need_no_more_than_their_guarantee(
         writer = PartitionedFileWriter(file, FileHeader(ID, 1, 0, Codec.NONE, kind))
         budget = MemoryBudget(MIB)
         layout = FrameLayout(source.payload, pool, 4096)
-        part = SortMergeResultPartition(writer, layout, budget, TaskMetrics())
+        part = FrameResultPartition(writer, layout, budget, TaskMetrics())
         outputs.append(FrameOutput(part, source.payload, segments, budget, file))
     readers = [source.gate(s).records() for s in range(2)]
     for pair in zip(*readers, strict=True):

@@ -1,4 +1,4 @@
-"""`SortMergeResultPartition` on placed records: whatever is written is read back, by subpartition and in its
+"""`PlacedResultPartition` on placed records: whatever is written is read back, by subpartition and in its
 order, in regions; memory within the budget and all of it given back; what is refused changes nothing; what
 fails leaves no file."""
 
@@ -23,8 +23,6 @@ from engine import (
     changed,
     end_region,
     names,
-    new_frame_output,
-    new_output,
     open_files,
     small_disk,
 )
@@ -45,8 +43,8 @@ from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.writing.placed_partition import PlacedResultPartition
 from sortshuffle.writing.placed_records import MESSAGE_BYTES, PlacedRecords, RecordBytesLayout
-from sortshuffle.writing.result_partition import SortMergeResultPartition
 
 Record = tuple[int, bytes]
 Frames = Sequence[Sequence[Record]]
@@ -56,7 +54,7 @@ Frames = Sequence[Sequence[Record]]
 class PlacedOutput:
     """A result partition to write placed records into, with all that it is made of."""
 
-    partition: SortMergeResultPartition
+    partition: PlacedResultPartition
     payload: RecordBytesPayload
     budget: MemoryBudget
     file: PartitionedFile
@@ -64,7 +62,7 @@ class PlacedOutput:
     def write(self, frames: Frames) -> PlacedOutput:
         with self.partition as partition:
             for records in frames:
-                partition.write_placed(placed(records))
+                partition.write(placed(records))
             partition.finish(WRITER)
         return self
 
@@ -100,9 +98,7 @@ def new_placed_output(
     header = FileHeader(ID, subpartitions, first, codec, PayloadKind.RECORD_BYTES)
     writer = PartitionedFileWriter(file, header)
     layout = RecordBytesLayout(payload, subpartitions, region_bytes)
-    return PlacedOutput(
-        SortMergeResultPartition(writer, layout, budget, TaskMetrics()), payload, budget, file
-    )
+    return PlacedOutput(PlacedResultPartition(writer, layout, budget, TaskMetrics()), payload, budget, file)
 
 
 def placed(records: Sequence[Record]) -> PlacedRecords:
@@ -261,7 +257,7 @@ def test_the_memory_of_a_frame_may_be_used_again(tmp_path: Path) -> None:
         for records in cases:
             given_records = placed(records)
             data = bytearray(given_records.data)
-            partition.write_placed(PlacedRecords(given_records.ids, given_records.ends, memoryview(data)))
+            partition.write(PlacedRecords(given_records.ids, given_records.ends, memoryview(data)))
             given_records.ids[:] = 0
             given_records.ends[:] = 0
             data[:] = b"\xff" * len(data)
@@ -323,7 +319,7 @@ def test_memory_stays_within_the_budget_whatever_the_amount_of_data(
         written = 0
         with output.partition as partition:
             while written < times * memory:
-                partition.write_placed(frame)
+                partition.write(frame)
                 written += len(frame.data)
             partition.finish(WRITER)
     assert (output.budget.used, pool.bytes_allocated()) == (0, 0)
@@ -355,14 +351,14 @@ def test_abandoning_lets_go_of_all_memory_and_leaves_no_file(tmp_path: Path, cou
     with arrow_memory() as pool:
         output = new_placed_output(tmp_path, memory=MIB, codec=Codec.LZ4)
         for seed in range(count):
-            output.partition.write_placed(placed(noise(seed, 500, 100)))
+            output.partition.write(placed(noise(seed, 500, 100)))
         assert (output.budget.used > 0) == bool(count)
         output.partition.abandon()
         assert (output.budget.used, pool.bytes_allocated()) == (0, 0)
     assert (names(tmp_path), open_files(tmp_path)) == ([], [])
     output.partition.abandon()
     with pytest.raises(StateError, match="is abandoned, which does not allow this call"):
-        output.partition.write_placed(placed([(0, b"late")]))
+        output.partition.write(placed([(0, b"late")]))
 
 
 def test_writers_that_share_the_memory_keep_to_it_and_give_it_back(tmp_path: Path) -> None:
@@ -374,7 +370,7 @@ def test_writers_that_share_the_memory_keep_to_it_and_give_it_back(tmp_path: Pat
         outputs.append(new_placed_output(tmp_path / str(at), memory=shared.open(f"map {at}")))
     for round_ in range(40):
         for output, each in zip(outputs, frames, strict=True):
-            output.partition.write_placed(placed(each[round_]))
+            output.partition.write(placed(each[round_]))
         assert shared.used == sum(output.budget.used for output in outputs) <= shared.limit
     outputs[0].partition.abandon()
     for output, each in zip(outputs[1:], frames[1:], strict=True):
@@ -407,12 +403,12 @@ def test_arrays_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path, c
     ids, ends, data, message = REFUSED[case]
     output = new_placed_output(tmp_path, memory=MIB)
     with output.partition as partition:
-        partition.write_placed(placed([(3, b"before")]))
+        partition.write(placed([(3, b"before")]))
         held = output.budget.used
         with pytest.raises(UsageError, match=message):
-            partition.write_placed(PlacedRecords(np.array(ids, np.int32), np.array(ends, np.int32), data))
+            partition.write(PlacedRecords(np.array(ids, np.int32), np.array(ends, np.int32), data))
         assert output.budget.used == held
-        partition.write_placed(placed([(3, b", after")]))
+        partition.write(placed([(3, b", after")]))
         partition.finish(WRITER)
     assert output.bytes() == [b"", b"", b"", b"before, after"]
     check_sums(output, [[(3, b"before")], [(3, b", after")]])
@@ -435,7 +431,7 @@ def test_what_is_not_refused_is_written_as_it_stands(
     try:
         with output.partition as partition:
             try:
-                partition.write_placed(PlacedRecords(np.array(ids, np.int32), np.array(ends, np.int32), data))
+                partition.write(PlacedRecords(np.array(ids, np.int32), np.array(ends, np.int32), data))
                 accepted = True
             except UsageError:
                 accepted = False
@@ -462,19 +458,9 @@ def test_other_calls_are_refused_and_change_nothing(tmp_path: Path) -> None:
         ):
             with pytest.raises(UnsupportedError):
                 unsupported()
-        partition.write_placed(placed([(0, b"all that there is")]))
+        partition.write(placed([(0, b"all that there is")]))
         partition.finish(WRITER)
     assert output.bytes() == [b"all that there is", b"", b"", b""]
-
-
-def test_other_partitions_refuse_placed_records(tmp_path: Path) -> None:
-    for partition in (
-        new_output(tmp_path, pa.schema([("k", pa.int64())]), memory=MIB).partition,
-        new_frame_output(tmp_path, attempt=205).partition,
-    ):
-        with partition, pytest.raises(UsageError, match="not PlacedRecords"):
-            partition.write_placed(placed([(0, b"x")]))
-    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -487,7 +473,7 @@ def test_a_header_that_says_something_else_than_the_layout_is_refused(
     writer = PartitionedFileWriter(file, FileHeader(ID, 4, 0, codec, kind))
     layout = RecordBytesLayout(RecordBytesPayload(Codec.NONE), 4)
     with pytest.raises(UsageError, match=f"the file's header says {kind.name} with codec {codec.name}"):
-        SortMergeResultPartition(writer, layout, MemoryBudget(MIB), TaskMetrics())
+        PlacedResultPartition(writer, layout, MemoryBudget(MIB), TaskMetrics())
     assert (names(tmp_path), open_files(tmp_path)) == ([], [])
 
 
@@ -502,10 +488,10 @@ def test_a_failure_of_any_call_leaves_no_memory_and_no_file(tmp_path: Path, code
     for fault in faults("writing", "payload/record_bytes.py", "format/extent_run.py", "storage/writer.py"):
         output = new_placed_output(tmp_path, memory=16 * KIB, subpartitions=20, codec=codec)
         with fault:
-            output.partition.write_placed(placed(frames[0]))
+            output.partition.write(placed(frames[0]))
             end_region(output.partition)
             for records in frames[1:]:
-                output.partition.write_placed(placed(records))
+                output.partition.write(placed(records))
             output.partition.finish(WRITER)
         failed[fault.where] += 1
         if not fault.where:
@@ -536,9 +522,9 @@ def test_a_full_disk_leaves_no_file_and_no_memory(tmp_path: Path, large: bool) -
         output = new_placed_output(disk, memory=512 * KIB)
         with pytest.raises(OutOfDiskError) as caught, output.partition as partition:
             if large:
-                partition.write_placed(placed([(0, bytes(3 * MIB))]))
+                partition.write(placed([(0, bytes(3 * MIB))]))
             for seed in range(100):
-                partition.write_placed(placed(noise(seed, 500, 200)))
+                partition.write(placed(noise(seed, 500, 200)))
             partition.finish(WRITER)
         assert (caught.value.path, caught.value.free) == (str(disk), 0)
         assert (names(disk), open_files(disk), output.budget.used) == ([], [], 0)
@@ -554,8 +540,8 @@ def test_a_changed_byte_is_corrupt_data(tmp_path: Path) -> None:
     assert output.bytes() == wanted(frames, 4)
 
 
-CALLS: dict[str, Callable[[SortMergeResultPartition], object]] = {
-    "write": lambda partition: partition.write_placed(placed([(0, b"lost")])),
+CALLS: dict[str, Callable[[PlacedResultPartition], object]] = {
+    "write": lambda partition: partition.write(placed([(0, b"lost")])),
     "finish": lambda partition: partition.finish(WRITER),
 }
 
@@ -574,7 +560,7 @@ def test_there_is_no_way_on_after_a_failure(tmp_path: Path, call: str) -> None:
     with small_disk(tmp_path / "disk") as disk:
         output = new_placed_output(disk, memory=MIB)
         with pytest.raises(OutOfDiskError):
-            output.partition.write_placed(placed([(0, bytes(3 * MIB))]))
+            output.partition.write(placed([(0, bytes(3 * MIB))]))
             output.partition.finish(WRITER)
         with pytest.raises(StateError, match="is failed, which does not allow this call"):
             CALLS[call](output.partition)
@@ -595,13 +581,13 @@ from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
-from sortshuffle.writing.result_partition import SortMergeResultPartition
+from sortshuffle.writing.placed_partition import PlacedResultPartition
 
 header = FileHeader(bytes(range(16)), 2, 0, Codec.LZ4, PayloadKind.RECORD_BYTES)
 writer = PartitionedFileWriter(PartitionedFile.named(sys.argv[1], 1, 2, 3), header)
 layout = RecordBytesLayout(RecordBytesPayload(Codec.LZ4), 2)
-partition = SortMergeResultPartition(writer, layout, MemoryBudget(1 << 20), TaskMetrics())
-partition.write_placed(PlacedRecords(np.array([1, 0], np.int32), np.array([1, 3], np.int32), b"abc"))
+partition = PlacedResultPartition(writer, layout, MemoryBudget(1 << 20), TaskMetrics())
+partition.write(PlacedRecords(np.array([1, 0], np.int32), np.array([1, 3], np.int32), b"abc"))
 partition.finish(Writer())
 print("pandas" in sys.modules)
 """

@@ -1,4 +1,4 @@
-"""`SortMergeResultPartition`: whatever is written is read back, unicast and broadcast, in units, regions and
+"""`RowResultPartition`: whatever is written is read back, unicast and broadcast, in units, regions and
 rotations; two files or none; memory within the budget and all of it given back; calls in their order."""
 
 from __future__ import annotations

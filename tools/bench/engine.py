@@ -2,7 +2,7 @@
 
 The bare minimum for the same bytes: order the rows by subpartition (argsort, take), `os.write` them,
 `os.pread` them; no format, no checksums, nothing decoded. With a codec each column of a batch is compressed
-before and decompressed after. Ours: `SortMergeResultPartition`, then every subpartition through an
+before and decompressed after. Ours: `RowResultPartition`, then every subpartition through an
 `InputGate` into record batches.
 
 Before every run of either side a file of the same size is written and removed, so that both write into page
@@ -40,7 +40,7 @@ from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.encoders import PartitionLayout
-from sortshuffle.writing.result_partition import SortMergeResultPartition
+from sortshuffle.writing.row_partition import RowResultPartition
 
 MEMORY = 256 * MIB
 READ_MEMORY = 64 * MIB
@@ -102,7 +102,7 @@ def engine_run(
     payload = ArrowPayload(SCHEMA, codec)
     layout = PartitionLayout(payload, KeyModulo(subpartitions), 256 * 1024)
     budget = MemoryBudget(MEMORY)
-    with SortMergeResultPartition(PartitionedFileWriter(file, header), layout, budget, metrics) as partition:
+    with RowResultPartition(PartitionedFileWriter(file, header), layout, budget, metrics) as partition:
         for rows in batches:
             partition.write(rows)
         partition.finish(Writer())

@@ -3,7 +3,7 @@
 A producer pushes 64 KiB at a time, each for one of 64 subpartitions, filled with records of 100 bytes: what
 the shuffle manager's door gets from a Spark task. The bare minimum for the same bytes: `os.writev` of the
 pushes, one after the other, and `os.pread` of them; no subpartitions, no format, no checksums. Ours:
-`SortMergeResultPartition.emit`, then every subpartition through a `RecordGate`.
+`FrameResultPartition.emit`, then every subpartition through a `RecordGate`.
 
 Writing and reading are two figures, because they happen in different tasks. Each run of a writing side
 includes the deletion of its files, and meets recycled page cache (see `engine`).
@@ -32,7 +32,7 @@ from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.frame_encoder import FrameLayout, segment_bytes
-from sortshuffle.writing.result_partition import SortMergeResultPartition
+from sortshuffle.writing.frame_partition import FrameResultPartition
 
 PUSH = 64 * KIB
 RECORD = 100
@@ -58,7 +58,7 @@ def write(directory: Path, pushes: list[memoryview], count: int, metrics: TaskMe
     file = PartitionedFile.named(str(directory), 0, 0, 0)
     header = FileHeader(FILE_ID, SUBPARTITIONS, 0, Codec.NONE, PayloadKind.FRAMES)
     writer = PartitionedFileWriter(file, header)
-    with SortMergeResultPartition(writer, layout, MemoryBudget(MEMORY), metrics) as partition:
+    with FrameResultPartition(writer, layout, MemoryBudget(MEMORY), metrics) as partition:
         for number in range(count):
             partition.emit(pushes[number % DISTINCT_PUSHES], number % SUBPARTITIONS)
         partition.finish(Writer())

@@ -35,8 +35,8 @@ from sortshuffle.service.jvm.protocol import ID_AND_END_BYTES, WriteRequest, pac
 from sortshuffle.service.jvm.small_outputs import MOST_BYTES, SmallOutput, kept_bytes
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.urls import is_url
+from sortshuffle.writing.placed_partition import PlacedResultPartition
 from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
-from sortshuffle.writing.result_partition import SortMergeResultPartition
 
 # of a frame that is not one huge record: 4 MiB of records, and 8 bytes for each of 262,144
 SEGMENT_BYTES = (4 << 20) + ID_AND_END_BYTES * (1 << 18)
@@ -116,7 +116,7 @@ class MapOutputWriting:
             writer = resources.outputs.new(request.shuffle, request.map_index, request.map_id, header)
             stack.callback(writer.abandon)  # nothing is left to do behind the partition's own
             layout = RecordBytesLayout(payload, request.subpartitions, region_bytes(request, writer.file))
-            self._partition = SortMergeResultPartition(writer, layout, self._memory, self._metrics)
+            self._partition = PlacedResultPartition(writer, layout, self._memory, self._metrics)
             stack.callback(self._partition.abandon)  # does nothing after `finish`
             self._resources = stack.pop_all()
 
@@ -130,7 +130,7 @@ class MapOutputWriting:
     def add(self, records: PlacedRecords) -> None:
         """Take a frame's records. Their memory may be used again afterwards. Raises `UsageError`,
         `OutOfDiskError`, OSError."""
-        self._partition.write_placed(records)
+        self._partition.write(records)
 
     def finish(self) -> bytes:
         """Complete the files. The reply for the JVM."""

@@ -33,8 +33,8 @@ from sortshuffle.spark.worker.adoption import Adopts, adopt
 from sortshuffle.spark.worker.placements import turn
 from sortshuffle.spark.worker.task import Task
 from sortshuffle.writing.frame_encoder import frame_layout
+from sortshuffle.writing.frame_partition import FrameResultPartition
 from sortshuffle.writing.record_writer import RecordWriter, Serializer
-from sortshuffle.writing.result_partition import SortMergeResultPartition
 
 # Large records are taken in batches of about so many bytes, pickled
 BATCH_BYTES = MIB
@@ -200,7 +200,7 @@ class _RecordOutput:
 
 def _partition(
     exchange: WriteRecords, task: Task, metrics: TaskMetrics, opened: ExitStack
-) -> SortMergeResultPartition:
+) -> FrameResultPartition:
     """The result partition of this task. All of its memory for writing is taken as segments, now."""
     options, memory = task.options, task.writing.limit
     subpartitions = exchange.selector.subpartitions
@@ -215,4 +215,4 @@ def _partition(
     writer = task.new_map_output(exchange.exchange, header)
     task.directory = os.path.dirname(writer.file.base)
     budget = task.writing.share(memory, f"exchange {exchange.exchange}")
-    return SortMergeResultPartition(writer, layout, budget, metrics)
+    return FrameResultPartition(writer, layout, budget, metrics)

@@ -29,7 +29,7 @@ from sortshuffle.spark.worker.stages import Batches, Step, through
 from sortshuffle.spark.worker.task import Task
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.writing.encoders import PartitionLayout
-from sortshuffle.writing.result_partition import SortMergeResultPartition
+from sortshuffle.writing.row_partition import RowResultPartition
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class _ExchangeOutput:
         self._task = task
         self._memory = memory
         self._metrics = task.outputs.setdefault(exchange.exchange, TaskMetrics())
-        self._partition: SortMergeResultPartition | None = None
+        self._partition: RowResultPartition | None = None
         self._broadcasts = False
         self._finished: PartitionedFile | None = None
 
@@ -132,7 +132,7 @@ class _ExchangeOutput:
             rows = through(step, rows, self._task)
         return self._task.metrics.timed(rows, "chain")
 
-    def _open(self) -> SortMergeResultPartition:
+    def _open(self) -> RowResultPartition:
         exchange, task, options = self.exchange, self._task, self._task.options
         header = FileHeader(
             file_id=secrets.token_bytes(16),
@@ -152,4 +152,4 @@ class _ExchangeOutput:
         budget = task.writing.share(self._memory, f"exchange {exchange.exchange}")
         writer = task.new_map_output(exchange.exchange, header)
         task.directory = os.path.dirname(writer.file.base)
-        return SortMergeResultPartition(writer, layout, budget, self._metrics)
+        return RowResultPartition(writer, layout, budget, self._metrics)

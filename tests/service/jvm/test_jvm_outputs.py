@@ -33,8 +33,8 @@ from sortshuffle.service.jvm.outputs import (
 )
 from sortshuffle.service.jvm.small_outputs import OVERHEAD_BYTES, SmallOutput
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
+from sortshuffle.writing.placed_partition import PlacedResultPartition
 from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
-from sortshuffle.writing.result_partition import SortMergeResultPartition
 
 SMALL, LARGE = 100, 300 * KIB
 SHUFFLE = 3
@@ -61,10 +61,10 @@ def write(
     header = FileHeader(id_of(map_id), subpartitions, 0, Codec.NONE, PayloadKind.RECORD_BYTES)
     writer = outputs.new(shuffle, 0, map_id, header)
     layout = RecordBytesLayout(RecordBytesPayload(Codec.NONE), subpartitions)
-    with SortMergeResultPartition(writer, layout, MemoryBudget(64 << 20), TaskMetrics()) as partition:
+    with PlacedResultPartition(writer, layout, MemoryBudget(64 << 20), TaskMetrics()) as partition:
         ids = np.arange(subpartitions, dtype=np.int32)
         data = random.Random(map_id).randbytes(size * subpartitions)
-        partition.write_placed(PlacedRecords(ids, (ids + 1) * np.int32(size), data))
+        partition.write(PlacedRecords(ids, (ids + 1) * np.int32(size), data))
         return partition.finish(WRITER)
 
 

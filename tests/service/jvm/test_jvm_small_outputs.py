@@ -33,8 +33,8 @@ from sortshuffle.service.jvm.small_outputs import MOST_BYTES, OVERHEAD_BYTES, is
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.writing.placed_partition import PlacedResultPartition
 from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
-from sortshuffle.writing.result_partition import SortMergeResultPartition
 
 ID = bytes(range(16))
 REMOTE = RemoteSettings.of("app-1", ClientSettings())
@@ -56,13 +56,13 @@ def write(
     layout = RecordBytesLayout(RecordBytesPayload(codec), len(sizes))
     writer = PartitionedFileWriter(file, header)
     wanted = [b""] * len(sizes)
-    with SortMergeResultPartition(writer, layout, MemoryBudget(memory), TaskMetrics()) as partition:
+    with PlacedResultPartition(writer, layout, MemoryBudget(memory), TaskMetrics()) as partition:
         for _ in range(regions):
             ids = [at for at, size in enumerate(sizes) if size is not None]
             data = [chosen.randbytes(sizes[at] or 0) if at % 2 else bytes(sizes[at] or 0) for at in ids]
             if ids:
                 ends = np.cumsum([len(each) for each in data], dtype=np.int32)
-                partition.write_placed(PlacedRecords(np.array(ids, np.int32), ends, b"".join(data)))
+                partition.write(PlacedRecords(np.array(ids, np.int32), ends, b"".join(data)))
                 end_region(partition)
             for at, each in zip(ids, data, strict=True):
                 wanted[at] += each

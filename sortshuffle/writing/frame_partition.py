@@ -1,0 +1,68 @@
+"""`FrameResultPartition`: a producer task's frames and events.
+
+An event keeps its order with everything: what was written before it is before it, for every consumer. So it
+ends the regions that are open, and has one of its own. `finish()` broadcasts `END_OF_DATA` and
+`END_OF_PARTITION` as the last region, by which a consumer knows that its stream is complete.
+
+Owns the layout's buffer pool.
+"""
+
+from __future__ import annotations
+
+from sortshuffle.errors import UsageError
+from sortshuffle.format.index import RegionKind
+from sortshuffle.memory.budget import MemoryBudget
+from sortshuffle.metrics import TaskMetrics
+from sortshuffle.payload.events import END_OF_DATA, END_OF_PARTITION, Event, seal_event
+from sortshuffle.storage.writer import PartitionedFileWriter
+from sortshuffle.writing.frame_encoder import BytesLike, Frame, FrameEncoder, FrameLayout
+from sortshuffle.writing.result_partition import Intake, SortMergeResultPartition
+
+LAST_EVENTS = (END_OF_DATA, END_OF_PARTITION)
+
+
+class FrameResultPartition(SortMergeResultPartition):
+    """A `SortMergeResultPartition` of frames. It waits until the pool's guaranteed segments are in hand."""
+
+    def __init__(
+        self, writer: PartitionedFileWriter, layout: FrameLayout, budget: MemoryBudget, metrics: TaskMetrics
+    ) -> None:
+        self._layout = layout
+        super().__init__(writer, layout.payload, budget, metrics)
+
+    def emit(self, frame: BytesLike, subpartition: int) -> None:
+        """Send a frame to a subpartition. Its memory may be used again when the call returns. The payload
+        says how many records it is."""
+        self._put(self._unicast, (self._unicast.checked(Frame.of(frame, subpartition)),))
+
+    def broadcast_frame(self, frame: BytesLike) -> None:
+        """Send a frame to every subpartition, storing it once."""
+        self._put(self._broadcast, (self._broadcast.checked(Frame.of(frame, 0)),))
+
+    def broadcast_event(self, event: Event) -> None:
+        """Send an event to every subpartition, behind all that was written before and ahead of all that is
+        written later. That ends the open regions: not for something that comes with every record."""
+        self._expect_open()
+        if event in LAST_EVENTS:
+            raise UsageError(f"{event} is what finish() broadcasts")
+        sealed = seal_event(event)
+        with self._whole_or_failed():
+            self._write_region(self._unicast)
+            self._broadcast.add_event(sealed)
+            self._write_region(self._broadcast)
+
+    def _new_intakes(self) -> tuple[Intake, ...]:
+        self._layout.pool.reserve()
+        order, budget = self._writer.write_order, self._budget
+        self._unicast = FrameEncoder(self._layout, RegionKind.UNICAST, order, budget, self.metrics)
+        self._broadcast = FrameEncoder(self._layout, RegionKind.BROADCAST, [0], budget, self.metrics)
+        return (self._unicast, self._broadcast)
+
+    def _write_rest(self) -> None:
+        self._write_region(self._unicast)
+        for event in LAST_EVENTS:
+            self._broadcast.add_event(seal_event(event))
+        self._write_region(self._broadcast)
+
+    def _close(self) -> None:
+        self._layout.pool.close()
