@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -21,6 +22,20 @@ from pyspark.sql import SparkSession
 import sortshuffle
 
 ACTIONS = 50
+
+
+def outputs(directory: str) -> list[str]:
+    """The data files of the map outputs that are there."""
+    return sorted(name for _, _, names in os.walk(directory) for name in names if name.endswith(".data"))
+
+
+def collect_until(jvm: Any, condition: Callable[[], bool], seconds: float) -> None:
+    """Collect the garbage of both heaps until something is so, or the time is over."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        gc.collect()
+        jvm.System.gc()
+        threading.Event().wait(1.0)
 
 
 def main(directory: str, seconds: str) -> None:
@@ -34,25 +49,18 @@ def main(directory: str, seconds: str) -> None:
     )
     spark.sparkContext.setLogLevel("OFF")
 
-    def outputs() -> list[str]:
-        return sorted(name for _, _, names in os.walk(directory) for name in names if name.endswith(".data"))
-
     held = sortshuffle.frame(spark.range(0, 1000, 1, 2)).repartition(2, "id")
     assert held.count() == 1000
-    kept = outputs()
+    kept = outputs(directory)
     made = set(kept)
     for _ in range(ACTIONS):
         derived = held.repartition(2, "id")
         assert derived.count() == 1000
-        made.update(outputs())  # the first ones may go before the last ones come
+        made.update(outputs(directory))  # the first ones may go before the last ones come
     del derived
-    deadline = time.monotonic() + float(seconds)
-    while outputs() != kept and time.monotonic() < deadline:
-        gc.collect()
-        spark.sparkContext._jvm.System.gc()
-        threading.Event().wait(1.0)
+    collect_until(spark.sparkContext._jvm, lambda: outputs(directory) == kept, float(seconds))
     assert held.count() == 1000
-    print(json.dumps({"kept": kept, "made": sorted(made), "left": outputs()}))
+    print(json.dumps({"kept": kept, "made": sorted(made), "left": outputs(directory)}))
     spark.stop()
 
 

@@ -8,14 +8,11 @@ A session of its own, because Spark stops cleaning up after a lost shuffle file,
 
 from __future__ import annotations
 
-import gc
 import json
-import os
 import sys
-import threading
-import time
 from typing import Any
 
+from forget import collect_until, outputs
 from pyspark.sql import SparkSession
 
 import sortshuffle
@@ -34,30 +31,22 @@ def main(directory: str, seconds: str) -> None:
     )
     spark.sparkContext.setLogLevel("OFF")
 
-    def outputs() -> list[str]:
-        return sorted(name for _, _, names in os.walk(directory) for name in names if name.endswith(".data"))
-
-    def collect_until(condition: Any, deadline: float) -> None:
-        while not condition() and time.monotonic() < deadline:
-            gc.collect()
-            spark.sparkContext._jvm.System.gc()
-            threading.Event().wait(1.0)
-
+    jvm = spark.sparkContext._jvm
     frame = sortshuffle.frame(spark.range(0, 1000, 1, 2))
     one, two = frame.repartition(2, "id"), frame.repartition(3, "id")
     assert one.count() == 1000
-    made = outputs()
+    made = outputs(directory)
     # what is forgotten beside it shows when Spark has cleaned up
     other = sortshuffle.frame(spark.range(0, 1000, 1, 2)).repartition(2, "id")
     assert other.count() == 1000
     del one, other
-    collect_until(lambda: outputs() == made, time.monotonic() + float(seconds))
-    held = outputs()
+    collect_until(jvm, lambda: outputs(directory) == made, float(seconds))
+    held = outputs(directory)
     rows = two.count()
-    after = outputs()
+    after = outputs(directory)
     del two, frame
-    collect_until(lambda: not outputs(), time.monotonic() + float(seconds))
-    print(json.dumps({"made": made, "held": held, "rows": rows, "after": after, "left": outputs()}))
+    collect_until(jvm, lambda: not outputs(directory), float(seconds))
+    print(json.dumps({"made": made, "held": held, "rows": rows, "after": after, "left": outputs(directory)}))
     spark.stop()
 
 

@@ -8,14 +8,12 @@ There is a SparkContext and no session, as in jobs of nothing but RDDs.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
-import threading
-import time
 from typing import Any
 
+from forget import collect_until, outputs
 from pyspark import SparkConf, SparkContext
 
 import sortshuffle
@@ -30,26 +28,19 @@ def main(directory: str, seconds: str) -> None:
     context: Any = SparkContext(conf=conf)
     context.setLogLevel("OFF")
 
-    def outputs() -> list[str]:
-        return sorted(name for _, _, names in os.walk(directory) for name in names if name.endswith(".data"))
-
     pairs = context.parallelize([(n, n) for n in range(1000)], 2)
     held = sortshuffle.rdd(pairs).partitionBy(2)
     assert held.count() == 1000
-    kept = outputs()
+    kept = outputs(directory)
     made = set(kept)
     for _ in range(ACTIONS):
         derived = held.map(lambda pair: pair).partitionBy(2)
         assert derived.count() == 1000
-        made.update(outputs())  # the first ones may go before the last ones come
+        made.update(outputs(directory))  # the first ones may go before the last ones come
     del derived
-    deadline = time.monotonic() + float(seconds)
-    while outputs() != kept and time.monotonic() < deadline:
-        gc.collect()
-        context._jvm.System.gc()
-        threading.Event().wait(1.0)
+    collect_until(context._jvm, lambda: outputs(directory) == kept, float(seconds))
     assert held.count() == 1000
-    print(json.dumps({"kept": kept, "made": sorted(made), "left": outputs()}))
+    print(json.dumps({"kept": kept, "made": sorted(made), "left": outputs(directory)}))
     context.stop()
 
 

@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 from collections import Counter
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -42,6 +43,42 @@ def marks(directory: str, what: str) -> list[tuple[int, int]]:
     return [(int(partition), int(pid)) for _, partition, _, pid in names]
 
 
+def runs_of(runs: list[tuple[int, int]], victim: int) -> dict[str, Any]:
+    """Which partitions ran in the executor that was killed, and how often each partition ran."""
+    counts = Counter(partition for partition, _ in runs)
+    return {
+        "victims": sorted({partition for partition, pid in runs if pid == victim}),
+        "runs": {str(partition): count for partition, count in sorted(counts.items())},
+    }
+
+
+def on_two_executors(directory: str) -> Any:
+    spark = (
+        sortshuffle.configure(SparkSession.builder)
+        .master("local-cluster[2,1,1024]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.local.dir", os.path.join(directory, "local"))
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def kill_as_said(directory: str, pid: int) -> None:
+    """And leave a file that says which one it was."""
+    with open(os.path.join(directory, "marks", "killed"), "x") as killed:
+        killed.write(str(pid))
+    kill_and_wipe(directory, pid)
+
+
+def killed_one(directory: str) -> int | None:
+    try:
+        with open(os.path.join(directory, "marks", "killed")) as killed:
+            return int(killed.read())
+    except FileNotFoundError:
+        return None
+
+
 def kill_and_wipe(directory: str, pid: int) -> None:
     pattern = os.path.join(directory, "local", "**", f"*-{pid}-{HEX_DIGIT * 12}")
     homes = glob.glob(pattern, recursive=True)
@@ -54,14 +91,7 @@ def kill_and_wipe(directory: str, pid: int) -> None:
 def main(directory: str, when: str) -> None:
     os.makedirs(os.path.join(directory, "marks"))
     marked = os.path.join(directory, "marks")
-    spark = (
-        sortshuffle.configure(SparkSession.builder)
-        .master("local-cluster[2,1,1024]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.local.dir", os.path.join(directory, "local"))
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
+    spark = on_two_executors(directory)
 
     def produce(batches):  # type: ignore[no-untyped-def]
         mark(marked, "map", TaskContext.get().partitionId())
@@ -70,11 +100,8 @@ def main(directory: str, when: str) -> None:
     def consume(batches):  # type: ignore[no-untyped-def]
         partition = TaskContext.get().partitionId()
         others = {pid for _, pid in marks(marked, "map")} - {executor_pid()}
-        if when == "during" and partition == KILLER and not os.path.exists(os.path.join(marked, "killed")):
-            victim = min(others)
-            with open(os.path.join(marked, "killed"), "x") as killed:
-                killed.write(str(victim))
-            kill_and_wipe(directory, victim)
+        if when == "during" and partition == KILLER and killed_one(directory) is None:
+            kill_as_said(directory, min(others))
         total = rows = 0
         for batch in batches:
             rows += batch.num_rows
@@ -91,25 +118,17 @@ def main(directory: str, when: str) -> None:
     )
     if when == "before":
         frame.count()
-        victim = min(pid for _, pid in marks(marked, "map"))
-        with open(os.path.join(marked, "killed"), "x") as killed:
-            killed.write(str(victim))
-        kill_and_wipe(directory, victim)
+        kill_as_said(directory, min(pid for _, pid in marks(marked, "map")))
     rows = frame.mapInArrow(consume, "p long, n long, t long").collect()
-    with open(os.path.join(marked, "killed")) as killed:
-        victim = int(killed.read())
-    runs = marks(marked, "map")
-    print(
-        json.dumps(
-            {
-                "rows": sum(row.n for row in rows),
-                "total": sum(row.t for row in rows),
-                "partitions": sorted(row.p for row in rows),
-                "victims": sorted({partition for partition, pid in runs if pid == victim}),
-                "runs": {str(p): count for p, count in sorted(Counter(p for p, _ in runs).items())},
-            }
-        )
-    )
+    victim = killed_one(directory)
+    assert victim is not None
+    found = {
+        "rows": sum(row.n for row in rows),
+        "total": sum(row.t for row in rows),
+        "partitions": sorted(row.p for row in rows),
+        **runs_of(marks(marked, "map"), victim),
+    }
+    print(json.dumps(found))
     spark.stop()
 
 

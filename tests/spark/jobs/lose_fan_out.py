@@ -10,14 +10,11 @@ import glob
 import json
 import os
 import sys
-from collections import Counter
 
-from lose_executor import kill_and_wipe
-from pyspark import TaskContext
-from pyspark.sql import SparkSession
+from lose_executor import kill_and_wipe, mark, marks, on_two_executors, runs_of
+from pyspark import TaskContext, cloudpickle
 
 import sortshuffle
-from sortshuffle.homes.processes import executor_pid
 
 MAPS, ROWS = 6, 60_000
 FAILING = 2  # this partition's first attempt fails behind its last row
@@ -26,30 +23,16 @@ FAILING = 2  # this partition's first attempt fails behind its last row
 def main(directory: str) -> None:
     marked = os.path.join(directory, "marks")
     os.makedirs(marked)
-    spark = (
-        sortshuffle.configure(SparkSession.builder)
-        .master("local-cluster[2,1,1024]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.local.dir", os.path.join(directory, "local"))
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
+    cloudpickle.register_pickle_by_value(sys.modules[mark.__module__])
+    spark = on_two_executors(directory)
 
     def produce(batches):  # type: ignore[no-untyped-def]
-        context = TaskContext.get()
-        partition, attempt = context.partitionId(), context.taskAttemptId()
-        fails = partition == FAILING and not glob.glob(os.path.join(marked, "fail-*"))
-        name = f"{'fail' if fails else 'map'}-{partition}-{attempt}-{executor_pid()}"
-        with open(os.path.join(marked, name), "x"):
-            pass
+        partition = TaskContext.get().partitionId()
+        fails = partition == FAILING and not marks(marked, "fail")
+        mark(marked, "fail" if fails else "map", partition)
         yield from batches
         if fails:
             raise RuntimeError("the first attempt")
-
-    def runs() -> list[tuple[int, int]]:
-        """(partition, pid of the executor) of each run so far."""
-        names = [os.path.basename(path).split("-") for path in glob.glob(os.path.join(marked, "map-*"))]
-        return [(int(partition), int(pid)) for _, partition, _, pid in names]
 
     def outputs() -> list[str]:
         found = glob.glob(os.path.join(directory, "local", "**", "exchange-*.data*"), recursive=True)
@@ -61,23 +44,19 @@ def main(directory: str) -> None:
     first = one.count()
     before = outputs()
 
-    victim = min(pid for _, pid in runs())
+    victim = min(pid for _, pid in marks(marked, "map"))
     kill_and_wipe(directory, victim)
     groups = two.toDF().groupBy("k").count().collect()
     total = one.toDF().agg({"id": "sum"}).collect()[0][0]
-    print(
-        json.dumps(
-            {
-                "first": first,
-                "before": before,
-                "groups": sorted({row["count"] for row in groups}),
-                "keys": len(groups),
-                "total": total,
-                "victims": sorted({partition for partition, pid in runs() if pid == victim}),
-                "runs": {str(p): count for p, count in sorted(Counter(p for p, _ in runs()).items())},
-            }
-        )
-    )
+    found = {
+        "first": first,
+        "before": before,
+        "groups": sorted({row["count"] for row in groups}),
+        "keys": len(groups),
+        "total": total,
+        **runs_of(marks(marked, "map"), victim),
+    }
+    print(json.dumps(found))
     spark.stop()
 
 
