@@ -44,15 +44,18 @@ from sortshuffle.spark.functions.maps import MapInPandas
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+ARROW, PANDAS = "mapInArrow", "mapInPandas"  # functions of all rows, in batches or in frames
+TABLES, GROUPS = "applyInArrow", "applyInPandas"  # functions of a group, which is a table or a frame
+
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_all_types_come_back_through_arrow(frames: dict[str, DataFrame], name: str) -> None:
     df = frames[name]
-    assert_same(df, "mapInArrow", lambda batches: batches, df.schema)
+    assert_same(df, ARROW, lambda batches: batches, df.schema)
 
 
 @pytest.mark.parametrize("name", FRAMES)
-@pytest.mark.parametrize("method", ["mapInPandas", "applyInPandas"])
+@pytest.mark.parametrize("method", [PANDAS, GROUPS])
 def test_all_types_come_back_through_pandas(frames: dict[str, DataFrame], method: str, name: str) -> None:
     df = frames[name]
     assert_same(df, method, lambda same: same, df.schema)
@@ -60,10 +63,10 @@ def test_all_types_come_back_through_pandas(frames: dict[str, DataFrame], method
 
 def test_all_types_come_back_through_groups_of_arrow(frames: dict[str, DataFrame]) -> None:
     df = frames["everything"]
-    ours = by_us(df, "applyInArrow", lambda table: table, df.schema, ["g"])
+    ours = by_us(df, TABLES, lambda table: table, df.schema, ["g"])
     # PySpark refuses timestamps that carry the session's zone, the very ones that it gave to the function
     with pytest.raises(PySparkException, match="MISMATCH"):
-        by_spark(df, "applyInArrow", lambda table: table, df.schema, ["g"])
+        by_spark(df, TABLES, lambda table: table, df.schema, ["g"])
     assert sorted(ours) == sorted(printed_rows(df))
 
 
@@ -75,60 +78,44 @@ REQUIRED = st.StructType(
 )
 
 FITTING: dict[str, tuple[str, Any, Any]] = {
-    "required elements of batches": ("mapInArrow", yielding(batch(a=[[1, 2]], x=[{"y": 3}])), REQUIRED),
+    "required elements of batches": (ARROW, yielding(batch(a=[[1, 2]], x=[{"y": 3}])), REQUIRED),
     "required elements of frames": (
-        "mapInPandas",
+        PANDAS,
         yielding(pd.DataFrame({"a": [[1, 2]], "x": [{"y": 3}]})),
         REQUIRED,
     ),
-    "columns by position": ("mapInArrow", yielding(batch(b=[1], a=["x"])), "a long, b string"),
-    "further columns left out": ("mapInArrow", yielding(batch(a=[1], b=[2])), "a long"),
-    "only null": ("mapInArrow", yielding(batch(a=pa.nulls(1))), "a long"),
-    "large text": ("mapInArrow", yielding(batch(a=pa.array(["x"], pa.large_string()))), "a string"),
-    "text view": ("mapInArrow", yielding(batch(a=pa.array(["x"], pa.string_view()))), "a string"),
+    "columns by position": (ARROW, yielding(batch(b=[1], a=["x"])), "a long, b string"),
+    "further columns left out": (ARROW, yielding(batch(a=[1], b=[2])), "a long"),
+    "only null": (ARROW, yielding(batch(a=pa.nulls(1))), "a long"),
+    "large text": (ARROW, yielding(batch(a=pa.array(["x"], pa.large_string()))), "a string"),
+    "text view": (ARROW, yielding(batch(a=pa.array(["x"], pa.string_view()))), "a string"),
     "another zone": (
-        "mapInArrow",
+        ARROW,
         yielding(batch(a=pa.array([ZERO], pa.timestamp("us", "Asia/Tokyo")))),
         "a timestamp",
     ),
-    "no zone for an instant": (
-        "mapInArrow",
-        yielding(batch(a=pa.array([ZERO], pa.timestamp("us")))),
-        "a timestamp",
-    ),
+    "no zone for an instant": (ARROW, yielding(batch(a=pa.array([ZERO], pa.timestamp("us")))), "a timestamp"),
     "an instant for no zone": (
-        "mapInArrow",
+        ARROW,
         yielding(batch(a=pa.array([ZERO], pa.timestamp("us", "UTC")))),
         "a timestamp_ntz",
     ),
-    "struct fields by position": (
-        "mapInArrow",
-        yielding(batch(a=[{"q": 1, "p": 2}])),
-        "a struct<p:long,q:long>",
-    ),
-    "another precision": ("mapInArrow", yielding(batch(a=[Decimal("1.2")])), "a decimal(10,1)"),
-    "several batches": (
-        "mapInArrow",
-        yielding(batch(a=[1]), batch(a=[2]).slice(1), batch(a=[2, 3])),
-        "a long",
-    ),
-    "a list of batches": ("mapInArrow", returning([batch(a=[1]), batch(a=[2])]), "a long"),
-    "frames by name": ("mapInPandas", yielding(pd.DataFrame({"b": ["x"], "a": [1]})), "a long, b string"),
-    "frames by position": ("mapInPandas", yielding(pd.DataFrame([[1, "x"]])), "a long, b string"),
-    "frames' further columns": ("mapInPandas", yielding(pd.DataFrame({"a": [1], "b": [2]})), "a long"),
-    "frames without columns": ("mapInPandas", yielding(pd.DataFrame(index=[5, 6])), "a long, b string"),
-    "empty frames": ("mapInPandas", yielding(pd.DataFrame(), pd.DataFrame({"a": [1]})), "a long"),
-    "a list of frames": ("mapInPandas", returning([pd.DataFrame({"a": [1]})]), "a long"),
-    "text that is a number": ("mapInPandas", yielding(pd.DataFrame({"a": ["1"]})), "a long"),
-    "categories": ("mapInPandas", yielding(pd.DataFrame({"a": pd.Categorical(["x", None])})), "a string"),
-    "nullable integers": (
-        "mapInPandas",
-        yielding(pd.DataFrame({"a": pd.array([1, None], "Int64")})),
-        "a long",
-    ),
-    "floats with NaN for integers": ("mapInPandas", yielding(pd.DataFrame({"a": [1.0, None]})), "a long"),
+    "struct fields by position": (ARROW, yielding(batch(a=[{"q": 1, "p": 2}])), "a struct<p:long,q:long>"),
+    "another precision": (ARROW, yielding(batch(a=[Decimal("1.2")])), "a decimal(10,1)"),
+    "several batches": (ARROW, yielding(batch(a=[1]), batch(a=[2]).slice(1), batch(a=[2, 3])), "a long"),
+    "a list of batches": (ARROW, returning([batch(a=[1]), batch(a=[2])]), "a long"),
+    "frames by name": (PANDAS, yielding(pd.DataFrame({"b": ["x"], "a": [1]})), "a long, b string"),
+    "frames by position": (PANDAS, yielding(pd.DataFrame([[1, "x"]])), "a long, b string"),
+    "frames' further columns": (PANDAS, yielding(pd.DataFrame({"a": [1], "b": [2]})), "a long"),
+    "frames without columns": (PANDAS, yielding(pd.DataFrame(index=[5, 6])), "a long, b string"),
+    "empty frames": (PANDAS, yielding(pd.DataFrame(), pd.DataFrame({"a": [1]})), "a long"),
+    "a list of frames": (PANDAS, returning([pd.DataFrame({"a": [1]})]), "a long"),
+    "text that is a number": (PANDAS, yielding(pd.DataFrame({"a": ["1"]})), "a long"),
+    "categories": (PANDAS, yielding(pd.DataFrame({"a": pd.Categorical(["x", None])})), "a string"),
+    "nullable integers": (PANDAS, yielding(pd.DataFrame({"a": pd.array([1, None], "Int64")})), "a long"),
+    "floats with NaN for integers": (PANDAS, yielding(pd.DataFrame({"a": [1.0, None]})), "a long"),
     "timestamps with and without zone": (
-        "mapInPandas",
+        PANDAS,
         yielding(
             pd.DataFrame(
                 {
@@ -140,42 +127,34 @@ FITTING: dict[str, tuple[str, Any, Any]] = {
         "a timestamp, b timestamp",
     ),
     "nested values": (
-        "mapInPandas",
+        PANDAS,
         yielding(pd.DataFrame({"a": [[{"p": 1}, None]], "m": [{"k": ZERO}], "x": [(1, "y")]})),
         "a array<struct<p:int>>, m map<string,timestamp>, x struct<p:int,q:string>",
     ),
-    "tables by name": ("applyInArrow", returning(pa.table({"b": ["x"], "a": [1]})), "a long, b string"),
+    "tables by name": (TABLES, returning(pa.table({"b": ["x"], "a": [1]})), "a long, b string"),
     "an empty table": (
-        "applyInArrow",
+        TABLES,
         lambda t: pa.table({"a": pa.array([1] if t["k"][0].as_py() == 1 else [], pa.int64())}),
         "a long",
     ),
     "a table without columns": (
-        "applyInArrow",
+        TABLES,
         lambda t: pa.table({"a": [1]}) if t["k"][0].as_py() == 1 else pa.table({}),
         "a long",
     ),
-    "chunked tables": (
-        "applyInArrow",
-        lambda t: pa.concat_tables([t, t]).select(["k", "s"]),
-        "s string, k int",
-    ),
-    "group frames by name": (
-        "applyInPandas",
-        returning(pd.DataFrame({"b": ["x"], "a": [1]})),
-        "a long, b string",
-    ),
-    "group frames by position": ("applyInPandas", returning(pd.DataFrame([[1, "x"]])), "a long, b string"),
-    "group frames without columns": ("applyInPandas", returning(pd.DataFrame(index=[5, 6])), "a long"),
+    "chunked tables": (TABLES, lambda t: pa.concat_tables([t, t]).select(["k", "s"]), "s string, k int"),
+    "group frames by name": (GROUPS, returning(pd.DataFrame({"b": ["x"], "a": [1]})), "a long, b string"),
+    "group frames by position": (GROUPS, returning(pd.DataFrame([[1, "x"]])), "a long, b string"),
+    "group frames without columns": (GROUPS, returning(pd.DataFrame(index=[5, 6])), "a long"),
     "some empty frames": (
-        "applyInPandas",
+        GROUPS,
         lambda f: pd.DataFrame({"a": [1]}) if f["k"][0] == 1 else pd.DataFrame(),
         "a long",
     ),
-    "group frames with twins": ("applyInPandas", lambda f: pd.concat([f[["k"]], f[["k"]]], axis=1), "k int"),
-    "two arguments by default value": ("applyInPandas", lambda key, frame=None: frame[["k"]], "k int"),
-    "a partial function": ("applyInArrow", functools.partial(lambda x, t: t.select(["k"]), 3), "k int"),
-    "a keyword-only argument": ("applyInArrow", lambda t, *, x=1: t.select(["k"]), "k int"),
+    "group frames with twins": (GROUPS, lambda f: pd.concat([f[["k"]], f[["k"]]], axis=1), "k int"),
+    "two arguments by default value": (GROUPS, lambda key, frame=None: frame[["k"]], "k int"),
+    "a partial function": (TABLES, functools.partial(lambda x, t: t.select(["k"]), 3), "k int"),
+    "a keyword-only argument": (TABLES, lambda t, *, x=1: t.select(["k"]), "k int"),
 }
 
 
@@ -188,8 +167,8 @@ def test_what_pyspark_accepts_comes_out_the_same(small: DataFrame, case: str) ->
 
 def test_an_empty_batch_may_be_of_any_type(small: DataFrame) -> None:
     function = yielding(batch(a=["x"]).slice(1))
-    assert by_spark(small, "mapInArrow", function, "a long", ["k"]) == []
-    assert by_us(small, "mapInArrow", function, "a long", ["k"]) == []
+    assert by_spark(small, ARROW, function, "a long", ["k"]) == []
+    assert by_us(small, ARROW, function, "a long", ["k"]) == []
 
 
 @pytest.mark.skipif(OLD, reason="earlier releases lose the rows")
@@ -203,144 +182,84 @@ NOT_NULL = st.StructType([st.StructField("a", st.LongType(), nullable=False)])
 
 # what each must say of itself
 REFUSED: dict[str, tuple[str, Any, Any, str]] = {
-    "long for int": (
-        "mapInArrow",
-        yielding(batch(a=[1])),
-        "a int",
-        r"column 'a' \(expected int32, found int64\)",
-    ),
-    "int for long": (
-        "mapInArrow",
-        yielding(batch(a=pa.array([1], pa.int32()))),
-        "a long",
-        "int64, found int32",
-    ),
-    "float for double": (
-        "mapInArrow",
-        yielding(batch(a=pa.array([1], pa.float32()))),
-        "a double",
-        "found float",
-    ),
-    "bytes for text": ("mapInArrow", yielding(batch(a=[b"x"])), "a string", "found binary"),
-    "too few columns": (
-        "mapInArrow",
-        yielding(batch(a=[1])),
-        "a long, b long",
-        "expected 2 columns .*found 1",
-    ),
-    "too few in an empty batch": (
-        "mapInArrow",
-        yielding(batch(a=[1]).slice(1)),
-        "a long, b long",
-        "expected 2",
-    ),
+    "long for int": (ARROW, yielding(batch(a=[1])), "a int", r"column 'a' \(expected int32, found int64\)"),
+    "int for long": (ARROW, yielding(batch(a=pa.array([1], pa.int32()))), "a long", "int64, found int32"),
+    "float for double": (ARROW, yielding(batch(a=pa.array([1], pa.float32()))), "a double", "found float"),
+    "bytes for text": (ARROW, yielding(batch(a=[b"x"])), "a string", "found binary"),
+    "too few columns": (ARROW, yielding(batch(a=[1])), "a long, b long", "expected 2 columns .*found 1"),
+    "too few in an empty batch": (ARROW, yielding(batch(a=[1]).slice(1)), "a long, b long", "expected 2"),
     "null for not null": (
-        "mapInArrow",
+        ARROW,
         yielding(batch(a=[1, None])),
         NOT_NULL,
         "'a' is declared NOT NULL.* 1 of its 2",
     ),
-    "a table for a batch": (
-        "mapInArrow",
-        yielding(pa.table({"a": [1]})),
-        "a long",
-        "pyarrow.RecordBatch.*Table",
-    ),
-    "none for a batch": ("mapInArrow", yielding(None), "a long", "iterator of NoneType"),
-    "none for an iterator": ("mapInArrow", returning(None), "a long", "returned NoneType"),
-    "a number for an iterator": ("mapInArrow", returning(5), "a long", "returned int"),
-    "a frame for frames": ("mapInPandas", returning(pd.DataFrame({"a": [1]})), "a long", "iterator of str"),
-    "a column for a frame": ("mapInPandas", yielding(pd.Series([1])), "a long", "iterator of Series"),
-    "a missing column": ("mapInPandas", yielding(text(1)), "a long, b long", "Missing: b"),
-    "an unexpected column": ("mapInPandas", yielding(text(1)), "b long", "Missing: b. Unexpected: a"),
-    "too few by position": (
-        "mapInPandas",
-        yielding(pd.DataFrame([[1]])),
-        "a long, b long",
-        "expected 2 .*found 1",
-    ),
-    "text for a number": ("mapInPandas", yielding(text("x")), "a long", "'a'.*int64"),
-    "a number for text": ("mapInPandas", yielding(text(1)), "a string", "'a'.*string"),
-    "fractions for integers": ("mapInPandas", yielding(text(1.5)), "a int", "'a'.*int32"),
-    "overflow": ("mapInPandas", yielding(text(2**40)), "a int", "'a'.*int32"),
-    "null for not null in a frame": (
-        "mapInPandas",
-        yielding(text(None)),
-        NOT_NULL,
-        "'a' is declared NOT NULL",
-    ),
-    "no dict for a map": ("mapInPandas", yielding(text(1)), "a map<string,int>", "no attribute 'items'"),
-    "a missing column in a table": (
-        "applyInArrow",
-        returning(pa.table({"a": [1]})),
-        "a long, b long",
-        "Missing: b",
-    ),
-    "an unexpected one in a table": ("applyInArrow", lambda t: t, "k int", "Unexpected: s, ts, v"),
-    "int for long in a table": ("applyInArrow", lambda t: t.select(["k"]), "k long", "int64, found int32"),
-    "only null in a table": ("applyInArrow", returning(pa.table({"a": pa.nulls(1)})), "a long", "found null"),
+    "a table for a batch": (ARROW, yielding(pa.table({"a": [1]})), "a long", "pyarrow.RecordBatch.*Table"),
+    "none for a batch": (ARROW, yielding(None), "a long", "iterator of NoneType"),
+    "none for an iterator": (ARROW, returning(None), "a long", "returned NoneType"),
+    "a number for an iterator": (ARROW, returning(5), "a long", "returned int"),
+    "a frame for frames": (PANDAS, returning(pd.DataFrame({"a": [1]})), "a long", "iterator of str"),
+    "a column for a frame": (PANDAS, yielding(pd.Series([1])), "a long", "iterator of Series"),
+    "a missing column": (PANDAS, yielding(text(1)), "a long, b long", "Missing: b"),
+    "an unexpected column": (PANDAS, yielding(text(1)), "b long", "Missing: b. Unexpected: a"),
+    "too few by position": (PANDAS, yielding(pd.DataFrame([[1]])), "a long, b long", "expected 2 .*found 1"),
+    "text for a number": (PANDAS, yielding(text("x")), "a long", "'a'.*int64"),
+    "a number for text": (PANDAS, yielding(text(1)), "a string", "'a'.*string"),
+    "fractions for integers": (PANDAS, yielding(text(1.5)), "a int", "'a'.*int32"),
+    "overflow": (PANDAS, yielding(text(2**40)), "a int", "'a'.*int32"),
+    "null for not null in a frame": (PANDAS, yielding(text(None)), NOT_NULL, "'a' is declared NOT NULL"),
+    "no dict for a map": (PANDAS, yielding(text(1)), "a map<string,int>", "no attribute 'items'"),
+    "a missing column in a table": (TABLES, returning(pa.table({"a": [1]})), "a long, b long", "Missing: b"),
+    "an unexpected one in a table": (TABLES, lambda t: t, "k int", "Unexpected: s, ts, v"),
+    "int for long in a table": (TABLES, lambda t: t.select(["k"]), "k long", "int64, found int32"),
+    "only null in a table": (TABLES, returning(pa.table({"a": pa.nulls(1)})), "a long", "found null"),
     "no zone in a table": (
-        "applyInArrow",
+        TABLES,
         returning(pa.table({"a": pa.array([ZERO], pa.timestamp("us"))})),
         "a timestamp",
         "found timestamp",
     ),
     "another precision in a table": (
-        "applyInArrow",
+        TABLES,
         returning(pa.table({"a": [Decimal("1.2")]})),
         "a decimal(10,1)",
         "found decimal128",
     ),
     "other struct names in a table": (
-        "applyInArrow",
+        TABLES,
         returning(pa.table({"a": [{"p": 1}]})),
         "a struct<x:long>",
         "found struct",
     ),
     "another type in an empty table": (
-        "applyInArrow",
+        TABLES,
         returning(pa.table({"a": pa.array([], "string")})),
         "a long",
         "found string",
     ),
-    "rows without columns": ("applyInArrow", lambda t: t.select([]), "a long", "Missing: a"),
+    "rows without columns": (TABLES, lambda t: t.select([]), "a long", "Missing: a"),
     "twins in a table": (
-        "applyInArrow",
+        TABLES,
         lambda t: pa.Table.from_arrays([t["k"]] * 2, ["k", "k"]),
         "k int",
         "columns named k",
     ),
-    "a batch for a table": (
-        "applyInArrow",
-        lambda t: t.to_batches()[0],
-        "k int",
-        "pyarrow.Table.*RecordBatch",
-    ),
-    "none for a table": ("applyInArrow", returning(None), "k int", "NoneType"),
+    "a batch for a table": (TABLES, lambda t: t.to_batches()[0], "k int", "pyarrow.Table.*RecordBatch"),
+    "none for a table": (TABLES, returning(None), "k int", "NoneType"),
     "null for not null in a table": (
-        "applyInArrow",
+        TABLES,
         returning(pa.table({"a": pa.array([None], pa.int64())})),
         NOT_NULL,
         "NOT NULL",
     ),
-    "a missing column in a group": ("applyInPandas", returning(text(1)), "a long, b long", "Missing: b"),
-    "an unexpected one in a group": ("applyInPandas", lambda f: f, "k int", "Unexpected: s, ts, v"),
-    "another case in a group": ("applyInPandas", returning(text(1)), "A long", "Missing: A. Unexpected: a"),
-    "too many by position": (
-        "applyInPandas",
-        returning(pd.DataFrame([[1, 2]])),
-        "a long",
-        "expected 1 .*found 2",
-    ),
-    "wrong names in an empty frame": (
-        "applyInPandas",
-        returning(pd.DataFrame({"z": []})),
-        "a long",
-        "Unexpected: z",
-    ),
-    "a column for a group's frame": ("applyInPandas", lambda f: f["k"], "k int", "pandas.DataFrame.*Series"),
-    "an iterator for a group's frame": ("applyInPandas", lambda f: iter([f]), "k int", "list_iterator"),
-    "text for a number in a group": ("applyInPandas", returning(text("x")), "a long", "'a'.*int64"),
+    "a missing column in a group": (GROUPS, returning(text(1)), "a long, b long", "Missing: b"),
+    "an unexpected one in a group": (GROUPS, lambda f: f, "k int", "Unexpected: s, ts, v"),
+    "another case in a group": (GROUPS, returning(text(1)), "A long", "Missing: A. Unexpected: a"),
+    "too many by position": (GROUPS, returning(pd.DataFrame([[1, 2]])), "a long", "expected 1 .*found 2"),
+    "wrong names in an empty frame": (GROUPS, returning(pd.DataFrame({"z": []})), "a long", "Unexpected: z"),
+    "a column for a group's frame": (GROUPS, lambda f: f["k"], "k int", "pandas.DataFrame.*Series"),
+    "an iterator for a group's frame": (GROUPS, lambda f: iter([f]), "k int", "list_iterator"),
+    "text for a number in a group": (GROUPS, returning(text("x")), "a long", "'a'.*int64"),
 }
 
 
@@ -354,24 +273,19 @@ def test_what_pyspark_refuses_is_refused_with_the_functions_name(small: DataFram
 
 
 SET_AND_FITTING: dict[str, tuple[dict[str, str], str, Any, str]] = {
-    "tables by position": (BY_POSITION, "applyInArrow", lambda t: t.select(["k", "s"]), "x int, y string"),
-    "frames by position": (BY_POSITION, "applyInPandas", lambda f: f[["k", "s"]], "x int, y string"),
+    "tables by position": (BY_POSITION, TABLES, lambda t: t.select(["k", "s"]), "x int, y string"),
+    "frames by position": (BY_POSITION, GROUPS, lambda f: f[["k", "s"]], "x int, y string"),
     "mapped frames by position": (
         BY_POSITION,
-        "mapInPandas",
+        PANDAS,
         yielding(pd.DataFrame({"b": [1], "a": [2]})),
         "a long, b long",
     ),
-    "fractions cut": (UNSAFE, "mapInPandas", yielding(text(1.5)), "a int"),
-    "overflow wrapped": (UNSAFE, "applyInPandas", returning(text(2**40 + 1)), "a int"),
-    "integers for decimals": (COERCED, "mapInPandas", yielding(text(7)), "a decimal(3,1)"),
-    "the very schema": (
-        STRICT,
-        "mapInArrow",
-        yielding(batch(a=pa.array(["x"], pa.large_string()))),
-        "a string",
-    ),
-    "an iterator": (ITERATORS, "mapInArrow", returning(iter([batch(a=[1])])), "a long"),
+    "fractions cut": (UNSAFE, PANDAS, yielding(text(1.5)), "a int"),
+    "overflow wrapped": (UNSAFE, GROUPS, returning(text(2**40 + 1)), "a int"),
+    "integers for decimals": (COERCED, PANDAS, yielding(text(7)), "a decimal(3,1)"),
+    "the very schema": (STRICT, ARROW, yielding(batch(a=pa.array(["x"], pa.large_string()))), "a string"),
+    "an iterator": (ITERATORS, ARROW, returning(iter([batch(a=[1])])), "a long"),
 }
 
 
@@ -389,32 +303,26 @@ def test_settings_change_what_is_accepted(spark: SparkSession, small: DataFrame,
 SET_AND_REFUSED: dict[str, tuple[dict[str, str], str, Any, str, str]] = {
     "swapped columns": (
         BY_POSITION,
-        "applyInArrow",
+        TABLES,
         lambda t: t.select(["s", "k"]),
         "k int, s string",
         "found string",
     ),
-    "too many in tables": (BY_POSITION, "applyInArrow", lambda t: t, "k int", "expected 1 .*found 4"),
-    "too many in frames": (BY_POSITION, "applyInPandas", lambda f: f, "k int", "expected 1 .*found 4"),
-    "mapped frames' names": (BY_POSITION, "mapInPandas", yielding(text(1)), "b long", "Missing: b"),
-    "integers for decimals": ({}, "mapInPandas", yielding(text(7)), "a decimal(3,1)", "'a'.*decimal"),
-    "other names": (STRICT, "mapInArrow", yielding(batch(x=[1])), "a long", "Missing: a. Unexpected: x"),
-    "further columns": (
-        STRICT,
-        "mapInArrow",
-        yielding(batch(a=[1], b=[2])),
-        "a long",
-        "expected 1 .*found 2",
-    ),
-    "only null": (STRICT, "mapInArrow", yielding(batch(a=pa.nulls(1))), "a long", "found null"),
+    "too many in tables": (BY_POSITION, TABLES, lambda t: t, "k int", "expected 1 .*found 4"),
+    "too many in frames": (BY_POSITION, GROUPS, lambda f: f, "k int", "expected 1 .*found 4"),
+    "mapped frames' names": (BY_POSITION, PANDAS, yielding(text(1)), "b long", "Missing: b"),
+    "integers for decimals": ({}, PANDAS, yielding(text(7)), "a decimal(3,1)", "'a'.*decimal"),
+    "other names": (STRICT, ARROW, yielding(batch(x=[1])), "a long", "Missing: a. Unexpected: x"),
+    "further columns": (STRICT, ARROW, yielding(batch(a=[1], b=[2])), "a long", "expected 1 .*found 2"),
+    "only null": (STRICT, ARROW, yielding(batch(a=pa.nulls(1))), "a long", "found null"),
     "no zone": (
         STRICT,
-        "mapInArrow",
+        ARROW,
         yielding(batch(a=pa.array([ZERO], pa.timestamp("us")))),
         "a timestamp",
         "found timestamp",
     ),
-    "a list": (ITERATORS, "mapInArrow", returning([batch(a=[1])]), "a long", "iterator .*returned list"),
+    "a list": (ITERATORS, ARROW, returning([batch(a=[1])]), "a long", "iterator .*returned list"),
 }
 
 
