@@ -49,11 +49,6 @@ events = (
 )
 
 
-@BY_NAME
-def test_an_event_comes_back(event: Event) -> None:
-    assert unpack_event(event.data_type, pack_event(event)) == event
-
-
 @given(events)
 def test_any_event_comes_back(event: Event) -> None:
     assert unpack_event(event.data_type, memoryview(pack_event(event))) == event
