@@ -11,22 +11,6 @@ from sortshuffle.errors import StateError
 from sortshuffle.memory.handover import HandoverLock, Waiter
 
 
-def test_an_action_is_done_at_once_when_the_lock_is_free() -> None:
-    done: list[int] = []
-    HandoverLock().submit(lambda: done.append(1))
-    assert done == [1]
-
-
-def test_an_action_submitted_by_the_holder_itself_is_done_when_it_lets_go() -> None:
-    lock = HandoverLock()
-    done: list[int] = []
-    with lock:
-        lock.submit(lambda: done.append(1))
-        lock.submit(lambda: done.append(2))
-        assert done == []
-    assert done == [1, 2]
-
-
 def test_an_action_submitted_while_another_thread_holds_the_lock_is_done_by_that_thread() -> None:
     lock = HandoverLock()
     by: list[int] = []
@@ -88,20 +72,13 @@ def test_no_action_of_many_threads_is_lost_or_done_beside_another() -> None:
     assert count == 16_000
 
 
-def test_a_waiter_gets_what_was_delivered_before_or_while_it_waits() -> None:
+def test_a_waiter_may_wait_without_a_limit() -> None:
     waiter: Waiter[str] = Waiter()
-    assert (waiter.result, waiter.is_over) == (None, False)
-    waiter.deliver("it")
-    assert waiter.is_over
-    waiter.wait(60)
-    waiter.wait(60)
-    assert waiter.result == "it"
-    other: Waiter[str] = Waiter()
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(other.wait, float("inf"))
-        other.deliver("that")
+        waiting = threads.submit(waiter.wait, float("inf"))
+        waiter.deliver("it")
         waiting.result(60)
-    assert other.result == "that"
+    assert waiter.result == "it"
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0])

@@ -13,7 +13,7 @@ import pytest
 from engine import printed
 
 from sortshuffle.errors import UsageError
-from sortshuffle.memory.segment import MemorySegment, allocate_segments
+from sortshuffle.memory.segment import MemorySegment
 
 
 @pytest.mark.parametrize("size", [1, 31, 64, 127, 4096, 32768, 32769])
@@ -36,12 +36,6 @@ def test_both_views_show_the_same_memory_and_one_of_them_cannot_change_it() -> N
     assert bytes(segment.read_only) == b"abc\0\0\0\0\0"
     with pytest.raises(TypeError):
         segment.read_only[0] = 1
-
-
-def test_filling_sets_every_byte() -> None:
-    segment = MemorySegment(5)
-    segment.fill(0xDB)
-    assert bytes(segment.view) == b"\xdb" * 5
 
 
 def test_files_and_sockets_fill_it_and_are_filled_from_it(tmp_path: Path) -> None:
@@ -84,13 +78,6 @@ def test_a_forked_child_has_a_copy_of_its_own() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert segment.view[0] == 1
-
-
-def test_segments_allocated_together_are_apart() -> None:
-    segments = allocate_segments(5, 100, option="an.option")
-    for number, segment in enumerate(segments):
-        segment.fill(number)
-    assert [bytes(segment.view) for segment in segments] == [bytes([n]) * 100 for n in range(5)]
 
 
 LIMITED = """

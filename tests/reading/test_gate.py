@@ -9,7 +9,6 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -393,16 +392,6 @@ def test_a_failure_at_any_buffer_reaches_the_consumer_and_leaves_nothing_behind(
         with pytest.raises(Stop, match="here"):
             list(deliver(consumer.gate))
         assert_nothing_is_left(consumer, tmp_path)
-
-
-@BOTH_WAYS
-@MEMORIES
-def test_a_consumer_that_fails_leaves_nothing_behind(tmp_path: Path, deliver: Deliver, memory: int) -> None:
-    consumer = consumer_of(maps(tmp_path, 8, messages=40, rows=100, wide=100), memory=memory)
-    with pytest.raises(ZeroDivisionError), closing(deliver(consumer.gate)) as found:  # type: ignore[type-var]
-        for number, _ in enumerate(found):
-            1 // (1 - number)
-    assert_nothing_is_left(consumer, tmp_path)
 
 
 @BOTH_WAYS

@@ -4,7 +4,7 @@ the memory, with no more written than must be, and with nothing left behind wher
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -309,22 +309,6 @@ def test_closing_at_any_point_leaves_nothing_behind(tmp_path: Path, memory: int,
     for _ in range(taken):
         next(batches, None)
     batches.close()  # type: ignore[attr-defined]
-    assert_nothing_is_left(consumer, tmp_path)
-
-
-def test_a_consumer_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
-    consumer = consumer_of(outputs_of(tmp_path, random_runs(200, 1000), per_file=20), memory=MIB)
-
-    def user(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number, batch in enumerate(batches):
-            if number == 3:
-                raise ValueError("the user's")
-            yield batch
-
-    batches = consumer.gate.sorted_batches(BY_KEY)
-    with pytest.raises(ValueError, match="the user's"):
-        list(user(batches))
-    batches.close()  # type: ignore[attr-defined]  # as a stage does
     assert_nothing_is_left(consumer, tmp_path)
 
 

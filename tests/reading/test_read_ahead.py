@@ -38,24 +38,6 @@ def assert_nothing_is_left(budget: MemoryBudget) -> None:
     assert reading_threads() == []
 
 
-def test_results_come_in_the_order_of_the_items_when_fetches_finish_in_reverse() -> None:
-    done = [threading.Event() for _ in range(5)]
-    finished: list[int] = []
-
-    def fetch(item: int) -> int:
-        if item < 4:
-            assert done[item + 1].wait(PATIENCE)
-        finished.append(item)
-        done[item].set()
-        return item
-
-    reading, budget = ahead(range(5), fetch, threads=5)
-    with reading:
-        assert list(reading) == [0, 1, 2, 3, 4]
-    assert finished == [4, 3, 2, 1, 0]
-    assert_nothing_is_left(budget)
-
-
 def test_as_many_fetches_run_at_once_as_there_are_threads() -> None:
     together = threading.Barrier(3)
 
@@ -81,22 +63,6 @@ def test_no_more_threads_are_started_than_asked_for() -> None:
         assert list(reading) == list(range(100))
     assert 1 <= len(names) <= 2
     assert all(name.startswith("sortshuffle-read") for name in names)
-
-
-def test_nothing_is_fetched_before_the_first_result_is_asked_for() -> None:
-    fetched: list[int] = []
-    reading, budget = ahead(range(3), lambda item: fetched.append(item) or item)
-    with reading:
-        assert budget.used == 0
-    assert fetched == []
-    assert_nothing_is_left(budget)
-
-
-def test_without_items_there_are_no_results() -> None:
-    reading, budget = ahead([], lambda item: item)
-    with reading:
-        assert list(reading) == []
-    assert_nothing_is_left(budget)
 
 
 @given(sizes=st.lists(st.integers(0, 50), max_size=30), limit=st.integers(1, 100), threads=st.integers(1, 5))
@@ -156,18 +122,6 @@ def test_a_failure_does_not_overtake_results_before_it() -> None:
     assert_nothing_is_left(budget)
 
 
-def test_a_later_failure_is_never_seen_by_who_stops_before_it() -> None:
-    def fetch(item: int) -> int:
-        if item:
-            raise FetchFailedError
-        return item
-
-    reading, budget = ahead(range(3), fetch)
-    with reading:
-        assert next(iter(reading)) == 0
-    assert_nothing_is_left(budget)
-
-
 def test_closing_in_the_middle_waits_for_running_fetches_and_starts_no_more() -> None:
     running, closed, go = threading.Event(), threading.Event(), threading.Event()
     events: list[str] = []
@@ -197,15 +151,6 @@ def test_closing_in_the_middle_waits_for_running_fetches_and_starts_no_more() ->
     assert_nothing_is_left(budget)
 
 
-def test_an_error_of_the_consumer_closes_as_well() -> None:
-    reading, budget = ahead(range(10), lambda item: item, limit=3)
-    with pytest.raises(KeyboardInterrupt), reading:
-        for item in reading:
-            if item == 4:
-                raise KeyboardInterrupt
-    assert_nothing_is_left(budget)
-
-
 def test_there_are_no_results_behind_a_close() -> None:
     reading, budget = ahead(range(10), lambda item: item, limit=3)
     results = iter(reading)
@@ -213,14 +158,6 @@ def test_there_are_no_results_behind_a_close() -> None:
     reading.close()
     assert list(results) == []
     assert list(reading) == []
-    assert_nothing_is_left(budget)
-
-
-def test_closing_twice_does_no_harm() -> None:
-    reading, budget = ahead(range(10), lambda item: item)
-    assert next(iter(reading)) == 0
-    reading.close()
-    reading.close()
     assert_nothing_is_left(budget)
 
 

@@ -129,13 +129,6 @@ def test_messages_are_of_the_size_that_was_asked_for(tmp_path: Path) -> None:
     assert min(sizes) >= SIZE.buffer // 2
 
 
-def test_a_row_that_is_larger_than_a_message_is_one_of_its_own(tmp_path: Path) -> None:
-    spill = Spill(tmp_path)
-    rows = pa.record_batch([[1, 2, 3], ["a", "b" * 100_000, "c"]], schema=SCHEMA)
-    (run,) = spill.write([[rows]])
-    assert pa.Table.from_batches(spill.read(run)).to_pylist() == rows.to_pylist()
-
-
 # --- memory ------------------------------------------------------------------------------------------------
 
 
