@@ -201,6 +201,11 @@ class JvmClient:
         assert self.is_closed()
         return status, body.decode()
 
+    def refuses(self, status: int, *words: str) -> None:
+        """The next reply is a refusal with these words."""
+        found, text = self.refusal()
+        assert (found, [each for each in words if each not in text]) == (status, []), text
+
     def answer(self) -> Answer:
         data = bytearray()
         pieces = 0

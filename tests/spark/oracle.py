@@ -7,6 +7,7 @@ which tells -0.0 from 0.0 and takes NaN as equal to itself.
 from __future__ import annotations
 
 import datetime as dt
+import re
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
+from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -154,3 +157,11 @@ def jobs(spark: SparkSession) -> Iterator[Jobs]:
     tracker = context.statusTracker()
     found.ids += sorted(tracker.getJobIdsForGroup(group))
     found.stages += [len(tracker.getJobInfo(job).stageIds) for job in found.ids]
+
+
+def last_line(rdd: Any) -> str:
+    """What the worker's Python said when the job failed."""
+    with pytest.raises(PythonException) as raised:
+        rdd.count()
+    lines = re.findall(r"^[\w.]+(?:Error|Exception|error)\b.*$", str(raised.value), re.MULTILINE)
+    return lines[-1]

@@ -130,8 +130,7 @@ def test_a_frame_outside_is_refused(
 def test_a_frame_where_nothing_is_shared_is_refused(client: JvmClient) -> None:
     client.begin()
     client.request(SHARED_FRAME, struct.pack("<iiiii", 1, 1, 0, 4, 8))
-    status, text = client.refusal()
-    assert (status, "where none is shared" in text) == (BAD_REQUEST, True), text
+    client.refuses(BAD_REQUEST, "where none is shared")
 
 
 @pytest.mark.parametrize("size", [0, -1, MOST_BYTES + 1])
@@ -188,8 +187,7 @@ def test_a_refusal_comes_behind_what_was_acknowledged_and_ends_it(
     # all at once: after the refusal the engine takes no more
     client.send(b"".join(frames) + (request_of(FINISH) if is_finished else b""))
     assert client.reply() == (DONE, b"")
-    status, text = client.refusal()
-    assert (status, "subpartition 5 of 5" in text) == (BAD_REQUEST, True), text
+    client.refuses(BAD_REQUEST, "subpartition 5 of 5")
     eventually(lambda: engine.files() == [], "the map output is abandoned")
 
 

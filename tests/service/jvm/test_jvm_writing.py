@@ -15,7 +15,7 @@ from engine import open_files, printed
 from failing import faults
 from jvm_client import APPLICATION, SETTINGS, TOKEN, WRITERS, Serving, frame_of, serving
 
-from sortshuffle.errors import BufferTimeoutError, StateError, UsageError
+from sortshuffle.errors import BufferTimeoutError, StateError
 from sortshuffle.homes import home_failures
 from sortshuffle.homes.processes import boot_id
 from sortshuffle.homes.shared_home import shared_home
@@ -87,14 +87,6 @@ def test_closing_behind_the_end_keeps_the_files(engine: Serving) -> None:
         writing.close()
     assert engine.is_idle()
     assert len(engine.files()) == 2
-
-
-def test_a_frame_that_is_refused_holds_nothing(engine: Serving) -> None:
-    with engine.engine.writing(REQUEST) as writing:
-        with pytest.raises(UsageError, match="subpartition 4 of 4"):
-            add(writing, frame_of([(4, b"x")]))
-        assert engine.engine.memory.used == 0
-    assert engine.is_idle()
 
 
 def test_whoever_waits_too_long_for_a_turn_is_told(engine: Serving, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from job_process import run_job
-from oracle import confs, jobs
+from oracle import confs, jobs, last_line
 from pyspark import RDD, SparkContext, cloudpickle
 from pyspark.core.rdd import portable_hash
 from pyspark.errors import PythonException
@@ -395,14 +395,6 @@ WRONG: dict[str, Callable[[Any], Any]] = {
     "mapPartitions gives None": lambda rdd: rdd.mapPartitions(gives(None)).partitionBy(2),
     "not picklable": lambda rdd: rdd.mapValues(lambda _: sys._getframe()).partitionBy(2),
 }
-
-
-def last_line(rdd: Any) -> str:
-    """What the worker's Python said when the job failed."""
-    with pytest.raises(PythonException) as raised:
-        rdd.count()
-    lines = re.findall(r"^[\w.]+(?:Error|Exception|error)\b.*$", str(raised.value), re.MULTILINE)
-    return lines[-1]
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)

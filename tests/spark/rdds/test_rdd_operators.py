@@ -5,7 +5,6 @@ partitions, whatever keys and values are and however little memory there is; and
 from __future__ import annotations
 
 import operator
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -14,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracle import confs, jobs
+from oracle import confs, jobs, last_line
 from pyspark import RDD, SparkContext, cloudpickle
 from pyspark.core.rdd import portable_hash
-from pyspark.errors import PythonException
 from pyspark.resultiterable import ResultIterable
 from pyspark.sql import SparkSession
 
@@ -323,14 +321,6 @@ def test_actions_are_pysparks(pairs: RDD[Any]) -> None:
 
 
 # ---- errors -------------------------------------------------------------------------------------------
-
-
-def last_line(rdd: Any) -> str:
-    """What the worker's Python said when the job failed."""
-    with pytest.raises(PythonException) as raised:
-        rdd.count()
-    lines = re.findall(r"^[\w.]+(?:Error|Exception|error)\b.*$", str(raised.value), re.MULTILINE)
-    return lines[-1]
 
 
 def stops(*_: Any) -> Any:
