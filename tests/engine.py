@@ -95,6 +95,19 @@ class Pair:
         return [self.payloads(subpartition) for subpartition in range(self.subpartitions)]
 
 
+SMALL = Pair(
+    subpartitions=3,
+    first=2,
+    regions=(
+        Region({0: [b"first", b""], 2: [bytes(range(50))]}),
+        Region({0: [b"to all"]}, RegionKind.BROADCAST),
+        Region({1: [b"second"]}),
+    ),
+    schema=b"schema",
+)
+"""A pair with all that a pair may have."""
+
+
 def write_pair(
     directory: Path | str, pair: Pair, attempt: int = 204, key: EncryptionKey | None = None
 ) -> PartitionedFile:

@@ -181,24 +181,19 @@ def test_a_lost_buffer_is_found() -> None:
         assert (caught.value.expected, caught.value.found) == (3, 2)
 
 
-def test_a_doubled_buffer_is_found() -> None:
-    one, two = sealed(b"one"), sealed(b"two")
-    with pytest.raises(Malformed, match="another number of buffers"):
-        walk(bytes_of(one, two, two), [one, two])
-    with pytest.raises(Malformed, match="the extent fails its checksum"):
-        walk(bytes_of(one, one), [one, two])
-
-
-def test_exchanged_buffers_are_found() -> None:
-    one, two = sealed(b"one"), sealed(b"two")
-    with pytest.raises(Malformed, match="the extent fails its checksum"):
-        walk(bytes_of(two, one), [one, two])
-
-
-def test_a_whole_buffer_of_another_extent_is_found() -> None:
-    one, two, foreign = sealed(b"one"), sealed(b"two"), sealed(b"abc")
-    with pytest.raises(Malformed, match="the extent fails its checksum"):
-        walk(bytes_of(one, foreign), [one, two])
+@pytest.mark.parametrize(
+    ("there", "what"),
+    [
+        ("one two two", "another number of buffers"),
+        ("one one", "the extent fails its checksum"),
+        ("two one", "the extent fails its checksum"),
+        ("one abc", "the extent fails its checksum"),
+    ],
+    ids=["one more", "doubled", "exchanged", "of another extent"],
+)
+def test_buffers_that_are_others_than_the_extents_are_found(there: str, what: str) -> None:
+    with pytest.raises(Malformed, match=what):
+        walk(bytes_of(*(sealed(each.encode()) for each in there.split())), [sealed(b"one"), sealed(b"two")])
 
 
 def test_an_extent_without_buffers_holds_nothing() -> None:

@@ -77,11 +77,9 @@ def bench(
     memory: int = NO_LIMIT,
     codec: Codec = Codec.NONE,
     kind: RegionKind = RegionKind.UNICAST,
-    network: NetworkBufferPool | None = None,
     payload: FramesPayload | None = None,
 ) -> Bench:
-    network = network or network_of(segments)
-    pool = network.create_pool(network.total - network.guaranteed)
+    pool = network_of(segments).create_pool(segments)
     layout = FrameLayout(payload or FramesPayload(codec), pool, usable)
     budget, metrics = MemoryBudget(memory), TaskMetrics()
     encoder = FrameEncoder(layout, kind, order or [0, 1, 2], budget, metrics)

@@ -17,6 +17,7 @@ import pytest
 from engine import (
     ID,
     OTHER_ID,
+    SMALL,
     Pair,
     Region,
     arrow_memory,
@@ -29,22 +30,11 @@ from engine import (
 )
 
 from sortshuffle.errors import CorruptDataError, DataLossError, MissingDataError
-from sortshuffle.format.index import RegionKind
 from sortshuffle.options import KIB, MIB
 from sortshuffle.storage.files.extents import Extent, extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
 
-SMALL = Pair(
-    subpartitions=3,
-    first=2,
-    regions=(
-        Region({0: [b"first", b""], 2: [bytes(range(50))]}),
-        Region({0: [b"to all"]}, RegionKind.BROADCAST),
-        Region({1: [b"second"]}),
-    ),
-    schema=b"schema",
-)
 MASKS = (*(1 << bit for bit in range(8)), 0xFF)
 
 

@@ -13,12 +13,11 @@ from dataclasses import replace
 
 import fsspec
 import pytest
-from engine import OTHER_ID, Pair, Region, read_subpartition, write_pair
+from engine import OTHER_ID, SMALL, Pair, Region, read_subpartition, write_pair
 from fsspec.implementations.memory import MemoryFileSystem
 from stores import Store, object_store_fixture, s3_fixture, store_fixture  # noqa: F401
 
 from sortshuffle.errors import CorruptDataError, DataLossError, MissingDataError
-from sortshuffle.format.index import RegionKind
 from sortshuffle.options import KIB
 from sortshuffle.storage.files import urls
 from sortshuffle.storage.files.extents import Extent, extents_of
@@ -30,17 +29,6 @@ from sortshuffle.storage.stored.stored_reader import (
     StoredFileReader,
     planned_requests,
     read_stored_index,
-)
-
-SMALL = Pair(
-    subpartitions=3,
-    first=2,
-    regions=(
-        Region({0: [b"first", b""], 2: [bytes(range(50))]}),
-        Region({0: [b"to all"]}, RegionKind.BROADCAST),
-        Region({1: [b"second"]}),
-    ),
-    schema=b"schema",
 )
 
 
