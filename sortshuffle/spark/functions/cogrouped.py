@@ -12,11 +12,11 @@ from pyspark.sql import types as st
 
 from sortshuffle.compute.groups.gathering import gathered
 from sortshuffle.spark.functions.conf import FunctionConf
-from sortshuffle.spark.functions.conversion import given_arrow, joined, pandas_key, pandas_series
+from sortshuffle.spark.functions.conversion import frame_of, pandas_key, pandas_series, with_session_types
 from sortshuffle.spark.functions.declared import Batches, Declared
 from sortshuffle.spark.functions.grouped import arrow_key
 from sortshuffle.spark.functions.results import from_arrow, from_group_frame
-from sortshuffle.spark.functions.running import Closed, in_user_code, user_errors
+from sortshuffle.spark.functions.running import CloseAtEnd, in_user_code, user_errors
 from sortshuffle.spark.functions.signatures import Function, takes_key
 
 Tables: TypeAlias = tuple[pa.Table, pa.Table]
@@ -24,10 +24,10 @@ Tables: TypeAlias = tuple[pa.Table, pa.Table]
 
 @dataclass(frozen=True, slots=True)
 class CoGroupFunction(ABC):
-    """A function of two groups of one key, of which one may be empty. ``method``: its name in errors.
+    """A function of two groups of one key. One of them may be empty. ``method``: its name in errors.
 
-    ``left_keys``, ``right_keys``: positions of the key columns, in the order of ``groupBy``; the key is that
-    of the left group, of the right one where the left is empty.
+    ``left_keys``, ``right_keys``: positions of the key columns, in the order of ``groupBy``. The key is taken
+    from the left group, or from the right one where the left is empty.
     """
 
     method: ClassVar[str]
@@ -54,17 +54,17 @@ class CoGroupFunction(ABC):
         return cls(function, tuple(left_keys), tuple(right_keys), keyed, declared, conf)
 
     def __call__(self, groups: Iterator[Tables]) -> Batches:
-        """The results of all pairs of groups, each the tables of both sides with all their columns.
+        """The results of all pairs of groups. A pair is the tables of both sides, with all their columns.
 
         Raises `SchemaMismatchError`, and what the user's function does.
         """
         return user_errors(gathered(self._run(groups)))
 
     def _run(self, groups: Iterator[Tables]) -> Generator[pa.RecordBatch, None, None]:
-        with Closed(groups):
+        with CloseAtEnd(groups):
             for arguments in map(self._arguments, groups):
                 result = in_user_code(self.function, *arguments)
-                del arguments  # not to be held while the result is on its way
+                del arguments  # so that it is not held while the result is delivered
                 yield from self._delivered(result)
                 del result
 
@@ -82,7 +82,7 @@ class CoGroupInArrow(CoGroupFunction):
     method = "cogroup().applyInArrow"
 
     def _arguments(self, groups: Tables) -> tuple[Any, ...]:
-        left, right = given_arrow(iter(groups), self.conf)
+        left, right = with_session_types(iter(groups), self.conf)
         if not self.takes_key:
             return left, right
         key = arrow_key(left, self.left_keys) if left.num_rows else arrow_key(right, self.right_keys)
@@ -103,7 +103,7 @@ class CoGroupInPandas(CoGroupFunction):
 
     def _arguments(self, groups: Tables) -> tuple[Any, ...]:
         left, right = (pandas_series(group, self.conf) for group in groups)
-        frames = joined(left), joined(right)
+        frames = frame_of(left), frame_of(right)
         if not self.takes_key:
             return frames
         key = pandas_key(left, self.left_keys) if groups[0].num_rows else pandas_key(right, self.right_keys)

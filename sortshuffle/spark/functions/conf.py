@@ -1,4 +1,4 @@
-"""The settings of the session that decide what users' functions see and may return."""
+"""`FunctionConf`: the settings of a session that change what users' functions get and may return."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FunctionConf:
-    """The settings of the session that decide what functions see and what they may return.
-
+    """
     ========================  ===========================================================================
     field                     Spark setting
     ========================  ===========================================================================
@@ -28,8 +27,8 @@ class FunctionConf:
     ``exact_schema``          ``spark.sql.execution.arrow.pyspark.validateSchema.enabled``
     ========================  ===========================================================================
 
-    ``spark.sql.execution.pandas.structHandlingMode`` is not among them: it is about ``toPandas()``, and
-    PySpark gives structs to functions as dicts whatever it says.
+    ``spark.sql.execution.pandas.structHandlingMode`` is not among them: it holds for ``toPandas()``. PySpark
+    passes structs to functions as dicts in any case.
     """
 
     timezone: str

@@ -1,4 +1,4 @@
-"""Rows between Arrow and pandas, by PySpark's own code: functions see what PySpark would show them."""
+"""Conversion between Arrow and pandas, by PySpark's own code: functions get what PySpark would pass them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def given_arrow(items: Iterator[T], conf: FunctionConf) -> Iterator[T]:
-    """Batches or tables as functions see them: with 64-bit offsets if the session says so."""
+def with_session_types(items: Iterator[T], conf: FunctionConf) -> Iterator[T]:
+    """Batches or tables as functions get them: with 64-bit offsets if the session says so."""
     return map(_with_large_types, items) if conf.large_types else items
 
 
@@ -28,10 +28,10 @@ def _with_large_types(rows: Any) -> Any:
 
 
 def pandas_frame(batch: pa.RecordBatch, conf: FunctionConf) -> pd.DataFrame:
-    """The data frame that ``mapInPandas`` gives for ``batch``.
+    """``batch`` as the data frame that ``mapInPandas`` passes to a function.
 
-    All columns are converted at once, as fields of a struct: the dtype that PySpark 4.2+ gives to a column
-    of integers with nulls depends on which types the other columns have.
+    All columns are converted at once, as fields of a struct: the dtype that PySpark 4.2+ chooses for integers
+    with nulls depends on the types of the other columns.
     """
     import pandas as pd
 
@@ -43,7 +43,7 @@ def pandas_frame(batch: pa.RecordBatch, conf: FunctionConf) -> pd.DataFrame:
 
 
 def pandas_series(rows: pa.RecordBatch | pa.Table, conf: FunctionConf) -> list[pd.Series]:
-    """The columns of a group's rows, as the frame that ``applyInPandas`` gives has them."""
+    """The columns of the frame that ``applyInPandas`` makes of a group's rows."""
     whole = rows.combine_chunks() if isinstance(rows, pa.Table) else rows
     return _to_pandas(whole, conf, structs_as_frames=False)
 
@@ -53,8 +53,8 @@ def pandas_key(series: list[pd.Series], keys: tuple[int, ...], row: int = 0) -> 
     return tuple(series[position].iloc[row] for position in keys)
 
 
-def joined(series: list[pd.Series]) -> pd.DataFrame:
-    """The frame of these columns."""
+def frame_of(series: list[pd.Series]) -> pd.DataFrame:
+    """The data frame of these columns."""
     import pandas as pd
 
     return pd.concat(series, axis=1)
@@ -65,7 +65,7 @@ def _to_pandas(rows: pa.RecordBatch | pa.Table, conf: FunctionConf, *, structs_a
         from pyspark.sql.conversion import ArrowBatchTransformer
     except ImportError:  # PySpark 4.1
         serializer = _serializer(conf, structs_as_frames)
-        # which caches converters by the position of the column
+        # the serializer caches converters by the position of the column
         converted = [
             serializer.arrow_to_pandas(column, position) for position, column in enumerate(rows.columns)
         ]

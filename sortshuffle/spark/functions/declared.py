@@ -1,4 +1,4 @@
-"""What a function is declared to return: the schema, and the checks and conversions of its results."""
+"""The declared result of a function: its schema, and the checks and conversions of what is returned."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Batches: TypeAlias = Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a function is declared to return.
+    """The declared result of a function.
 
-    ``place`` names it in errors: ``mapInArrow(parse)``. ``wire`` is the schema of the batches that leave.
-    ``required``: the positions of the columns that are ``NOT NULL``.
+    ``place``: its name in errors, ``mapInArrow(parse)``. ``wire``: the schema of the batches that leave.
+    ``required``: positions of the columns that are ``NOT NULL``.
     """
 
     place: str
@@ -32,7 +32,7 @@ class Declared:
 
     @staticmethod
     def of(method: str, function: Function, schema: st.StructType | str, conf: FunctionConf) -> Declared:
-        """Raises `UsageError` for what is no function or no schema, `UnsupportedError` for a type."""
+        """Raises `UsageError` if it is no function or no schema, `UnsupportedError` for a type."""
         place = f"{method}({function_name(function)})"
         if not callable(function):
             raise UsageError(f"{method} needs a function, not {function!r}")
@@ -65,7 +65,7 @@ class Declared:
             )
 
     def mismatch(self, wanted: str, found: object) -> SchemaMismatchError:
-        """The error for a result that is not even of the right kind."""
+        """The error for a result of another kind than ``wanted``."""
         return SchemaMismatchError(f"{self.place} must return {wanted}, but returned {found}")
 
     def _refuse_nulls(self, batch: pa.RecordBatch) -> None:

@@ -1,17 +1,17 @@
 """Many groups at a time between Arrow and pandas.
 
-PySpark converts every group by itself, and so every group costs some 300 us however few rows it has. Here the
-rows of many groups are converted once, and each group's frame is cut out of that; what the function returns
-is collected and converted together. With groups of 30 rows of three numbers a group took 0.42 ms by itself
-and 0.14 ms so, 0.1 ms of it in the function (one core of this project's test machine).
+PySpark converts every group by itself, which takes some 300 us for each, however few its rows are. Here the
+rows of many groups are converted once, and each group's frame is cut out of the result. Returned frames are
+collected and converted together. With groups of 30 rows of three numbers a group took 0.42 ms by itself and
+0.14 ms so, 0.1 ms of it in the function (one core of this project's test machine).
 
-What a function sees and may return must not depend on that:
+What a function gets and may return must not depend on that:
 
-* Columns are converted together only if PySpark would give each group's rows the same type whatever is in
-  other groups: so not integers and booleans of which some are null, and not nested columns.
+* Columns are converted together only if the type of a group's column does not depend on other groups. So
+  integers and booleans with nulls are not, and nested columns are not.
 * A frame that is cut out has memory and an index of its own.
-* What is returned is copied at once, since a function may return the same frame again with other values in
-  it. Collected are only plain columns of values that cannot change; other frames are converted by themselves.
+* A returned frame is copied at once, because a function may change it and return it again. Only plain columns
+  of immutable values are collected; other frames are converted by themselves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyspark.sql import types as st
 
 from sortshuffle.compute.groups.groups import GroupRun
 from sortshuffle.spark.functions.conf import FunctionConf
-from sortshuffle.spark.functions.conversion import joined, pandas_key, pandas_series
+from sortshuffle.spark.functions.conversion import frame_of, pandas_key, pandas_series
 from sortshuffle.spark.functions.declared import Batches, Declared
 from sortshuffle.spark.functions.results import from_frame, from_group_frame
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 COLLECTED_ROWS = 4096
 SMALL_SHARE = 4
 
-# Of returned columns of objects, those whose objects cannot change while they wait
-_UNCHANGING = (st.StringType, st.BinaryType, st.DecimalType, st.DateType, st.BooleanType, st.NumericType)
+# Types whose Python objects are immutable
+_IMMUTABLE = (st.StringType, st.BinaryType, st.DecimalType, st.DateType, st.BooleanType, st.NumericType)
 
 
 def group_frames(
@@ -50,7 +50,7 @@ def group_frames(
     for run in runs:
         for rows, starts in _convertible(run):
             series = pandas_series(rows, conf)
-            whole = joined(series)
+            whole = frame_of(series)
             if len(starts) == 1:
                 yield pandas_key(series, keys), whole
                 continue
@@ -59,7 +59,7 @@ def group_frames(
 
 
 def _convertible(run: GroupRun) -> Iterator[tuple[pa.RecordBatch | pa.Table, list[int]]]:
-    """Rows that may be converted at once, with the starts of their groups: all, or those of each group."""
+    """Rows that may be converted at once, and where their groups start: all rows, or one group at a time."""
     if len(run.starts) == 1 or all(map(_is_alike_in_parts, run.rows.columns)):
         yield run.rows, run.starts
         return
@@ -68,7 +68,7 @@ def _convertible(run: GroupRun) -> Iterator[tuple[pa.RecordBatch | pa.Table, lis
 
 
 def _is_alike_in_parts(column: pa.Array | pa.ChunkedArray) -> bool:
-    """Whether any part of a column is converted as it is converted in the whole."""
+    """Whether a part of a column is converted to the same type as the whole column."""
     kind = column.type
     if at.is_integer(kind) or at.is_boolean(kind):
         return bool(column.null_count == 0)
@@ -88,13 +88,13 @@ class FrameCollector:
     def __init__(self, declared: Declared, conf: FunctionConf) -> None:
         self._declared = declared
         self._conf = conf
-        self._collectable = {field.name: isinstance(field.dataType, _UNCHANGING) for field in declared.schema}
+        self._collectable = {field.name: isinstance(field.dataType, _IMMUTABLE) for field in declared.schema}
         self._names: tuple[Any, ...] = ()
         self._parts: list[list[Any]] = []
         self._rows = 0
 
     def add(self, frame: Any) -> Batches:
-        """What is ready when a function has returned ``frame``. Raises `SchemaMismatchError`."""
+        """Collect ``frame``; the batches that are complete now. Raises `SchemaMismatchError`."""
         columns = self._columns(frame)
         if columns is None:
             yield from self.flush()
@@ -110,13 +110,13 @@ class FrameCollector:
             yield from self.flush()
 
     def flush(self) -> Batches:
-        """What was collected."""
+        """The batches of all frames that are still collected."""
         import pandas as pd
 
         if not self._parts:
             return
-        joined = [np.concatenate(column) for column in zip(*self._parts, strict=True)]
-        frame = pd.DataFrame(dict(zip(self._names, joined, strict=True)))
+        columns = [np.concatenate(column) for column in zip(*self._parts, strict=True)]
+        frame = pd.DataFrame(dict(zip(self._names, columns, strict=True)))
         self._parts, self._rows = [], 0
         by_name = self._conf.assign_by_name
         yield from from_frame(frame, list(frame.columns), by_name, self._declared, self._conf)
@@ -128,7 +128,7 @@ class FrameCollector:
         if not isinstance(frame, pd.DataFrame) or not 0 < len(frame) <= COLLECTED_ROWS // SMALL_SHARE:
             return None
         names = frame.columns
-        # by name alone it is known here which column is declared as what
+        # positions would not do here: `_collectable` has the declared columns by name
         if not names.is_unique or any(name not in self._collectable for name in names):
             return None
         columns = []

@@ -1,8 +1,8 @@
 """``groupBy().applyInArrow`` and ``applyInPandas``: a function of one group, whole or as an iterator.
 
-As in PySpark, type hints tell which: a function that by them maps an iterator of batches (of
-frames) to such an iterator is called with its group in parts, which then need not fit into memory together.
-What it does not take of a group is skipped.
+As in PySpark, type hints tell which. A function whose hints say that it maps an iterator of batches (or of
+frames) to another gets its group in parts, and the group need not fit into memory. What the function does not
+read of a group is skipped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as st
@@ -20,11 +20,11 @@ from sortshuffle.compute.groups.gathering import gathered
 from sortshuffle.compute.groups.groups import GroupRun, group_batches, group_runs, group_tables
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.functions.conf import FunctionConf
-from sortshuffle.spark.functions.conversion import given_arrow, joined, pandas_key, pandas_series
+from sortshuffle.spark.functions.conversion import frame_of, pandas_key, pandas_series, with_session_types
 from sortshuffle.spark.functions.declared import Batches, Declared
 from sortshuffle.spark.functions.group_frames import FrameCollector, group_frames
 from sortshuffle.spark.functions.results import from_arrow, from_group_frame
-from sortshuffle.spark.functions.running import Closed, in_user_code, mapped, user_errors
+from sortshuffle.spark.functions.running import CloseAtEnd, in_user_code, iterate, user_errors
 from sortshuffle.spark.functions.signatures import (
     Function,
     iterates_in_arrow,
@@ -32,16 +32,13 @@ from sortshuffle.spark.functions.signatures import (
     takes_key,
 )
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, slots=True)
 class GroupFunction(ABC):
     """A function of one group.
 
-    ``keys``: positions of the key columns, in the order of ``groupBy``; their values in the group's first
-    row are the key, which a function that ``takes_key`` gets before the rows.
+    ``keys``: positions of the key columns, in the order of ``groupBy``. Their values in the group's first row
+    are the key. ``takes_key``: the function gets the key before the rows.
     """
 
     function: Function
@@ -51,7 +48,7 @@ class GroupFunction(ABC):
     conf: FunctionConf
 
     @classmethod
-    def made(
+    def build(
         cls,
         method: str,
         function: Function,
@@ -59,12 +56,12 @@ class GroupFunction(ABC):
         conf: FunctionConf,
         keys: Iterable[int],
     ) -> GroupFunction:
-        """An adaptor of this kind, for what ``method`` was given."""
+        """The adaptor for the arguments of ``method``."""
         declared = Declared.of(method, function, schema, conf)
         return cls(function, tuple(keys), takes_key(method, function, "rows"), declared, conf)
 
     def __call__(self, groups: Iterator[Any]) -> Batches:
-        """The results of all groups. ``groups``: such as `cut` gives them, all columns, none without rows.
+        """The results of all groups. ``groups``: as `cut` returns them, with all columns; none is empty.
 
         Raises `SchemaMismatchError`, and what the user's function does.
         """
@@ -72,7 +69,7 @@ class GroupFunction(ABC):
 
     @abstractmethod
     def cut(self, batches: Batches, order: RowOrder) -> Iterator[Any]:
-        """The groups of a stream that is sorted by the keys, the way this function wants them."""
+        """The groups of a stream that is sorted by the keys, in the form that this function takes."""
 
     @abstractmethod
     def _run(self, groups: Iterator[Any]) -> Generator[pa.RecordBatch, None, None]: ...
@@ -92,16 +89,16 @@ class GroupApplyInArrow(GroupFunction):
         Raises `UsageError`, or `UnsupportedError` for a type.
         """
         form: type[GroupFunction] = GroupIterateInArrow if iterates_in_arrow(function) else GroupApplyInArrow
-        return form.made("groupBy().applyInArrow", function, schema, conf, keys)
+        return form.build("groupBy().applyInArrow", function, schema, conf, keys)
 
     def cut(self, batches: Batches, order: RowOrder) -> Iterator[pa.Table]:
         return group_tables(batches, order)
 
     def _run(self, groups: Iterator[pa.Table]) -> Generator[pa.RecordBatch, None, None]:
-        with Closed(groups):
-            for group in given_arrow(groups, self.conf):
+        with CloseAtEnd(groups):
+            for group in with_session_types(groups, self.conf):
                 result = in_user_code(self.function, *self._arguments(group))
-                del group  # not to be held while the results are on their way
+                del group  # so that it is not held while the results are delivered
                 if not isinstance(result, pa.Table):
                     raise self.declared.mismatch("a pyarrow.Table", type(result).__name__)
                 yield from from_arrow(result, self.declared, self.conf)
@@ -119,9 +116,9 @@ class GroupIterateInArrow(GroupFunction):
         return group_batches(batches, order)
 
     def _run(self, groups: Iterator[Batches]) -> Generator[pa.RecordBatch, None, None]:
-        with Closed(groups):
+        with CloseAtEnd(groups):
             for group in groups:
-                yield from self._applied(given_arrow(group, self.conf))
+                yield from self._applied(with_session_types(group, self.conf))
 
     def _applied(self, group: Batches) -> Batches:
         before: tuple[Any, ...] = ()
@@ -129,12 +126,12 @@ class GroupIterateInArrow(GroupFunction):
             first = next(group)
             before = (arrow_key(first, self.keys),)
             group = itertools.chain([first], group)
-            del first  # the chain lets go of it, once it is taken
-        results = mapped(self.function, before, group, pa.RecordBatch, self.declared, any_iterable=False)
-        with Closed(results):
+            del first  # only the chain refers to it now
+        results = iterate(self.function, before, group, pa.RecordBatch, self.declared, any_iterable=False)
+        with CloseAtEnd(results):
             for batch in results:
                 yield from from_arrow(batch, self.declared, self.conf)
-                del batch  # not to be held while the function makes the next one
+                del batch  # so that it is not held while the function makes the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,17 +153,17 @@ class GroupApplyInPandas(GroupFunction):
         form: type[GroupFunction] = (
             GroupIterateInPandas if iterates_in_pandas(function) else GroupApplyInPandas
         )
-        return form.made("groupBy().applyInPandas", function, schema, conf, keys)
+        return form.build("groupBy().applyInPandas", function, schema, conf, keys)
 
     def cut(self, batches: Batches, order: RowOrder) -> Iterator[GroupRun]:
         return group_runs(batches, order)
 
     def _run(self, groups: Iterator[GroupRun]) -> Generator[pa.RecordBatch, None, None]:
         results = FrameCollector(self.declared, self.conf)
-        with Closed(groups):
+        with CloseAtEnd(groups):
             for key, frame in group_frames(groups, self.keys, self.conf):
                 arguments = (key, frame) if self.takes_key else (frame,)
-                del frame  # not to be held while its result is on its way
+                del frame  # so that it is not held while its result is delivered
                 result = in_user_code(self.function, *arguments)
                 del arguments
                 yield from results.add(result)
@@ -185,7 +182,7 @@ class GroupIterateInPandas(GroupFunction):
         return group_batches(batches, order)
 
     def _run(self, groups: Iterator[Batches]) -> Generator[pa.RecordBatch, None, None]:
-        with Closed(groups):
+        with CloseAtEnd(groups):
             for group in groups:
                 yield from self._applied(group)
 
@@ -197,14 +194,14 @@ class GroupIterateInPandas(GroupFunction):
             first = next(group)
             before = (pandas_key(pandas_series(first.slice(0, 1), self.conf), self.keys),)
             group = itertools.chain([first], group)
-            del first  # the chain lets go of it, once it is taken
-        frames = (joined(pandas_series(batch, self.conf)) for batch in group)
-        # PySpark takes whatever can be iterated over from this form, from the one in Arrow only an iterator
-        results = mapped(self.function, before, frames, pd.DataFrame, self.declared, any_iterable=True)
-        with Closed(results):
+            del first  # only the chain refers to it now
+        frames = (frame_of(pandas_series(batch, self.conf)) for batch in group)
+        # PySpark accepts any iterable from this form; from the one in Arrow it accepts only an iterator
+        results = iterate(self.function, before, frames, pd.DataFrame, self.declared, any_iterable=True)
+        with CloseAtEnd(results):
             for frame in results:
                 yield from from_group_frame(frame, self.declared, self.conf)
-                del frame  # not to be held while the function makes the next one
+                del frame  # so that it is not held while the function makes the next one
 
 
 def arrow_key(rows: pa.Table | pa.RecordBatch, keys: tuple[int, ...]) -> tuple[pa.Scalar, ...]:

@@ -10,16 +10,16 @@ import pyarrow as pa
 from pyspark.sql import types as st
 
 from sortshuffle.spark.functions.conf import FunctionConf
-from sortshuffle.spark.functions.conversion import given_arrow, pandas_frame
+from sortshuffle.spark.functions.conversion import pandas_frame, with_session_types
 from sortshuffle.spark.functions.declared import Batches, Declared
 from sortshuffle.spark.functions.results import from_frame
-from sortshuffle.spark.functions.running import Closed, mapped, user_errors
+from sortshuffle.spark.functions.running import CloseAtEnd, iterate, user_errors
 from sortshuffle.spark.functions.signatures import Function
 
 
 @dataclass(frozen=True, slots=True)
 class MapFunction(ABC):
-    """A function of an iterator. ``method``: what the user called it by."""
+    """A function of an iterator. ``method``: the name of the method that took it."""
 
     method: ClassVar[str]
 
@@ -50,21 +50,21 @@ class MapFunction(ABC):
 class MapInArrow(MapFunction):
     """``DataFrame.mapInArrow``: an iterator of record batches in, an iterator of record batches out.
 
-    Returned columns are matched by position and further ones are left out, as in Spark; with
+    As in Spark, returned columns are matched by position and further ones are left out. With
     ``conf.exact_schema`` names and number must agree.
     """
 
     method = "mapInArrow"
 
     def _run(self, batches: Batches) -> Batches:
-        given = given_arrow(batches, self.conf)
-        results = mapped(
-            self.function, (), given, pa.RecordBatch, self.declared, any_iterable=self.conf.any_iterable
+        rows = with_session_types(batches, self.conf)
+        results = iterate(
+            self.function, (), rows, pa.RecordBatch, self.declared, any_iterable=self.conf.any_iterable
         )
-        with Closed(batches), Closed(results):
+        with CloseAtEnd(batches), CloseAtEnd(results):
             for batch in results:
                 yield from self._delivered(batch)
-                del batch  # not to be held while the function makes the next one
+                del batch  # so that it is not held while the function makes the next one
 
     def _delivered(self, batch: pa.RecordBatch) -> Batches:
         columns = len(self.declared.wire)
@@ -82,8 +82,8 @@ class MapInArrow(MapFunction):
 class MapInPandas(MapFunction):
     """``DataFrame.mapInPandas``: an iterator of data frames in, an iterator of data frames out.
 
-    The first columns of a returned frame, as many as are declared, must have the declared names in any
-    order; frames whose column labels have no string among them are matched by position.
+    As many columns as are declared are read from a returned frame, the first ones. They must have the
+    declared names, in any order. Where no column label is a string, columns are matched by position.
     """
 
     method = "mapInPandas"
@@ -91,12 +91,12 @@ class MapInPandas(MapFunction):
     def _run(self, batches: Batches) -> Batches:
         import pandas as pd
 
-        given = (pandas_frame(batch, self.conf) for batch in batches)
-        results = mapped(
-            self.function, (), given, pd.DataFrame, self.declared, any_iterable=self.conf.any_iterable
+        frames = (pandas_frame(batch, self.conf) for batch in batches)
+        results = iterate(
+            self.function, (), frames, pd.DataFrame, self.declared, any_iterable=self.conf.any_iterable
         )
-        with Closed(batches), Closed(results):
+        with CloseAtEnd(batches), CloseAtEnd(results):
             for frame in results:
                 columns = list(frame.columns[: len(self.declared.wire)])
                 yield from from_frame(frame, columns, True, self.declared, self.conf)
-                del frame  # not to be held while the function makes the next one
+                del frame  # so that it is not held while the function makes the next one

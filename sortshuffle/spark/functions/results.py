@@ -1,4 +1,4 @@
-"""What users' functions on groups give back, on its way to the declared wire schema."""
+"""Results of users' functions, brought to the declared wire schema."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def from_arrow(result: pa.Table | pa.RecordBatch, declared: Declared, conf: FunctionConf) -> Batches:
-    """A returned table or batch as batches of ``declared.wire``; nothing if it has neither rows nor columns.
+    """A returned table or batch as batches of ``declared.wire``; none if it has neither rows nor columns.
 
-    Columns are matched by name or, unless ``conf.assign_by_name``, by position. They must be of the declared
-    types, not of types that merely fit. Raises `SchemaMismatchError`.
+    Columns are matched by name, or by position without ``conf.assign_by_name``. Their types must be the
+    declared ones; types that could be converted are refused. Raises `SchemaMismatchError`.
     """
     if result.num_columns == 0 and result.num_rows == 0:
         return
@@ -43,7 +43,7 @@ def _in_declared_order(result: pa.Table | pa.RecordBatch, declared: Declared) ->
 
 
 def from_group_frame(result: Any, declared: Declared, conf: FunctionConf) -> Batches:
-    """What a function on groups' frames returned, as batches; it must be a frame of the declared columns."""
+    """A result of a function on groups' frames, as batches. It must be a frame of the declared columns."""
     import pandas as pd
 
     if not isinstance(result, pd.DataFrame):
@@ -54,7 +54,7 @@ def from_group_frame(result: Any, declared: Declared, conf: FunctionConf) -> Bat
 def from_frame(
     frame: pd.DataFrame, columns: list[Any], by_name: bool, declared: Declared, conf: FunctionConf
 ) -> Batches:
-    """``frame`` as batches, once ``columns`` of it are the declared ones."""
+    """``frame`` as batches. ``columns``: those of its labels that must be the declared ones."""
     if columns:
         labelled = any(isinstance(name, str) for name in frame.columns)
         declared.check_names(columns, by_name=by_name and labelled)

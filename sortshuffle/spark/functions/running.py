@@ -1,4 +1,4 @@
-"""Running users' code: what a function is given, what it gives, and what becomes of its errors."""
+"""Calls of users' functions: their input, their results, and their errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sortshuffle.spark.functions.declared import Declared
 
@@ -16,24 +16,24 @@ _OUR_CODE = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 _END = object()
 
 
-def user_errors(produced: Iterator[T]) -> Iterator[T]:
-    """``produced``, whose errors out of users' functions show the users' frames and one line of ours.
+def user_errors(results: Iterator[T]) -> Iterator[T]:
+    """Pass ``results`` on. An error out of a user's function shows the user's frames and one line of ours.
 
-    Errors that are not from a user's function, which may be our own faults, keep their whole traceback.
-    Adaptors do this themselves; whoever runs several in a chain does it once more around the chain.
+    Other errors may be faults of this package, and keep their whole traceback. Adaptors do this themselves;
+    a stage does it once more around its chain of adaptors.
     """
     try:
-        yield from produced
+        yield from results
     except Exception as error:
         raise error.with_traceback(_without_plumbing(error.__traceback__))  # noqa: B904  it is the error itself
 
 
 def in_user_code(function: Callable[..., T], *arguments: Any) -> T:
-    """Every call of a user's code goes through here, and `_without_plumbing` finds it by this frame."""
+    """Call a user's function. All such calls go through here; `_without_plumbing` finds this frame."""
     try:
         return function(*arguments)
     except StopIteration as stop:
-        # left alone it would end the generators above as if the data had ended
+        # uncaught, it would end the generators above as if the data had ended
         raise RuntimeError(
             f"StopIteration was raised by a function, outside of an iterator: {stop}"
         ) from stop
@@ -43,7 +43,7 @@ _ENTRANCES = {in_user_code.__code__, user_errors.__code__}
 
 
 def _without_plumbing(traceback: TracebackType | None) -> TracebackType | None:
-    """``traceback`` without our frames above the innermost user's function it has run."""
+    """``traceback`` without our frames above the innermost call of a user's function."""
     entries = []
     while traceback is not None:
         entries.append(traceback)
@@ -56,8 +56,8 @@ def _without_plumbing(traceback: TracebackType | None) -> TracebackType | None:
     return traceback
 
 
-class _Watched(Iterator[T]):
-    """A function's input, which remembers how it failed: the function may swallow the error."""
+class _Input(Iterator[T]):
+    """The input of a function. It keeps its own error, which the function may swallow."""
 
     __slots__ = ("_items", "failure")
 
@@ -75,27 +75,27 @@ class _Watched(Iterator[T]):
             raise
 
 
-def mapped(
+def iterate(
     function: Callable[..., Any],
     before: tuple[Any, ...],
-    given: Iterator[Any],
+    items: Iterator[Any],
     kind: type[T],
     declared: Declared,
     *,
     any_iterable: bool,
 ) -> Iterator[T]:
-    """What ``function`` makes of the iterator ``given``, each item checked to be a ``kind``.
+    """The results of ``function`` for the iterator ``items``. Each must be of class ``kind``.
 
-    ``before``: its arguments before the iterator. ``any_iterable``: whether it may return a list, say.
+    ``before``: arguments before the iterator. ``any_iterable``: the function may return a list, say.
     """
     wanted = f"an iterator of {kind.__module__.partition('.')[0]}.{kind.__name__}"
-    source = _Watched(given)
+    source = _Input(items)
     results: Any = in_user_code(function, *before, source)
     if any_iterable and not isinstance(results, Iterator):
         results = _iterator(results)
     if not isinstance(results, Iterator):
         raise declared.mismatch(wanted, type(results).__name__)
-    with Closed(results):
+    with CloseAtEnd(results):
         while True:
             result = in_user_code(next, results, _END)
             if source.failure is not None:
@@ -109,23 +109,23 @@ def mapped(
 
 
 def _iterator(results: object) -> object:
-    """The iterator over ``results``, or ``results`` itself if there is none."""
+    """The iterator over ``results``, or ``results`` itself if it is not iterable."""
     try:
         return iter(results)  # type: ignore[call-overload]
     except TypeError:
         return results
 
 
-class Closed:
+class CloseAtEnd(Generic[T]):
     """Closes an iterator at the end of a block, if it can be closed: generators run their ``finally``."""
 
     __slots__ = ("_iterator",)
 
-    def __init__(self, iterator: object) -> None:
+    def __init__(self, iterator: T) -> None:
         self._iterator = iterator
 
-    def __enter__(self) -> None:
-        pass
+    def __enter__(self) -> T:
+        return self._iterator
 
     def __exit__(self, *raised: object) -> None:
         close = getattr(self._iterator, "close", None)

@@ -1,4 +1,4 @@
-"""What users' functions are asked about themselves, on the driver: names, arguments, type hints."""
+"""Names, arguments and type hints of users' functions, read on the driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ARGUMENTS = ("no argument", "one argument", "two arguments")
 
 
 def function_name(function: Any) -> str:
-    """What errors call it."""
+    """The name of a function in errors."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__))
@@ -33,10 +33,10 @@ def takes_key(method: str, function: Function, *rows: str) -> bool:
     count = sum(parameter.kind in positional for parameter in parameters)
     without = len(rows)
     if count not in (without, without + 1):
-        given = ", ".join(rows)
+        names = ", ".join(rows)
         raise UsageError(
-            f"the function of {method} must take {_ARGUMENTS[without]} ({given}) or {_NUMBERS[without + 1]}"
-            f" (key, {given}), but {function_name(function)} takes {count} by position. Wrap it in a lambda"
+            f"the function of {method} must take {_ARGUMENTS[without]} ({names}) or {_NUMBERS[without + 1]}"
+            f" (key, {names}), but {function_name(function)} takes {count} by position. Wrap it in a lambda"
         )
     return count > without
 
@@ -52,7 +52,7 @@ def iterates_in_pandas(function: Function) -> bool:
 
 
 def _is_of_form(function: Function, infer: str, form: str) -> bool:
-    """What PySpark makes of the hints. Early releases know nothing of these forms, nor do we then."""
+    """Whether PySpark takes the hints for this form. Early releases lack these forms; then none is."""
     inferred_by, wanted = getattr(typehints, infer, None), getattr(PythonEvalType, form, None)
     if inferred_by is None or wanted is None:
         return False

@@ -34,7 +34,7 @@ from sortshuffle.spark.rdds.control_rows import Received
 from sortshuffle.spark.rdds.steps import HoldingStep, Step
 from sortshuffle.spark.rdds.streams import Records, RecordStream
 from sortshuffle.spark.session.service import NO_SERVICE, HostService, ServiceSettings
-from sortshuffle.spark.worker.adoption import adopted_by
+from sortshuffle.spark.worker.adoption import adopt
 from sortshuffle.spark.worker.reports import Reporter
 from sortshuffle.spark.worker.task import Task, running, settle_worker
 
@@ -90,7 +90,7 @@ class RecordStage:
         service = HostService(self.options, self.application, self.services)
         task = Task.starting(service, self.number, split, holders)
         with running(task, self.reporter, self.logs, _user_seconds) as opened:
-            adopted = adopted_by(self.closing, task)
+            adopted = adopt(self.closing, task)
             if adopted is not None:
                 yield from adopted
                 return

@@ -29,7 +29,7 @@ from sortshuffle.spark.rdds.combining import MapSideCombiner
 from sortshuffle.spark.rdds.control_rows import ControlRow, control_rows, passed_row
 from sortshuffle.spark.rdds.key_selectors import DealSelector, KeySelectors
 from sortshuffle.spark.rdds.streams import MOST_RECORDS, Records, RecordStream, tuples_of
-from sortshuffle.spark.worker.adoption import Adopts, adopt
+from sortshuffle.spark.worker.adoption import AdoptingClosing, finished_outputs
 from sortshuffle.spark.worker.placements import turn
 from sortshuffle.spark.worker.task import Task
 from sortshuffle.writing.frame_encoder import frame_layout
@@ -56,7 +56,7 @@ def _emit_pairs(writer: RecordWriter, keys: Sequence[Any], results: Sequence[Any
 
 
 @dataclass(frozen=True)
-class WriteRecords(Adopts):
+class WriteRecords(AdoptingClosing):
     """Pairs into one map output of this task; Spark gets its control rows.
 
     ``exchange``: its number. ``aggregation``: by what pairs are combined before; None for not at all.
@@ -87,8 +87,8 @@ class WriteRecords(Adopts):
             written = output.finish()
         yield from control_rows(written, task.reach)
 
-    def adopted(self, task: Task) -> Iterator[ControlRow] | None:
-        found = adopt(task, [self.exchange])
+    def adopt(self, task: Task) -> Iterator[ControlRow] | None:
+        found = finished_outputs(task, [self.exchange])
         return None if found is None else control_rows(found[0], task.reach)
 
 

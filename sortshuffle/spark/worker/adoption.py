@@ -1,28 +1,28 @@
-"""Adoption: a map task that runs again takes over what it had finished, where external services kept it.
+"""Adoption: a map task that runs again uses outputs of an earlier attempt that external services have kept.
 
 With external services finished map outputs outlive their executor. When Spark runs a lost executor's map
-tasks again, each asks first, before anything of its stage is opened, whether a service still has its output:
-that of its own host, then those of all other hosts that had executors when the stage was planned. Where each
-exchange of the stage has one, their control rows are all that the task gives.
+tasks again, each task first asks the services for its outputs: the service of its own host, and those of all
+other hosts that had executors when the stage was planned. If there is an output for each exchange of the
+stage, the task opens nothing, and gives Spark their control rows.
 
-* An output of this host is linked into this executor's own home, as an output of this attempt. So it lives,
-  and is run again if it turns out to be lost, like any other, whatever becomes of its first home.
-* One of another host, or that cannot be linked, stays where it is, and its service serves it. Its control
-  rows say who adopted it. If it is lost, its consumer tells the service of the adopter's host, which finds
-  Spark's files of the adopter by the adopter's home (`reach`). So an adopter has a home though it writes
-  nothing.
+* An output of this host is linked into this executor's home, as an output of this attempt. From then on it is
+  like any other output of the attempt, whatever happens to its first home.
+* An output of another host, or one that cannot be linked, stays where it lies, and its service serves it. Its
+  control rows name the adopter. If it is lost, its consumer tells the service of the adopter's host, which
+  finds Spark's files of the adopter by the adopter's home (`reach`). So an adopter has a home even if it
+  writes nothing.
 
 Rules
-* Only outputs of executors that have ended are taken (the services see to that), and only by application,
-  driver, exchange and map index. Exchange numbers are a Python process's own: two that drive one
-  SparkContext, or one that replaces another, count alike, and their random names tell them apart.
-* Not over Connect, where executors are not known.
-* Not in a stage that Spark calls indeterminate: it runs all tasks again where one is lost, and outputs of two
-  runs would come together (`ServiceSettings.planned`).
-* A stage whose task had no rows for one of its exchanges has no output there, and runs again.
-* A task does not know whether it runs for the first time: Spark tells Python the number of the stage, and not
-  of its attempt. So all ask. A service that does not answer at once is passed over, and not asked again for a
-  while by any worker of the executor (`spark.worker.silence`); but one that this worker could not ask is.
+* Only outputs of executors that have ended are adopted; the services see to that. Application, driver,
+  exchange and map index must agree. Two Python processes that drive one SparkContext count their exchanges
+  alike; their random names tell them apart.
+* There is no adoption over Connect, where executors are not known.
+* There is none in a stage that Spark calls indeterminate: Spark runs all its tasks again if one is lost, and
+  outputs of two runs would be mixed (`ServiceSettings.planned`).
+* A task that had no rows for one of its exchanges has no output there, and runs again.
+* A task does not know whether it runs for the first time: Spark tells Python the number of the stage, but not
+  of its attempt. So every task asks. A service that does not answer in time is not asked again for a while
+  by any worker of the executor (`spark.worker.silence`). A service that there was no time to ask is.
 """
 
 from __future__ import annotations
@@ -47,42 +47,42 @@ if TYPE_CHECKING:
     from sortshuffle.service.wire.protocol import FoundOutput
     from sortshuffle.spark.worker.task import Task
 
-ANSWERS_WITHIN = 1.0  # seconds; a service that runs answers within some ms
-ASKED_WITHIN = 3.0  # seconds; all services. Enough where some tens of them do not answer
+ANSWER_SECONDS = 1.0  # for one service: one that runs answers within some ms
+ASK_SECONDS = 3.0  # for all services: enough where some tens of them do not answer
 
 
-class Adopts(ABC):
-    """A closing whose tasks may find their work done."""
+class AdoptingClosing(ABC):
+    """A closing whose tasks may find that an earlier attempt has done their work."""
 
     @abstractmethod
-    def adopted(self, task: Task) -> Iterator[Any] | None:
-        """What goes to Spark of a task whose outputs were all found; None if it is to run."""
+    def adopt(self, task: Task) -> Iterator[Any] | None:
+        """The control rows of the task's outputs, if all of them were found; None if the task must run."""
 
 
-def adopted_by(last: object, task: Task) -> Iterator[Any] | None:
-    """The same of any closing, which comes ``last`` in a stage."""
-    if task.service is None or not task.service.settings.adopts or not isinstance(last, Adopts):
+def adopt(closing: object, task: Task) -> Iterator[Any] | None:
+    """`AdoptingClosing.adopt`; None where the closing or the application adopts nothing."""
+    if task.service is None or not task.service.settings.adopts or not isinstance(closing, AdoptingClosing):
         return None
-    return last.adopted(task)
+    return closing.adopt(task)
 
 
-def adopt(task: Task, exchanges: Sequence[int]) -> list[SparkMapOutput] | None:
-    """This task's finished output of each of these exchanges, None if one is missing."""
+def finished_outputs(task: Task, exchanges: Sequence[int]) -> list[SparkMapOutput] | None:
+    """This task's finished output of each of these exchanges. None if one is missing."""
     answers = _answers(task, exchanges)
-    found = [_found(task, exchange, each) for exchange, each in zip(exchanges, answers, strict=True)]
-    there = [each for each in found if each is not None]
-    if len(there) < len(exchanges):
-        for output, _ in there:
+    found = [_first_readable(task, exchange, each) for exchange, each in zip(exchanges, answers, strict=True)]
+    outputs = [each for each in found if each is not None]
+    if len(outputs) < len(exchanges):
+        for output, _ in outputs:
             _drop(task, output)
         return None
-    for output, index in there:
+    for output, index in outputs:
         _count(task, output, index)
-    return [output for output, _ in there]
+    return [output for output, _ in outputs]
 
 
 def _answers(task: Task, exchanges: Sequence[int]) -> list[list[tuple[str, FoundOutput]]]:
-    """For each exchange what services have of it, and their addresses: that of this host first, whoever
-    answered first."""
+    """For each exchange the outputs that services have, with the addresses of the services. The service of
+    this host comes first, even if another answered sooner."""
     from sortshuffle.service.client.asking import ask_each
     from sortshuffle.service.wire.protocol import MapOutputAddress
 
@@ -95,8 +95,8 @@ def _answers(task: Task, exchanges: Sequence[int]) -> list[list[tuple[str, Found
     answers = ask_each(
         addresses,
         lambda client: [client.find(each) for each in wanted],
-        service.client_settings(0, ANSWERS_WITHIN),
-        ASKED_WITHIN,
+        service.client_settings(0, ANSWER_SECONDS),
+        ASK_SECONDS,
     )
     silent = [address for address, found in answers.items() if found is None]
     if silent:
@@ -111,10 +111,10 @@ def _answers(task: Task, exchanges: Sequence[int]) -> list[list[tuple[str, Found
     ]
 
 
-def _found(
+def _first_readable(
     task: Task, exchange: int, answers: Sequence[tuple[str, FoundOutput]]
 ) -> tuple[SparkMapOutput, Index] | None:
-    """One that is there, and its index."""
+    """The first of these outputs that can be read, and its index."""
     for candidate in _candidates(task, exchange, answers):
         try:
             return candidate, task.reach.index(candidate)
@@ -124,7 +124,7 @@ def _found(
 
 
 def _count(task: Task, output: SparkMapOutput, index: Index) -> None:
-    """Its figures, for the task's report, which takes the place of that of the attempt that wrote it."""
+    """Add the output's figures to the task's report, which replaces that of the attempt that wrote it."""
     written = index.once()
     task.outputs.setdefault(output.exchange, TaskMetrics()).add(
         rows_written=int(written["records"].sum()),
@@ -137,7 +137,7 @@ def _count(task: Task, output: SparkMapOutput, index: Index) -> None:
 
 
 def _drop(task: Task, output: SparkMapOutput) -> None:
-    """Remove what was linked: the task will write its own under that name. What cannot be removed goes with
+    """Remove a linked output: the task will write its own under that name. What cannot be removed goes with
     the attempt's control files."""
     if output.attempt == task.attempt:
         with suppress(OSError):
@@ -155,8 +155,8 @@ def _candidates(
 
 
 def _in_place(task: Task, exchange: int, found: FoundOutput, address: str) -> SparkMapOutput:
-    """The output where it is, which the service at ``address`` serves. By the home of this executor, which
-    `_answers` has made, its own service will know whose control files are those of this attempt."""
+    """The output where it lies, served by the service at ``address``. The service of this host finds the
+    control files of this attempt by the executor's home, which `_answers` has made."""
     assert task.service is not None
     file, adopter = PartitionedFile(found.base), Adopter(task.attempt, task.service.address())
     return SparkMapOutput(
@@ -165,7 +165,7 @@ def _in_place(task: Task, exchange: int, found: FoundOutput, address: str) -> Sp
 
 
 def _linked(task: Task, exchange: int, found: FoundOutput) -> PartitionedFile | None:
-    """The output under a name of this attempt, in this executor's home on the same disk."""
+    """The output, linked under a name of this attempt into this executor's home on the same disk."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(found.base)))  # <root>/<application>/<home>
     file = PartitionedFile(found.base)
     for home in task.files.homes():
@@ -178,7 +178,7 @@ def _linked(task: Task, exchange: int, found: FoundOutput) -> PartitionedFile | 
                 calls.utime(there, follow_symlinks=False)
                 calls.link(there, here, follow_symlinks=False)
         except OSError:
-            with suppress(OSError):  # as a disk that can only be read does
+            with suppress(OSError):  # as on a read-only disk
                 mine.delete()
             continue
         task.directory = home

@@ -1,8 +1,8 @@
 """The closing that writes exchanges: one pass over a stage's rows, one map output for each exchange.
 
-Used by every stage that an exchange ends, and mostly for one exchange. Each batch goes to each exchange in
-turn, through steps of that exchange's own (selections and filters); each has its own pair of files, its own
-equal share of the task's memory for writing, and its own figures. Their control rows go to Spark together.
+A stage mostly writes one exchange. Each batch goes to each exchange in turn, through the exchange's own steps
+(selections and filters). Each exchange has its own pair of files, its own figures, and an equal share of the
+task's memory for writing. The control rows of all go to Spark together.
 
 All or nothing: a task that fails before all files are finished leaves none of them.
 """
@@ -23,7 +23,7 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.control import SparkMapOutput, control_batches
-from sortshuffle.spark.worker.adoption import Adopts, adopt
+from sortshuffle.spark.worker.adoption import AdoptingClosing, finished_outputs
 from sortshuffle.spark.worker.placements import Placement, turn
 from sortshuffle.spark.worker.stages import Batches, Step, through
 from sortshuffle.spark.worker.task import Task
@@ -34,9 +34,9 @@ from sortshuffle.writing.row_partition import RowResultPartition
 
 @dataclass(frozen=True)
 class WriteExchange:
-    """One exchange that a stage writes. ``first``: the partition of the control rows' shuffle that its
-    subpartition 0 is. ``steps``: done on its batches alone, each on every batch by itself. ``schema``: of
-    their result. ``order``: sort extents by key, ``order_names``: those columns."""
+    """One exchange that a stage writes. ``first``: the partition for subpartition 0 in the shuffle of the
+    control rows. ``steps``: `PerBatchStep`s of this exchange alone. ``schema``: of their result. ``order``:
+    extents are sorted by it; ``order_names``: its columns."""
 
     exchange: int
     first: int
@@ -49,20 +49,20 @@ class WriteExchange:
 
 
 @dataclass(frozen=True)
-class WriteExchanges(Adopts):
-    """Into one map output of this task for each exchange; Spark gets their control rows."""
+class WriteExchanges(AdoptingClosing):
+    """Writes one map output of this task for each exchange. Spark gets the control rows."""
 
     exchanges: tuple[WriteExchange, ...]
 
     def close(self, batches: Batches, task: Task) -> Batches:
         yield from _control_rows(self._write(batches, task), task)
 
-    def adopted(self, task: Task) -> Batches | None:
-        found = adopt(task, [exchange.exchange for exchange in self.exchanges])
+    def adopt(self, task: Task) -> Batches | None:
+        found = finished_outputs(task, [exchange.exchange for exchange in self.exchanges])
         return None if found is None else _control_rows(zip(self.exchanges, found, strict=True), task)
 
     def _write(self, batches: Batches, task: Task) -> list[tuple[WriteExchange, SparkMapOutput]]:
-        """The finished map outputs; an exchange that got no rows has none, and no files."""
+        """The finished map outputs. An exchange without rows has none, and no files."""
         share = task.writing.limit // len(self.exchanges)
         with ExitStack() as opened:
             outputs = [opened.enter_context(_ExchangeOutput(each, task, share)) for each in self.exchanges]
@@ -81,8 +81,8 @@ def _control_rows(written: Iterable[tuple[WriteExchange, SparkMapOutput]], task:
 
 
 class _ExchangeOutput:
-    """The map output of one exchange, from its first row on. Leaving it as a context deletes its files,
-    finished ones too."""
+    """The map output of one exchange; it is opened with the first row. Leaving it as a context deletes its
+    files, finished ones too."""
 
     def __init__(self, exchange: WriteExchange, task: Task, memory: int) -> None:
         self.exchange = exchange

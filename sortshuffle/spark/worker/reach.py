@@ -7,13 +7,13 @@
 "Of this host" means that it has this host's name, and that the directory is here: containers may share a name
 and no disk. What opens there must then carry the right id (`LocalInputChannel`).
 
-An adopted map output that lies on another host, or could not be linked, is lost like any other: but Spark
-knows it by the control rows of its adopter, whose own service must therefore hear of it (`tell_adopters`).
+An adopted map output that was not linked may be lost like any other. But Spark knows it by the control rows
+of its adopter. So the service of the adopter's host must be told (`tell_adopters`).
 
-A task has one `ClusterReach`, and its connections live as long as it does. The room for what comes ahead of
-its consumer is a fixed share of what the task may read ahead (`credit_within`).
+A task has one `ClusterReach`; its connections live as long as the task. Data that come before they are asked
+for have a fixed share of the task's memory for reading ahead (`credit_within`).
 
-What talks to services is imported when there are any: it takes a worker some 50 ms, and most need none.
+The service client is imported when it is needed: that takes a worker some 50 ms, and most need none.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sortshuffle.service.client.client import ServiceClient, ServiceClients
     from sortshuffle.service.wire.protocol import MapOutputAddress
 
-TOLD_WITHIN = 10.0  # seconds, all adopters together; a service that is started again is there sooner
+TELL_SECONDS = 10.0  # for all adopters together: a service that is started again is up sooner
 _REMEDY = (
     "spark.sortshuffle.service=auto starts a shuffle service on every host, external uses an administrator's;"
     " or let spark.sortshuffle.dir name storage that every host sees"
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 def credit_within(service: HostService, reading: int) -> int:
-    """Bytes out of ``reading`` for data that come from other hosts before they are asked for."""
+    """The part of ``reading``, bytes, for data that come from other hosts before they are asked for."""
     if not service.is_on:
         return 0
     from sortshuffle.service.client.client_settings import floating_bytes_of
@@ -65,8 +65,7 @@ def credit_within(service: HostService, reading: int) -> int:
 
 
 class ClusterReach:
-    """The `Reach` of one task. ``service``: of its host. ``credit``: bytes for what comes from other hosts
-    before it is asked for."""
+    """The `Reach` of one task. ``service``: of its host. ``credit``: as of `credit_within`."""
 
     def __init__(self, service: HostService, credit: int = 0) -> None:
         self._service = service
@@ -74,8 +73,8 @@ class ClusterReach:
         self._key = service.settings.key
         self._files = LocalReach(self._key)
         self._clients: ServiceClients | None = None
-        self._is_here: dict[str, bool] = {}  # directories of map outputs; a task reads from few
-        self._adopted: dict[SparkMapOutput, None] = {}  # what it was asked for that lies where it was written
+        self._is_here: dict[str, bool] = {}  # by directory of map outputs: a task reads from few
+        self._adopted: dict[SparkMapOutput, None] = {}  # outputs that were asked for and not linked
 
     def index(self, output: SparkMapOutput) -> Index:
         self._note(output)
@@ -102,19 +101,19 @@ class ClusterReach:
             self._clients.close()
 
     def tell_adopters(self, error: BaseException) -> None:
-        """All that this task reads of the same home, or through the same service, is told at once: Spark
-        allows a stage few attempts, and what is sound will be adopted again."""
+        """Tells of all outputs that this task reads from the same home, or through the same service. Spark
+        allows a stage few attempts, and outputs that are sound will be adopted again."""
         try:
             lost = [output for output in self._adopted if _is_lost(output, error)]
             if lost:
                 self._tell(lost)
-        except Exception:  # the task's own error is what its job has to see
+        except Exception:  # the job must see the task's own error
             _log.warning("the adopters of lost map outputs cannot be told", exc_info=True)
 
     def _tell(self, lost: list[SparkMapOutput]) -> None:
-        """Have the services of the adopters look for map outputs of these. Those services have no file of
-        that name. They take the output for lost and remove the adopter's control files, so Spark runs the
-        adopter again. If one is gone with its host, Spark knows that itself."""
+        """Report the adopters' outputs as damaged to the services of their hosts. These have no file of that
+        name. So they take the output for lost, and remove the adopter's control files; then Spark runs the
+        adopter again. If a service is gone with its host, Spark knows that itself."""
         from sortshuffle.service.client.asking import ask_each
 
         by_service: dict[str, list[tuple[MapOutputAddress, str]]] = {}
@@ -128,14 +127,14 @@ class ClusterReach:
                 client.report_damage(adopted, host, 0, 0)
             return True
 
-        told = ask_each(by_service, tell, self._service.client_settings(0, TOLD_WITHIN), TOLD_WITHIN)
-        untold = [service for service in by_service if not told.get(service)]
-        if untold:
+        answers = ask_each(by_service, tell, self._service.client_settings(0, TELL_SECONDS), TELL_SECONDS)
+        silent = [service for service in by_service if not answers.get(service)]
+        if silent:
             _log.warning(
                 "adopters of lost map outputs are not told: within %g s these services could not be asked,"
                 " or did not answer: %s",
-                TOLD_WITHIN,
-                ", ".join(untold),
+                TELL_SECONDS,
+                ", ".join(silent),
             )
 
     def _note(self, output: SparkMapOutput) -> None:
@@ -157,7 +156,7 @@ class ClusterReach:
         )
 
     def _has_files_of(self, output: SparkMapOutput) -> bool:
-        """Whether its files are this process's to open; they may be gone all the same."""
+        """Whether this process opens its files. They may be gone all the same."""
         if not self._service.is_on:
             return True
         return output.host == host_name() and (not output.service or self._holds(output))
@@ -189,7 +188,7 @@ class ClusterReach:
 
 
 def _is_lost(output: SparkMapOutput, error: BaseException) -> bool:
-    """Whether a task's error says that this cannot be had from where it lies, or another of its home."""
+    """Whether a task's error means that this output, or another of its home, cannot be read."""
     if isinstance(error, ServiceUnavailableError):
         return error.address == output.service
     if not isinstance(error, DataLossError):
@@ -197,6 +196,5 @@ def _is_lost(output: SparkMapOutput, error: BaseException) -> bool:
     lost = PartitionedFile.of(error.place.file)
     if lost is None:
         return False
-    there = output.file.base
-    is_its_home = os.path.dirname(there) == os.path.dirname(lost.base)
-    return is_its_home or os.path.basename(there) == os.path.basename(lost.base)
+    home, name = os.path.split(output.file.base)
+    return home == os.path.dirname(lost.base) or name == os.path.basename(lost.base)

@@ -1,12 +1,12 @@
-"""Openings that read several inputs: those of a join or a cogroup together, those of a union one by one.
+"""Openings that read several inputs, or several partitions of one.
 
-Together: the control rows of all inputs' exchanges reach the task as one stream, in which each row says to
-which exchange it belongs. Every input is read through a gate of its own, within an equal share of the task's
-memory for reading, and goes through steps of its own; a `CombineLegs` makes one stream of them.
+Together (join, cogroup): the control rows of all inputs' exchanges reach the task as one stream; each row
+names its exchange. Every input has a gate of its own, an equal share of the task's memory for reading, and
+steps of its own. A `CombineLegs` makes one stream of them.
 
-Union: a task belongs to one of the inputs, and what it receives to that alone.
+Union: a task belongs to one of the inputs, and receives only what that input reads.
 
-Coalesced: a task receives what several tasks of one input would, and does what each of them would in turn.
+Coalesced: a task receives what several tasks of one input would. It does their work one after the other.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import pyarrow.compute as pc
 
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.spark.control import SCHEMA, channels
+from sortshuffle.spark.functions.running import CloseAtEnd
 from sortshuffle.spark.worker.stages import (
     Batches,
     Opening,
     ReadExchange,
     Step,
-    closes,
     holders_of,
     opened_through,
 )
@@ -37,19 +37,19 @@ from sortshuffle.spark.worker.task import Task
 
 @dataclass(slots=True)
 class Leg:
-    """One input of a `CombineLegs` in one partition. ``raw_bytes``: of its subpartition as Arrow, before its
-    own steps; None where that is not known."""
+    """One input of a `CombineLegs` in one partition. ``raw_bytes``: size of its subpartition in Arrow, before
+    its own steps; None if unknown."""
 
     rows: Batches
     raw_bytes: int | None
 
 
 class CombineLegs(Protocol):
-    """Makes the rows of a partition out of several inputs. What it holds it charges to ``memory``. The legs
-    are closed by whoever opened them. ``describe`` is its line in `explain()`.
+    """Makes the rows of a partition out of several inputs. It charges what it holds to ``memory``. Its caller
+    closes the legs. ``describe`` is its line in `explain()`.
 
     ``sliceable``: for each input, whether its rows may meet the others in parts (`spark.plan.skew`); empty
-    for none. ``only_first``: no rows come out but those of the first input.
+    for none. ``only_first``: all results are rows of the first input.
     """
 
     @property
@@ -89,7 +89,7 @@ class ReadTogether:
         with ExitStack() as opened:
             legs = [self._leg(each, control, task, share, opened) for each in self.inputs]
             combined = self.combine.run(legs, task, task.holding(self.combine.describe()))
-            opened.enter_context(closes(combined))
+            opened.enter_context(CloseAtEnd(combined))
             yield from combined
 
     def _leg(self, each: ChainInput, control: pa.Table, task: Task, share: int, opened: ExitStack) -> Leg:
@@ -105,8 +105,8 @@ class ReadTogether:
 class ReadUnion:
     """One partition of one of the inputs.
 
-    ``partitions``: how many each has. What is received first is the number of the partition, in the first
-    column.
+    ``partitions``: how many each input has. The first row that a task receives has the number of the
+    partition in its first column.
     """
 
     inputs: tuple[tuple[Opening, tuple[Step, ...]], ...]
@@ -132,9 +132,8 @@ class ReadUnion:
 
 @dataclass(frozen=True, slots=True)
 class ReadCoalesced:
-    """Several partitions of one input, in their order. ``numbered_by``: the column of what is received that
-    says for which partition it is. A row without a map output is only there to say that there is a partition
-    of that number."""
+    """Several partitions of one input, in their order. ``numbered_by``: the column of the received rows that
+    has the number of the partition. A row without a map output only says that there is a partition."""
 
     opening: Opening
     steps: tuple[Step, ...]
@@ -164,5 +163,5 @@ def _with_output(rows: pa.Table) -> pa.Table:
 
 
 def _unwrapped(batch: pa.RecordBatch, column: int) -> pa.RecordBatch:
-    """The rows in the struct column of an input, out of a batch that has rows of no other."""
+    """The rows in the struct column of one input. The batch has no rows of another."""
     return pa.RecordBatch.from_struct_array(batch.column(column))

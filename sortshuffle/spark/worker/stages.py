@@ -1,23 +1,23 @@
-"""What runs in a Python worker: one stage is an opening, steps, and a closing, in one pass.
+"""A stage, as it runs in a Python worker: an opening, steps, and a closing, in one pass.
 
-    opening     where the stage's batches come from: Spark's rows, a Parquet scan, an exchange, or several of
-                these (`spark.worker.several`)
-    steps       the user's chained functions, selections and filters, and what groups, sorts and aggregates
-    closing     where they go: to Spark, into an exchange (then only control rows go to Spark), to files
+    opening     the source of the batches: Spark's rows, a Parquet scan, an exchange, or several of these
+                (`spark.worker.several`)
+    steps       the user's chained functions, selections and filters, groups, sorts and aggregates
+    closing     the target: Spark, an exchange (then only control rows go to Spark), or files
 
-A stage is a plain picklable object that Spark calls as a `mapInArrow` function. Everything it opens (threads,
-files, temporary names) is closed when its generator ends, fails or is closed; a killed worker's files are
-the janitor's.
+A stage is a picklable object that Spark calls as a `mapInArrow` function. Everything it opens (threads,
+files, temporary names) is closed when its generator ends, fails or is closed. The files of a killed worker
+are removed by the janitor.
 
-Ownership: batches are handed from step to step and never looked at again. A step that holds rows is a
-`TaskStep`: it is given a part of the task's memory, and charges to it what it holds.
+Ownership: a step hands each batch on and never looks at it again. A step that holds rows is a `TaskStep`: it
+has a part of the task's memory, and charges to it what it holds.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeAlias
 
@@ -35,7 +35,7 @@ from sortshuffle.spark.control import channels
 from sortshuffle.spark.functions.running import user_errors
 from sortshuffle.spark.schema import conform
 from sortshuffle.spark.session.service import NO_SERVICE, HostService, ServiceSettings
-from sortshuffle.spark.worker.adoption import adopted_by
+from sortshuffle.spark.worker.adoption import adopt
 from sortshuffle.spark.worker.reports import Reporter
 from sortshuffle.spark.worker.task import Task, running, settle_worker
 
@@ -43,8 +43,8 @@ Batches: TypeAlias = Iterator[pa.RecordBatch]
 
 
 class Opening(Protocol):
-    """Where a stage's batches come from. ``holders``: how many parts of the task's memory for what steps
-    hold (`Task.holding`) it takes."""
+    """The source of a stage's batches. ``holders``: how many parts it needs of the task's memory for held
+    rows (`Task.holding`)."""
 
     @property
     def holders(self) -> int: ...
@@ -79,9 +79,8 @@ class PerBatchStep(ABC):
 class TaskStep(ABC):
     """A function of the chain that holds rows, or needs to know its task.
 
-    What it holds it charges to ``memory``, a part of the task's that is its alone; it may put rows aside in
-    files of the task (`Task.new_merge_file`). ``holds``: False for one that only needs to know its task; it
-    is given no memory of its own.
+    It charges what it holds to ``memory``, its own part of the task's. It may put rows aside in files of the
+    task (`Task.new_merge_file`). ``holds``: False for a step that only needs its task, and has no memory.
     """
 
     holds: ClassVar[bool] = True
@@ -102,14 +101,14 @@ def holders_of(steps: Sequence[Step]) -> int:
 
 
 def through(step: Step, batches: Batches, task: Task) -> Batches:
-    """The batches that a step makes of these."""
+    """The results of a step for these batches."""
     if isinstance(step, TaskStep):
         return step.run(batches, task, task.holding(step.describe()))
     return step(batches)
 
 
 class Closing(Protocol):
-    """Where a stage's batches go; what it yields goes to Spark."""
+    """The target of a stage's batches. What it yields goes to Spark."""
 
     def close(self, batches: Batches, task: Task) -> Batches: ...
 
@@ -130,7 +129,7 @@ class Stage:
     services: ServiceSettings = NO_SERVICE
 
     def __call__(self, received: Batches) -> Batches:
-        """What goes back to Spark. Errors of users' functions come with the users' frames, not ours."""
+        """The batches for Spark. Errors of users' functions have the users' frames, not ours."""
         settle_worker()
         return user_errors(self._run(received))
 
@@ -140,26 +139,26 @@ class Stage:
         service = HostService(self.options, self.application, self.services)
         task = Task.starting(service, self.number, partition, holders)
         with running(task, self.reporter, self.logs, _user_seconds) as opened:
-            adopted = adopted_by(self.closing, task)
+            adopted = adopt(self.closing, task)
             yield from self._chained(received, task, opened) if adopted is None else adopted
 
     def _chained(self, received: Batches, task: Task, opened: ExitStack) -> Batches:
-        """What the closing yields. ``opened`` closes every link, the last one first."""
+        """The batches that the closing yields. ``opened`` closes every link, the last one first."""
 
         def link(batches: Batches) -> Batches:
-            return opened.enter_context(closes(batches))
+            return opened.enter_context(CloseAtEnd(batches))
 
         rows = link(self.opening.open(received, task))
         rows = link(task.metrics.timed(rows, "input"))
-        rows = _counted(rows, task.metrics, "in")
+        rows = _count(rows, task.metrics, "in")
         rows = opened_through(rows, self.steps, task, opened)
         rows = link(task.metrics.timed(rows, "chain"))
-        rows = link(_counted(rows, task.metrics, "out"))
+        rows = link(_count(rows, task.metrics, "out"))
         return link(self.closing.close(rows, task))
 
 
 def _user_seconds(metrics: TaskMetrics) -> None:
-    """The users' part is what the chain took beyond its input."""
+    """Step user: the time of the chain without that of its input."""
     seconds = metrics.seconds
     seconds["user"] = max(0.0, seconds.pop("chain", 0.0) - seconds.pop("input", 0.0))
 
@@ -173,15 +172,15 @@ class SparkRows:
 
     def open(self, received: Batches, task: Task) -> Batches:
         for batch in received:
-            # columns may come under other names, and instead of none there is one: see `DataFrameOrigin.rows`
+            # columns may have other names, and a frame without columns comes with one: `DataFrameOrigin.rows`
             rows = batch if self.schema.names else batch.select([])
             yield from conform(rows, self.schema, "the DataFrame")
 
 
 @dataclass(frozen=True)
 class ReadExchange:
-    """One subpartition of every map output of an exchange. ``order``: deliver in key order; the extents
-    are sorted so."""
+    """One subpartition of every map output of an exchange. ``order``: the rows are delivered in it; each
+    extent is sorted by it."""
 
     schema: pa.Schema
     order: RowOrder | None
@@ -191,7 +190,7 @@ class ReadExchange:
         return self.read(channels(received, task.reach), task, task.reading)
 
     def read(self, found: Sequence[InputChannel], task: Task, budget: MemoryBudget) -> Batches:
-        """The rows behind these channels, read ahead within ``budget``."""
+        """The rows of these channels, read ahead within ``budget``."""
         payload = ArrowPayload.of(self.schema, task.options)
         threads = task.options.read_threads
         gate = InputGate(found, payload, budget, threads, task.metrics, task.new_merge_file)
@@ -226,19 +225,8 @@ def _counted(batches: Batches, metrics: TaskMetrics, where: str) -> Batches:
 
 
 def opened_through(rows: Batches, steps: Sequence[Step], task: Task, opened: ExitStack) -> Batches:
-    """What these steps make of rows. ``opened`` closes every link, the last one first."""
-    rows = opened.enter_context(closes(rows))
+    """The results of these steps for ``rows``. ``opened`` closes every link, the last one first."""
+    rows = opened.enter_context(CloseAtEnd(rows))
     for step in steps:
-        rows = opened.enter_context(closes(through(step, rows, task)))
+        rows = opened.enter_context(CloseAtEnd(through(step, rows, task)))
     return rows
-
-
-@contextmanager
-def closes(batches: Batches) -> Iterator[Batches]:
-    """The iterator, which is closed when the block is left."""
-    try:
-        yield batches
-    finally:
-        close: Callable[[], None] | None = getattr(batches, "close", None)
-        if close is not None:
-            close()

@@ -40,7 +40,7 @@ from sortshuffle.spark.control import INLINE_REGIONS, Adopter, channels, control
 from sortshuffle.spark.session.service import HostService, Mode, ServiceSettings
 from sortshuffle.spark.steps.subpartition_sizes import summed
 from sortshuffle.spark.worker import adoption, reach
-from sortshuffle.spark.worker.adoption import adopt
+from sortshuffle.spark.worker.adoption import finished_outputs
 from sortshuffle.spark.worker.reach import ClusterReach
 from sortshuffle.spark.worker.reports import Silent
 from sortshuffle.spark.worker.silence import Silence
@@ -98,7 +98,7 @@ def port_of(service: ShuffleService) -> int:
 def test_an_output_of_its_own_host_becomes_one_of_its_own(root: Path, service: ShuffleService) -> None:
     lost = lost_output(root)
     task = task_on(root, service)
-    found = adopt(task, [EXCHANGE])
+    found = finished_outputs(task, [EXCHANGE])
     assert found is not None
     (output,) = found
     assert (output.host, output.attempt, output.service) == (host_name(), ATTEMPT, service.address)
@@ -120,7 +120,7 @@ def test_one_of_another_host_is_left_there(root: Path, service: ShuffleService) 
     task = task_on(root, service, ("127.0.0.1", "localhost"))
     # under its other name it stands for another host's
     Silence(task.files.homes()[0]).note([service.address])
-    found = adopt(task, [EXCHANGE])
+    found = finished_outputs(task, [EXCHANGE])
     assert found is not None
     (output,) = found
     assert (output.file, output.host, output.attempt) == (lost, "127.0.0.9", LOST)
@@ -137,7 +137,7 @@ def test_the_janitor_takes_it_for_new(root: Path, service: ShuffleService) -> No
     for path in (lost.data_path, lost.index_path):
         os.utime(path, (long_ago, long_ago))
     task = task_on(root, service)
-    found = adopt(task, [EXCHANGE])
+    found = finished_outputs(task, [EXCHANGE])
     assert found is not None
     home = os.path.dirname(found[0].file.base)
     owner = Owner.read(home)
@@ -153,7 +153,7 @@ def test_one_that_cannot_be_linked_is_read_where_it_is(
     task = task_on(root, service)
     (tmp_path / "other").mkdir()
     task.options = replace(task.options, directories=(str(tmp_path / "other"),))
-    found = adopt(task, [EXCHANGE])
+    found = finished_outputs(task, [EXCHANGE])
     assert found is not None
     assert (found[0].file, found[0].attempt, found[0].service) == (lost, LOST, service.address)
 
@@ -181,7 +181,7 @@ def test_one_on_a_disk_that_can_only_be_read_is_read_where_it_is(root: Path, ser
     task = task_on(root, service)
     task.files.homes()  # of a time when it could be written to
     with read_only(root):
-        found = adopt(task, [EXCHANGE])
+        found = finished_outputs(task, [EXCHANGE])
     assert found is not None
     assert (found[0].file, found[0].attempt) == (lost, LOST)
     task.reach.close()
@@ -201,7 +201,7 @@ def test_what_was_linked_in_vain_and_cannot_be_removed_is_no_error(
 
     monkeypatch.setattr(calls, "link", last)
     with disk:
-        assert adopt(task, [EXCHANGE, EXCHANGE + 1]) is None
+        assert finished_outputs(task, [EXCHANGE, EXCHANGE + 1]) is None
 
 
 def test_the_service_of_its_own_host_comes_first_however_slow_it_is(
@@ -235,14 +235,14 @@ def test_one_of_another_driver_is_not_adopted(root: Path, service: ShuffleServic
     """Two Python processes that drive one SparkContext count their exchanges alike."""
     lost_output(root)
     task = task_on(root, service, driver=bytes(16))
-    assert adopt(task, [EXCHANGE]) is None
+    assert finished_outputs(task, [EXCHANGE]) is None
     task.reach.close()
 
 
 def test_every_exchange_must_have_one(root: Path, service: ShuffleService) -> None:
     lost_output(root)
     task = task_on(root, service)
-    assert adopt(task, [EXCHANGE, EXCHANGE + 1]) is None
+    assert finished_outputs(task, [EXCHANGE, EXCHANGE + 1]) is None
     (home,) = task.files.homes()
     assert [name for name in names(home) if name.startswith("exchange-")] == []
 
@@ -255,7 +255,7 @@ def test_one_that_is_lost_where_it_lies_makes_its_adopter_run_again(
     """Spark knows it by the adopter's control files, which lie on the adopter's host."""
     lost = lost_output(root, host)
     adopter = task_on(tmp_path / "second", service)
-    found = adopt(adopter, [EXCHANGE])
+    found = finished_outputs(adopter, [EXCHANGE])
     assert found is not None and found[0].file == lost
     rows = list(control_batches(found[0], adopter.reach.index(found[0]), exchange=EXCHANGE))
     blocks = control_files_of_two(tmp_path)
@@ -285,7 +285,7 @@ def test_who_sums_up_sizes_makes_the_adopter_run_again_too(
     large = replace(PAIR, regions=[*PAIR.regions] * (INLINE_REGIONS + 1))
     lost = lost_output(root, "127.0.0.9", pair=large)
     adopter = task_on(tmp_path / "second", service)
-    found = adopt(adopter, [EXCHANGE])
+    found = finished_outputs(adopter, [EXCHANGE])
     assert found is not None and found[0].file == lost
     rows = list(control_batches(found[0], adopter.reach.index(found[0]), exchange=EXCHANGE))
     blocks = control_files_of_two(tmp_path)
@@ -310,11 +310,11 @@ def test_a_worker_that_gets_no_thread_asks_and_tells_nobody(root: Path, service:
     """One at the limit of its address space: its task runs, or fails with its own error."""
     lost_output(root, "127.0.0.9")
     adopter = task_on(root, service)
-    found = adopt(adopter, [EXCHANGE])
+    found = finished_outputs(adopter, [EXCHANGE])
     assert found is not None and found[0].adopter is not None
     with no_threads():
         task = task_on(root, service)
-        assert adopt(task, [EXCHANGE]) is None
+        assert finished_outputs(task, [EXCHANGE]) is None
         assert Silence(task.files.homes()[0]).others([service.address]) == [service.address]
         consumer = task_on(root, service)
         consumer.reach.channel(found[0], ())
@@ -327,10 +327,10 @@ def test_adopters_that_are_not_told_are_in_the_log(
     root: Path, service: ShuffleService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where one is not gone with its host, the retry finds the same again: somebody may look for why."""
-    monkeypatch.setattr(reach, "TOLD_WITHIN", 0.3)
+    monkeypatch.setattr(reach, "TELL_SECONDS", 0.3)
     lost = lost_output(root, "127.0.0.9")
     adopter = task_on(root, service)
-    found = adopt(adopter, [EXCHANGE])
+    found = finished_outputs(adopter, [EXCHANGE])
     assert found is not None and found[0].adopter is not None
     consumer = task_on(root, service)
     elsewhere = replace(found[0].adopter, service="127.0.0.1:1")  # where nobody listens
@@ -371,14 +371,14 @@ def test_what_is_not_there_whole_is_not_adopted(root: Path, service: ShuffleServ
         replace(owner, started=process_start(os.getpid()) or 0).write(home)
     elif missing == "damaged":
         Path(lost_output(root).index_path).write_bytes(b"x")
-    assert adopt(task, [EXCHANGE]) is None
+    assert finished_outputs(task, [EXCHANGE]) is None
 
 
 def test_services_that_do_not_answer_are_waited_for_together_and_once_for_an_executor(
     root: Path, service: ShuffleService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hosts that are gone: each is connected to while all others are, and by one worker."""
-    monkeypatch.setattr(adoption, "ANSWERS_WITHIN", 2.0)
+    monkeypatch.setattr(adoption, "ANSWER_SECONDS", 2.0)
     gone = [f"127.0.1.{n}" for n in range(1, AT_ONCE)]
     lost_output(root)
     with ExitStack() as opened:
@@ -387,14 +387,14 @@ def test_services_that_do_not_answer_are_waited_for_together_and_once_for_an_exe
         together = threading.Barrier(len(gone))
         threads = opened.enter_context(ThreadPoolExecutor(len(gone)))
         waiting = [threads.submit(accept_one, each, together) for each in silent]
-        found = adopt(task_on(root, service, (*gone, "127.0.0.1")), [EXCHANGE])
+        found = finished_outputs(task_on(root, service, (*gone, "127.0.0.1")), [EXCHANGE])
         assert found is not None  # of the service that answers
         assert not together.broken
         for each in waiting:
             each.result().close()
         for listening in silent:
             others_that_came(listening)
-        anew = adopt(task_on(root, service, (*gone, "127.0.0.1")), [EXCHANGE])  # as another worker would
+        anew = finished_outputs(task_on(root, service, (*gone, "127.0.0.1")), [EXCHANGE])  # another worker
         assert anew is not None
         assert [others_that_came(listening) for listening in silent] == [0] * len(gone)
 
@@ -420,11 +420,11 @@ def others_that_came(listening: socket.socket) -> int:
 
 def test_one_that_turned_out_to_be_damaged_is_not_adopted_again(root: Path, service: ShuffleService) -> None:
     lost = lost_output(root)
-    found = adopt(task_on(root, service), [EXCHANGE])
+    found = finished_outputs(task_on(root, service), [EXCHANGE])
     assert found is not None
     make_producer_run_again(found[0].file)
     assert names(os.path.dirname(lost.base)) == ["owner.json"]
     again = task_on(root, service)
-    assert adopt(again, [EXCHANGE]) is None
+    assert finished_outputs(again, [EXCHANGE]) is None
     with pytest.raises(MissingDataError):
         again.reach.index(found[0])
