@@ -93,7 +93,7 @@ class _StayingRows:
                 f"a broadcast for {counts[0]} partitions meets {counts[1]}: the plan of {what} has changed"
                 " since the join was planned"
             )
-        return planner.zipped([wrapped, self.planned])
+        return planner.zip_partitions([wrapped, self.planned])
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ from weakref import WeakSet
 from sortshuffle.spark.control import COLUMNS
 from sortshuffle.spark.plan.chain import Branch, Chain, MapStage, ShuffleDependency
 from sortshuffle.spark.plan.staging import staged
-from sortshuffle.spark.session.classic_planner import planned
+from sortshuffle.spark.session.classic_planner import rdd_of
 from sortshuffle.spark.session.planner import ControlRows
 from sortshuffle.spark.worker.map_output import WriteExchange, WriteExchanges
 from sortshuffle.spark.worker.stages import PerBatchStep, Step
@@ -168,7 +168,7 @@ def _control_rows(exchanges: Sequence[Waiting], stage: MapStage) -> list[Control
 
 
 def _rdd_of(control: ControlRows) -> Any:
-    return planned(control.rows)
+    return rdd_of(control.rows)
 
 
 def _common(chains: Sequence[tuple[Step, ...]]) -> tuple[Step, ...]:

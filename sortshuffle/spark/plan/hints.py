@@ -69,7 +69,7 @@ def hinted(df: DataFrame, layout: Layout, size: int | None, name: str = "sortshu
         return df
     spark: Any = df.sparkSession
     jvm = spark.sparkContext._jvm
-    rdd = planner.planned(df)
+    rdd = planner.rdd_of(df)
     count = int(rdd.getNumPartitions())
     label = ": ".join(filter(None, (name, describe(layout, df.columns, count))))
     rdd.setName(label)

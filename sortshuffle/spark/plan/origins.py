@@ -241,7 +241,7 @@ class UnionOrigin(Origin):
 
     def rows(self) -> DataFrame:
         planner = self.inputs[0].context.planner
-        return planner.zipped([self._numbers, functools.reduce(DataFrame.unionAll, self._planned)])
+        return planner.zip_partitions([self._numbers, functools.reduce(DataFrame.unionAll, self._planned)])
 
     def opening(self) -> Opening:
         counts = tuple(chain.origin.partitions() for chain in self.inputs)

@@ -157,7 +157,7 @@ class SlicedOrigin(Origin):
     tasks: tuple[Slice, ...]
 
     def rows(self) -> DataFrame:
-        rows = planner.picked(self.origin.rows(), [task.subpartition for task in self.tasks])
+        rows = planner.pick_partitions(self.origin.rows(), [task.subpartition for task in self.tasks])
         # in the rows themselves: where Spark joins or unites what is built on these partitions, one of its
         # tasks reads several of them, or under another number
         return rows.withColumn(TASK, sf.spark_partition_id())

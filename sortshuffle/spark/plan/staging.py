@@ -42,7 +42,7 @@ def staged(
         closing,
         context.reports.reporter,
         wants_log(),
-        context.services.planned(context.spark_context(), lambda: context.planner.is_indeterminate(rows)),
+        context.services.for_stage(context.spark_context(), lambda: context.planner.is_indeterminate(rows)),
     )
 
     def run(batches: Any) -> Any:

@@ -305,7 +305,7 @@ class RecordChain:
             closing,
             context.reports.reporter,
             wants_log(),
-            context.services.planned(context.spark, lambda: planner.is_indeterminate(self.origin.rdd())),
+            context.services.for_stage(context.spark, lambda: planner.is_indeterminate(self.origin.rdd())),
         )
 
     def rdd(self, number: int) -> RDD[Any]:

@@ -1,11 +1,11 @@
-"""What is asked of a Spark session, and of the application behind it.
+"""A Spark session and its application, as frames and RDDs use them.
 
 requirements                           settings, and workers that can run a stage
-planner                                what stages need of Spark's planner: the protocol
-classic_planner, plain_planner         for sessions with a JVM in reach; for Spark Connect
+planner                                the protocol of what stages need of Spark's planner
+classic_planner, connect_planner       for sessions with a JVM; for Spark Connect
 planner_choice                         which of the two a session has
-sparks_shuffle                         what Spark's own shuffle must be like for control rows
-service, forgotten                     the application's shuffle services, and what the driver tells them
+sparks_shuffle                         settings of Spark's own shuffle that control rows rule out
+service, forgotten                     the application's shuffle services; exchanges that Spark has forgotten
 shared_storage                         the application's directory on storage that every host sees
-naming                                 what Spark's UI calls stages and RDDs that are made here
+naming                                 names of stages and RDDs in Spark's UI
 """

@@ -1,22 +1,22 @@
-"""The `Planner` of classic sessions: the few places where Python reaches into Spark's planner, by Py4J.
+"""The `Planner` of classic sessions: it reaches into Spark's planner, by Py4J.
 
-A frame's control rows travel through Spark's own shuffle. Two things about that shuffle must differ from
-the user's session, so it is planned in a clone of it (found by trying on Spark 4.1 to 4.3):
+A frame's control rows go through Spark's own shuffle. Two settings of that shuffle must differ from the
+user's session. So it is planned in a clone of the session (tried on Spark 4.1 to 4.3):
 
-* adaptive execution off: with it, planning would run the map stage at once, and frames would not be lazy;
-* a re-run map task may return other control bytes (another attempt, another path). Spark would then
-  refuse to go on once reduce tasks have finished, unless
-  ``spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch`` is false.
+* Adaptive execution is off. With it, planning would run the map stage at once, and frames would not be lazy.
+* ``spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch`` is false. A re-run map task may
+  return other control bytes (another attempt, another path). Otherwise Spark would refuse to go on once
+  reduce tasks have finished.
 
 The clone must be the *active* session while the plan becomes an RDD, because the shuffle reads its settings
-then. The RDD is wrapped as a scan in the user's session: every frame made from it shares its map output.
+then. The RDD becomes a scan in the user's session. Every frame made from it shares its map output.
 
-Where one map stage feeds several exchanges their control rows go through one shuffle, a range of its
-partitions for each. `PartitionPruningRDD` gives each exchange its range; the shuffle below stays one, so
-Spark runs its map stage once, and keeps its files while any of the ranges can still be used.
+If one map stage feeds several exchanges, their control rows go through one shuffle. `PartitionPruningRDD`
+gives each exchange a range of its partitions. So Spark runs the map stage once, and keeps the shuffle's files
+as long as one of the ranges can be used.
 
-This module must be all that breaks when Spark changes. `internalCreateDataFrame` has had the same three
-arguments since Spark 2.0.
+When Spark changes, only this module should break. `internalCreateDataFrame` has had the same three arguments
+since Spark 2.0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CLONE_SETTINGS = {
 
 
 class ClassicPlanner:
-    """The `Planner` of a session with a JVM in reach."""
+    """The `Planner` of a session with a JVM."""
 
     keeps = True
     zips = True
@@ -51,26 +51,33 @@ class ClassicPlanner:
 
     def control(self, rows: DataFrame, subpartitions: Sequence[int], label: str) -> list[ControlRows]:
         shuffled = rows.repartitionById(sum(subpartitions), MARK)
-        shares = share_out(shuffled, subpartitions, label)
-        return [ControlRows(share, count) for share, count in zip(shares, subpartitions, strict=True)]
+        context = shuffled.sparkSession.sparkContext
+        with call_site(context, label):
+            rdd = rdd_of(shuffled)
+            rdd.setName(label)
+            parts = _parts(context._jvm, rdd, subpartitions)
+            return [
+                ControlRows(_scan(shuffled, part), count)
+                for part, count in zip(parts, subpartitions, strict=True)
+            ]
 
     def together(self, control: Sequence[ControlRows], *, numbered: bool = False) -> DataFrame:
         rows = [each.rows for each in control]
         if numbered:
             rows.insert(0, number_rows(rows[0], control[0].subpartitions))
-        return zipped(rows)
+        return zip_partitions(rows)
 
-    def zipped(self, frames: Sequence[DataFrame]) -> DataFrame:
-        return zipped(frames)
+    def zip_partitions(self, frames: Sequence[DataFrame]) -> DataFrame:
+        return zip_partitions(frames)
 
     def share(self, frame: DataFrame) -> DataFrame:
         return share(frame)
 
     def partitions(self, frame: DataFrame) -> int | None:
-        return partitions(frame)
+        return int(rdd_of(frame).getNumPartitions())
 
     def is_reproducible(self, frame: DataFrame) -> bool:
-        return is_reproducible(frame)
+        return _level(frame) == "DETERMINATE"
 
     def is_indeterminate(self, frame: DataFrame) -> bool:
         return _level(frame) == "INDETERMINATE"
@@ -80,47 +87,33 @@ class ClassicPlanner:
 
 
 def share(frame: DataFrame) -> DataFrame:
-    """The same rows as a scan of one RDD, planned once and lazily: whatever is derived from the result
-    shares the shuffles in its plan."""
-    return _scan(frame, planned(frame))
+    """The same rows as a scan of one RDD, planned once and lazily. All frames derived from the result share
+    the shuffles in its plan."""
+    return _scan(frame, rdd_of(frame))
 
 
-def share_out(frame: DataFrame, sizes: Sequence[int], label: str) -> list[DataFrame]:
-    """Control rows, whose plan ends in their shuffle, as several scans: the first has the first ``sizes[0]``
-    partitions, and so on.
-
-    ``label``: what Spark's UI calls the stages of the plan.
-    """
-    context = frame.sparkSession.sparkContext
-    with call_site(context, label):
-        rdd = planned(frame)
-        rdd.setName(label)
-        return [_scan(frame, part) for part in _parts(context._jvm, rdd, sizes)]
-
-
-def zipped(frames: Sequence[DataFrame]) -> DataFrame:
-    """One frame whose partition s holds the rows of partition s of each of these, which are of one schema and
-    have equally many partitions. Nothing is shuffled, so a lost map output of any is run again as before.
-    """
+def zip_partitions(frames: Sequence[DataFrame]) -> DataFrame:
+    """As `Planner.zip_partitions`. Nothing is shuffled, so a lost map output of any is run again as
+    before."""
     first = frames[0]
     if len(frames) == 1:
         return first
     context: Any = first.sparkSession.sparkContext
     jvm = context._jvm
-    rdds = [planned(frame) for frame in frames]
+    rdds = [rdd_of(frame) for frame in frames]
     together = jvm.org.apache.spark.rdd.SQLPartitioningAwareUnionRDD(
         context._jsc.sc(), jvm.PythonUtils.toSeq(rdds), rdds[0].getNumPartitions(), rdds[0].elementClassTag()
     )
-    # a union can be null where any of them can
+    # the schema of a union: a column is nullable if it is in any of the frames
     return _scan(reduce(DataFrame.unionAll, frames), together)
 
 
-def picked(frame: DataFrame, partitions: Sequence[int]) -> DataFrame:
-    """The partitions of a frame with these numbers, in this order; a number may come several times. Nothing
+def pick_partitions(frame: DataFrame, partitions: Sequence[int]) -> DataFrame:
+    """The partitions of a frame with these numbers, in this order. A number may come several times. Nothing
     is shuffled."""
     context: Any = frame.sparkSession.sparkContext
     jvm = context._jvm
-    rdd = planned(frame)
+    rdd = rdd_of(frame)
     pruning = jvm.org.apache.spark.rdd.PartitionPruningRDD
     parts = [
         pruning.create(rdd, _whole_numbers(jvm, run.start, run.stop)) for run in _ascending_runs(partitions)
@@ -131,22 +124,12 @@ def picked(frame: DataFrame, partitions: Sequence[int]) -> DataFrame:
     return _scan(frame, union)
 
 
-def partitions(frame: DataFrame) -> int:
-    """How many partitions a frame has. Starts no job, unless its plan contains a broadcast."""
-    return int(planned(frame).getNumPartitions())
-
-
-def is_reproducible(frame: DataFrame) -> bool:
-    """Whether Spark knows that running a task of this plan again gives the same rows in the same order."""
-    return _level(frame) == "DETERMINATE"
-
-
 def _level(frame: DataFrame) -> str:
-    return str(planned(frame).outputDeterministicLevel().toString())
+    return str(rdd_of(frame).outputDeterministicLevel().toString())
 
 
 def _parts(jvm: Any, rdd: Any, sizes: Sequence[int]) -> list[Any]:
-    """The partitions of an RDD, dealt out in their order."""
+    """The partitions of an RDD in their order, as RDDs of these sizes."""
     if len(sizes) == 1:
         return [rdd]
     pruning = jvm.org.apache.spark.rdd.PartitionPruningRDD
@@ -155,7 +138,7 @@ def _parts(jvm: Any, rdd: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def _ascending_runs(numbers: Sequence[int]) -> Iterator[range]:
-    """These numbers as ranges, as few as possible."""
+    """The fewest ranges that have these numbers, in this order."""
     run = range(numbers[0], numbers[0])
     for number in numbers:
         if number != run.stop:
@@ -166,7 +149,7 @@ def _ascending_runs(numbers: Sequence[int]) -> Iterator[range]:
 
 
 def _whole_numbers(jvm: Any, start: int, end: int) -> Any:
-    """start..end-1 as a Scala set, which is also the Scala function that says whether a number is one."""
+    """start..end-1 as a Scala set, which is also the Scala function that tests for membership."""
     scala = jvm.scala.collection.immutable
     numbers = getattr(scala, "Range$Exclusive")(start, end, 1)
     return getattr(scala, "BitSet$").__getattr__("MODULE$").fromSpecific(numbers)
@@ -178,7 +161,7 @@ def _scan(frame: DataFrame, rdd: Any) -> DataFrame:
     return DataFrame(spark._jsparkSession.internalCreateDataFrame(rdd, frame._jdf.schema(), False), spark)
 
 
-def planned(frame: DataFrame) -> Any:
+def rdd_of(frame: DataFrame) -> Any:
     """The RDD of internal rows of a plan. Starts no job, unless the plan contains a broadcast."""
     session: Any = frame.sparkSession
     clone = session._jsparkSession.cloneSession()

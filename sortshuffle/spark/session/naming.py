@@ -1,4 +1,4 @@
-"""What Spark's UI calls the stages and RDDs that are made here, instead of a line of ours."""
+"""Names of our stages and RDDs in Spark's UI. Without them it shows a line of this package."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 from pyspark import SparkContext
 
-_CALL_SITE = "callSite.short"  # the thread's local property that Spark names RDDs and stages by
+_CALL_SITE = "callSite.short"  # a local property of the thread: Spark takes names from it
 
 
 @contextmanager
 def call_site(context: SparkContext, label: str) -> Iterator[None]:
-    """Let what is made in the block, and with it its stages, go by this name."""
+    """Give this name to the RDDs made in the block, and to their stages."""
     previous = context.getLocalProperty(_CALL_SITE)
     context.setLocalProperty(_CALL_SITE, label)
     try:

@@ -1,10 +1,10 @@
-"""What stages need of Spark's planner, whatever kind of session it is: the `Planner` protocol.
+"""The `Planner` protocol: what stages need of Spark's planner, in every kind of session.
 
-    planner.ClassicPlanner        a JVM in reach: plans become RDDs, once, whose shuffles all frames share
-    plain_planner.PlainPlanner    Spark Connect: nothing but the DataFrame API
+    classic_planner.ClassicPlanner    with a JVM: a plan becomes an RDD once, whose shuffles all frames share
+    connect_planner.ConnectPlanner    Spark Connect: only the DataFrame API
 
-Each frame's context holds the planner of its session (`spark.session.planner_choice`). What one of them
-cannot do it says in its attributes, and whoever needs it asks those, never what kind of session this is.
+Each frame's context holds the planner of its session (`spark.session.planner_choice`). The attributes of a
+planner say what it can do. Callers ask them, never for the kind of the session.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from sortshuffle.spark.control import MARK
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ControlRows:
-    """The control rows of one exchange. What ``rows`` are, behind Spark's shuffle or before it, only the
-    planner knows that made them. ``subpartitions``: of the exchange."""
+    """The control rows of one exchange. ``rows``: before Spark's shuffle or behind it; only the planner that
+    made them knows. ``subpartitions``: of the exchange."""
 
     rows: DataFrame
     subpartitions: int
@@ -37,43 +37,42 @@ class Planner(Protocol):
 
     @property
     def zips(self) -> bool:
-        """Whether `zipped` is there: not over Spark Connect."""
+        """Whether `zip_partitions` is there: not over Spark Connect."""
 
     def control(self, rows: DataFrame, subpartitions: Sequence[int], label: str) -> list[ControlRows]:
-        """The control rows that a map stage gives, of one exchange after the other: those of the first go to
-        the first partitions of one shuffle. ``label``: what Spark's UI calls it."""
+        """The control rows of a map stage, for each of its exchanges. They go through one shuffle; the first
+        exchange has its first partitions. ``label``: the shuffle's name in Spark's UI."""
 
     def together(self, control: Sequence[ControlRows], *, numbered: bool = False) -> DataFrame:
-        """Control rows in the partitions of their subpartitions; of several exchanges, which have equally
-        many, partition s holds those of subpartition s of each.
+        """Control rows, in the partitions of their subpartitions. Partition s holds those of subpartition s
+        of each exchange; all exchanges have equally many.
 
-        ``numbered``: among them, in each partition, is one that has no map output and says no more than the
-        partition's number.
+        ``numbered``: each partition also has a row without a map output, which only has its number.
         """
 
-    def zipped(self, frames: Sequence[DataFrame]) -> DataFrame:
-        """One frame whose partition s holds the rows of partition s of each of these, in their order. They
-        are of one schema and have equally many partitions; nothing is shuffled."""
+    def zip_partitions(self, frames: Sequence[DataFrame]) -> DataFrame:
+        """One frame whose partition s holds the rows of partition s of each of these, in their order. The
+        frames have one schema and equally many partitions. Nothing is shuffled."""
 
     def share(self, frame: DataFrame) -> DataFrame:
-        """The same rows and partitions, planned once where the planner keeps plans."""
+        """The same rows and partitions, planned only once if the planner keeps plans."""
 
     def partitions(self, frame: DataFrame) -> int | None:
-        """How many partitions a frame has; None if that is not known before it runs."""
+        """The number of partitions of a frame; None if it is unknown before the frame runs."""
 
     def is_reproducible(self, frame: DataFrame) -> bool:
         """Whether a task of this plan that runs again is known to give the same rows in the same order."""
 
     def is_indeterminate(self, frame: DataFrame) -> bool:
-        """Whether such a task may give other rows, as far as is known: Spark then runs all tasks again."""
+        """Whether such a task may give other rows. Then Spark runs all tasks again."""
 
     def parallelism(self) -> int:
-        """How many tasks Spark makes of what does not say how many."""
+        """Spark's default number of tasks."""
 
 
 def number_rows(like: DataFrame, subpartitions: int, tasks: int | None = None) -> DataFrame:
-    """For each subpartition a control row without a map output. ``like``: a frame of control rows; ``tasks``:
-    None for one for each subpartition, in its partition."""
+    """A control row without a map output for each subpartition. ``like``: a frame of control rows. ``tasks``:
+    None: each row in the partition of its subpartition."""
     named = {MARK: sf.col("id"), "subpartition": sf.col("id")}
     columns = [
         named.get(field.name, sf.lit(None)).cast(field.dataType).alias(field.name) for field in like.schema

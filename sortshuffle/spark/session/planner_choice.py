@@ -1,14 +1,15 @@
-"""Which `Planner` a session has (`spark.session.planner`)."""
+"""The choice of a session's `Planner`. It stands above both planners, and below all that plans."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from sortshuffle.spark.session.classic_planner import ClassicPlanner
-from sortshuffle.spark.session.plain_planner import PlainPlanner
+from sortshuffle.spark.session.connect_planner import ConnectPlanner
 from sortshuffle.spark.session.planner import Planner
+from sortshuffle.spark.session.requirements import is_classic
 
 
 def planner_of(spark: Any) -> Planner:
     """The planner of a session."""
-    return ClassicPlanner(spark) if hasattr(spark, "_jsparkSession") else PlainPlanner(spark)
+    return ClassicPlanner(spark) if is_classic(spark) else ConnectPlanner(spark)

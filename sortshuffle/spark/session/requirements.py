@@ -1,6 +1,6 @@
-"""What a frame needs of a session before it runs anything: settings, and workers that can run it.
+"""The requirements of frames and RDDs to a session: its settings, and workers that can run their stages.
 
-Everything here runs on the driver and fails there, at the call that needed it.
+All checks run on the driver, and fail at the user's call.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sortshuffle.version import __version__
 NEEDED_MODULES = ("pyarrow", "numpy", "xxhash", "sortshuffle")
 UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 NO_ROLLBACK = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
-"""Whether Spark takes other bytes of a map task that ran again for other rows, and gives up. Control
-rows are other bytes each time."""
+"""Whether Spark gives up if a map task that runs again returns other bytes. Control rows are other bytes each
+time."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -33,29 +33,29 @@ _checked: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Turns on the shuffle manager (`docs/manager.md`) for a session that is about to be created, unless
-    ``spark.sortshuffle.manager`` says otherwise or something speaks against it, which the log then says.
+    """Turns on the shuffle manager (`docs/manager.md`) for a session that is about to be created. Leaves it
+    off if ``spark.sortshuffle.manager`` says so, or if something speaks against it; the log says what.
 
-    Sets besides what makes Python stages quick:
+    Also makes Python stages quick:
 
-    * Unix sockets between the JVM and Python workers: a Python task over loopback TCP costs
-      some 26 ms of latency, over a Unix socket about 5 ms;
-    * the workers run the driver's Python, unless ``PYSPARK_PYTHON`` names another: Spark would take the
-      first ``python3`` on the path. It reads that variable, and no setting, when a session is created from
-      Python, so this sets the variable;
-    * the workers' allocator keeps freed memory for some seconds instead of milliseconds.
+    * Unix sockets between the JVM and Python workers: the latency of a Python task is some 26 ms over
+      loopback TCP, and about 5 ms over a Unix socket.
+    * The workers run the driver's Python, unless ``PYSPARK_PYTHON`` names another. Spark would run the first
+      ``python3`` on the path. When a session is created from Python, Spark reads that variable, and no
+      setting. So this sets the variable.
+    * The workers' allocator keeps freed memory for some seconds instead of milliseconds.
 
-    What is set in the builder before is taken into account: its plugins, jars and class path stay. Set those
-    before, because a setting that the builder gets afterwards takes the place of this one's. Frames and RDDs
-    work without all this. For a builder of a Spark Connect session, after ``remote(...)``, it sets
-    what shuffles need of such a session; the rest is set where the server is started, with the lines that
-    ``sortshuffle conf`` prints. Returns the builder.
+    Plugins, jars and class path of the builder stay. Set them before this call: a setting that the builder
+    gets afterwards replaces that of this call. Frames and RDDs work without all this. For a builder of a
+    Spark Connect session, call it after ``remote(...)``: it sets what shuffles need of such a session. The
+    rest is set when the server is started, by the lines that ``sortshuffle conf`` prints. Returns the
+    builder.
 
-    Raises `UsageError` where ``spark.sortshuffle.manager`` is ``on`` and the manager cannot be, `OptionError`
-    for a setting of this package that is not allowed. Where the manager is ``off``, and where a SparkContext
-    runs already, only ``spark.sortshuffle.manager`` itself is checked here; a frame checks the others.
+    Raises `UsageError` if ``spark.sortshuffle.manager`` is ``on`` and the manager cannot be, `OptionError`
+    for a setting of this package that is not allowed. If the manager is ``off``, or a SparkContext runs
+    already, only ``spark.sortshuffle.manager`` itself is checked here; a frame checks the others.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # over Connect for a server in this machine alone
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # over Connect, only for a server on this machine
     if "spark.remote" in builder._options or "SPARK_REMOTE" in os.environ:
         return builder.config(NO_ROLLBACK, "false")
     if begins_connect_server(builder._options):
@@ -66,9 +66,8 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 
 def address_this_host(master: str) -> None:
-    """To be called before a session of our own is started. Spark asks for the address of the host's name, and
-    does not start where there is none. For a local master the loopback address does, unless
-    `ADDRESS_VARIABLE` says another.
+    """Make Spark start on a host whose name has no address, which Spark looks up. With a local master it gets
+    the loopback address, unless `ADDRESS_VARIABLE` has another. For programs that start their own session.
 
     Raises `UsageError` for another master, whose executors must reach this host.
     """
@@ -91,13 +90,13 @@ def _has_address(name: str) -> bool:
 
 
 def is_local(master: str) -> bool:
-    """Whether all tasks run in the driver's host. What cannot be told is a cluster."""
+    """Whether all tasks run on the driver's host. An unknown master is taken for a cluster."""
     return master == "local" or master.startswith("local[")
 
 
 def require_session(spark: Any) -> SparkSession:
     """``spark``, if it is a session, classic or Spark Connect's. Raises `UsageError`."""
-    # what has a JVM is no class of Connect's, whose sessions are no subclass of PySpark's
+    # sessions of Connect are of no subclass of PySpark's SparkSession
     if not is_classic(spark) and not (hasattr(spark, "conf") and hasattr(spark, "createDataFrame")):
         raise UsageError(f"a SparkSession is needed, not {type(spark).__name__}")
     require_running(spark)
@@ -106,8 +105,8 @@ def require_session(spark: Any) -> SparkSession:
 
 
 def require_running(spark: SparkSession | SparkContext) -> None:
-    """Raise `StateError` if what this belongs to was stopped, which Spark itself says in no words of its own.
-    Of a session of Spark Connect the server says it."""
+    """Raise `StateError` if the SparkContext was stopped: Spark's own error does not say so. For a session of
+    Spark Connect the server says it."""
     context: Any = spark.sparkContext if is_classic(spark) else spark
     if isinstance(context, SparkContext) and context._jsc is None:
         raise StateError(
@@ -117,7 +116,7 @@ def require_running(spark: SparkSession | SparkContext) -> None:
 
 
 def is_classic(spark: Any) -> bool:
-    """Whether a session has a JVM to reach; over Spark Connect there is none."""
+    """Whether a session has a JVM; over Spark Connect it has none."""
     return hasattr(spark, "_jsparkSession")
 
 
@@ -137,7 +136,7 @@ def application_of(spark: SparkSession) -> str:
 def check_no_rollback(spark: SparkSession) -> None:
     """Raise `UsageError` unless map tasks of this session may return other control rows when they run again.
 
-    In a classic session the planner sees to it.
+    In a classic session the planner ensures that.
     """
     value = str(spark.conf.get(NO_ROLLBACK)).lower()
     if value != "false":
@@ -156,9 +155,9 @@ def settings_of(spark: SparkSession) -> dict[str, str]:
 
 
 def context_settings(spark: SparkSession | SparkContext) -> dict[str, str]:
-    """The settings of the SparkContext, by which the application runs. ``builder.getOrCreate()`` beside one
-    that runs tells its session others of the same names, which have no effect. Over Spark Connect nobody can
-    ask for the SparkContext's: the session's, which begin as those.
+    """The settings of the SparkContext, by which the application runs. A session's settings of the same names
+    have no effect; ``builder.getOrCreate()`` accepts them beside a running SparkContext. Over Spark Connect
+    the SparkContext's cannot be read: then the session's, which begin as those.
     """
     if not isinstance(spark, SparkContext) and not is_classic(spark):
         return settings_of(spark)
@@ -167,13 +166,13 @@ def context_settings(spark: SparkSession | SparkContext) -> dict[str, str]:
 
 
 def check_workers(spark: SparkSession | SparkContext, encrypts: bool = False) -> None:
-    """Raise `WorkerSetupError` unless the workers' Python has what the stages import.
+    """Raise `WorkerSetupError` unless the workers' Python has the modules that stages import.
 
-    Asks one worker, by a job of one task, once for each SparkContext or, over Spark Connect, session. Raises
-    `StateError` if that was stopped. ``encrypts``: they write files that are encrypted.
+    Asks one worker, by a job of one task, once for each SparkContext (over Spark Connect: each session).
+    Raises `StateError` if that was stopped. ``encrypts``: the workers write encrypted files.
     """
     require_running(spark)
-    # of the same context, sessions have the same workers
+    # all sessions of a context have the same workers
     asked: Any = spark.sparkContext if is_classic(spark) else spark
     if asked in _checked:
         return
@@ -197,7 +196,7 @@ def check_workers(spark: SparkSession | SparkContext, encrypts: bool = False) ->
 
 
 def _probe(encrypts: bool) -> Any:
-    """A function that is pickled whole: the workers may not have this module, which is the question."""
+    """A function that is pickled by value: the workers may lack this module, which is what it finds out."""
     modules, release = NEEDED_MODULES, __version__
 
     def probe(_: Any) -> Any:
@@ -205,7 +204,7 @@ def _probe(encrypts: bool) -> Any:
         import sys
 
         missing = [name for name in modules if importlib.util.find_spec(name) is None]
-        why = ""  # they cannot encrypt
+        why = ""  # the workers cannot encrypt
         if encrypts and not missing:
             try:
                 from sortshuffle.format.encryption import why_no_encryption
@@ -221,7 +220,7 @@ def _probe(encrypts: bool) -> Any:
 
 
 def _arrow_probe(probe: Any) -> Any:
-    """The same as a function on Arrow batches, which is pickled whole, too."""
+    """The same as a function on Arrow batches, also pickled by value."""
 
     def run(batches: Any) -> Any:
         import pyarrow as pa

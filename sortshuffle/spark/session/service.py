@@ -1,23 +1,23 @@
-"""Which shuffle services an application has, and how its tasks get at them.
+"""The shuffle services of an application, as the driver and as its tasks know them.
 
-    driver      `ServiceSettings.of`: on or off, and the secret; travels in every stage
-    task        `HostService`: the address of this host's service, which the first task that writes starts
+    driver      `ServiceSettings`: on or off, and the secret; sent with every stage
+    task        `HostService`: the address of this host's service; the first task that writes starts it
 
     mode        on each host                               secret
     off         none: all hosts see the same files
     auto        one of this application's (`rendezvous`)   of a file; Spark's own; random, by application
     external    one of the administrator's                 of a file; Spark's own; none
 
-Where the shuffle manager is on, the random secret is the one that its plugin made: then its engines and these
-services are one process for each host.
+If the shuffle manager is on, its plugin has made the random secret. Then its engines and these services are
+one process for each host.
 
-The key of the application's files (``spark.io.encryption.enabled``) is made and travels as the random secret
-does. It goes to tasks alone: services forward what is encrypted as it is.
+The key of the application's files (``spark.io.encryption.enabled``) is made and sent like the random secret.
+Only tasks get it: services forward encrypted data as they are.
 
-Spark's own secret is taken where ``spark.authenticate`` is on and ``spark.authenticate.secret`` is set. It
-does not travel: Spark puts it into the environment of executors, and so of their Python workers. (Tried on
-4.3, standalone.) Where it is kept elsewhere (YARN, Kubernetes) the random one travels, as secret as Spark
-keeps what it sends.
+Spark's own secret is used if ``spark.authenticate`` is on and ``spark.authenticate.secret`` is set. It is not
+sent: Spark puts it into the environment of executors, and so of their Python workers (tried on 4.3,
+standalone). If Spark keeps it elsewhere (YARN, Kubernetes), the random secret is sent. It is then as safe as
+all else that Spark sends.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ SECRET_BYTES = 32
 _secrets: dict[str, bytes] = {}  # random ones, by application; of this driver
 _keys: dict[str, EncryptionKey] = {}  # of files, by application; of this driver
 _lock = threading.Lock()
-# by home and driver, what tasks of this process have left word of there
-_told: dict[tuple[str, bytes], frozenset[int]] = {}
+# by home and driver: the exchanges that tasks of this process have noted there as forgotten
+_noted: dict[tuple[str, bytes], frozenset[int]] = {}
 
 
 class Mode(Enum):
@@ -73,13 +73,14 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """What tasks must know of services beside the options. ``driver_host``: on the way to which a host finds
-    its own address. ``secret``: the random one; ``of_spark``: the secret is Spark's own. ``adopts``: a map
-    task that runs again asks for its finished output (`adoption`), also on the ``hosts``, of the exchanges of
-    this ``driver``. ``served_by_spark``: Spark's external shuffle service has its shuffle files outlive their
-    executor (`homes.lifetime`). ``key``: of the application's files; None where they are not
-    encrypted. ``forgotten``: exchanges of this driver that Spark has forgotten
-    (`homes.forgotten`)."""
+    """What tasks know of services, beside the options.
+
+    ``driver_host``: a host finds its own address by its route to this one. ``secret``: the random one.
+    ``of_spark``: the secret is Spark's own. ``adopts``: a map task that runs again looks for its finished
+    outputs (`worker.adoption`), also on ``hosts``; ``driver`` tells apart exchanges of one number.
+    ``served_by_spark``: Spark's shuffle files outlive their executor, by Spark's external shuffle service
+    (`homes.lifetime`). ``key``: of the application's files; None if they are not encrypted. ``forgotten``:
+    exchanges that Spark has forgotten (`homes.forgotten`)."""
 
     mode: Mode = Mode.OFF
     driver_host: str = ""
@@ -94,8 +95,8 @@ class ServiceSettings:
 
     @staticmethod
     def of(options: Options, application: str, conf: Mapping[str, str]) -> ServiceSettings:
-        """For an application whose SparkContext has this configuration. Raises `WorkerSetupError` where its
-        files are to be encrypted and the driver's Python cannot."""
+        """For an application whose SparkContext has this configuration. Raises `WorkerSetupError` if its
+        files must be encrypted and the driver's Python cannot."""
         mode = _mode(options, conf)
         served = served_by_spark(conf) and not options.storage_url
         key = key_of_files(application) if is_true(conf, ENCRYPTION) else None
@@ -109,10 +110,10 @@ class ServiceSettings:
         driver_host = conf.get("spark.driver.host", "")
         return ServiceSettings(mode, driver_host, secret, of_spark, served_by_spark=served, key=key)
 
-    def planned(self, context: Any, is_indeterminate: Callable[[], bool]) -> ServiceSettings:
-        """For a stage that is planned now. ``context``: the SparkContext, None where there is none.
-        ``is_indeterminate``: whether Spark takes it that the stage's input has other rows each time. It then
-        runs all of its tasks again if one is lost, and what they had finished before goes with nothing new.
+    def for_stage(self, context: Any, is_indeterminate: Callable[[], bool]) -> ServiceSettings:
+        """For a stage that is planned now. ``context``: the SparkContext, None if there is none.
+        ``is_indeterminate``: whether the stage's input may have other rows each time, by Spark's rules. Then
+        Spark runs all tasks again if one is lost, and no earlier output may be adopted.
         """
         if self.mode is not Mode.EXTERNAL or context is None:
             return self
@@ -120,7 +121,7 @@ class ServiceSettings:
         return known if is_indeterminate() else replace(known, adopts=True, hosts=_executor_hosts(context))
 
     def remember(self, context: Any, exchange: int, rdd: Callable[[], Any]) -> None:
-        """An exchange was planned. ``rdd``: makes the JVM's of its control rows."""
+        """Note that an exchange was planned. ``rdd``: makes the JVM's RDD of its control rows."""
         if self.mode is Mode.EXTERNAL and context is not None:
             remember(context, exchange, rdd())
 
@@ -138,8 +139,8 @@ def _mode(options: Options, conf: Mapping[str, str]) -> Mode:
 
 
 def served_by_spark(conf: Mapping[str, str]) -> bool:
-    """Whether Spark's external shuffle service has Spark's shuffle files outlive their executor. Executors of
-    a local master are the driver, whose files go with it."""
+    """Whether Spark's shuffle files outlive their executor, by Spark's external shuffle service. With a local
+    master they never do: the executor is the driver."""
     return is_true(conf, SPARKS_SERVICE) and not is_local(conf.get("spark.master", ""))
 
 
@@ -154,8 +155,8 @@ def _random_secret(application: str) -> bytes:
 
 
 def key_of_files(application: str) -> EncryptionKey:
-    """The key of the files that frames and RDDs of this driver write in an application; made when it is first
-    asked for. Raises `WorkerSetupError` where this Python cannot encrypt."""
+    """The key of the files that frames and RDDs of this driver write in an application; made at the first
+    call. Raises `WorkerSetupError` if this Python cannot encrypt."""
     missing = why_no_encryption()
     if missing:
         raise WorkerSetupError(f"{ENCRYPTION} is true, and {missing}")
@@ -167,13 +168,13 @@ def key_of_files(application: str) -> EncryptionKey:
 
 @cache
 def driver_name(_: int) -> bytes:
-    """The random name of the process with this number among those that drive an application. A forked one
-    has another number, and counts its exchanges like the one that it comes from."""
+    """A random name of this driver process. The argument is its process id: a forked process needs another
+    name, because it counts its exchanges on from the same number."""
     return secrets.token_bytes(16)
 
 
 def _executor_hosts(context: Any) -> tuple[str, ...]:
-    """The hosts of all executors that there have been so far."""
+    """The hosts of all executors so far, ended ones too."""
     found = context._jsc.sc().statusStore().executorList(False)
     executors = [found.apply(at) for at in range(found.size())]
     return tuple(sorted({_host_of(str(each.hostPort())) for each in executors if each.id() != "driver"}))
@@ -184,9 +185,9 @@ def _host_of(host_port: str) -> str:
 
 
 def files_key(spark: Any) -> bytes:
-    """The key by which the files of this session's frames and RDDs are encrypted, for whoever is to look into
-    them: in hex digits, a line of a file, ``sortshuffle dump --key-file`` takes it. Raises `UsageError` where
-    files are not encrypted, `WorkerSetupError` where this Python cannot encrypt."""
+    """The key of the files of this session's frames and RDDs. Written as hex digits into a file, it lets
+    ``sortshuffle dump --key-file`` show rows. Raises `UsageError` if files are not encrypted,
+    `WorkerSetupError` if this Python cannot encrypt."""
     session = require_session(spark)
     if not is_true(context_settings(session), ENCRYPTION):
         raise UsageError(f"{ENCRYPTION} is not true: files are not encrypted, and have no key")
@@ -215,8 +216,8 @@ class HostService:
 
     @cached_property
     def secret(self) -> bytes:
-        """What is shared with the services; empty for nothing. Raises `UsageError` for a file that cannot be
-        used, `WorkerSetupError` where Spark's own is not in the environment."""
+        """The secret shared with the services; empty for none. Raises `UsageError` for a file that cannot be
+        used, `WorkerSetupError` if Spark's own is not in the environment."""
         if self.options.service_secret_file:
             return read_secret(self.options.service_secret_file)
         if not self.settings.of_spark:
@@ -231,7 +232,7 @@ class HostService:
         return found.encode()
 
     def client_settings(self, floating_bytes: int, timeout: float | None = None) -> ClientSettings:
-        """How this task talks to services; ``timeout``: seconds, None for that of the options. Raises as
+        """The settings of this task's client. ``timeout``: seconds, None for that of the options. Raises as
         `secret` does."""
         from sortshuffle.service.client.client_settings import ClientSettings, ClientTls
 
@@ -242,7 +243,7 @@ class HostService:
         )
 
     def address(self) -> str:
-        """Where it listens; it is started if it does not run. Empty if there are no services.
+        """The service's address; it is started if it does not run. Empty if there are no services.
 
         Raises `ServiceUnavailableError` if it cannot be started.
         """
@@ -253,23 +254,23 @@ class HostService:
         return rendezvous.ensure(self._rendezvous, self.host, self._config, self._registration)
 
     def other_addresses(self) -> tuple[str, ...]:
-        """Of the external services on all hosts that had executors when the stage was planned."""
+        """Addresses of the external services on all hosts that had executors when the stage was planned."""
         return tuple(join_address(host, self.options.service_port) for host in self.settings.hosts)
 
     def tell_forgotten(self, home: str) -> None:
-        """Leave word in a home of this task of the exchanges that Spark has forgotten."""
-        of_driver = (home, self.settings.driver)  # two that share workers count their exchanges alike
-        told = _told.get(of_driver, frozenset())
-        if told.issuperset(self.settings.forgotten):
+        """Note in a home of this task which exchanges Spark has forgotten."""
+        of_driver = (home, self.settings.driver)  # two drivers that share workers count exchanges alike
+        noted = _noted.get(of_driver, frozenset())
+        if noted.issuperset(self.settings.forgotten):
             return
         try:
             tell(home, self.settings.driver.hex(), self.settings.forgotten)
         except OSError:
-            return  # a later task tells it again
-        _told[of_driver] = told.union(self.settings.forgotten)
+            return  # a later task notes it
+        _noted[of_driver] = noted.union(self.settings.forgotten)
 
     def revive(self) -> None:
-        """Start it again if tasks on this host had started one and its supervisor has died."""
+        """Start the service again if tasks on this host had started it and its supervisor has died."""
         if self.settings.mode is Mode.AUTO and calls.isdir(self._rendezvous):
             self.address()
 

@@ -1,18 +1,16 @@
-"""The driver's part in storage that every host sees: it names the application's directory there, and removes
-what was written to it at the end.
+"""The application's directory on storage that every host sees: named and removed by the driver.
 
-The directory has the application's id and the driver's random name: two masters may give one id twice.
+Its name is the application's id and the driver's random name, because two masters may use one id.
 
-    no frame has used it --use--> to be removed at the end --the context stops, or Python exits--> removed
+    unused --a frame uses it--> removed at the end --the context stops, or Python exits--> removed
 
-The end is when the SparkContext is stopped, by whatever name (`SparkSession.stop`, ``with``), or else when
-Python exits, with an exception or without; the context is stopped first, so that no task writes any more. A
-driver that is killed leaves everything to `sortshuffle clean`, and so does Spark Connect, where no client
-knows when the application ends. ``spark.sortshuffle.keep`` of one frame keeps what all of them wrote to the
-same URL.
+The end is when the SparkContext stops (`SparkSession.stop`, ``with``), or when Python exits, also by an
+exception. At the exit the context is stopped first, so that no task writes any more. A killed driver leaves
+everything to `sortshuffle clean`. So does Spark Connect, where no client knows the end of the application. If
+one frame has ``spark.sortshuffle.keep``, the files of all frames at the same URL stay.
 
-At the exit, Python no longer starts the threads in which asyncio resolves names, without which no store is
-reached: so another Python is started to remove what there is, and waited for.
+At the exit Python starts no more threads. asyncio needs them to resolve the name of a store. So another
+Python is started to remove the directory, and waited for.
 """
 
 from __future__ import annotations
@@ -43,8 +41,8 @@ _lock = threading.Lock()  # of _ends
 
 
 def use(context: SparkContext | None, options: Options, application: str) -> Options:
-    """Note that a frame writes to the storage that its options name, if any; the options for its tasks, which
-    name the directory of this application there. ``context``: None over Connect.
+    """Note that a frame writes to the storage that its options name, if any. Returns the options for its
+    tasks, which name the directory of this application there. ``context``: None over Connect.
 
     Raises `OptionError` for a URL of a kind that fsspec does not know.
     """
@@ -63,7 +61,7 @@ def use(context: SparkContext | None, options: Options, application: str) -> Opt
 
 
 class _End:
-    """Waits for the end of one application. Takes the place of its context's ``stop``."""
+    """Waits for the end of one application. Replaces its context's ``stop``."""
 
     def __init__(self, context: SparkContext, application: str, directory: str) -> None:
         self._application = application
@@ -71,8 +69,8 @@ class _End:
         self._kept: dict[str, bool] = {}  # by URL
         self._stop_context = context.stop
         self._exiting = False
-        stopped: Any = context
-        stopped.stop = self.stop  # Spark tells nobody in Python that a context has stopped
+        own: Any = context
+        own.stop = self.stop  # Spark has no listener in Python for a stopped context
         atexit.register(self._exit)
 
     def note(self, url: str, keep: bool) -> None:
@@ -95,7 +93,7 @@ class _End:
         self.stop()
 
     def _remove(self, url: str) -> None:
-        """A warning says what cannot be removed: the job itself is done."""
+        """What cannot be removed is only a warning: the job itself is done."""
         try:
             if not self._exiting or mounted_path(url) is not None:
                 remove_remains(url, self._directory)
@@ -116,9 +114,9 @@ class _End:
                 env=environment(),
             )
         except (OSError, SortShuffleError, subprocess.SubprocessError) as error:
-            told = getattr(error, "stderr", None) or str(error)
+            lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
             warnings.warn(
-                f"map outputs of {self._application} are left below {url}: {told.strip().splitlines()[-1]}."
+                f"map outputs of {self._application} are left below {url}: {lines[-1]}."
                 f" Remove them with: {clean_command(url, self._directory)}",
                 RuntimeWarning,
                 stacklevel=2,

@@ -1,13 +1,13 @@
-"""What Spark's own shuffle must be like for the control rows of frames and RDDs.
+"""Settings of Spark's shuffle with which frames and RDDs do not work.
 
-A map output on local disks lives as long as the shuffle files in which Spark has its control rows: files of
-the executor that wrote it, with the number of the task attempt in their names (`homes.lifetime`). And
-where it is lost, removing these files makes Spark run its producer again (`homes.loss`). Settings
-with which control rows are anywhere else are refused on the driver, before anything runs: map outputs would
-be deleted that are still wanted, or one that is lost would fail the job for good.
+A map output on local disks lives as long as Spark's shuffle files with its control rows. These are files of
+the executor that wrote it, and have the number of the task attempt in their names (`homes.lifetime`). If it
+is lost, removing these files makes Spark run its producer again (`homes.loss`). A setting that keeps control
+rows elsewhere is refused on the driver, before anything runs. Otherwise map outputs would be deleted that are
+still needed, or a lost one would fail the job for good.
 
-Spark's external shuffle service is not among them: it serves these very files. On storage that every host
-sees nothing is deleted while the application lives, so every setting is allowed there.
+Spark's external shuffle service is allowed: it serves these very files. On storage that every host sees
+nothing is deleted while the application lives, so every setting is allowed there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ELSEWHERE = "or let spark.sortshuffle.dir name storage that every host sees"
 
 
 def check_sparks_shuffle(settings: Mapping[str, str], options: Options) -> None:
-    """Raise `UnsupportedError` if control rows could not be kept together with map outputs. ``settings``: of
+    """Raise `UnsupportedError` if control rows would not be kept together with map outputs. ``settings``: of
     the SparkContext."""
     reason = "" if options.storage_url else _why_not(settings)
     if reason:
@@ -52,7 +52,7 @@ def check_sparks_shuffle(settings: Mapping[str, str], options: Options) -> None:
 
 
 def _why_not(settings: Mapping[str, str]) -> str:
-    """What is in the way, and the remedy; empty if nothing is."""
+    """The setting that is refused, and the remedy; empty if there is none."""
     manager = settings.get(SHUFFLE_MANAGER, "")
     if manager not in LOCAL_FILES and manager.lower() not in LOCAL_FILES:
         return (
@@ -84,5 +84,5 @@ def _why_not(settings: Mapping[str, str]) -> str:
 
 
 def _moves_shuffle_files(settings: Mapping[str, str]) -> bool:
-    asked = {SHUFFLE_MIGRATION: "true", **settings}
-    return all(is_true(asked, key) for key in (DECOMMISSION, MIGRATION, SHUFFLE_MIGRATION))
+    effective = {SHUFFLE_MIGRATION: "true", **settings}
+    return all(is_true(effective, key) for key in (DECOMMISSION, MIGRATION, SHUFFLE_MIGRATION))

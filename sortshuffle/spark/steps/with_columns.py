@@ -1,8 +1,8 @@
 """`WithColumns`: the step that computes columns by Arrow expressions, batch by batch.
 
-An expression is evaluated by an Acero project node of one thread: 40 to 100 microseconds for a batch beyond
-what its functions take, where a dataset's scanner took 160 to 430 (a batch of up to 65,536 rows, noisy).
-Columns that stay are passed on without a copy. Acero cuts batches at 32,768 rows, and so they come out.
+An Acero project node of one thread evaluates the expressions. Beyond the time of the functions it takes 40 to
+100 microseconds for a batch; a dataset's scanner took 160 to 430 (up to 65,536 rows, noisy). Columns that
+stay are passed on without a copy. Acero cuts batches at 32,768 rows, and the results stay cut.
 """
 
 from __future__ import annotations

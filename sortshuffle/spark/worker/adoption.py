@@ -18,7 +18,7 @@ Rules
   alike; their random names tell them apart.
 * There is no adoption over Connect, where executors are not known.
 * There is none in a stage that Spark calls indeterminate: Spark runs all its tasks again if one is lost, and
-  outputs of two runs would be mixed (`ServiceSettings.planned`).
+  outputs of two runs would be mixed (`ServiceSettings.for_stage`).
 * A task that had no rows for one of its exchanges has no output there, and runs again.
 * A task does not know whether it runs for the first time: Spark tells Python the number of the stage, but not
   of its attempt. So every task asks. A service that does not answer in time is not asked again for a while

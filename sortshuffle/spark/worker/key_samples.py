@@ -1,7 +1,6 @@
-"""What a task does for the bounds of a range exchange: it ends its stage with a sample of its keys.
+"""`SampleKeys`: the closing of a task that samples keys for the bounds of a range exchange.
 
-`spark.plan.sampling` makes `SampleKeys`. It stands apart because tasks import this module, and not the
-planning.
+`spark.plan.sampling` makes it on the driver, and reads the samples.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ SEED = 0x72616E67
 
 @dataclass(frozen=True, slots=True)
 class SampleKeys:
-    """Ends a stage with a sample of its keys: one row of `COLUMNS` per task, the keys as an Arrow stream.
+    """Gives Spark one row of `COLUMNS` per task, with the sampled keys as an Arrow stream.
 
-    ``columns``: positions of the keys. ``size``: keys per producer, or one number for each producer that is
-    to be sampled; the others read nothing and return nothing.
+    ``columns``: positions of the keys. ``size``: keys per producer; or, by producer, the keys of those that
+    are sampled. The others read nothing and return nothing.
     """
 
     columns: tuple[int, ...]

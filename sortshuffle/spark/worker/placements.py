@@ -1,6 +1,6 @@
-"""`Placement`s: they tell the tasks of an exchange where its rows go.
+"""`Placement`s: how the rows of an exchange are distributed, as the driver sends it to the tasks.
 
-A placement is a small picklable object from which each task makes its own `ChannelSelector`. On the driver a
+A placement is a small picklable object. Each task makes its own `ChannelSelector` from it. On the driver a
 `Scheme` makes it (`spark.plan.schemes`).
 """
 
@@ -27,11 +27,11 @@ GOLDEN_RATIO = 0.6180339887498949  # turns by it spread any number of points eve
 
 
 class Placement(Protocol):
-    """What a task is told. Into a single subpartition all placements send rows by a `GlobalSelector`, or
-    broadcast them, which is the same."""
+    """Makes selectors. For a single subpartition all placements make a `GlobalSelector`, or broadcast, which
+    is the same."""
 
     def count(self, asked: int) -> int:
-        """How many subpartitions there are where the user asked for so many."""
+        """The number of subpartitions. ``asked``: the number that the user gave."""
 
     def selector(self, subpartitions: int, map_index: int) -> ChannelSelector: ...
 
@@ -64,8 +64,8 @@ class IdPlacement:
 
 @dataclass(frozen=True, slots=True)
 class RoundRobinPlacement:
-    """Even placement. ``reproducible``: a task that runs again sees its rows in the same order, so they
-    may be counted out; otherwise each row's own hash decides."""
+    """Even placement. ``reproducible``: a task that runs again has its rows in the same order, so they are
+    placed in turn; otherwise by a hash of the whole row."""
 
     reproducible: bool
 
@@ -88,7 +88,7 @@ class RangePlacement:
     bounds: pa.RecordBatch | None
 
     def count(self, asked: int) -> int:
-        """As in Spark only the ranges that the sample could tell apart."""
+        """As in Spark, only the ranges that the sample separates."""
         return 1 if self.bounds is None else int(self.bounds.num_rows) + 1
 
     def selector(self, subpartitions: int, map_index: int) -> ChannelSelector:
@@ -111,5 +111,5 @@ class BroadcastPlacement:
 
 
 def turn(map_index: int, subpartitions: int) -> int:
-    """Where a map task begins, so that neighbours begin far apart."""
+    """The subpartition at which a map task begins. Neighbouring tasks begin far apart."""
     return int(map_index * GOLDEN_RATIO % 1.0 * subpartitions)

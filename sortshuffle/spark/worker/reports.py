@@ -1,15 +1,14 @@
-"""Task reports: how the driver, and whoever reads the workers' logs, learn what the tasks did.
+"""Task reports: what the tasks did, for the driver and for the workers' logs.
 
-Each task adds one report under its source, its stage and its partition; a later attempt of the same task
-replaces the earlier one's, so that retries are not counted twice. A task that runs a stage several times, for
-several partitions that Spark has joined, adds one each time: those of one attempt are summed. Spark delivers
-the reports of successful tasks before the job's end; a task that fails has only its line in the log.
+Each task adds one report, under its source, its stage and its partition. The report of a later attempt
+replaces that of an earlier one, so retries are not counted twice. A task may run a stage several times, for
+partitions that Spark has coalesced; then the reports of one attempt are summed. Spark delivers the reports of
+successful tasks before the job ends. A task that fails has only its line in the log.
 
-All sources of an application share one Spark accumulator, because PySpark never forgets one: its value on
-the driver is a ledger that knows the reports of each source weakly, and drops those of sources that are
-gone.
+All sources of an application share one Spark accumulator, because PySpark never forgets one. Its value on the
+driver is a ledger with weak references to the reports of each source; those of dead sources are dropped.
 
-The line in the log is written by the task itself: Python logging, logger `LOGGER`, level INFO.
+The task writes its line to the log itself: Python logging, logger `LOGGER`, level INFO.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """What one task did. ``wall``: seconds from its start to its end. ``directory``: where its map outputs
-    are, empty for a task that wrote none. ``outputs``: what it wrote for each exchange, by number; their sum
-    is in ``metrics`` too. ``attempt``: Spark's number of the attempt, of which no two are equal."""
+    """What one task did. ``wall``: seconds from its start to its end. ``directory``: of its map outputs,
+    empty if it wrote none. ``outputs``: figures of each exchange that it wrote, by number; ``metrics``
+    includes them. ``attempt``: Spark's number of the attempt; no two are equal."""
 
     metrics: TaskMetrics
     wall: float
@@ -50,7 +49,7 @@ class TaskReport:
     attempt: int = 0
 
     def __add__(self, other: TaskReport) -> TaskReport:
-        """What both runs of one attempt did. A stage that writes runs once in an attempt."""
+        """The sum of two runs of one attempt. A stage that writes runs once in an attempt."""
         metrics = TaskMetrics()
         metrics.merge(self.metrics)
         metrics.merge(other.metrics)
@@ -61,7 +60,7 @@ class TaskReport:
 # ---- from the tasks to the driver ---------------------------------------------------------------------
 
 Updates = dict[tuple[int, Key], TaskReport]
-"""Reports by (source, key), on their way."""
+"""Reports by (source, key), sent to the driver."""
 
 
 class SourceReports:
@@ -76,17 +75,17 @@ class SourceReports:
 
     @staticmethod
     def of(spark: SparkSession) -> SourceReports:
-        """Those of a new source in this session."""
+        """The reports of a new source in this session."""
         return SourceReports(context_of(spark))
 
     @property
     def arrive(self) -> bool:
-        """Whether reports come back at all."""
+        """Whether reports arrive at all."""
         return not isinstance(self.reporter, Silent)
 
     @property
     def value(self) -> dict[Key, TaskReport]:
-        """The reports that have arrived, a copy: others may arrive meanwhile."""
+        """A copy of the reports that have arrived: more may arrive meanwhile."""
         return dict(self._reports)
 
     def add(self, key: Key, report: TaskReport) -> None:
@@ -97,7 +96,7 @@ class SourceReports:
 
 
 class Reporter(Protocol):
-    """What the tasks report with."""
+    """Sends the reports of tasks."""
 
     def add(self, stage: int, partition: int, report: TaskReport) -> None: ...
 
@@ -112,7 +111,7 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """The end of the line that is in the tasks: Spark's accumulator."""
+    """Reports by Spark's accumulator."""
 
     accumulator: Accumulator[Any]
     source: int
@@ -122,7 +121,7 @@ class Accumulated:
 
 
 class _Ledger:
-    """What the accumulator is on the driver: where the reports of each live source go."""
+    """The value of the accumulator on the driver: passes reports on to their sources."""
 
     def __init__(self, context: SparkContext) -> None:
         self._numbers = itertools.count(1)
@@ -203,15 +202,15 @@ def stage_totals(reports: Iterable[tuple[Key, TaskReport]]) -> list[StageTotals]
 
 
 def wants_log() -> bool:
-    """Whether tasks shall log, which is what this process, the driver, is set to do for `LOGGER`."""
+    """Whether tasks log: the level of `LOGGER` in this process, the driver, decides."""
     return logging.getLogger(LOGGER).isEnabledFor(logging.INFO)
 
 
 def log_task(report: TaskReport, **task: object) -> None:
-    """Write the line of a task to the worker's log. ``task``: what comes first, such as its stage."""
+    """Write the line of a task to the worker's log. ``task``: first fields of the line, such as the stage."""
     logger = logging.getLogger(LOGGER)
     logger.setLevel(logging.INFO)
-    if not logger.handlers:  # beside whatever collects logs at the root, such as Spark's own capture of them
+    if not logger.handlers:  # the root's handlers, such as Spark's own capture, get the line too
         handler = logging.StreamHandler(sys.__stderr__)
         handler.setFormatter(logging.Formatter(LOG_FORMAT))
         logger.addHandler(handler)

@@ -1,8 +1,7 @@
-"""Which services did not answer, as all workers of an executor know it.
+"""Services that did not answer, known to all workers of an executor.
 
-Workers are processes, and forget what they know when they end. So what they tell each other is a file in the
-executor's home, which is replaced as a whole. Where two replace it at once, one of them is not heard: then a
-service is asked once more.
+Workers are processes that end at any time. So they share a file in the executor's home, which is replaced as
+a whole. If two workers replace it at once, one entry is lost, and that service is asked once more.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ SILENT_FOR = 30.0  # seconds that a service which did not answer is left alone
 
 
 class Silence:
-    """What is known in this home. ``clock``: seconds, the same in all processes of the host."""
+    """The silent services of one home. ``clock``: seconds, the same in all processes of the host."""
 
     def __init__(self, home: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = os.path.join(home, SILENT_FILE)
         self._clock = clock
 
     def others(self, addresses: Iterable[str]) -> list[str]:
-        """Those of these services that may be asked now."""
+        """The services among these that may be asked now."""
         silent = self._read()
         return [address for address in addresses if address not in silent]
 
     def note(self, addresses: Iterable[str]) -> None:
-        """These did not answer. What cannot be written is not known to others."""
+        """Note that these did not answer. If the file cannot be written, other workers do not know."""
         until = self._clock() + SILENT_FOR
         silent = {**self._read(), **dict.fromkeys(addresses, until)}
         with suppress(OSError):
             replace_json(self._path, silent)
 
     def _read(self) -> dict[str, float]:
-        """Those that are silent, and until when."""
+        """The silent services, and until when."""
         try:
             with calls.open_file(self._path, encoding="utf-8") as opened:
                 found = json.load(opened)

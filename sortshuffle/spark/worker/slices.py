@@ -1,7 +1,6 @@
-"""What a task reads where large subpartitions are read by several tasks.
+"""Slices: parts of large subpartitions, each read by a task of its own.
 
-`spark.plan.skew` makes the slices on the driver. This module stands apart because tasks import it, and not
-the planning.
+`spark.plan.skew` makes the slices on the driver.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from sortshuffle.spark.worker.stages import Batches, Opening
 from sortshuffle.spark.worker.task import Task
 
 ALL_MAPS = 2**31 - 1  # above every map index
-TASK = "task"  # the column that says which of the tasks a control row is for
+TASK = "task"  # the column with the number of the task that a control row is for
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What a task reads: a subpartition; of ``exchange`` (its number, None for none) only the map outputs
-    from ``first`` to before ``end``."""
+    """The part of a subpartition that a task reads: of ``exchange`` (its number, None for none) only the map
+    outputs ``first`` to ``end`` - 1, of other exchanges all."""
 
     subpartition: int
     exchange: int | None = None
@@ -29,7 +28,7 @@ class Slice:
     end: int = ALL_MAPS
 
     def of(self, control: pa.RecordBatch) -> pa.RecordBatch:
-        """Its control rows, out of those of the whole subpartition."""
+        """The control rows of the slice, out of those of the whole subpartition."""
         if self.exchange is None:
             return control
         maps = control.column("map_index")
@@ -39,7 +38,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class ReadSlices:
-    """Opens for each task what it reads of exchanges. ``tasks``: by partition of the stage."""
+    """Opens for each task its slice. ``tasks``: the slices, by partition of the stage."""
 
     opening: Opening
     tasks: tuple[Slice, ...]
@@ -52,7 +51,7 @@ class ReadSlices:
         return self.opening.open((self._own(batch) for batch in received), task)
 
     def _own(self, received: pa.RecordBatch) -> pa.RecordBatch:
-        """Its control rows, out of what one task receives."""
+        """The control rows of the task's slice, out of those that it receives."""
         if not received.num_rows:
             return received.drop_columns(TASK)
         task = self.tasks[received.column(TASK)[0].as_py()]

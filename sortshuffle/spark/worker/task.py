@@ -1,8 +1,8 @@
-"""One running task in a Python worker: who it is, what it may hold, where it writes, and what it tells.
+"""One running task in a Python worker: its identity, its memory, its files and its report.
 
-Used by the stages of both doors, `spark.worker.stages` (rows) and `spark.rdds.stages` (records), which say
-what is done; here is what surrounds it: the worker is prepared, errors are acted on, and a report goes to the
-driver and the log however the task ends.
+Used by the stages of both doors, `spark.worker.stages` (rows) and `spark.rdds.stages` (records). They do the
+work. This module prepares the worker, reacts to errors, and sends a report to the driver and the log however
+the task ends.
 """
 
 from __future__ import annotations
@@ -39,16 +39,15 @@ from sortshuffle.spark.worker.task_files import TaskFiles
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
 
-READING_SHARE = 4  # a stage that both reads and writes reads ahead within this part of its memory
-HOLDING_SHARE = 2  # what its steps may hold of it together, if there are any that hold rows
+READING_SHARE = 4  # the task reads ahead within a quarter of its memory
+HOLDING_SHARE = 2  # the steps that hold rows, if there are any, have half of it together
 
 
 @dataclass(slots=True)
 class Task:
-    """One running task: who it is, what it may hold, what it did. ``reading`` and ``writing`` are shares of
-    ``memory``, and what its ``holders`` (steps that hold rows) get is the rest of it. ``outputs``: what it
-    did for each exchange that it writes, by number. ``reach``: how it gets at map outputs. ``service``: of
-    its host."""
+    """One running task. ``reading`` and ``writing`` are shares of ``memory``; the rest is for its
+    ``holders``, the steps that hold rows. ``outputs``: figures of each exchange that it writes, by number.
+    ``reach``: its access to map outputs. ``service``: of its host."""
 
     options: Options
     application: str
@@ -67,8 +66,8 @@ class Task:
 
     @staticmethod
     def starting(service: HostService, stage: int, partition: int, holders: int = 0) -> Task:
-        """The task that this worker runs now. ``partition``: as the stage counts its inputs. ``holders``: how
-        many of its steps hold rows."""
+        """The task that this worker runs now. ``partition``: as the stage counts its inputs. ``holders``: the
+        number of its steps that hold rows."""
         context: Any = TaskContext.get()
         options = service.options
         memory = task_memory(options)
@@ -92,13 +91,13 @@ class Task:
         )
 
     def holding(self, label: str) -> MemoryBudget:
-        """What one of the task's `holders` may hold: an equal part for each, so that none can starve
+        """The memory of one of the task's `holders`. All have equal parts, so that none can starve
         another."""
         return self.memory.share(self.memory.limit // HOLDING_SHARE // max(1, self.holders), label)
 
     @property
     def served_by_spark(self) -> bool:
-        """Whether Spark's external shuffle service has Spark's shuffle files outlive their executor."""
+        """Whether Spark's shuffle files outlive their executor, by Spark's external shuffle service."""
         return self.service is not None and self.service.settings.served_by_spark
 
     @property
@@ -116,7 +115,7 @@ class Task:
 
     @property
     def key(self) -> EncryptionKey | None:
-        """By which its files are encrypted; None where they are not."""
+        """The key of its files; None if they are not encrypted."""
         return None if self.service is None else self.service.settings.key
 
     def home(self) -> str:
@@ -124,7 +123,7 @@ class Task:
         return self.files.home()
 
     def new_map_output(self, exchange: int, header: FileHeader) -> PartitionedFileWriter:
-        """The writer of this attempt's map output of an exchange, in a home that takes it. The host's service
+        """The writer of this attempt's map output of an exchange, in a home that has room. The host's service
         is started if need be, and comes up while the task writes."""
         if self.service is not None:
             self.service.address()
@@ -134,16 +133,16 @@ class Task:
         return writer
 
     def map_output(self, exchange: int, file: PartitionedFile, file_id: bytes) -> SparkMapOutput:
-        """A finished map output of this task, as its consumers are told of it."""
+        """The description of a finished map output of this task, for its consumers."""
         service = "" if self.service is None else self.service.address()
         return SparkMapOutput(file, file_id, self.partition, self.attempt, host_name(), service, exchange)
 
     def new_merge_file(self, header: FileHeader) -> PartitionedFileWriter:
-        """A file for what a merge of too many runs puts aside."""
+        """A file for rows that a merge of too many runs puts aside."""
         return self.files.new_merge_file(header)
 
     def writer(self, exchange: int, ordering: tuple[str, ...] = ()) -> Writer:
-        """What a map output of this task says of who wrote it."""
+        """The entry in a map output that says who wrote it."""
         return Writer(
             application=self.application,
             exchange=exchange,
@@ -160,11 +159,12 @@ class Task:
 def running(
     task: Task, reporter: Reporter, logs: bool, user_seconds: Callable[[TaskMetrics], None]
 ) -> Iterator[ExitStack]:
-    """What surrounds a task's work, which closes what it puts on the stack, the last one first.
+    """Surround the work of a task: act on its error, and report. What is on the stack is closed at the end,
+    the last entry first.
 
-    ``user_seconds``: turns what the stage has timed into the step user.
+    ``user_seconds``: makes the step user of the times that the stage has taken.
     """
-    outcome = "stopped"  # by a consumer that wants no more
+    outcome = "stopped"  # by a consumer that reads no further
     started = time.perf_counter()
     try:
         with ExitStack() as opened:
@@ -196,14 +196,15 @@ def _report(task: Task, wall: float, user_seconds: Callable[[TaskMetrics], None]
     return TaskReport(task.metrics, wall, task.directory, task.outputs, task.attempt)
 
 
-@cache  # whether it has been done the collector could tell, but in 4 ms: it counts what it has frozen
+@cache  # the collector knows whether this was done, but takes 4 ms to say: it counts what is frozen
 def settle_worker() -> None:
-    """Prepare this worker process, once: take what it has imported out of the garbage collector's sight.
+    """Prepare this worker process, once: freeze the objects of imported modules, so that the garbage
+    collector passes over them.
 
     PySpark's worker collects garbage after every task, and walks some 200,000 objects of pyarrow, pandas and
     PySpark each time: 64 empty tasks on two cores took 2.2 s, and 0.4 s when those are frozen.
 
-    And let it open as many files as the system allows: a merge of many runs holds one each.
+    Also raise the limit of open files to what the system allows: a merge of many runs holds one for each.
     """
     gc.collect()
     gc.freeze()
@@ -212,7 +213,7 @@ def settle_worker() -> None:
 
 
 def tell_of_loss(error: BaseException, reach: Reach, served_by_spark: bool) -> None:
-    """Where a task's error tells of a lost map output: let Spark run its producer again, and tell the
+    """If a task's error means that a map output is lost: make Spark run its producer again, and tell the
     executors that have adopted it."""
     if isinstance(error, DataLossError):
         make_spark_rerun(error, served_by_spark)
@@ -220,9 +221,9 @@ def tell_of_loss(error: BaseException, reach: Reach, served_by_spark: bool) -> N
 
 
 def make_spark_rerun(error: DataLossError, served_by_spark: bool = False) -> None:
-    """Remove Spark's own control files of the lost map output, where this host can reach them: the next
+    """Remove Spark's files with the control rows of the lost map output, if they are on this host. The next
     attempt of this task then fails to fetch them, and Spark runs the producer again. ``served_by_spark``:
-    executors of this host that have ended may have left them, too."""
+    files of ended executors are looked for, too."""
     file = PartitionedFile.of(error.place.file)
     if file is not None:
         above = application_directories() if served_by_spark else ()

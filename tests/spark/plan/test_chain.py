@@ -25,7 +25,7 @@ from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.plan.exchange import Exchange
 from sortshuffle.spark.plan.origins import ExchangeOrigin
 from sortshuffle.spark.plan.schemes import Hash
-from sortshuffle.spark.session import classic_planner as planner
+from sortshuffle.spark.session.classic_planner import ClassicPlanner
 from sortshuffle.spark.worker.placements import HashPlacement, RoundRobinPlacement
 
 # workers know nothing of this module
@@ -192,6 +192,7 @@ def test_rows_are_counted_out_only_where_a_re_run_task_sees_them_in_the_same_ord
 
 
 def test_sparks_word_is_taken_for_what_a_source_gives_when_it_runs_again(numbers: DataFrame) -> None:
+    planner = ClassicPlanner(numbers.sparkSession)
     assert planner.is_reproducible(numbers)
     assert planner.is_reproducible(numbers.where("id > 5").select("k"))
     assert not planner.is_reproducible(numbers.repartition(3))

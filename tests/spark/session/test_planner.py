@@ -27,7 +27,7 @@ def control(spark: SparkSession, exchange: int, skipped: int) -> DataFrame:
 def test_partition_s_holds_the_rows_of_partition_s_of_each(spark: SparkSession) -> None:
     frames = [control(spark, exchange, exchange % PARTITIONS) for exchange in (7, 8, 9)]
     frames.insert(0, number_rows(frames[0], PARTITIONS))
-    zipped = planner.zipped(frames)
+    zipped = planner.zip_partitions(frames)
 
     assert zipped.schema.simpleString() == frames[0].schema.simpleString()
     assert zipped.rdd.getNumPartitions() == PARTITIONS
@@ -37,7 +37,7 @@ def test_partition_s_holds_the_rows_of_partition_s_of_each(spark: SparkSession) 
 
 
 def test_nothing_is_shuffled_a_second_time(spark: SparkSession) -> None:
-    zipped = planner.zipped([control(spark, 7, 0), control(spark, 8, 0)])
+    zipped = planner.zip_partitions([control(spark, 7, 0), control(spark, 8, 0)])
     lineage = zipped._jdf.queryExecution().toRdd().toDebugString()
     assert lineage.count("ShuffledRowRDD") == 2
 

@@ -240,7 +240,7 @@ def test_without_services_there_is_no_address() -> None:
 
 def test_a_forked_driver_has_another_name(spark: SparkSession) -> None:
     """It counts its exchanges on from where the first one was, and so do its brothers."""
-    planned = ServiceSettings.of(EXTERNAL, "app", CLUSTER).planned(spark.sparkContext, lambda: False)
+    planned = ServiceSettings.of(EXTERNAL, "app", CLUSTER).for_stage(spark.sparkContext, lambda: False)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -259,13 +259,15 @@ def test_a_forked_driver_has_another_name(spark: SparkSession) -> None:
 def test_only_external_services_are_asked_for_what_lost_executors_had_finished(spark: SparkSession) -> None:
     context = spark.sparkContext
     external = ServiceSettings.of(EXTERNAL, "app", CLUSTER)
-    assert external.planned(context, lambda: False).adopts
-    assert external.planned(context, lambda: False).hosts == ()  # there is only the driver
-    assert not external.planned(None, lambda: False).adopts
-    assert len(external.planned(context, lambda: False).driver) == 16
-    assert external.planned(context, lambda: False).driver == external.planned(context, lambda: False).driver
+    assert external.for_stage(context, lambda: False).adopts
+    assert external.for_stage(context, lambda: False).hosts == ()  # there is only the driver
+    assert not external.for_stage(None, lambda: False).adopts
+    assert len(external.for_stage(context, lambda: False).driver) == 16
+    assert (
+        external.for_stage(context, lambda: False).driver == external.for_stage(context, lambda: False).driver
+    )
     auto = ServiceSettings.of(Options(), "app", CLUSTER)
-    assert auto.planned(context, lambda: False) is auto
+    assert auto.for_stage(context, lambda: False) is auto
 
 
 @pytest.mark.parametrize("kind", ["frame", "rdd"])

@@ -1,13 +1,13 @@
-"""The `Planner` of Spark Connect, where nothing but the DataFrame API is in reach.
+"""The `Planner` of Spark Connect, where only the DataFrame API is available.
 
-* A plan is sent anew with every action: map stages run again for each, and exchanges of the same rows are not
-  written in one pass, because nothing could keep what they share.
-* Control rows go through one shuffle also where they are of several exchanges: the map stages are united
-  before it. So they are shuffled once, and a lost executor costs the map tasks that it ran, as ever.
-* Spark must not refuse to go on when a re-run map task returns other control bytes (see
-  `spark.session.classic_planner`). That is a setting of the session, which only its user may change: it is
-  checked where a shuffle is put into the plan.
-* Adaptive execution does no harm: it leaves a shuffle by id with the partitions that were asked for.
+* A plan is sent anew with every action. So map stages run again for each action, and exchanges of the same
+  rows are not written in one pass: nothing could keep what they share.
+* Control rows of several exchanges go through one shuffle: the map stages are united before it. As ever, a
+  lost executor costs only the map tasks that it ran.
+* Spark must not refuse to go on when a re-run map task returns other control bytes
+  (`spark.session.classic_planner`). That is a setting of the session, which only its user may change. It is
+  checked when a shuffle is put into the plan.
+* Adaptive execution does no harm: it keeps the number of partitions of a shuffle by id.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from sortshuffle.spark.session.requirements import check_no_rollback
 _SPLITS = re.compile(r"splits=(\d+)")
 
 
-class PlainPlanner:
-    """Plans with the DataFrame API alone."""
+class ConnectPlanner:
+    """Plans by the DataFrame API only."""
 
     keeps = False
     zips = False
@@ -38,7 +38,7 @@ class PlainPlanner:
 
     def control(self, rows: DataFrame, subpartitions: Sequence[int], label: str) -> list[ControlRows]:
         check_no_rollback(self._spark)
-        (count,) = subpartitions  # what does not keep has no map stages of several exchanges
+        (count,) = subpartitions  # `keeps` is false, so a map stage has one exchange
         return [ControlRows(rows, count)]
 
     def together(self, control: Sequence[ControlRows], *, numbered: bool = False) -> DataFrame:
@@ -48,7 +48,7 @@ class PlainPlanner:
             rows.append(number_rows(rows[0], count, tasks=1))
         return reduce(DataFrame.unionAll, rows).repartitionById(count, MARK)
 
-    def zipped(self, frames: Sequence[DataFrame]) -> DataFrame:
+    def zip_partitions(self, frames: Sequence[DataFrame]) -> DataFrame:
         raise UnsupportedError("Spark Connect cannot put the partitions of several DataFrames side by side")
 
     def share(self, frame: DataFrame) -> DataFrame:
@@ -64,6 +64,6 @@ class PlainPlanner:
         return True
 
     def parallelism(self) -> int:
-        """As Spark plans a range of numbers: the only place where its default shows."""
+        """The number of tasks that Spark plans for a range: its default shows nowhere else."""
         found = _SPLITS.search(self._spark.range(1)._explain_string())
         return int(found[1]) if found else 1
