@@ -1,14 +1,14 @@
 """The `ShuffleRDD` door: PySpark jobs on Python objects, whose shuffles run on sortshuffle.
 
-rdd                              what users call
-plan, planner, explain           chains, exchanges, and how they are put into Spark
-stages, together, writing        what runs in the workers: one input, several, and where records go
-streams, control_rows            what passes between its parts, and between tasks
-steps, holding                   what is chained: users' functions, and what holds records
-key_selectors, ranges            where pairs go
-combining                        pairs before the shuffle: made fewer
-aggregations, merging, grouping  values that become one for each key, behind it, in bounded memory
-sorting                          order
-spilling, heap                   what is put aside in files; what objects take in memory
+rdd                              the methods that users call
+plan, planner, explain           chains and exchanges; how they become RDDs of Spark; what they print
+stages, together, writing        stages in the workers: with one input, with several; the writing end
+streams, control_rows            records between parts of a stage; rows between tasks
+steps, holding                   steps of a chain: users' functions, and steps that hold records
+key_selectors, ranges            the subpartition of each pair
+combining                        values of a key combined before the shuffle
+aggregations, merging, grouping  values of a key combined behind the shuffle, in bounded memory
+sorting                          sorting in bounded memory
+spilling, heap                   records put aside in files; the memory that objects take
 by_value                         objects of classes that cannot be imported
 """

@@ -1,21 +1,20 @@
-"""What becomes of the values of a key, and the tables in which that happens.
+"""Aggregations of the values of a key, and the tables in which they run.
 
-    Reduce        one of two values, again and again         reduceByKey
+    Reduce        one value of two, again and again          reduceByKey
     Combine       combiners of values                        combineByKey, aggregateByKey, foldByKey
     Group         lists of values                            groupByKey, cogroup, joins
-    Distinct      nothing: only keys count                   distinct
+    Distinct      None: only keys count                      distinct
 
-A `PairAggregation` is plain data that travels to the tasks; each task makes `Table`s of it: before the
-shuffle to make fewer records of many (`combining`), behind it to make one of all (`merging`). Both add pairs
-to a table until it holds as much as it may, and then take them out.
+A `PairAggregation` is plain data that is sent to the tasks. Each task makes `Table`s of it: before the
+shuffle for fewer records (`combining`), behind it for one result per key (`merging`). Both add pairs to a
+table until its memory is full, and then take the results out.
 
-`Table.held` is what the table takes, bytes, as far as samples tell (`heap`): exact for what a chunk brings
-into groups; for combiners, which may grow or not, measured again whenever a quarter more records were added,
-and in between as it went before.
+`Table.held` estimates the bytes of the table from samples (`heap`). Each chunk adds the estimate of what it
+brings into groups. Combiners may grow; they are measured again whenever a quarter more records were added,
+and extrapolated in between.
 
-The loops here run for every record. StopIteration out of a user's function would end the stream without a
-word; PySpark wraps each call to find it, which costs more than most functions: here it is caught where the
-loop ends.
+The loops here run for every record. A StopIteration out of a user's function would end the stream silently.
+PySpark wraps each call to find it, which costs more than most functions. Here it is caught around the loop.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ from pyspark.errors import PySparkRuntimeError
 
 from sortshuffle.payload.pickled import Chunk, Pairs
 from sortshuffle.spark.rdds.grouping import LongGroup
-from sortshuffle.spark.rdds.heap import DICT_ENTRY, POINTER, SEEN, heap_bytes, mean_bytes
+from sortshuffle.spark.rdds.heap import DICT_ENTRY, POINTER, SAMPLE_SIZE, heap_bytes, mean_bytes
 from sortshuffle.spark.rdds.spilling import RecordSpillFile
 
-BATCH = 4096  # keys that are taken out of a table together
-MEASURED = 64  # combiners that are looked at in a measurement
-RECENT = 16  # of the keys that were added last, whose combiners are looked at for very large ones
-LARGE = 8  # a combiner is very large if it takes so many times the mean
-MEASURE_AGAIN = 1.25  # records, in relation to those when the table was measured last
+BATCH = 4096  # keys taken out of a table together
+MEASURED_COMBINERS = 64  # in one measurement
+RECENT_KEYS = 16  # keys added last whose combiners are checked for very large ones
+LARGE = 8  # a combiner is very large from so many times the mean on
+MEASURE_AGAIN = 1.25  # times the records at the last measurement
 LIST_BYTES = 88  # an empty list and the room that its first append makes
 
 
 class ValueKind(Enum):
-    """What stands beside the keys of a chunk: values, combiners of some, or lists of them."""
+    """What a chunk has beside its keys: values, combiners, or lists of values."""
 
     PLAIN = auto()
     COMBINED = auto()
@@ -109,8 +108,7 @@ class Distinct:
 
 
 class Table(ABC):
-    """What became of the values so far, by key. ``held``: bytes that it takes, about. ``kind``: of what it
-    gives."""
+    """The results for the values so far, by key. ``held``: its bytes, estimated. ``kind``: of its results."""
 
     kind: ClassVar[ValueKind]
 
@@ -119,25 +117,25 @@ class Table(ABC):
 
     @abstractmethod
     def add(self, chunk: Chunk) -> None:
-        """Pairs of any kind that this table gave, or values; a list is of tuples. Raises what unpacking and
-        the user's functions raise, and TypeError for keys that cannot be hashed."""
+        """Add pairs with values, or with results of such a table. A list has tuples. Raises what unpacking
+        and the user's functions raise, and TypeError for keys that cannot be hashed."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Keys in it."""
+        """The number of keys."""
 
     @abstractmethod
     def keys(self) -> Collection[Any]: ...
 
     @abstractmethod
     def results(self, keys: list[Any]) -> list[Any]:
-        """What became of these keys' values: combiners, or groups. They stay in the table."""
+        """The results of these keys: combiners or groups. They stay in the table."""
 
     @abstractmethod
     def clear(self) -> None: ...
 
     def batches(self) -> Iterator[tuple[list[Any], list[Any]]]:
-        """All keys, in the order in which they came, and their results."""
+        """All keys, in the order of their first records, and their results."""
         keys = iter(self.keys())
         while batch := list(islice(keys, BATCH)):
             yield batch, self.results(batch)
@@ -185,13 +183,13 @@ class _CombiningTable(Table):
 
     def _measure(self, chunk: Chunk) -> None:
         combiners = self._combiners
-        # those that came about at one time, which moves through the table
-        start = self._records * 7919 % max(1, len(combiners) - MEASURED)
-        seen = list(islice(combiners.items(), start, start + MEASURED))
+        # neighbours of one age; the place moves through the table
+        start = self._records * 7919 % max(1, len(combiners) - MEASURED_COMBINERS)
+        seen = list(islice(combiners.items(), start, start + MEASURED_COMBINERS))
         sizes = [heap_bytes(key) + heap_bytes(combiner) for key, combiner in seen]
         mean = sum(sizes) / max(1, len(sizes))
-        recent = dict.fromkeys(_seen(chunk, RECENT)[0])
-        large = [heap_bytes(combiners[key]) for key in recent] if len(combiners) > MEASURED else []
+        recent = dict.fromkeys(_seen(chunk, RECENT_KEYS)[0])
+        large = [heap_bytes(combiners[key]) for key in recent] if len(combiners) > MEASURED_COMBINERS else []
         measured = int(len(combiners) * (DICT_ENTRY + mean))
         measured += sum(size for size in large if size > LARGE * mean)
         if self._measured_at:
@@ -271,8 +269,8 @@ class DistinctTable(Table):
 
 
 class GroupTable(Table):
-    """Lists of values. ``long``: those of them whose values are put aside (`grouping.LongGroup`): they are
-    added to like the others, and stay when the table is cleared."""
+    """Lists of values. ``long``: groups whose values are put aside (`grouping.LongGroup`). Values are added
+    to them as to others, and they stay when the table is cleared."""
 
     kind = ValueKind.GROUPED
 
@@ -296,18 +294,18 @@ class GroupTable(Table):
             values = iter(chunk.values)
             for key, count in zip(chunk.keys, chunk.counts, strict=True):
                 groups[key].extend(islice(values, count))
-        seen_keys, seen_values = _seen(chunk, SEEN)
+        seen_keys, seen_values = _seen(chunk, SAMPLE_SIZE)
         self._values += added
         self._value_bytes += added * (POINTER + mean_bytes(seen_values))
         self._key_bytes += (len(groups) - before) * mean_bytes(seen_keys)
         self._hold()
 
     def put_aside_long(self, least: int, new_file: Callable[[], RecordSpillFile]) -> int:
-        """Put aside the values of all groups that take ``least`` bytes. Returns the bytes that are free then,
-        about."""
+        """Put aside the values of all groups of at least ``least`` bytes. Returns the freed bytes,
+        estimated."""
         mean = self._value_bytes / max(1, self._values)
         if max(map(len, self.groups.values()), default=0) * mean < least:
-            return 0  # as where there are many groups: quicker to find than to go through them
+            return 0  # the quick test, mostly enough where there are many groups
         put_aside = 0
         for key, group in self.groups.items():
             is_long = isinstance(group, LongGroup)
@@ -344,7 +342,7 @@ class GroupTable(Table):
 
 
 def _seen(chunk: Chunk, most: int) -> tuple[Sequence[Any], Sequence[Any]]:
-    """At most so many of the keys, and of the values, spread over the chunk."""
+    """At most ``most`` of the keys, and of the values, spread over the chunk."""
     step = -(-len(chunk) // most) or 1
     if isinstance(chunk, Pairs):
         return chunk.keys[::step], chunk.values[:: -(-len(chunk.values) // most) or 1]
@@ -359,9 +357,9 @@ def pairs_of_kind(kind: ValueKind, keys: list[Any], results: list[Any]) -> Pairs
     return Pairs(keys, results, combined=kind is ValueKind.COMBINED)
 
 
-class stopped_by_user:  # noqa: N801 - reads like the function it stands for
-    """Turns a StopIteration out of a user's function in the block into PySpark's error. (A generator made a
-    context manager cannot: contextlib takes a RuntimeError caused by a StopIteration for its own.)"""
+class stopped_by_user:  # noqa: N801 - used like a function
+    """Turns a StopIteration out of a user's function in the block into PySpark's error. (A generator with
+    `contextmanager` cannot: contextlib takes a RuntimeError caused by a StopIteration for its own.)"""
 
     def __enter__(self) -> None:
         pass
@@ -374,5 +372,5 @@ class stopped_by_user:  # noqa: N801 - reads like the function it stands for
 
 
 def stopped(error: StopIteration) -> PySparkRuntimeError:
-    """What PySpark raises where a user's function raises StopIteration."""
+    """PySpark's error for a user's function that raises StopIteration."""
     return PySparkRuntimeError(errorClass="STOP_ITERATION_OCCURRED", messageParameters={"exc": str(error)})

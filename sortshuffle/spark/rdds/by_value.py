@@ -1,9 +1,8 @@
-"""Chunks of records that plain pickle cannot take, because what they are made of cannot be imported.
+"""Pickling by value: chunks of records whose classes or functions cannot be imported.
 
-Used by `ShuffleRDD`, whose records may be anything that PySpark's serializer takes: functions, and instances
-of classes that were defined in the user's script or notebook and came to the worker by value. PySpark pickles
-all its records so (cloudpickle), which takes 1.2 us more for each instance of a class. Here only the chunks
-that need it are.
+Records of a `ShuffleRDD` may be anything that PySpark's serializer accepts: also functions, and instances of
+classes from the user's script or notebook, which came to the worker by value. PySpark pickles all records by
+cloudpickle, which takes 1.2 us more for each instance of a class. Here only the chunks that need it do.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Combining before a shuffle, where that makes fewer records of many.
+"""Combining before a shuffle, if that makes far fewer records.
 
     pairs -> table --full--> its combiners ---\\
                                                selector -> map output
-    pairs of keys that do not come again -----/
+    pairs whose keys hardly repeat -----------/
 
-A table takes a part of the task's memory. When it is full, its combiners are sent as they are, and it begins
-anew: they are merged behind the shuffle anyway, so nothing is put aside on the map side.
+A table has a part of the task's memory. When it is full, its combiners are sent, and it is emptied. They are
+merged behind the shuffle anyway, so the map side puts nothing aside.
 
-Where nearly every key is new, a table costs its time and saves nothing. `TRIAL` records tell how often keys
-come again: of n records drawn from d keys about n * n / 2d do. If the table will be full before a key comes
-again, what follows goes on as it is, for `PAUSE` records; then there is another trial. PySpark has no such
-rule, and combines always: 625,000 pairs of different keys take 70 to 130 ns each in a table.
+If nearly every key is new, a table takes time and saves nothing. After `TRIAL` records it is known how often
+keys repeat: of n records drawn from d keys about n * n / 2d do. If the table will be full before keys repeat,
+the next `PAUSE` records are sent uncombined; then there is another trial. PySpark has no such rule, and
+always combines: 625,000 pairs of different keys take 70 to 130 ns each in a table.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.spark.rdds.aggregations import PairAggregation, ValueKind
 
 Send: TypeAlias = Callable[[Sequence[Any], Sequence[Any], ValueKind], None]
-"""Sends keys, and what is of this kind for each of them, to where the keys say."""
+"""Sends keys, with a value of this kind for each, to their subpartitions."""
 
 TRIAL = 64 * 1024  # records
 PAUSE = 16 * TRIAL
-# A full table that had fewer than so many records for a key was not worth its while: a record through it
-# costs about as much as half of one through the shuffle
+# Records per key from which a full table was worth its time: a record in it costs about half as much as one
+# in the shuffle
 WORTH_A_TABLE = 1.5
 
 
 class MapSideCombiner:
-    """Combines what it is given and sends it on. ``memory``: what the table may take."""
+    """Combines pairs and sends them on. ``memory``: of the table."""
 
     def __init__(
         self, aggregation: PairAggregation, memory: MemoryBudget, send: Send, metrics: TaskMetrics
@@ -70,7 +70,7 @@ class MapSideCombiner:
         self._send_table(False)
 
     def _will_repeat(self) -> bool:
-        """Whether keys come again before the table is full, which it is of so many."""
+        """Whether keys will repeat before the table is full."""
         keys = len(self._table)
         again = self._records - keys
         room = self._memory.limit * keys // max(1, self._table.held)

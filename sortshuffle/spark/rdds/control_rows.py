@@ -1,14 +1,13 @@
-"""What `ShuffleRDD` sends through Spark instead of records, and how a task takes it in.
+"""The rows that stages of `ShuffleRDD` send each other through Spark.
 
-A control row is what `spark.control` says of a map output, without Arrow: number of the exchange,
-subpartition and map index (4 bytes each, little endian), and the same packed description. There is one for
-each subpartition that got records; the others have nothing to read but the events at the end, and a task
-without any records writes no files.
+A control row has the content of one of `spark.control`, without Arrow: number of the exchange, subpartition
+and map index (4 bytes each, little endian), and the same packed description. There is one for each
+subpartition with records. The others have only the events at the end. A task without records writes no files.
 
 A task that reads several inputs gets the control rows of all their exchanges, one exchange after the other.
-Behind them may come rows that are chunks of records themselves: of inputs that were in their place without
-an exchange (`PassedRecords`), in the order of the inputs. Their map index is `PASSED`, their exchange the
-number of the input; what follows is the chunk.
+Behind them come rows with chunks of records: of inputs that were in their place without an exchange
+(`plan.PassedInput`), in the order of the inputs. Their map index is `PASSED`, their exchange the number of
+the input; the chunk follows.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _HEAD = struct.Struct("<III")
 
 
 def control_rows(output: SparkMapOutput, reach: Reach) -> Iterator[ControlRow]:
-    """What a map task tells the reduce tasks of its map output."""
+    """The control rows of a map output, with their partitions."""
     index, exchange = reach.index(output), output.exchange
     has_records = index.entries["records"].sum(axis=0).tolist()
     for batch in control_batches(output, index, exchange=exchange):
@@ -51,24 +50,24 @@ def passed_row(number: int, chunk: bytes | bytearray) -> bytes:
 
 
 class Received:
-    """What Spark hands to a task: records, or rows. ``has_steps``: whether users' functions see the records.
+    """Input of a task from Spark: records, or rows. ``has_steps``: whether the stage has steps.
 
-    Rows are read as they are asked for: the control rows all at once, passed chunks one by one.
+    Rows are read on demand: the control rows all at once, passed chunks one by one.
     """
 
     def __init__(self, records: Iterator[Any], has_steps: bool = False) -> None:
         self.records = records
         self.has_steps = has_steps
         self._outputs: dict[int, list[bytes]] | None = None
-        self._next: bytes | None = None  # the first row that was not asked for yet
+        self._next: bytes | None = None  # the first row that was read and not used
 
     def channels(self, exchange: int, reach: Reach) -> list[InputChannel]:
         """The channels to the map outputs of an exchange."""
         return _channels(self._control().get(exchange, ()), reach)
 
     def passed(self, number: int) -> Iterator[Chunk]:
-        """The chunks of an input. To be taken in the order of the inputs; what was not taken of one before is
-        passed over."""
+        """The chunks of an input. Inputs must be read in their order; unread chunks of earlier ones are
+        skipped."""
         self._control()
         while self._next is not None:
             of = _HEAD.unpack_from(self._next)[0]

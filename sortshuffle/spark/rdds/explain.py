@@ -1,4 +1,4 @@
-"""What `ShuffleRDD.explain` prints: the stages in the order of the data, and what they did so far."""
+"""The text of `ShuffleRDD.explain`: the stages in the order of the data, and what they did so far."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Groups too long for the memory: their values are on disk, and are read as often as they are iterated over.
+"""Groups too long for the memory: their values are on disk, and are read again for each iteration.
 
-A `LongGroup` takes the place of the list of a key in a table. It is added to as a list is; what was added is
-put aside from time to time, as a part of a spill file, and its last values stay in memory. For users it is an
-iterable with a length, as PySpark's `ExternalList` is.
+A `LongGroup` replaces the list of a key in a table. Values are added to it as to a list. From time to time
+they are put aside, as a part of a spill file; the last values stay in memory. For users it is an iterable
+with a length, like PySpark's `ExternalList`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sortshuffle.payload.pickled import unpack_chunk
 from sortshuffle.spark.rdds.by_value import pack_any
 from sortshuffle.spark.rdds.spilling import RecordSpillFile, SpilledPart, batches
 
-PACKED_TOGETHER = 1024  # values of one that is sent elsewhere
+PACKED_TOGETHER = 1024  # values of a pickled group
 
 
 class LongGroup:
@@ -32,11 +32,11 @@ class LongGroup:
 
     @property
     def in_memory(self) -> int:
-        """How many values are."""
+        """The number of values in memory."""
         return len(self._tail)
 
     def put_aside(self, file: RecordSpillFile) -> None:
-        """Those that are."""
+        """Put the values in memory aside."""
         if self._tail:
             file.write([(0, self._tail)])
             self._parts.append(file.part())
@@ -53,7 +53,7 @@ class LongGroup:
         yield from self._tail
 
     def __reduce__(self) -> Any:
-        # elsewhere there is no file: a list, whose objects need not be made here
+        # another process has no file: it gets a list, and stored values are not unpickled here
         packed = [bytes(chunk) for part in self._parts for chunk in part.packed()]
         packed += [bytes(pack_any(values)) for values in batches(self._tail, PACKED_TOGETHER)]
         return _unpacked, (packed,)

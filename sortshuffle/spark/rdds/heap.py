@@ -1,9 +1,9 @@
-"""How much memory objects take, as far as looking at some of them tells.
+"""Estimates of the memory of objects, from samples.
 
-Used by everything that holds users' objects: tables of combiners, groups, runs that are being sorted. Python
-does not say what an object keeps alive, and asking the process (as PySpark does) says what it once took: the
-heap does not give memory back. So a few objects are walked, and stand for those around them. The answer
-depends on the objects alone, so that a task that runs again spills where it did the first time.
+Used by all that holds users' objects: tables of combiners, groups, runs that are being sorted. Python does
+not say what an object keeps alive. The size of the process (which PySpark uses) only grows, because the heap
+does not give memory back. So a few objects are walked, and stand for those around them. The estimate depends
+only on the objects, so a task that runs again spills at the same records.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from sys import getsizeof
 from typing import Any
 
 POINTER = 8  # bytes of a reference in a list
-# Bytes of a dict for each key: three words of an entry and its place in the hash table, both of which grow by
+# Bytes of a dict for each key: an entry of three words, and a place in the hash table. Both grow by
 # doubling: 50 just before, 105 just after
 DICT_ENTRY = 100
 DEEPEST = 6  # containers in containers that are walked
-SEEN = 16  # elements of a container, spread over it, that stand for all
-UNKNOWN = 64  # bytes of what does not tell
+SAMPLE_SIZE = 16  # elements of a container, spread over it
+UNKNOWN = 64  # bytes of an object without a size
 
 _PLAIN = frozenset({int, float, str, bytes, bool, complex, type(None)})
 
 
 def heap_bytes(thing: Any, deep: int = DEEPEST) -> int:
-    """Bytes that an object and what it refers to take, about. What is shared is counted each time."""
+    """Bytes of an object and all that it refers to, estimated. Shared objects are counted each time."""
     try:
         size = getsizeof(thing)
     except Exception:  # a class of the user's may say anything
@@ -46,17 +46,17 @@ def heap_bytes(thing: Any, deep: int = DEEPEST) -> int:
 
 
 def mean_bytes(things: Sequence[Any]) -> float:
-    """What one of these takes, about; 0 if there are none."""
+    """Estimated bytes of one of these; 0 if there are none."""
     if not things:
         return 0.0
-    seen = things[:: -(-len(things) // SEEN)]
+    seen = things[:: -(-len(things) // SAMPLE_SIZE)]
     return sum(map(heap_bytes, seen)) / len(seen)
 
 
 def _elements(things: Collection[Any], count: int, deep: int) -> int:
     if not count:
         return 0
-    step = -(-count // SEEN)
-    seen: Iterable[Any] = things[::step] if isinstance(things, (list, tuple)) else islice(things, SEEN)
+    step = -(-count // SAMPLE_SIZE)
+    seen: Iterable[Any] = things[::step] if isinstance(things, (list, tuple)) else islice(things, SAMPLE_SIZE)
     sizes = [heap_bytes(each, deep) for each in seen]
     return sum(sizes) * count // len(sizes)

@@ -1,6 +1,6 @@
-"""The steps that hold records: what was shuffled becomes one record for each key, a group, or sorted.
+"""The steps that hold records: they aggregate, group or sort what was shuffled.
 
-They are where `merging` and `sorting` meet a task, its files and its memory.
+They give `merging` and `sorting` the files and the memory of a task.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.pickled import Chunk, Pairs, PickledPayload
 from sortshuffle.spark.rdds.aggregations import Group, GroupTable, PairAggregation, Table
 from sortshuffle.spark.rdds.merging import Merging
-from sortshuffle.spark.rdds.sorting import GIVEN, Key, Sorting, by_key
+from sortshuffle.spark.rdds.sorting import PIECE_RECORDS, Key, Sorting, by_key
 from sortshuffle.spark.rdds.spilling import batches
 from sortshuffle.spark.rdds.steps import HoldingStep
 from sortshuffle.spark.worker.task import Task
@@ -24,13 +24,13 @@ from sortshuffle.spark.worker.task import Task
 
 @dataclass(frozen=True)
 class MergeValues(HoldingStep):
-    """One record for each key: what its values and combiners become."""
+    """One record for each key, with its aggregated value."""
 
     aggregation: PairAggregation
 
     def run(self, chunks: Iterator[Chunk], task: Task, memory: MemoryBudget) -> Iterator[Chunk]:
-        with closing(merging(self.aggregation.table, task, memory).merged([chunks])) as merged:
-            for (table,) in merged:
+        with closing(merging(self.aggregation.table, task, memory).tables([chunks])) as merges:
+            for (table,) in merges:
                 for keys, results in table.batches():
                     yield Pairs(keys, results)
 
@@ -43,8 +43,8 @@ class GroupValues(HoldingStep):
     """A pair for each key, whose value is an iterable of its values, as in PySpark."""
 
     def run(self, chunks: Iterator[Chunk], task: Task, memory: MemoryBudget) -> Iterator[Chunk]:
-        with closing(merging(GroupTable, task, memory).merged([chunks])) as merged:
-            for (table,) in merged:
+        with closing(merging(GroupTable, task, memory).tables([chunks])) as merges:
+            for (table,) in merges:
                 for keys, groups in table.batches():
                     yield Pairs(keys, list(map(ResultIterable, groups)))
 
@@ -64,7 +64,7 @@ class SortPairs(HoldingStep):
         sorting = Sorting(
             by_key(self.keyfunc), not self.ascending, task.new_merge_file, payload, memory, task.metrics
         )
-        yield from sorting.sorted(chunks)
+        yield from sorting.sort(chunks)
 
     def describe(self) -> str:
         return f"sort: {'ascending' if self.ascending else 'descending'} keys"
@@ -72,15 +72,15 @@ class SortPairs(HoldingStep):
 
 @dataclass(frozen=True)
 class CoGroup:
-    """What is made of the groups that a key has in each of several inputs."""
+    """One record for each key, with its groups of several inputs."""
 
     def run(self, inputs: Sequence[Iterable[Chunk]], task: Task, memory: MemoryBudget) -> Iterator[Chunk]:
-        with closing(merging(GroupTable, task, memory).merged(inputs)) as merged:
-            for tables in merged:
+        with closing(merging(GroupTable, task, memory).tables(inputs)) as merges:
+            for tables in merges:
                 yield from map(self.chunk, cogroups(cast("list[GroupTable]", tables)))
 
     def chunk(self, groups: list[tuple[Any, list[Any]]]) -> Chunk:
-        """Records of some keys and their groups, one for each input."""
+        """The records of some keys. Each key comes with its groups, one for each input."""
         return [(key, tuple(map(ResultIterable, of))) for key, of in groups]
 
     def describe(self) -> str:
@@ -89,34 +89,36 @@ class CoGroup:
 
 @dataclass(frozen=True)
 class Join(CoGroup):
-    """Every value of a key on one side with every one on the other. ``keeps``: for each side whether its
-    values stay, beside None, where the other has none."""
+    """Every value of a key on one side with every one on the other. ``keeps``: for each side whether values
+    without a match stay, with None."""
 
     keeps: tuple[bool, bool]
 
     def run(self, inputs: Sequence[Iterable[Chunk]], task: Task, memory: MemoryBudget) -> Iterator[Chunk]:
-        with closing(merging(GroupTable, task, memory).merged(inputs)) as merged:
-            for tables in merged:
+        with closing(merging(GroupTable, task, memory).tables(inputs)) as merges:
+            for tables in merges:
                 for groups in cogroups(cast("list[GroupTable]", tables)):
-                    yield from self._joined(groups)
+                    yield from self._pairs(groups)
 
-    def _joined(self, groups: list[tuple[Any, list[Any]]]) -> Iterator[list[Any]]:
+    def _pairs(self, groups: list[tuple[Any, list[Any]]]) -> Iterator[list[Any]]:
         keeps_left, keeps_right = self.keeps
         nothing = (None,)
-        joined: list[Any] = []
+        records: list[Any] = []
         for key, (left, right) in groups:
             if not right and keeps_left:
                 right = nothing
             elif not left and keeps_right:
                 left = nothing
-            if len(left) * len(right) <= GIVEN:
-                joined += [(key, (value, other)) for value in left for other in right]
+            if len(left) * len(right) <= PIECE_RECORDS:
+                records += [(key, (value, other)) for value in left for other in right]
             else:
-                yield from batches(((key, (value, other)) for value in left for other in right), GIVEN)
-            if len(joined) >= GIVEN:
-                yield joined
-                joined = []
-        yield joined
+                yield from batches(
+                    ((key, (value, other)) for value in left for other in right), PIECE_RECORDS
+                )
+            if len(records) >= PIECE_RECORDS:
+                yield records
+                records = []
+        yield records
 
     def describe(self) -> str:
         return {
@@ -128,12 +130,12 @@ class Join(CoGroup):
 
 
 def cogroups(tables: list[GroupTable]) -> Iterator[list[tuple[Any, list[Any]]]]:
-    """The keys of all tables, some at a time, each with its groups: an empty one where it has none."""
+    """The keys of all tables, in batches. Each has a group for each table, which may be empty."""
     for at, first in enumerate(tables):
         others = [table.groups for table in tables[at + 1 :]]
         before: list[Any] = [[]] * at
         for keys, groups in first.batches():
-            # taken out of the others, whose turn comes later
+            # removed from later tables, so that each key comes once
             yield [
                 (key, [*before, group, *(other.pop(key, ()) for other in others)])
                 for key, group in zip(keys, groups, strict=True)

@@ -1,9 +1,9 @@
-"""Where `ShuffleRDD` sends a pair, decided by the keys of a batch, as PySpark's `partitionBy` decides it.
+"""Selectors of `ShuffleRDD`: the subpartition of each key of a batch, the same as by PySpark's `partitionBy`.
 
-A key goes to ``partitionFunc(key) % numPartitions``. The function that nearly everybody uses,
-`pyspark.rdd.portable_hash`, looks into the environment for every key and for every element of one, which is
-most of what a shuffle of small pairs costs in PySpark. Here it is asked once for each batch whether the
-environment is right; plain keys are then hashed by Python's own `hash`, which is what it calls for them.
+A key goes to ``partitionFunc(key) % numPartitions``. The usual function, `pyspark.rdd.portable_hash`, looks
+into the environment for every key and for every element of a tuple: most of the cost of a shuffle of small
+pairs in PySpark. Here that check is made once for each batch. Then plain keys are hashed by Python's own
+`hash`, as `portable_hash` does.
 
 =========================  =========================================================
 ``PortableHashSelector``   ``partitionBy(n)``, and all that groups by key
@@ -12,7 +12,7 @@ environment is right; plain keys are then hashed by Python's own `hash`, which i
 ``DealSelector``           ``repartition(n)``: any records, evenly
 =========================  =========================================================
 
-All are `writing.record_writer.KeySelector`s: picklable; but the last, without state.
+All are `writing.record_writer.KeySelector`s: picklable and, but for the last, without state.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class FunctionKeySelector:
         function, count = self.function, self.subpartitions
         ids = [function(key) % count for key in keys]
         packed = struct.pack(f"={len(ids)}q", *ids)
-        # what is no int of Python's may have a remainder of its own kind; the JVM takes another one, too
+        # the remainder of another number type may be outside the range; the JVM takes one more, too
         return (np.frombuffer(packed, np.int64) % count).astype(id_dtype(count))
 
 
@@ -82,15 +82,15 @@ def to_first(key: Any) -> int:
 
 
 class Deal:
-    """Stands for dealing records out, where others have a function."""
+    """In place of a partition function: records are placed in turn."""
 
     __qualname__ = "round robin"
 
 
 @dataclass(slots=True)
 class DealSelector:
-    """Places records in turn, whatever they are. Of the same records in the same order the same ones go to
-    the same places. ``first``: where the first one goes; the task sets it, so that not all begin alike."""
+    """Places any records in turn; the same records in the same order always alike. ``first``: the place of
+    the first record; the task sets it, so that not all begin at one place."""
 
     is_broadcast: ClassVar[bool] = False
 

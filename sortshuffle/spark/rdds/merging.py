@@ -1,22 +1,22 @@
-"""Merging behind a shuffle: everything of a key becomes one, in bounded memory.
+"""Merging behind a shuffle: all values of a key are aggregated or grouped, in bounded memory.
 
     chunks -> table --end--> records
                     --full--> long groups: their values into a file of their own
                               everything else: by a hash of the key into buckets of a file
               at the end of the chunks: bucket by bucket, each merged in the same way
 
-Used by all that aggregates and groups, on one input or, for `cogroup` and joins, on several: then what is
-in a bucket of one is merged with the same bucket of the others, and each key is in the hands of the caller
-once, with what became of its values in each input (`merged` gives the tables).
+Used by all aggregations and groups. `cogroup` and joins have several inputs: a bucket of one is merged
+together with the same bucket of the others. So the caller sees each key once, with its results of each input
+(`tables`).
 
-Buckets are a level of a hash: five bits of it, so that what does not fit in the memory at one level is 32
-times smaller at the next. At the deepest level nothing is put aside any more but values of long groups: what
-is there has one hash, or is so little that the memory is at fault. So one combiner, or one key's share of a
-table, must fit; groups need not.
+Each level of buckets uses five bits of a hash. So data that do not fit at one level are 32 times smaller at
+the next. At the deepest level only values of long groups are put aside: the rest has one hash, or is so
+little that the memory is too small. So one combiner, or one key's share of a table, must fit; groups need
+not.
 
-A group is long if it takes a sizeable part of the memory. It stays in its table when the others go to
-buckets (or its values would be read and written again at each level), is taken along to the bucket of
-its key, and what of its key was put aside before is merged with it there.
+A group is long if it takes a 16th of the memory. It stays in its table when the others go to buckets;
+otherwise its values would be read and written again at each level. Then it goes to the bucket of its key,
+where it is merged with those of its values that were put aside before.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Residents: TypeAlias = "dict[Any, LongGroup]"
 
 @dataclass(frozen=True, slots=True)
 class Merging:
-    """``table``: makes one for an input; given long groups, one that has them."""
+    """``table``: makes the table of an input."""
 
     table: Callable[[], Table]
     new_file: NewFile
@@ -59,12 +59,12 @@ class Merging:
     memory: MemoryBudget
     metrics: TaskMetrics
 
-    def merged(self, inputs: Sequence[Iterable[Chunk]]) -> Generator[list[Table], None, None]:
-        """Tables of all inputs with all that there is of some keys, until there are no more. They are the
-        caller's until it asks for the next, and may be emptied."""
-        yield from self._merged(inputs, [{} for _ in inputs], 0)
+    def tables(self, inputs: Sequence[Iterable[Chunk]]) -> Generator[list[Table], None, None]:
+        """Tables of all inputs, which have all values of some keys; then those of other keys. The caller owns
+        the tables until it asks for the next, and may empty them."""
+        yield from self._tables(inputs, [{} for _ in inputs], 0)
 
-    def _merged(
+    def _tables(
         self, inputs: Sequence[Iterable[Chunk]], residents: Sequence[Residents], level: int
     ) -> Generator[list[Table], None, None]:
         with ExitStack() as stack:
@@ -83,7 +83,7 @@ class Merging:
         for bucket in buckets:
             if any(bucket.parts) or any(bucket.residents):
                 chunks_of = [_chunks(parts) for parts in bucket.parts]
-                yield from self._merged(chunks_of, bucket.residents, level + 1)
+                yield from self._tables(chunks_of, bucket.residents, level + 1)
 
     def _table(self, residents: Residents) -> Table:
         return GroupTable(residents) if residents else self.table()
@@ -91,14 +91,14 @@ class Merging:
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Of each input what was put aside, and the long groups."""
+    """One bucket of all inputs: for each the parts that were put aside, and the long groups."""
 
     parts: list[list[SpilledPart]]
     residents: list[Residents]
 
 
 class _Spill:
-    """What the tables of one level put aside. Leaving the context deletes what was not finished."""
+    """The files of the tables of one level. Leaving the context deletes unfinished ones."""
 
     def __init__(self, merging: Merging, tables: Sequence[Table], level: int) -> None:
         self._merging = merging
@@ -111,7 +111,7 @@ class _Spill:
         self._files = ExitStack()
 
     def make_room(self) -> None:
-        """Put aside what the tables hold, if that is too much."""
+        """Put aside the contents of the tables, if they are too large."""
         held = self._charge()
         if held <= self._memory.limit or held < self._least:
             return
@@ -121,7 +121,7 @@ class _Spill:
         self._least = self._charge() + self._memory.limit // WORTH_A_SPILL
 
     def finish(self) -> list[_Bucket] | None:
-        """All that was put aside, and nothing left in the tables; None if it is all in them."""
+        """Put aside the rest; the buckets with everything. None if all is in the tables."""
         if not any(self._buckets):
             if self._long is not None:
                 self._long.finish()
@@ -152,7 +152,7 @@ class _Spill:
         return held
 
     def _put_aside_long(self) -> bool:
-        """The values of long groups, if they are what fills the memory."""
+        """Put aside the values of long groups. Whether that freed enough."""
         limit = self._memory.limit
         groups = [table for table in self._tables if isinstance(table, GroupTable)]
         freed = sum(table.put_aside_long(limit // LONG_SHARE, self._file_of_long) for table in groups)
@@ -164,7 +164,7 @@ class _Spill:
         return self._long
 
     def _put_aside(self, at: int, table: Table) -> None:
-        """All but long groups, into buckets."""
+        """Put all but long groups into buckets."""
         if len(table) > len(_residents(table)):
             file = self._buckets[at]
             if file is None:
@@ -193,8 +193,8 @@ class _Spill:
         return buckets
 
     def _bucket_of(self, keys: list[Any]) -> npt.NDArray[np.uint8]:
-        """The bits of this level of a hash of the key, all of whose bits depend on all of Python's, which is
-        the number itself for ints (splitmix64's finalizer: Steele, Lea, Flood, 2014)."""
+        """This level's bits of a hash of the keys. Python's hash of an int is the int itself. So the bits are
+        mixed by the finalizer of splitmix64 (Steele, Lea, Flood, 2014): each depends on all."""
         mixed = np.fromiter(map(hash, keys), np.int64, len(keys)).view(np.uint64)
         mixed ^= mixed >> np.uint64(30)
         mixed *= np.uint64(0xBF58476D1CE4E5B9)

@@ -1,12 +1,12 @@
-"""What a `ShuffleRDD` is made of: a chain of steps on an origin, and exchanges between chains.
+"""The plan of a `ShuffleRDD`: chains of steps, each on an origin, and exchanges between chains.
 
-    RecordChain = origin + steps           one stage, up to where its records are needed elsewhere
+    RecordChain = origin + steps           one stage
     origin                                 an RDD of Spark's, an exchange, or several inputs together
-    RecordExchange = upstream chain + n    the stage that writes, and the control rows it hands to its readers
+    RecordExchange = upstream chain + n    the stage that writes, and the control rows for its readers
 
-Chains are immutable values. An exchange is built once, when it is first needed, and then shared by everything
-derived from it: its map stage runs once however many RDDs and actions read it. Nothing here runs a job but
-the look at what the workers have (`session.check_workers`), and the sample for ranges when they are built.
+Chains are immutable values. An exchange is built when it is first needed, and then shared by all that is
+derived from it: its map stage runs once however many RDDs and actions read it. Only two things here run jobs:
+the check of the workers (`session.check_workers`), and the sample for ranges.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sortshuffle.spark.rdds import planner
 from sortshuffle.spark.rdds.aggregations import PairAggregation
 from sortshuffle.spark.rdds.holding import CoGroup
 from sortshuffle.spark.rdds.key_selectors import Deal, selector_of
-from sortshuffle.spark.rdds.ranges import Drawn, KeyFunction, Ranges
+from sortshuffle.spark.rdds.ranges import Draws, KeyFunction, Ranges
 from sortshuffle.spark.rdds.stages import (
     ReadRecords,
     RecordClosing,
@@ -52,7 +52,7 @@ from sortshuffle.spark.worker.reports import SourceReports, wants_log
 
 @dataclass(frozen=True)
 class RddContext:
-    """What all RDDs derived from one source share: the settings of that time, and their tasks' reports."""
+    """Shared by all RDDs of one source: the settings when it was made, and the reports of tasks."""
 
     spark: SparkContext
     options: Options
@@ -78,19 +78,19 @@ class RddContext:
 
 
 class RecordOrigin(Protocol):
-    """Where a chain begins."""
+    """The begin of a chain."""
 
     def rdd(self) -> RDD[Any]:
-        """What Spark feeds to the stage's function."""
+        """The RDD that Spark feeds to the stage's function."""
 
     def opening(self) -> RecordOpening:
-        """How the stage's function makes records of that."""
+        """What makes records of it in the task."""
 
     @property
     def partitions(self) -> int: ...
 
     def stages(self) -> Iterator[RecordExchange | PassedInput]:
-        """What runs before, sources first."""
+        """The stages before, sources first."""
 
     def is_reproducible(self) -> bool:
         """Whether a task that runs again has the same records in the same order."""
@@ -154,8 +154,8 @@ class RecordExchangeOrigin:
 
 @dataclass(frozen=True, eq=False)
 class PassedInput:
-    """An input of several that is in its place without an exchange of ours: the chain on it runs in the task
-    that has it, which passes the records on through Spark, and not to other places. ``number``: of that
+    """One of several inputs that is in its place without an exchange. Its chain runs in a stage of its own,
+    which passes the records to the next stage through Spark, partition by partition. ``number``: of that
     stage."""
 
     upstream: RecordChain
@@ -164,7 +164,7 @@ class PassedInput:
     def rows(self, position: int) -> RDD[bytes]:
         chain = self.upstream
         check_workers(chain.context.spark, chain.context.services.key is not None)
-        return planner.passed(chain.origin.rdd(), chain.stage(self.number, PassRecords(position)))
+        return planner.pass_rows(chain.origin.rdd(), chain.stage(self.number, PassRecords(position)))
 
     def describe(self) -> str:
         return "passed on where they are"
@@ -172,10 +172,10 @@ class PassedInput:
 
 @dataclass(frozen=True)
 class RecordsTogetherOrigin:
-    """Several inputs, placed by one partitioner, and what is made of them in each partition.
+    """Several inputs with one partitioner, combined in each partition.
 
-    An input is a chain on an exchange or on several inputs, whose steps run in this stage, or a
-    `PassedInput`.
+    An input is a `PassedInput`, or a chain whose steps run in this stage: on an exchange, or again on several
+    inputs.
     """
 
     inputs: tuple[RecordChain | PassedInput, ...]
@@ -193,11 +193,11 @@ class RecordsTogetherOrigin:
     def rdd(self) -> RDD[Any]:
         exchanges = dict.fromkeys(self._exchanges())
         rows = [exchange.control() for exchange in exchanges]
-        rows += [each.rows(position) for position, each in enumerate(self._passed())]
-        return planner.together(rows, self.partitions)
+        rows += [each.rows(position) for position, each in enumerate(self._passed_inputs())]
+        return planner.unite(rows, self.partitions)
 
     def opening(self) -> RecordOpening:
-        return self._opening(iter(range(len(list(self._passed())))))
+        return self._opening(iter(range(len(list(self._passed_inputs())))))
 
     def _opening(self, positions: Iterator[int]) -> ReadRecordsTogether:
         """``positions``: of passed inputs, in the order in which they are read."""
@@ -211,12 +211,12 @@ class RecordsTogetherOrigin:
                 inputs.append(RecordInput(each.origin.opening(), each.steps))
         return ReadRecordsTogether(tuple(inputs), self.combine)
 
-    def _passed(self) -> Iterator[PassedInput]:
+    def _passed_inputs(self) -> Iterator[PassedInput]:
         for each in self.inputs:
             if isinstance(each, PassedInput):
                 yield each
             elif isinstance(each.origin, RecordsTogetherOrigin):
-                yield from each.origin._passed()
+                yield from each.origin._passed_inputs()
 
     def _exchanges(self) -> Iterator[RecordExchange]:
         for each in self.inputs:
@@ -253,8 +253,8 @@ def _line(each: RecordChain | PassedInput) -> str:
 
 @dataclass(frozen=True)
 class RecordChain:
-    """An origin and the steps done on its records in one pass. ``partitioner``: by which its pairs are known
-    to be placed, None if by nothing known."""
+    """An origin, and the steps on its records in one pass. ``partitioner``: the known placement of its pairs,
+    None if unknown."""
 
     context: RddContext
     origin: RecordOrigin
@@ -266,29 +266,30 @@ class RecordChain:
         partitioner = self.partitioner if preserves_partitioning else None
         return replace(self, partitioner=partitioner, steps=(*self.steps, step))
 
-    def exchanged(self, partitioner: Partitioner, aggregation: PairAggregation | None = None) -> RecordChain:
-        """The pairs of this chain, placed by ``partitioner``; the chain itself if they are so already.
-        ``aggregation``: by what they may be combined on the way."""
+    def place_by(self, partitioner: Partitioner, aggregation: PairAggregation | None = None) -> RecordChain:
+        """The pairs of this chain, placed by ``partitioner``; the chain itself if they are already.
+        ``aggregation``: combines values before the shuffle."""
         if self.partitioner == partitioner:
             return self
         origin = RecordExchangeOrigin(RecordExchange(self, partitioner, aggregation))
         return RecordChain(self.context, origin, partitioner)
 
-    def dealt(self, count: int) -> RecordChain:
+    def deal(self, count: int) -> RecordChain:
         """The records of this chain, whatever they are, evenly in so many partitions."""
         if not self.origin.is_reproducible():
-            # a map task that ran again would deal other records to partitions that were read already: Spark
-            # knows how to run those again, too
+            # a map task that ran again would send other records to partitions that were read already; Spark's
+            # own runs those again, too
             return RecordChain(self.context, RddOrigin(self.rdd(next_number()).repartition(count)), None)
         exchange = RecordExchange(self, Partitioner(count, Deal()), whole=True)
         return RecordChain(self.context, RecordExchangeOrigin(exchange), None)
 
-    def ranged(self, count: int, keyfunc: KeyFunction, ascending: bool) -> RecordChain:
+    def place_by_ranges(self, count: int, keyfunc: KeyFunction, ascending: bool) -> RecordChain:
         """The pairs of this chain in so many ranges of their keys."""
-        return self.exchanged(Partitioner(count, Ranges(self._drawn, count, keyfunc, ascending)))
+        return self.place_by(Partitioner(count, Ranges(self._collect_draws, count, keyfunc, ascending)))
 
     def together(self, others: Iterable[RecordChain], count: int, combine: CoGroup) -> RecordChain:
-        """The pairs of all, placed by their keys into so many partitions, and what is made of each key's."""
+        """The pairs of all inputs in so many partitions by their keys, with the groups of each key
+        combined."""
         partitioner = Partitioner(count, portable_hash)
         inputs = [chain._in_place(partitioner) for chain in (self, *others)]
         return RecordChain(self.context, RecordsTogetherOrigin.of(inputs, combine, count), partitioner)
@@ -320,15 +321,15 @@ class RecordChain:
         return made
 
     def stages(self) -> Iterator[RecordExchange | PassedInput]:
-        """What runs before this chain's own stage, sources first."""
+        """The stages before this chain's own, sources first."""
         return self.origin.stages()
 
     def exchanges(self) -> Iterator[RecordExchange]:
-        """Those that the chain reads from, directly or not, sources first."""
+        """The exchanges that the chain reads from, directly or not, sources first."""
         return (stage for stage in self.stages() if isinstance(stage, RecordExchange))
 
     def reports(self) -> Iterator[SourceReports]:
-        """What is reported of the sources that the chain reads from: several, if it joins some."""
+        """The reports of all sources that the chain reads from: several, if it joins some."""
         contexts = [self.context, *(stage.upstream.context for stage in self.stages())]
         yield from {id(context.reports): context.reports for context in contexts}.values()
 
@@ -344,16 +345,16 @@ class RecordChain:
         origin = RecordExchangeOrigin(RecordExchange(self, partitioner, lenient=True))
         return RecordChain(self.context, origin, partitioner)
 
-    def _drawn(self, draw: Callable[[int, Iterable[Any]], Iterator[Drawn]]) -> list[Drawn]:
-        found: list[Drawn] = self.rdd(next_number()).mapPartitionsWithIndex(draw).collect()
+    def _collect_draws(self, draw: Callable[[int, Iterable[Any]], Iterator[Draws]]) -> list[Draws]:
+        found: list[Draws] = self.rdd(next_number()).mapPartitionsWithIndex(draw).collect()
         return found
 
 
 @dataclass(eq=False)
 class RecordExchange:
     """One shuffle of pairs. ``aggregation``, ``lenient``, ``whole``: as of `writing.WriteRecords`. Its lock
-    is held while it is built, which takes those of the exchanges that it reads from: always from a consumer
-    to its producer."""
+    is held while it is built. That takes the locks of the exchanges that it reads: always from consumer to
+    producer."""
 
     upstream: RecordChain
     partitioner: Partitioner
@@ -368,7 +369,7 @@ class RecordExchange:
         """The control rows: partition s holds those of subpartition s."""
         with self._lock:
             if self._control is None:
-                self._control = self._built()
+                self._control = self._build()
             return self._control
 
     def describe(self) -> str:
@@ -380,13 +381,15 @@ class RecordExchange:
         combined = f", {self.aggregation.describe()} before" if self.aggregation else ""
         return f"exchange {self.number}: {name} into {self.partitioner.numPartitions} subpartitions{combined}"
 
-    def _built(self) -> RDD[bytes]:
+    def _build(self) -> RDD[bytes]:
         chain, partitioner = self.upstream, self.partitioner
         check_workers(chain.context.spark, chain.context.services.key is not None)
         selector = selector_of(partitioner.partitionFunc, partitioner.numPartitions)
         closing = WriteRecords(self.number, selector, self.aggregation, self.lenient, self.whole)
         stage = chain.stage(self.number, closing)
-        control = planner.shuffled(chain.origin.rdd(), stage, partitioner, f"sortshuffle {self.describe()}")
+        control = planner.shuffle_rows(
+            chain.origin.rdd(), stage, partitioner, f"sortshuffle {self.describe()}"
+        )
         context = chain.context
         jvm: Any = control._jrdd
         context.services.remember(context.spark, self.number, jvm.rdd)

@@ -1,10 +1,10 @@
-"""The one place where `ShuffleRDD` reaches into what PySpark's RDDs are made of.
+"""Access to the inside of PySpark's RDDs, which `ShuffleRDD` has only here.
 
-The control rows of an exchange go through an ordinary shuffle of Spark's, made as `RDD.partitionBy` makes
-its own, with two differences: the rows are bytes, which nobody pickles; and the rows say where they go, while
-the JVM is told the user's partition function. So Spark knows of two exchanges by one function that their
-partitions match, as it does of two `partitionBy`, and a union of them stays partitioned. The RDD that is
-shuffled has a name, by which the shuffle manager knows it (`spark.control`).
+The control rows of an exchange go through an ordinary shuffle of Spark's, made like that of
+`RDD.partitionBy`, with two differences. The rows are bytes, and are not pickled. Each row names its
+partition, while the JVM has the user's partition function. So Spark knows that the partitions of two
+exchanges by one function match, as for two `partitionBy`, and a union of them stays partitioned. The shuffle
+manager knows the shuffled RDD by its name (`spark.control`).
 
 `PairwiseRDD`, `PythonPartitioner` and `PythonRDD.valueOfPair` are what PySpark has used since 0.7.
 """
@@ -24,14 +24,14 @@ from sortshuffle.spark.rdds.control_rows import ControlRow
 from sortshuffle.spark.session.naming import call_site
 
 
-def shuffled(
+def shuffle_rows(
     source: RDD[Any],
     rows: Callable[[int, Iterable[Any]], Iterator[ControlRow]],
     partitioner: Partitioner,
     label: str,
 ) -> RDD[bytes]:
-    """The rows that ``rows`` gives for each partition of ``source``, each in the partition it names. Starts
-    no job; pickles ``rows``. ``label``: what Spark's UI calls the stage of ``rows``."""
+    """The rows that ``rows`` yields for each partition of ``source``, each in the partition that it names.
+    Starts no job; pickles ``rows``. ``label``: the name of the stage of ``rows`` in Spark's UI."""
 
     def framed(split: int, records: Iterable[Any]) -> Iterator[bytes]:
         for partition, row in rows(split, records):
@@ -53,8 +53,8 @@ def shuffled(
     return moved
 
 
-def passed(source: RDD[Any], rows: Callable[[int, Iterable[Any]], Iterator[bytes]]) -> RDD[bytes]:
-    """The rows that ``rows`` gives for each partition of ``source``, where they are."""
+def pass_rows(source: RDD[Any], rows: Callable[[int, Iterable[Any]], Iterator[bytes]]) -> RDD[bytes]:
+    """The rows that ``rows`` yields for each partition of ``source``, in the same partition."""
     context = source.context
     kept: Any = source.mapPartitionsWithIndex(rows, preservesPartitioning=True)
     kept._bypass_serializer = True
@@ -63,9 +63,9 @@ def passed(source: RDD[Any], rows: Callable[[int, Iterable[Any]], Iterator[bytes
     return made
 
 
-def together(rows: Sequence[RDD[bytes]], count: int) -> RDD[bytes]:
-    """All rows of several, which have one partitioner of so many partitions: those of partition s in
-    partition s, one after the other (Spark's `PartitionerAwareUnionRDD`)."""
+def unite(rows: Sequence[RDD[bytes]], count: int) -> RDD[bytes]:
+    """One RDD whose partition s has the rows of partition s of each of these, one after the other (Spark's
+    `PartitionerAwareUnionRDD`). All have one partitioner, of ``count`` partitions."""
     first: Any = rows[0]
     if len(rows) == 1:
         return rows[0]
@@ -81,8 +81,8 @@ def together(rows: Sequence[RDD[bytes]], count: int) -> RDD[bytes]:
 
 
 def is_placed_by(rdd: RDD[Any], partitioner: Partitioner) -> bool:
-    """Whether Spark knows that an RDD is partitioned so. Python's RDD may say it of a function that is equal,
-    and not the same."""
+    """Whether Spark knows that this partitioner placed an RDD. Spark compares functions by identity;
+    PySpark's RDD also takes an equal one."""
     jvm: Any = rdd.context._jvm
     found = rdd._jrdd.partitioner()
     ours = jvm.PythonPartitioner(partitioner.numPartitions, id(partitioner.partitionFunc))
@@ -95,7 +95,7 @@ def is_reproducible(rdd: RDD[Any]) -> bool:
 
 
 def is_indeterminate(rdd: RDD[Any]) -> bool:
-    """Whether Spark takes it that a task of this RDD gives other records each time."""
+    """Whether Spark assumes that a task of this RDD may give other records each time."""
     return _level(rdd) == "INDETERMINATE"
 
 

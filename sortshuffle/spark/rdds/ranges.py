@@ -1,12 +1,12 @@
 """Ranges of keys for `sortByKey`: bounds from a sample, and the selector that looks keys up among them.
 
-The sample is PySpark's, record for record: of the same records in the same partitions the same bounds come
-out. PySpark counts all records in one job and draws in another, because the share to draw depends on the
-count. Here one job does both: the draws themselves do not depend on it, so each task keeps the records with
-the smallest ones, as many as could be needed, and the driver takes those below the share.
+The sample is PySpark's, record for record: the same records in the same partitions give the same bounds.
+PySpark counts all records in one job and draws in another, because the fraction to draw depends on the count.
+Here one job does both. The random number of a record does not depend on the count. So each task keeps the
+records with the smallest numbers, as many as could be needed, and the driver takes those below the fraction.
 
-With a ``keyfunc`` PySpark compares what it gives with bounds that are keys, so that its result is not always
-sorted. Here bounds are what it gives, too.
+With a ``keyfunc`` PySpark compares its results with bounds that are keys, so its result is not always sorted.
+Here the bounds are results of ``keyfunc``, too.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from sortshuffle.partitioner.selector import Ids, id_dtype
 from sortshuffle.spark.rdds.aggregations import stopped_by_user
 
 KeyFunction: TypeAlias = "Callable[[Any], Any] | None"
-"""What keys are compared by; None: the keys themselves."""
+"""Keys are compared by its results; None: the keys themselves."""
 
-SAMPLED = 20.0  # keys for each partition, and the seed, in PySpark
+KEYS_PER_PARTITION = 20.0  # of the sample, and its seed, as in PySpark
 SEED = 1
 BATCH = 4096
 
-Drawn: TypeAlias = "tuple[int, list[tuple[float, Any]]]"
-"""The records of a partition, and keys with what was drawn for them."""
+Draws: TypeAlias = "tuple[int, list[tuple[float, Any]]]"
+"""The number of records of a partition, and keys with their random numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeKeySelector:
-    """Places keys by ranges. ``bounds``: in ascending order, what ``keyfunc`` gives."""
+    """Places keys by ranges. ``bounds``: results of ``keyfunc``, ascending."""
 
     is_broadcast: ClassVar[bool] = False
 
@@ -58,14 +58,14 @@ class RangeKeySelector:
 
 
 class Ranges:
-    """A partition function whose bounds are sampled when they are needed first. Pickled with them.
+    """A partition function whose bounds are sampled when they are first needed. It is pickled with them.
 
-    ``draw``: runs the job: what `drawn` gives of each partition.
+    ``draw``: runs the job, `draw_keys` for each partition.
     """
 
     def __init__(
         self,
-        draw: Callable[[Callable[[int, Iterable[Any]], Iterator[Drawn]]], list[Drawn]],
+        draw: Callable[[Callable[[int, Iterable[Any]], Iterator[Draws]]], list[Draws]],
         subpartitions: int,
         keyfunc: KeyFunction,
         ascending: bool,
@@ -85,8 +85,8 @@ class Ranges:
         """Raises TypeError for keys that cannot be compared."""
         with self._lock:
             if self._selector is None:
-                most = SAMPLED * self._subpartitions
-                keys = sampled(self._draw(partial(drawn, most)), most)
+                most = KEYS_PER_PARTITION * self._subpartitions
+                keys = sample_of(self._draw(partial(draw_keys, most)), most)
                 bounds = bounds_of(keys, self._subpartitions, self._keyfunc)
                 self._selector = RangeKeySelector(bounds, self._keyfunc, self._ascending, self._subpartitions)
             return self._selector
@@ -108,8 +108,8 @@ class _Bounded:
         return int(self.selector.assign([key])[0])
 
 
-def drawn(most: float, split: int, pairs: Iterable[Any]) -> Iterator[Drawn]:
-    """The keys of a partition that may be among ``most`` of all partitions together."""
+def draw_keys(most: float, split: int, pairs: Iterable[Any]) -> Iterator[Draws]:
+    """The keys of a partition that may be in a sample of ``most`` of all partitions."""
     sampler = RDDSamplerBase(False, SEED)
     sampler.initRandomGenerator(split)
     random = sampler.getUniformSample
@@ -125,15 +125,15 @@ def drawn(most: float, split: int, pairs: Iterable[Any]) -> Iterator[Drawn]:
     yield count, kept
 
 
-def sampled(partitions: Sequence[Drawn], most: float) -> list[Any]:
-    """The keys that PySpark's sample has, of all records."""
+def sample_of(partitions: Sequence[Draws], most: float) -> list[Any]:
+    """The keys of PySpark's sample."""
     total = sum(count for count, _ in partitions)
     fraction = min(most / max(total, 1), 1.0)
     return [key for _, kept in partitions for draw, key in kept if draw < fraction]
 
 
 def bounds_of(keys: Sequence[Any], subpartitions: int, keyfunc: KeyFunction) -> list[Any]:
-    """The bounds between so many ranges; none if there are no keys."""
+    """The bounds between ``subpartitions`` ranges; none if there are no keys."""
     ordered = sorted(keys if keyfunc is None else map(keyfunc, keys))
     if not ordered:
         return []

@@ -143,7 +143,7 @@ class ShuffleRDD:
         self, numPartitions: int | None, partitionFunc: Callable[[Any], int] = portable_hash
     ) -> ShuffleRDD:
         """Like `RDD.partitionBy`: each pair into partition ``partitionFunc(key) % numPartitions``."""
-        exchanged = self._chain.exchanged(self._partitioner("partitionBy", numPartitions, partitionFunc))
+        exchanged = self._chain.place_by(self._partitioner("partitionBy", numPartitions, partitionFunc))
         return self if exchanged is self._chain else ShuffleRDD(exchanged)
 
     def repartition(self, numPartitions: int) -> ShuffleRDD:
@@ -152,7 +152,7 @@ class ShuffleRDD:
         Where Spark cannot promise that the source has the same records in the same order each time, this is
         Spark's own.
         """
-        return ShuffleRDD(self._chain.dealt(_checked("repartition", numPartitions)))
+        return ShuffleRDD(self._chain.deal(_checked("repartition", numPartitions)))
 
     def coalesce(self, numPartitions: int, shuffle: bool = False) -> ShuffleRDD:
         """Like `RDD.coalesce`: fewer partitions. Without ``shuffle`` it is Spark's own, of neighbours."""
@@ -251,7 +251,7 @@ class ShuffleRDD:
         key = None if keyfunc is _SAME else keyfunc
         chain = self._chain
         if count > 1:
-            chain = chain.ranged(count, key, bool(ascending))
+            chain = chain.place_by_ranges(count, key, bool(ascending))
         elif self.getNumPartitions() > 1:
             chain = self.partitionBy(1, to_first)._chain
         return ShuffleRDD(chain)._then(SortPairs(key, bool(ascending)), True)
@@ -272,7 +272,7 @@ class ShuffleRDD:
     ) -> ShuffleRDD:
         """Like `RDD.repartitionAndSortWithinPartitions`: `partitionBy`, and each partition sorted by key."""
         partitioner = self._partitioner("repartitionAndSortWithinPartitions", numPartitions, partitionFunc)
-        chain = self._chain.exchanged(partitioner)
+        chain = self._chain.place_by(partitioner)
         key = None if keyfunc is _SAME else keyfunc
         return ShuffleRDD(chain)._then(SortPairs(key, bool(ascending)), True)
 
@@ -375,7 +375,7 @@ class ShuffleRDD:
         function: Callable[[Any], int] = portable_hash,
     ) -> ShuffleRDD:
         partitioner = self._partitioner(method, count, function)
-        return ShuffleRDD(self._chain.exchanged(partitioner, aggregation).then(merge, True))
+        return ShuffleRDD(self._chain.place_by(partitioner, aggregation).then(merge, True))
 
     def _together(
         self, method: str, others: Iterable[ShuffleRDD | RDD[Any]], count: int | None, combine: CoGroup

@@ -1,18 +1,18 @@
-"""Sorting the records of a partition, whatever they are, in bounded memory.
+"""Sorting the records of a partition in bounded memory.
 
     records -> a list --full--> sorted, a run in a file of its own
                       --end---> sorted; with the runs, merged
 
-Runs are merged by pieces, not record by record: of the pieces in hand, one from each run, the one that ends
-first says how far all is known; what is not behind its end is put together and sorted, which for sorted
-pieces one behind the other is a merge in C (timsort finds the runs). 63 runs of pairs: 0.5 us a record, where
-`heapq.merge` takes 0.75; 8 runs: 0.4 and 0.6.
+Runs are merged by pieces, not record by record. One piece of each run is loaded. All records up to the first
+end among the pieces are known: they are put together and sorted. For sorted pieces one behind the other that
+is a merge in C (timsort finds the runs). 63 runs of pairs: 0.5 us a record, where `heapq.merge` takes 0.75; 8
+runs: 0.4 and 0.6.
 
-More than `FAN_IN` runs are merged into one, which counts as a run of the next level, so that a record is
-written about log(runs) / log(FAN_IN) times.
+`FAN_IN` runs are merged into one run of the next level. So a record is written about log(runs) / log(FAN_IN)
+times.
 
-The order is that of `sorted(records, key, reverse)`: records with equal keys stay in the order in which they
-came, whatever the memory.
+The order is that of `sorted(records, key, reverse)`: records with equal keys keep their order, whatever the
+memory.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from sortshuffle.spark.rdds.spilling import NewFile, RecordSpillFile, SpilledPar
 FAN_IN = 64  # runs that are merged at a time
 MOST_CHUNK, LEAST_CHUNK = 64 * KIB, 512  # bytes of a pickled piece of a run
 HEAP_PER_PICKLED = 8  # as in `writing.pickled_sizes`
-GIVEN = 4096  # records of a sorted list that are given together
+PIECE_RECORDS = 4096  # of a sorted list, yielded together
 
 Key: TypeAlias = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Sorting:
-    """``key``: of a record, what it is ordered by."""
+    """``key``: a function of a record; records are ordered by its result."""
 
     key: Key
     reverse: bool
@@ -50,7 +50,7 @@ class Sorting:
     memory: MemoryBudget
     metrics: TaskMetrics
 
-    def sorted(self, chunks: Iterable[Chunk]) -> Iterator[list[Any]]:
+    def sort(self, chunks: Iterable[Chunk]) -> Iterator[list[Any]]:
         """The records in order. Raises what comparing them raises."""
         runs = _Runs(self)
         records: list[Any] = []
@@ -67,7 +67,7 @@ class Sorting:
                     records, held = [], 0.0
             self._sort(records)
             self.metrics.add(merge_passes=1)
-            yield from runs.merged_with(records) if runs else _pieces(records)
+            yield from runs.merge_with(records) if runs else _pieces(records)
         finally:
             self._charge(0)
 
@@ -80,7 +80,7 @@ class Sorting:
         self.memory.charge(held)
 
     def merge(self, runs: Sequence[Iterator[list[Any]]]) -> Iterator[list[Any]]:
-        """Sorted runs, as one. Of equal records those of the first run come first."""
+        """Merge sorted runs. Of equal records those of the first run come first."""
         heads = [_Head(run, self.key) for run in runs]
         while heads := [head for head in heads if head.has_more or head.load()]:
             if len(heads) == 1:
@@ -91,19 +91,20 @@ class Sorting:
             yield piece
 
     def _next_piece(self, heads: Sequence[_Head]) -> list[Any]:
-        """Everything that cannot be behind what was not loaded yet."""
+        """All loaded records that come before any record that is not loaded."""
         ends = [head.keys[-1] for head in heads]
         nearest = max if self.reverse else min
         first = nearest(range(len(ends)), key=ends.__getitem__)
         piece: list[Any] = []
         for at, head in enumerate(heads):
-            # what equals the end may come again in the run that ends so: for later runs it is not time yet
+            # the run with this end may have more equal records, which come before those of later runs
             piece += head.take(self._up_to(head, ends[first], at <= first))
         piece.sort(key=self.key, reverse=self.reverse)
         return piece
 
     def _up_to(self, head: _Head, end: Any, or_equal: bool) -> int:
-        """Where the records are no longer before the end."""
+        """The position of the first record behind ``end``; with ``or_equal`` equal ones count as before
+        it."""
         if not self.reverse:
             return (bisect_right if or_equal else bisect_left)(head.keys, end, head.start)
         low, high = head.start, len(head.keys)
@@ -118,7 +119,7 @@ class Sorting:
 
 
 class _Head:
-    """What is loaded of a run. ``start``: how much of it was taken."""
+    """The loaded piece of a run. ``start``: the position of the first record that was not taken."""
 
     __slots__ = ("_key", "_run", "keys", "records", "start")
 
@@ -134,7 +135,7 @@ class _Head:
         return self.start < len(self.records)
 
     def load(self) -> bool:
-        """Whether there was more."""
+        """Load the next piece. Whether there was one."""
         self.records = next(self._run, [])
         self.keys = [self._key(record) for record in self.records]
         self.start = 0
@@ -151,7 +152,7 @@ class _Head:
 
 
 class _Runs:
-    """What was put aside: runs by level, the oldest at the highest."""
+    """The runs that were put aside, by level; the oldest are at the highest."""
 
     def __init__(self, sorting: Sorting) -> None:
         self._sorting = sorting
@@ -163,7 +164,7 @@ class _Runs:
         return bool(self._levels)
 
     def put_aside(self, records: Iterable[list[Any]], level: int = 0) -> None:
-        """A run."""
+        """Write a run."""
         run = self._run(records)
         while len(self._levels) <= level:
             self._levels.append([])
@@ -174,8 +175,8 @@ class _Runs:
             self._levels[level] = []
             self.put_aside(merged, level + 1)
 
-    def merged_with(self, last: list[Any]) -> Iterator[list[Any]]:
-        """All runs, and these records behind them."""
+    def merge_with(self, last: list[Any]) -> Iterator[list[Any]]:
+        """Merge all runs, with these records behind them."""
         runs = [run for level in reversed(self._levels) for run in level]
         while len(runs) > FAN_IN:  # neighbours, the smallest
             self._sorting.metrics.add(merge_passes=1)
@@ -198,11 +199,11 @@ def _read(run: SpilledPart) -> Iterator[list[Any]]:
 
 def _pieces(records: list[Any]) -> Iterator[list[Any]]:
     """A list piece by piece."""
-    return (records[start : start + GIVEN] for start in range(0, len(records), GIVEN))
+    return (records[start : start + PIECE_RECORDS] for start in range(0, len(records), PIECE_RECORDS))
 
 
 def by_key(keyfunc: Key | None) -> Key:
-    """What a pair is ordered by. ``keyfunc``: of its key; None for the key itself."""
+    """The function that pairs are ordered by. ``keyfunc``: a function of the key; None for the key itself."""
     return itemgetter(0) if keyfunc is None else _KeyOf(keyfunc)
 
 

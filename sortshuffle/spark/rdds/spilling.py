@@ -3,18 +3,17 @@
     writing --write--> writing --finish--> read, part by part --last reader gone--> gone
       a call that fails, or leaving the context: gone
 
-A `RecordSpillFile` is a partitioned file of pickled chunks, a buffer each; what is written in one call is a
-region, of as many extents as it has subpartitions. As with the runs of a merge of rows (`reading.spill`), the
-file loses its names when it is written, and the system frees it with its descriptor, however the process
-ends.
+A `RecordSpillFile` is a partitioned file of pickled chunks, a buffer each. Each call writes a region. As with
+the runs of a merge of rows (`reading.spill`), the names of the file are removed when it is finished, and the
+system frees it with its descriptor, however the process ends.
 
-Who reads parts of it (`SpilledPart`) holds the file: groups may be read for as long as the user keeps them.
+Each `SpilledPart` keeps the file open: groups can be read as long as the user keeps them.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -71,10 +70,6 @@ class RecordSpillFile:
         self._parts: list[SpilledPart] = []
         self._writer = new_file(header)
 
-    @property
-    def regions(self) -> int:
-        return self._writer.regions
-
     def write(self, chunks: Iterable[tuple[int, Chunk]]) -> None:
         """Append a region. The chunks come by subpartition, in ascending order, and may be of any size."""
         with self._metrics.step("spill"):
@@ -84,13 +79,13 @@ class RecordSpillFile:
             self._writer.finish_region()
 
     def part(self) -> SpilledPart:
-        """What the last region holds in its first subpartition: to be read when the file is finished."""
+        """The first subpartition of the last region. It can be read when the file is finished."""
         part = SpilledPart(self._reader, self._writer.regions - 1)
         self._parts.append(part)
         return part
 
     def finish(self) -> list[list[SpilledPart]]:
-        """What is in the file, for each subpartition, region by region."""
+        """Complete the file. Its parts, for each subpartition, region by region."""
         with self._metrics.step("spill"):
             file_id = self._writer.header.file_id
             file = self._writer.finish(Writer())
@@ -120,7 +115,7 @@ class RecordSpillFile:
         self._writer.abandon()
 
     def _buffers(self, chunk: Chunk) -> Iterator[SealedBuffer]:
-        seconds: Seconds = TaskMetrics().seconds  # all of this is time of the step spill
+        seconds: Seconds = TaskMetrics().seconds  # not used: all of it is time of the step spill
         for part in _cut(chunk, lambda: self._in_chunk):
             packed = pack_any_pairs(part) if isinstance(part, Pairs) else pack_any(part)
             self._in_chunk = max(1, min(MOST_IN_CHUNK, self._chunk_bytes * len(part) // len(packed)))
@@ -139,11 +134,11 @@ class SpilledPart:
         self.extent = extent
 
     def chunks(self) -> Iterator[Chunk]:
-        """What was written, in its order."""
+        """The chunks in the order in which they were written."""
         return map(self._reader.unpacked, self.packed())
 
     def packed(self) -> Iterator[memoryview]:
-        """The same, as it is stored; each lives for itself."""
+        """The same chunks, still pickled; each has memory of its own."""
         assert self.extent is not None, "read before its file was finished"
         return self._reader.packed(self.extent)
 
@@ -183,7 +178,7 @@ class _Reader:
 
 
 def _cut(chunk: Chunk, most: Callable[[], int]) -> Iterator[Chunk]:
-    """The records in pieces of at most so many each, which may change from one to the next."""
+    """The records in pieces of at most ``most()`` each, which may change from one to the next."""
     start = 0
     values_start = 0
     count = len(chunk)
@@ -205,8 +200,3 @@ def batches(records: Iterable[Any], size: int) -> Iterator[list[Any]]:
     """Lists of so many records; the last may be shorter."""
     source = iter(records)
     return iter(lambda: list(islice(source, size)), [])
-
-
-def records_of(parts: Sequence[SpilledPart]) -> int:
-    """How many there are in all."""
-    return sum(part.extent.records for part in parts if part.extent is not None)

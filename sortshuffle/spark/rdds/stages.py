@@ -1,16 +1,16 @@
-"""What runs in a Python worker for `ShuffleRDD`: the stages of `spark.worker.stages`, for single records.
+"""A stage of a `ShuffleRDD`, as it runs in a Python worker: like `spark.worker.stages`, for records.
 
-    opening     where the records come from: Spark's own RDD, an exchange, or several (`together`)
-    steps       the user's chained functions, and what merges and sorts (`steps`, `holding`)
-    closing     where they go: to Spark, or into an exchange (then only control rows go to Spark)
+    opening     the source of the records: Spark's own RDD, an exchange, or several (`together`)
+    steps       the user's chained functions, merges and sorts (`steps`, `holding`)
+    closing     the target: Spark, or an exchange (then only control rows go to Spark)
 
 A stage is one picklable object that Spark calls for each partition through `mapPartitionsWithIndex`.
 Everything it opens is closed when its generator ends, fails or is closed.
 
-Time is taken for whole batches, never for a record, which takes less than looking at the clock. So what the
-users' functions took is known in a stage that writes, as what is left of pulling records out of the chain;
-for a chain on Spark's own records it includes reading those. Step ``encode`` is placing, collecting and
-pickling.
+Time is measured for whole batches: a record takes less than a look at the clock. So the time of the users'
+functions is known only in a stage that writes. It is the time of pulling records out of the chain, without
+reading and merging them; for a chain on Spark's own records it includes reading those. Step ``encode`` is
+placing, collecting and pickling.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from sortshuffle.spark.worker.adoption import adopt
 from sortshuffle.spark.worker.reports import Reporter
 from sortshuffle.spark.worker.task import Task, running, settle_worker
 
-# Objects that Python makes before it looks for garbage among them, in place of 700, while a stage runs: it
-# looks through a table of groups again and again, which takes more than making them. A million pairs in 64
-# partitions, ns each behind the shuffle: groups of five values 460 with 700, 250 with 20,000 and 220 with
-# 100,000; groups of one 1450, 610 and 740. What is garbage in cycles stays as much longer
-COLLECTED_EVERY = (20_000, 20, 100)
+# New objects between two garbage collections while a stage runs; Python's default is 700. The collector walks
+# tables of groups again and again, which takes more time than making them. A million pairs in 64 partitions,
+# ns each behind the shuffle: groups of five values 460 with 700, 250 with 20,000 and 220 with 100,000; groups
+# of one 1450, 610 and 740. Garbage in cycles stays longer by the same factor
+GC_THRESHOLD = (20_000, 20, 100)
 
 
 class RecordOpening(Protocol):
-    """Where a stage's records come from. ``opened``: closes what it opens when the task ends. ``holders``:
-    how many parts of the memory it takes."""
+    """The source of a stage's records. ``opened``: closes at the end of the task what it opens. ``holders``:
+    as of `spark.worker.stages.Opening`."""
 
     @property
     def holders(self) -> int: ...
@@ -56,7 +56,7 @@ class RecordOpening(Protocol):
 
 
 class RecordClosing(Protocol):
-    """Where a stage's records go; what it yields goes to Spark. ``opened``, ``holders``: as above."""
+    """The target of a stage's records. What it yields goes to Spark. ``opened``, ``holders``: as above."""
 
     @property
     def holders(self) -> int: ...
@@ -80,7 +80,7 @@ class RecordStage:
     services: ServiceSettings = NO_SERVICE
 
     def __call__(self, split: int, received: Iterable[Any]) -> Iterator[Any]:
-        """What goes back to Spark, for partition ``split``."""
+        """The results for Spark, of partition ``split``."""
         settle_worker()
         return user_errors(self._run(split, iter(received)))
 
@@ -100,7 +100,7 @@ class RecordStage:
 
 
 def through(steps: Sequence[Step], stream: RecordStream, task: Task, opened: ExitStack) -> RecordStream:
-    """What the steps make of it."""
+    """The results of the steps."""
     for step in steps:
         if isinstance(step, HoldingStep):
             made: Any = step.run(stream.chunks(), task, task.holding(step.describe()))
@@ -112,16 +112,16 @@ def through(steps: Sequence[Step], stream: RecordStream, task: Task, opened: Exi
 
 
 def holders_of(steps: Iterable[Step]) -> int:
-    """How many of them hold records."""
+    """How many of these steps hold records."""
     return sum(isinstance(step, HoldingStep) for step in steps)
 
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Let Python look for garbage less often than by default."""
+    """Collect garbage less often than by default."""
     usual = gc.get_threshold()
     if usual[0]:  # nobody turned it off
-        gc.set_threshold(*COLLECTED_EVERY)
+        gc.set_threshold(*GC_THRESHOLD)
     try:
         yield
     finally:
@@ -129,7 +129,7 @@ def rare_collections() -> Iterator[None]:
 
 
 def _user_seconds(metrics: TaskMetrics) -> None:
-    """Of a stage that writes, what pulling records out of the chain took beyond reading and merging them."""
+    """Step user: of a stage that writes, the time of the chain without reading and merging records."""
     seconds = metrics.seconds
     chain = seconds.pop("chain", None)
     if chain is not None:
@@ -145,10 +145,10 @@ class SparkRecords:
 
     def open(self, received: Received, task: Task, opened: ExitStack) -> RecordStream:
         if not received.has_steps:
-            # then as many come as leave
+            # without steps as many records come as leave
             opened.callback(lambda: task.metrics.add(rows_in=task.metrics.counts["rows_out"]))
             return RecordStream(records=received.records)
-        return RecordStream(records=counted(received.records, "rows_in", task, opened))
+        return RecordStream(records=count_records(received.records, "rows_in", task, opened))
 
 
 @dataclass(frozen=True)
@@ -183,11 +183,11 @@ class RecordsToSpark:
     holders = 0
 
     def close(self, stream: RecordStream, task: Task, opened: ExitStack) -> Iterator[Any]:
-        return counted(stream.records(), "rows_out", task, opened)
+        return count_records(stream.records(), "rows_out", task, opened)
 
 
-def counted(records: Records, figure: str, task: Task, opened: ExitStack) -> Records:
-    """The records, whose number is counted as ``figure`` when the task ends. No code of Python's runs for a
+def count_records(records: Records, figure: str, task: Task, opened: ExitStack) -> Records:
+    """The records; their number is added to ``figure`` when the task ends. No Python code runs for a
     record."""
     numbers = count()
     opened.callback(lambda: task.metrics.add(**{figure: next(numbers)}))
@@ -199,5 +199,5 @@ def _count_rows(metrics: TaskMetrics) -> None:
 
 
 def _may_spill(found: list[InputChannel]) -> bool:
-    """Whether there can be a record that is put together in a file."""
+    """Whether a record may be so large that it is put together in a file."""
     return any(extent.raw_bytes > SPILL_BYTES for channel in found for extent in channel.extents)

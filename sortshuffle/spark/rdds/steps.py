@@ -1,12 +1,12 @@
-"""What `ShuffleRDD` chains, and what PySpark's methods of the same names do.
+"""The steps of a `ShuffleRDD`'s chain. They do what PySpark's methods of the same names do.
 
-A `RecordStep` maps the records of one partition to others: ``step(split, records)``, where ``split`` is the
-number of the partition. It is called once for each partition, and whatever it is given and gives is passed on
-as it is, so that a chain is one pass, and as lazy, as its functions make it. A `HoldingStep` takes chunks and
-holds records, within a memory of its own (`spark.rdds.holding`).
+A `RecordStep` maps the records of one partition to others: ``step(split, records)``; ``split`` is the number
+of the partition. It is called once for each partition. Iterables are passed from step to step unchanged, so a
+chain is one pass, and as lazy as its functions. A `HoldingStep` takes chunks and holds records, within its
+own memory (`spark.rdds.holding`).
 
-Where a function is called for each record, a StopIteration out of it would end the stream as if there were no
-more records. PySpark wraps each call to find it; here the generator that calls it does, for nothing.
+A StopIteration out of a user's function would end the stream as if there were no more records. PySpark wraps
+each call to find it. Here the generator around the loop does, at no cost.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class FlatMapValues:
 
 @dataclass(frozen=True)
 class Element:
-    """One element of each record. ``method``: what the user called it by."""
+    """One element of each record. ``method``: its name in PySpark."""
 
     position: int
     method: str
@@ -180,7 +180,7 @@ class Element:
 
 @dataclass(frozen=True)
 class KeyBy:
-    """Pairs of ``function(record)`` and the record. ``method``: what the user called it by."""
+    """Pairs of ``function(record)`` and the record. ``method``: its name in PySpark."""
 
     function: Callable[[Any], Any]
     method: str = "keyBy"
@@ -199,7 +199,7 @@ class KeyBy:
 
 @dataclass(frozen=True)
 class AsKeys:
-    """Pairs of a record and a value. ``method``: what the user called it by."""
+    """Pairs of a record and a value. ``method``: its name in PySpark."""
 
     value: Any
     method: str
@@ -213,7 +213,7 @@ class AsKeys:
 
 @dataclass(frozen=True)
 class OnlyFirst:
-    """Of keys with two groups the pairs of those whose second group is empty."""
+    """Of keys with two groups: the pairs of the first group, if the second is empty."""
 
     def __call__(self, split: int, records: Iterable[Any]) -> Iterable[Any]:
         return ((key, value) for key, (here, there) in records if not there for value in here)
@@ -224,7 +224,7 @@ class OnlyFirst:
 
 @dataclass(frozen=True)
 class InAll:
-    """Of keys with their groups those none of whose groups is empty."""
+    """Of keys with their groups: those without an empty group."""
 
     def __call__(self, split: int, records: Iterable[Any]) -> Iterable[Any]:
         return (pair for pair in records if all(pair[1]))

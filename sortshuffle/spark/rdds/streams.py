@@ -1,7 +1,7 @@
-"""Records on their way through a task, one by one or in chunks, whichever the next part takes.
+"""Streams of records between the parts of a stage, read one by one or in chunks.
 
-Users' functions take records. What merges, sorts and writes takes chunks, as they were read from an exchange,
-with keys and values apart: for these no code of Python's runs for a record, and no tuple is made of a pair.
+Users' functions read records. Merges, sorts and writers read chunks, as they come from an exchange, with keys
+and values apart. So no Python code runs for each record, and no tuple is made of a pair.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from sortshuffle.payload.pickled import Chunk
 
 Records: TypeAlias = Iterator[Any]
 
-MOST_RECORDS = 4096  # of a chunk made of single records: as good as 16,384
+MOST_RECORDS = 4096  # of a chunk made of single records; 16,384 were no quicker
 
 
 class RecordStream:
-    """Made of one, taken as either, once."""
+    """Made of records or of chunks; read as either, once."""
 
     __slots__ = ("_chunks", "_records")
 
     def __init__(self, records: Any = None, chunks: Iterable[Chunk] | None = None) -> None:
-        self._records = records  # an iterable, or whatever a user's function gave instead
+        self._records = records  # an iterable, or what a user's function returned instead
         self._chunks = chunks
 
     def records(self) -> Records:
@@ -39,8 +39,8 @@ class RecordStream:
 
 
 def tuples_of(records: list[Any]) -> list[Any]:
-    """Records that are pairs, as tuples. As in PySpark whatever can be unpacked into two is a pair; raises
-    what unpacking raises (of what is a tuple already, whoever unpacks it)."""
+    """Pairs as tuples. As in PySpark a pair is what can be unpacked into two. Raises what unpacking raises;
+    tuples of another length pass, and fail where they are unpacked."""
     if set(map(type, records)) == {tuple}:
         return records
     return [(key, value) for key, value in records]

@@ -1,11 +1,10 @@
 """Reading several inputs in one task, for `cogroup` and joins.
 
     an exchange's subpartition -> its steps ---\\
-    another's ------------------> its steps ----> what is made of their groups
-    rows passed where they are --------------- /
+    another's ------------------> its steps ----> their groups, combined
+    rows of a passed input ------------------- /
 
-The inputs are read one after the other, each when the one before is at its end: what Spark passes of them
-comes in that order.
+The inputs are read one after the other, because rows of passed inputs come from Spark in that order.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from sortshuffle.spark.worker.task import Task
 
 @dataclass(frozen=True)
 class ReadPassed:
-    """An input whose records come as rows. ``number``: of the input."""
+    """An input whose records come through Spark. ``number``: of the input."""
 
     number: int
     holders = 0
@@ -37,7 +36,7 @@ class ReadPassed:
 
 @dataclass(frozen=True)
 class RecordInput:
-    """One of several."""
+    """One of several inputs."""
 
     opening: RecordOpening
     steps: tuple[Step, ...]
@@ -54,7 +53,7 @@ class RecordInput:
 
 @dataclass(frozen=True)
 class ReadRecordsTogether:
-    """Several inputs, and what is made of them."""
+    """Several inputs, and their combination."""
 
     inputs: tuple[RecordInput, ...]
     combine: CoGroup
@@ -71,5 +70,5 @@ class ReadRecordsTogether:
 
 
 def _first_two(records: list[Any]) -> Pairs:
-    # as PySpark's joins take the first two elements of whatever they are given
+    # PySpark's joins, too, take the first two elements of any record
     return Pairs([record[0] for record in records], [record[1] for record in records])

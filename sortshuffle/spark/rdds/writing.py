@@ -1,4 +1,4 @@
-"""Where a stage's records go when they do not go to Spark: into a map output, or on in their place.
+"""The closings of a stage that does not end in Spark's records: a map output, or chunks for the next stage.
 
 records -batches-> keys, values -> RecordWriter -> result partition              `WriteRecords`
             \\-> table of combiners --/                                            with an aggregation
@@ -36,10 +36,10 @@ from sortshuffle.writing.frame_encoder import frame_layout
 from sortshuffle.writing.frame_partition import FrameResultPartition
 from sortshuffle.writing.record_writer import RecordWriter, Serializer
 
-# Large records are taken in batches of about so many bytes, pickled
+# Of a batch of large records, pickled
 BATCH_BYTES = MIB
 
-_WITHIN_ENCODE = ("combine", "compress", "checksum", "write")  # have their own time while records are added
+_WITHIN_ENCODE = ("combine", "compress", "checksum", "write")  # timed apart while records are added
 _KEY, _VALUE = itemgetter(0), itemgetter(1)
 
 
@@ -48,7 +48,7 @@ def _pack_pairs(kind: ValueKind, keys: list[Any], results: list[Any]) -> bytearr
 
 
 PAIR_SERIALIZERS: Mapping[ValueKind, Serializer] = {kind: partial(_pack_pairs, kind) for kind in ValueKind}
-"""By what stands beside the keys: their frames differ."""
+"""By the kind of values: their frames differ."""
 
 
 def _emit_pairs(writer: RecordWriter, keys: Sequence[Any], results: Sequence[Any], kind: ValueKind) -> None:
@@ -59,9 +59,9 @@ def _emit_pairs(writer: RecordWriter, keys: Sequence[Any], results: Sequence[Any
 class WriteRecords(AdoptingClosing):
     """Pairs into one map output of this task; Spark gets its control rows.
 
-    ``exchange``: its number. ``aggregation``: by what pairs are combined before; None for not at all.
-    ``lenient``: what has more than two elements is a pair of the first two. ``whole``: a record is placed as
-    it is, and need not be a pair.
+    ``exchange``: its number. ``aggregation``: combines pairs before; None: they are not combined.
+    ``lenient``: of longer tuples the first two elements are the pair. ``whole``: the record is its own key,
+    and need not be a pair.
     """
 
     exchange: int
@@ -77,13 +77,13 @@ class WriteRecords(AdoptingClosing):
     def close(self, stream: RecordStream, task: Task, opened: ExitStack) -> Iterator[ControlRow]:
         metrics = task.outputs.setdefault(self.exchange, TaskMetrics())
         records = stream.records()
-        batch = _taken(records, 1, task.metrics)
+        batch = _next_records(records, 1, task.metrics)
         if not batch:
             return
         with _RecordOutput(self, task, metrics) as output:
             while batch:
                 output.write(batch)
-                batch = _taken(records, output.next_batch(), task.metrics)
+                batch = _next_records(records, output.next_batch(), task.metrics)
             written = output.finish()
         yield from control_rows(written, task.reach)
 
@@ -94,8 +94,8 @@ class WriteRecords(AdoptingClosing):
 
 @dataclass(frozen=True)
 class PassRecords:
-    """Pairs that are in their place, as rows for the stage that reads them with others. ``number``: of the
-    input."""
+    """Pairs that are in their place, as rows for the stage that reads several inputs. ``number``: of this
+    one."""
 
     number: int
     holders = 0
@@ -103,14 +103,14 @@ class PassRecords:
     def close(self, stream: RecordStream, task: Task, opened: ExitStack) -> Iterator[bytes]:
         records = stream.records()
         size, mean = 1, 0.0
-        while batch := _taken(records, size, task.metrics):
+        while batch := _next_records(records, size, task.metrics):
             packed = pack_any_pairs(Pairs(list(map(_KEY, batch)), list(map(_VALUE, batch))))
             mean = len(packed) / len(batch)
             size = _next_size(size, mean)
             yield passed_row(self.number, packed)
 
 
-def _taken(records: Records, most: int, metrics: TaskMetrics) -> list[Any]:
+def _next_records(records: Records, most: int, metrics: TaskMetrics) -> list[Any]:
     """The next records of a chain; none at its end."""
     with metrics.step("chain"):
         batch = list(islice(records, most))
@@ -119,7 +119,7 @@ def _taken(records: Records, most: int, metrics: TaskMetrics) -> list[Any]:
 
 
 def _next_size(size: int, mean: float) -> int:
-    """How many records to take next: more each time, as far as their size allows."""
+    """The size of the next batch: twice the last, unless records are large."""
     return min(MOST_RECORDS, 2 * size, max(1, int(BATCH_BYTES / max(1.0, mean))))
 
 
@@ -173,7 +173,7 @@ class _RecordOutput:
         return [(record[0], record[1]) for record in records]
 
     def next_batch(self) -> int:
-        """How many records to take next."""
+        """The number of records in the next batch."""
         self._batch = _next_size(self._batch, self._writer.bytes / max(1, self._writer.records))
         return self._batch
 

@@ -196,5 +196,6 @@ def _is_lost(output: SparkMapOutput, error: BaseException) -> bool:
     lost = PartitionedFile.of(error.place.file)
     if lost is None:
         return False
-    home, name = os.path.split(output.file.base)
-    return home == os.path.dirname(lost.base) or name == os.path.basename(lost.base)
+    base = output.file.base
+    is_of_its_home = os.path.dirname(base) == os.path.dirname(lost.base)
+    return is_of_its_home or os.path.basename(base) == os.path.basename(lost.base)

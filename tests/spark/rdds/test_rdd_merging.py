@@ -80,7 +80,7 @@ def chunked(pairs: Sequence[tuple[Any, Any]], size: int) -> Iterator[Chunk]:
 def results(merging: Merging, inputs: Sequence[Iterable[Chunk]]) -> dict[Any, list[Any]]:
     """For each key what it became in each input; a key that comes twice is a fault."""
     found: dict[Any, list[Any]] = {}
-    for tables in merging.merged(inputs):
+    for tables in merging.tables(inputs):
         here: dict[Any, list[Any]] = defaultdict(lambda: [None] * len(inputs))
         for at, table in enumerate(tables):
             for keys, values in table.batches():
@@ -171,7 +171,7 @@ def test_a_group_longer_than_the_memory_is_read_from_disk_as_often_as_asked(
     pairs = [*cold[:1000], *hot[:9000], *cold, *hot[9000:], ("cold", 1)]
     merge = merging(GroupTable, files, 256 * KIB, codec)
     groups: dict[Any, Any] = {}
-    for (table,) in merge.merged([chunked(pairs, 300)]):
+    for (table,) in merge.tables([chunked(pairs, 300)]):
         assert isinstance(table, GroupTable)
         groups |= table.groups
     group = groups.pop("hot")
@@ -223,7 +223,7 @@ def test_keys_of_one_hash_come_to_an_end(files: Files) -> None:
 
 def test_what_was_put_aside_goes_when_nobody_wants_more(files: Files) -> None:
     merge = merging(GroupTable, files, 8 * KIB)
-    tables = merge.merged([chunked(PAIRS, 500)])
+    tables = merge.tables([chunked(PAIRS, 500)])
     next(tables)
     tables.close()
 
@@ -238,7 +238,7 @@ def test_what_was_put_aside_goes_when_the_input_fails(files: Files) -> None:
 
     merge = merging(GroupTable, files, 8 * KIB)
     with pytest.raises(KeyError, match="on purpose"):
-        next(merge.merged([failing()]))
+        next(merge.tables([failing()]))
     assert merge.memory.used == 0
     assert not list(files.directory.iterdir())
 

@@ -22,7 +22,7 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB
 from sortshuffle.payload.pickled import Chunk, Pairs, PickledPayload
 from sortshuffle.spark.rdds.heap import heap_bytes, mean_bytes
-from sortshuffle.spark.rdds.ranges import RangeKeySelector, Ranges, bounds_of, drawn, sampled
+from sortshuffle.spark.rdds.ranges import RangeKeySelector, Ranges, bounds_of, draw_keys, sample_of
 from sortshuffle.spark.rdds.sorting import FAN_IN, Sorting, by_key
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
@@ -63,7 +63,7 @@ def test_the_order_is_that_of_sorted(
 ) -> None:
     directory = tmp_path_factory.mktemp("runs")
     sort = sorting(directory, memory, itemgetter(0), reverse)
-    found = [record for piece in sort.sorted(chunked(records, size)) for record in piece]
+    found = [record for piece in sort.sort(chunked(records, size)) for record in piece]
 
     assert found == sorted(records, key=itemgetter(0), reverse=reverse)
     assert sort.memory.used == 0
@@ -75,7 +75,7 @@ def test_any_number_of_runs_is_merged(tmp_path: Path, runs: int) -> None:
     size = 50
     records = [(n * 7919 % 1009, n) for n in range(runs * size)]
     sort = sorting(tmp_path, 1, itemgetter(0))
-    found = [record for piece in sort.sorted(chunked(records, size)) for record in piece]
+    found = [record for piece in sort.sort(chunked(records, size)) for record in piece]
 
     assert found == sorted(records, key=itemgetter(0))
     counts = sort.metrics.counts
@@ -86,7 +86,7 @@ def test_any_number_of_runs_is_merged(tmp_path: Path, runs: int) -> None:
 def test_runs_are_of_the_memory(tmp_path: Path) -> None:
     records = [(f"key {n * 7919 % 100_003}", n) for n in range(50_000)]
     sort = sorting(tmp_path, 1 << 20, by_key(len))
-    found = [record for piece in sort.sorted(chunked(records, 1000)) for record in piece]
+    found = [record for piece in sort.sort(chunked(records, 1000)) for record in piece]
 
     assert found == sorted(records, key=lambda record: len(record[0]))
     assert sort.memory.peak < 1.2 * (1 << 20)
@@ -95,7 +95,7 @@ def test_runs_are_of_the_memory(tmp_path: Path) -> None:
 
 def test_what_was_put_aside_goes_when_nobody_wants_more(tmp_path: Path) -> None:
     sort = sorting(tmp_path, 1, itemgetter(0))
-    pieces = sort.sorted(chunked([(n, n) for n in range(1000)], 10))
+    pieces = sort.sort(chunked([(n, n) for n in range(1000)], 10))
     assert next(pieces)[0] == (0, 0)
     pieces.close()  # type: ignore[attr-defined]
     assert sort.memory.used == 0
@@ -104,7 +104,7 @@ def test_what_was_put_aside_goes_when_nobody_wants_more(tmp_path: Path) -> None:
 
 def test_what_cannot_be_compared_is_pythons_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="'<' not supported"):
-        list(sorting(tmp_path, 1 << 20, itemgetter(0)).sorted([[(1, 1), ("a", 1)]]))
+        list(sorting(tmp_path, 1 << 20, itemgetter(0)).sort([[(1, 1), ("a", 1)]]))
 
 
 def test_stopiteration_out_of_a_key_function_is_an_error(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_stopiteration_out_of_a_key_function_is_an_error(tmp_path: Path) -> None
         raise StopIteration("too early")
 
     with pytest.raises(PySparkRuntimeError, match="too early"):
-        list(sorting(tmp_path, 1 << 20, by_key(stops)).sorted([[(1, 1), (2, 1)]]))
+        list(sorting(tmp_path, 1 << 20, by_key(stops)).sort([[(1, 1), (2, 1)]]))
 
 
 # ---- ranges -------------------------------------------------------------------------------------------
@@ -122,12 +122,12 @@ def test_stopiteration_out_of_a_key_function_is_an_error(tmp_path: Path) -> None
 def test_the_sample_is_pysparks(sizes: list[int]) -> None:
     most = 60.0
     partitions = [[(f"{split} {n}", n) for n in range(size)] for split, size in enumerate(sizes)]
-    ours = [next(drawn(most, split, pairs)) for split, pairs in enumerate(partitions)]
+    ours = [next(draw_keys(most, split, pairs)) for split, pairs in enumerate(partitions)]
 
     total = sum(sizes)
     sampler = RDDSampler(False, min(most / max(total, 1), 1.0), 1)
     expected = [pair[0] for split, pairs in enumerate(partitions) for pair in sampler.func(split, pairs)]
-    assert sampled(ours, most) == expected
+    assert sample_of(ours, most) == expected
     assert [count for count, _ in ours] == sizes
     assert all(len(kept) <= 3 * most for _, kept in ours)
 

@@ -83,7 +83,7 @@ def cogrouped(spark: SparkSession) -> Found:
     words = context._jsc.parallelize(["a", "b"])
     pairs = words.zipWithIndex()
     made: RDD[Any] = RDD(pairs.cogroup(pairs, 7).values(), context)
-    rows = planner.shuffled(made, lambda split, records: iter(()), Partitioner(3, hash), "control rows")
+    rows = planner.shuffle_rows(made, lambda split, records: iter(()), Partitioner(3, hash), "control rows")
     return of_rdd(rows._jrdd.rdd())
 
 
