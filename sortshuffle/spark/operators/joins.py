@@ -29,7 +29,6 @@ from sortshuffle.compute.join.hash_join import JoinKind, JoinSpec, OutputColumn
 from sortshuffle.compute.join.keys import JoinKeyColumns
 from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
 from sortshuffle.payload.ordering import RowOrder
-from sortshuffle.spark.functions.running import CloseAtEnd
 from sortshuffle.spark.operators.broadcast import broadcast_join
 from sortshuffle.spark.operators.expressions import Attribute, Call, Node, node_of, resolve
 from sortshuffle.spark.operators.key_checks import check_placement_key

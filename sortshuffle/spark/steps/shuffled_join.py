@@ -17,9 +17,10 @@ from sortshuffle.compute.join.hash_join import BuildTable, JoinSpec, probe
 from sortshuffle.compute.join.merge_join import merge_join
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.spark.functions.running import CloseAtEnd
 from sortshuffle.spark.steps.local_sort import LocalSort
 from sortshuffle.spark.worker.several import Leg
-from sortshuffle.spark.worker.stages import Batches, closes
+from sortshuffle.spark.worker.stages import Batches
 from sortshuffle.spark.worker.task import Task
 
 _SORTING_PARTS = 3  # of the memory: one for each side that is sorted, and one for the rows of a key
@@ -66,8 +67,8 @@ class ShuffledJoin:
     def _merged(self, left: Leg, right: Leg, task: Task, memory: MemoryBudget) -> Batches:
         """Both sides sorted, and then merged."""
         with (
-            closes(self._sorted(left, task, memory, is_left=True)) as lefts,
-            closes(self._sorted(right, task, memory, is_left=False)) as rights,
+            CloseAtEnd(self._sorted(left, task, memory, is_left=True)) as lefts,
+            CloseAtEnd(self._sorted(right, task, memory, is_left=False)) as rights,
         ):
             own = memory.share(memory.limit // _SORTING_PARTS, "merge the sides")
             yield from merge_join(self.spec, lefts, rights, own)

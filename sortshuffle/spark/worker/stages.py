@@ -32,7 +32,7 @@ from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.gate import InputGate
 from sortshuffle.spark.control import channels
-from sortshuffle.spark.functions.running import user_errors
+from sortshuffle.spark.functions.running import CloseAtEnd, user_errors
 from sortshuffle.spark.schema import conform
 from sortshuffle.spark.session.service import NO_SERVICE, HostService, ServiceSettings
 from sortshuffle.spark.worker.adoption import adopt
@@ -150,10 +150,10 @@ class Stage:
 
         rows = link(self.opening.open(received, task))
         rows = link(task.metrics.timed(rows, "input"))
-        rows = _count(rows, task.metrics, "in")
+        rows = _counted(rows, task.metrics, "in")
         rows = opened_through(rows, self.steps, task, opened)
         rows = link(task.metrics.timed(rows, "chain"))
-        rows = link(_count(rows, task.metrics, "out"))
+        rows = link(_counted(rows, task.metrics, "out"))
         return link(self.closing.close(rows, task))
 
 

@@ -225,7 +225,7 @@ def test_the_service_of_its_own_host_comes_first_however_slow_it_is(
 
     monkeypatch.setattr(ServiceClient, "find", slow)
     monkeypatch.setattr(ServiceLink, "close", closing)
-    found = adopt(task, [EXCHANGE])
+    found = finished_outputs(task, [EXCHANGE])
     assert found is not None
     assert found[0].service == service.address
     task.reach.close()
