@@ -1,14 +1,14 @@
-"""Control rows: what a map task tells the reduce tasks, through Spark's own shuffle.
+"""Control rows: they tell reduce tasks where map outputs are. Spark's own shuffle moves them.
 
-One row for each (map output, non-empty subpartition), of `COLUMNS`. Spark moves a row to the partition that
-its first column says, keeps only the winning attempt's rows, and drops them with the executor that wrote the
-files: that is the whole commit protocol. One shuffle may carry the rows of several exchanges, in a range of
-partitions each: subpartition s of one of them is partition ``first + s``. A task that reads several exchanges
-tells their rows apart by ``exchange``, its number.
+There is one row for each map output and each of its subpartitions that is not empty, with `COLUMNS`. Spark
+moves a row to the partition in its first column, keeps only the rows of the winning attempt, and drops them
+with the executor that wrote the files: that is the whole commit protocol. One shuffle may carry the rows of
+several exchanges, each in a range of partitions: subpartition s of one is partition ``first + s``. A task
+that reads several exchanges tells their rows apart by ``exchange``, the number.
 
-The first column is called `MARK`, and so is the RDD that is shuffled to move the control rows of RDDs. By
-that name the shuffle manager knows these shuffles. It leaves them to Spark, because the lifetime of map
-outputs follows Spark's own shuffle files (`homes.lifetime`). Nothing else may have that name.
+The name of the first column is `MARK`. The RDD that is shuffled for the control rows of RDDs has it, too. By
+this name the shuffle manager recognises these shuffles. It leaves them to Spark, because the lifetime of map
+outputs follows Spark's own shuffle files (`homes.lifetime`). Nothing else may have this name.
 
 ``output`` is little endian: file id (16 bytes), task attempt (8), attempt that adopted it (8; -1: none),
 number of regions (4), length of host (2), of base path (2), of service (2) and of the adopter's service (2),
@@ -67,10 +67,9 @@ class Adopter:
 
 @dataclass(frozen=True, slots=True)
 class SparkMapOutput:
-    """A finished map output, as its writer describes it. ``host``: where it was written. ``service``: host
-    and port of the service that serves it, empty if there is none. ``exchange``: the number of its own.
-    ``regions``: how many it has, None where that is not known. ``adopter``: the attempt that
-    adopted it, if the file was not linked."""
+    """A finished map output. ``host``: where it was written. ``service``: host and port of the service that
+    serves it, empty if there is none. ``exchange``: the number. ``regions``: their number, None if unknown.
+    ``adopter``: the attempt that adopted it, if the file was not linked."""
 
     file: PartitionedFile
     file_id: bytes
@@ -87,7 +86,7 @@ class SparkMapOutput:
 
 
 class Reach(Protocol):
-    """How a task gets at map outputs: by their files, or by the service that has them."""
+    """A task's access to map outputs: by their files, or by the service that has them."""
 
     def index(self, output: SparkMapOutput) -> Index:
         """The whole, verified index. Raises `DataLossError`."""
@@ -96,15 +95,15 @@ class Reach(Protocol):
         """The channel to these extents. Nothing is opened yet."""
 
     def close(self) -> None:
-        """Let go of what connects it to services. No channel is used any more."""
+        """Close the connections to services. No channel is used afterwards."""
 
     def tell_adopters(self, error: BaseException) -> None:
-        """The task has failed with this error. Where that means that adopted map outputs are lost, have their
-        adopters run again. Raises nothing."""
+        """The task has failed with this error. If it means that adopted map outputs are lost, make Spark run
+        their adopters again. Raises nothing."""
 
 
 class LocalReach:
-    """For map outputs whose files this process can open. ``key``: of the application, where they are
+    """For map outputs whose files this process can open. ``key``: of the application, if they are
     encrypted."""
 
     def __init__(self, key: EncryptionKey | None = None) -> None:
@@ -149,8 +148,8 @@ def control_batches(
 
 
 def channels(batches: Iterator[pa.RecordBatch], reach: Reach) -> list[InputChannel]:
-    """The channels of one consumer, from the control rows it received; those without a map output only say
-    that there is a partition."""
+    """The channels of one consumer, from the control rows that it received. Rows without a map output only
+    say that there is a partition."""
     return [
         _channel(subpartition, map_index, output, exchange, reach)
         for batch in batches
@@ -169,10 +168,10 @@ def _pack_head(output: SparkMapOutput, regions: int) -> bytes:
 
 
 def _channel(subpartition: int, map_index: int, packed: bytes, exchange: int, reach: Reach) -> InputChannel:
-    file_id, attempt, adopted_by, regions, *lengths = _HEAD.unpack_from(packed)
+    file_id, attempt, adopter_attempt, regions, *lengths = _HEAD.unpack_from(packed)
     ends = list(accumulate(lengths, initial=_HEAD.size))
     host, base, service, its_service = (packed[start:end].decode() for start, end in pairwise(ends))
-    adopter = None if adopted_by == _NOBODY else Adopter(adopted_by, its_service)
+    adopter = None if adopter_attempt == _NOBODY else Adopter(adopter_attempt, its_service)
     file = PartitionedFile(base)
     output = SparkMapOutput(file, file_id, map_index, attempt, host, service, exchange, regions, adopter)
     if regions <= INLINE_REGIONS:

@@ -1,18 +1,18 @@
 """Map outputs as a DataFrame: `spark.read.format("sortshuffle").load(path)`.
 
-For people who want to look at what a shuffle wrote with SQL: files that were kept (`spark.sortshuffle.keep`),
-or those of a job that runs. The path is a data or index file, or a directory of map outputs of one exchange,
-at any depth. The frame has, in front of the rows' own columns, where each row lies:
+It shows what a shuffle wrote, in SQL: files that were kept (`spark.sortshuffle.keep`), or those of a running
+job. The path is a data or index file, or a directory of map outputs of one exchange, at any depth. In front
+of the rows' own columns the frame has the place of each row:
 
-    subpartition int   the one that it is for; null in a broadcast region, which is for all
-    region       int   the flush that wrote it
-    map_index    int   the map task that wrote it
+    subpartition int   its number; null in a broadcast region, which is for all
+    region       int   the flush that wrote the row
+    map_index    int   the map task that wrote the row
 
-A row's own column of such a name makes ours get an underscore in front.
+If the rows have a column of such a name, ours begins with an underscore.
 
 Rules
-* Everything is verified: an index as a whole, every buffer and extent, the numbers of rows. What is damaged
-  is a `CorruptDataError` with its place; what is unfinished, or there twice, is refused and named.
+* Everything is verified: the whole index, every buffer and extent, the numbers of rows. Damage is a
+  `CorruptDataError` with its place. Unfinished map outputs, and two of one map task, are refused by name.
 * One input partition per map output, or several of neighbouring subpartitions where it is large. Memory: one
   part of an extent and one batch.
 * No filters are pushed: Spark keeps what was pushed for one query with the cached relation, and a later query
@@ -76,7 +76,7 @@ class MapOutputSource(DataSource):  # type: ignore[misc]
 
     @classmethod
     def name(cls) -> str:
-        """What comes into ``format()``."""
+        """The name for ``format()``."""
         return NAME
 
     def schema(self) -> StructType:
@@ -84,7 +84,7 @@ class MapOutputSource(DataSource):  # type: ignore[misc]
         return self._output().schema
 
     def reader(self, schema: StructType) -> MapOutputReader:
-        """For the schema of `schema`, or for the same one as the user gave it."""
+        """``schema``: that of `schema`, or an equal one from the user."""
         return MapOutputReader(self._output(), schema)
 
     def _output(self) -> Outputs:

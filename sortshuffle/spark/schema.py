@@ -1,14 +1,14 @@
-"""Schemas between Spark and Arrow: what is declared, and what travels.
+"""Schemas between Spark and Arrow: declared schemas and wire schemas.
 
-* Three schemas are told apart: the *declared* one (a Spark ``StructType``), the *wire* schema (the Arrow
-  schema of the batches that are chained, shuffled and kept in files), and what a user's function or a
-  Parquet file really has.
-* A wire schema has Spark's names and exactly one Arrow type per Spark type. Every field of it is nullable,
-  at every depth, and has no metadata, so batches of all producers are of one schema and compare in one
-  step. That a column was declared ``NOT NULL`` is kept in the declared schema alone.
+* There are three kinds: the *declared* schema (a Spark ``StructType``), the *wire* schema (the Arrow schema
+  of the batches that are chained, shuffled and kept in files), and the actual one of a user's function or a
+  Parquet file.
+* A wire schema has Spark's names and exactly one Arrow type per Spark type. All its fields, at every depth,
+  are nullable and have no metadata. So batches of all producers have equal schemas, compared in one step.
+  Only the declared schema knows that a column is ``NOT NULL``.
 * A type that Arrow or Spark's Arrow reader cannot carry is refused on the driver, by the column's path.
-* Values are never changed on the way to the wire schema: another representation of the same values is
-  converted (text with 64-bit offsets, dictionaries, time units, ...), everything else is an error.
+* Values never change on the way to the wire schema. Another representation of the same values is converted
+  (text with 64-bit offsets, dictionaries, time units, ...); everything else is an error.
 
 Only `parse_schema` needs a running Spark.
 """
@@ -166,7 +166,8 @@ def _refuse_twins(struct: st.StructType, path: str) -> None:
 
 
 def with_large_types(schema: pa.Schema) -> pa.Schema:
-    """``schema`` with 64-bit offsets for text and bytes: what Spark's useLargeVarTypes gives to functions."""
+    """``schema`` with 64-bit offsets for text and bytes, as functions get it with Spark's
+    useLargeVarTypes."""
     return pa.schema([field.with_type(_large(field.type)) for field in schema])
 
 
@@ -192,10 +193,10 @@ def _large_field(field: pa.Field) -> pa.Field:
 
 
 def from_arrow(schema: pa.Schema) -> st.StructType:
-    """The declared schema of what Arrow has as ``schema``: back from a wire schema, and of the other
-    representations that `conform` takes. Everything is nullable.
+    """The declared schema of a wire schema, or of other representations that `conform` accepts. All fields
+    are nullable.
 
-    Raises `UnsupportedError` with the path of a column of a type that Spark has not.
+    Raises `UnsupportedError` with the path of a column whose type Spark lacks.
     """
     return st.StructType([st.StructField(field.name, _read_type(field.type, field.name)) for field in schema])
 
@@ -233,20 +234,20 @@ def _read_leaf(arrow: pa.DataType) -> st.DataType | None:
     return _READ_TYPES.get(arrow)
 
 
-# --- what was returned or read -> wire schema -----------------------------------------------------------
+# --- actual schema -> wire schema -----------------------------------------------------------------------
 
 
 def conform(
     batch: pa.RecordBatch, target: pa.Schema, place: str, *, exact: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """``batch`` in exactly the schema ``target``: as it is where it already has it, else column by column.
+    """``batch`` in exactly the schema ``target``: unchanged if it has it, else converted by columns.
 
     Columns and struct fields are matched by position and take the target's names, as in ``mapInArrow``.
     Converted are other representations of the same values: 64-bit offsets and views, dictionaries,
     unsigned integers to the signed type that Spark reads them as, units of time, decimals that need no
     rounding, timestamps to UTC instants and back, and columns of Arrow's null type.
-    With ``exact`` only representations of the same Spark type: not the last three.
-    Several batches come out where one would overflow the 32-bit offsets of its text.
+    ``exact``: only representations of the same Spark type, that is, not the last three.
+    There are several batches if one would overflow the 32-bit offsets of its text.
 
     ``place`` names where the batch is from. Raises `SchemaMismatchError` with it and the columns.
     """
@@ -451,7 +452,7 @@ def _validity(array: pa.Array) -> pa.Buffer | None:
 
 
 def _own_values(array: pa.Array) -> list[pa.Array]:
-    """The values, or keys and items, that ``array`` points to: a slice must not convert all its table's."""
+    """The values, or keys and items, that ``array`` refers to: for a slice not those of the whole table."""
     if at.is_fixed_size_list(array.type):
         return [array.flatten()]
     start = array.offsets[0].as_py()

@@ -7,8 +7,8 @@
     on     on, or `UsageError`
     off    off
 
-Only settings that are known when `configure()` is called can speak against it. What a builder is told
-afterwards is the Java half's to judge.
+Only settings that are known when `configure()` is called can speak against it. What a builder gets
+afterwards is checked by the Java half.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _log = logging.getLogger(LOGGER)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a builder is given. ``reason``: why Spark's own shuffle is used although the manager was wanted;
-    empty otherwise. ``stays_on``: whether the manager is used although it was not wanted."""
+    """The settings for a builder. ``reason``: why Spark's own shuffle is used although the manager was
+    wanted; else empty. ``stays_on``: whether the manager is used although it was not wanted."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
@@ -61,27 +61,27 @@ def turn_on(builder: SparkSession.Builder) -> None:
 
 
 def choose(builder: SparkSession.Builder) -> Choice:
-    """Whether the manager can be on for what the builder is told so far.
+    """Whether the manager can be on, by the builder's settings so far.
 
     Brings the manager's classes to a JVM that runs already. Raises `UsageError` where the manager must be on
     and cannot be, `OptionError` for a setting of this package that is not allowed. Beside a SparkContext that
     runs already, of these settings only ``spark.sortshuffle.manager`` counts and is checked.
     """
-    begun, told = launch(), _told(builder)
-    known = {**begun.settings, **told}
-    wanted = Options.of({manager.MANAGER: known.get(manager.MANAGER, "auto")}).manager
+    start, own = launch(), _settings_of(builder)
+    settings = {**start.settings, **own}
+    wanted = Options.of({manager.MANAGER: settings.get(manager.MANAGER, "auto")}).manager
     running = SparkContext._active_spark_context
     if running is not None:
         return _beside_running(wanted, manager.is_on(running))
     if wanted == "off":
-        return Choice(manager.without_manager(known))
-    reason = _why_not(begun, told, known)
+        return Choice(manager.without_manager(settings))
+    reason = _why_not(start, own, settings)
     if reason:
-        return Choice(manager.without_manager(known), _refusal(wanted, reason))
-    settings = manager.manager_settings(_jar(), _python(), known)
+        return Choice(manager.without_manager(settings), _refusal(wanted, reason))
+    result = manager.manager_settings(_jar(), _python(), settings)
     if has_jvm():
-        settings[manager.MANAGER] = wanted  # an earlier builder of this JVM may have said otherwise
-    return Choice(settings)
+        result[manager.MANAGER] = wanted  # an earlier builder of this JVM may have set another value
+    return Choice(result)
 
 
 _RUNS = (
@@ -103,20 +103,20 @@ def _beside_running(wanted: str, is_on: bool) -> Choice:
 
 
 def _refusal(wanted: str, reason: str) -> str:
-    """The reason, for a session that is then left without the manager. Raises `UsageError` if it must not."""
+    """The reason why a session has no manager. Raises `UsageError` if it must have one."""
     if wanted == "on":
         raise UsageError(f"{manager.MANAGER}=on, and the shuffle manager cannot be on: {reason}")
     return reason
 
 
-def _told(builder: SparkSession.Builder) -> dict[str, str]:
+def _settings_of(builder: SparkSession.Builder) -> dict[str, str]:
     """A builder's settings so far."""
     options: Mapping[str, Any] = builder._options
     return {key: str(value) for key, value in options.items()}
 
 
 def _jar() -> str:
-    """The jar for executors: the one that the driver's JVM has, where that runs and has one."""
+    """The jar for executors: that of the driver's JVM, if it runs already."""
     return jar_of(manager.MANAGER_CLASS) if has_jvm() else jar.jar_path()
 
 
@@ -127,26 +127,26 @@ def _python() -> str:
     return f"./{program}" if is_relative else program
 
 
-def _why_not(begun: Launch, told: Mapping[str, str], known: Mapping[str, str]) -> str:
-    """What speaks against the manager, and the remedy; empty if nothing does."""
+def _why_not(start: Launch, own: Mapping[str, str], settings: Mapping[str, str]) -> str:
+    """The reason against the manager, and the remedy; empty if there is none."""
     return (
-        manager.why_not_beside(known)
+        manager.why_not_beside(settings)
         or manager.why_not_with(pyspark.__version__)
         or jar.why_no_jar()
-        or _why_not_over_connect(told)
-        or _why_no_classes(begun)
+        or _why_not_over_connect(own)
+        or _why_no_classes(start)
     )
 
 
-def begins_connect_server(told: Mapping[str, Any]) -> bool:
+def begins_connect_server(own: Mapping[str, Any]) -> bool:
     """Whether PySpark is about to start a server of Spark Connect in this process, which replaces
     ``spark.plugins``. It asks the builder and the environment, and no other settings."""
-    asked = str(told.get(API_MODE, os.environ.get("SPARK_API_MODE", ""))).lower()
+    asked = str(own.get(API_MODE, os.environ.get("SPARK_API_MODE", ""))).lower()
     return (asked if asked in ("classic", "connect") else default_api_mode()) == "connect"
 
 
-def _why_not_over_connect(told: Mapping[str, str]) -> str:
-    if not begins_connect_server(told):
+def _why_not_over_connect(own: Mapping[str, str]) -> str:
+    if not begins_connect_server(own):
         return ""
     return (
         f"{API_MODE} is connect, for which PySpark starts a server of Spark Connect without plugins."
@@ -154,13 +154,13 @@ def _why_not_over_connect(told: Mapping[str, str]) -> str:
     )
 
 
-def _why_no_classes(begun: Launch) -> str:
-    """Why the driver's JVM does not find the manager's classes; they are brought to one that runs."""
+def _why_no_classes(start: Launch) -> str:
+    """Why the driver's JVM does not find the manager's classes. A running JVM gets them here."""
     path = jar.jar_path()
     if has_jvm():
         return provide(path, manager.MANAGER_CLASS)
-    both = {manager.JARS, manager.DRIVER_CLASS_PATH} <= begun.fixed
-    if both and not any(manager.names(entry, path) for entry in _class_path(begun)):
+    both = {manager.JARS, manager.DRIVER_CLASS_PATH} <= start.fixed
+    if both and not any(manager.names(entry, path) for entry in _class_path(start)):
         return (
             f"the environment's {SUBMIT_ARGUMENTS} gives the driver's jars and its class path, and the"
             f" manager's jar is in neither. Add {path} to one of them"
@@ -168,10 +168,10 @@ def _why_no_classes(begun: Launch) -> str:
     return ""
 
 
-def _class_path(begun: Launch) -> list[str]:
-    """What the driver's JVM finds classes in."""
-    jars = manager.entries_of(begun.settings.get(manager.JARS, ""))
+def _class_path(start: Launch) -> list[str]:
+    """The jars and directories of the driver's JVM."""
+    jars = manager.entries_of(start.settings.get(manager.JARS, ""))
     return [
         *jars,
-        *manager.entries_of(begun.settings.get(manager.DRIVER_CLASS_PATH, ""), os.pathsep),
+        *manager.entries_of(start.settings.get(manager.DRIVER_CLASS_PATH, ""), os.pathsep),
     ]

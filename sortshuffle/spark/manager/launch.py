@@ -3,12 +3,12 @@
 A setting that `configure()` gives to a builder replaces the same setting of ``spark-defaults.conf`` and of
 ``spark-submit``. So plugins, jars and class path must be read from there before they are added to.
 
-* Where there is a JVM (under ``spark-submit``, or left over from a SparkContext that was stopped) it is
-  asked. A JVM that PySpark started has the settings of the first builder for good. Whether that one wanted
-  the manager is nothing that the next one wants, so this is not taken from there.
-* Otherwise PySpark will start one by ``spark-submit``. Its settings are those of ``spark-defaults.conf``,
-  then of the arguments in ``PYSPARK_SUBMIT_ARGS``. ``--jars`` and ``--driver-class-path`` are stronger than
-  the settings of the same meaning, wherever those come from.
+* If there is a JVM (under ``spark-submit``, or left over from a stopped SparkContext), its settings are read.
+  A JVM that PySpark started keeps the settings of the first builder. ``spark.sortshuffle.manager`` is not
+  read from there: the next builder may want another value.
+* Otherwise PySpark will start a JVM by ``spark-submit``. Its settings are those of ``spark-defaults.conf``,
+  then of the arguments in ``PYSPARK_SUBMIT_ARGS``. ``--jars`` and ``--driver-class-path`` override the
+  settings of the same meaning.
 
 This module loads Spark only where there is a JVM to ask.
 """
@@ -38,21 +38,21 @@ _PROPERTY = re.compile(r"([^\s=:]+)\s*[=:]?\s*(.*)")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How Spark's JVM starts, or has started. ``settings``: what it starts with. ``fixed``: keys of those
-    that a builder's settings do not change for the JVM itself, only for the SparkContext."""
+    """The start of Spark's JVM. ``settings``: those that it starts with. ``fixed``: keys that a builder
+    changes only for the SparkContext, not for the JVM itself."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
 
 
 def has_jvm() -> bool:
-    """Whether this process has a JVM of Spark's, which keeps its class path."""
+    """Whether this process has a JVM of Spark's."""
     context = sys.modules.get("pyspark.core.context")
     return _GATEWAY in os.environ or (context is not None and context.SparkContext._gateway is not None)
 
 
 def launch() -> Launch:
-    """Of this process. Raises `UsageError` for submit arguments that cannot be read."""
+    """The launch of this process's JVM. Raises `UsageError` for submit arguments that cannot be read."""
     if not has_jvm():
         return launch_of(os.environ)
     settings = _settings_of_jvm()
@@ -62,10 +62,10 @@ def launch() -> Launch:
 
 
 def launch_of(environment: Mapping[str, str]) -> Launch:
-    """Of a process with this environment that has no JVM yet."""
+    """The launch in a process with this environment that has no JVM yet."""
     arguments = list(_arguments(environment.get(SUBMIT_ARGUMENTS, "")))
     files = [value for name, value in arguments if name == "--properties-file"]
-    # as spark-submit has it, a file that is named takes the place of the default one, or goes before it
+    # as in spark-submit: a named file replaces the default one, or overrides it
     loads_defaults = not files or any(name == _LOADS_DEFAULTS for name, _ in arguments)
     settings = _settings_in(defaults_file(environment)) if loads_defaults else {}
     settings |= _settings_in(files[-1]) if files else {}
@@ -106,7 +106,7 @@ def _arguments(text: str) -> Iterator[tuple[str, str]]:
 
 
 def defaults_file(environment: Mapping[str, str]) -> str:
-    """Where Spark looks for its defaults; empty if there is no Spark to look at."""
+    """The path of Spark's defaults; empty if no Spark is installed."""
     directory = environment.get("SPARK_CONF_DIR")
     if directory:
         return os.path.join(directory, _DEFAULTS_FILE)
@@ -118,7 +118,7 @@ def defaults_file(environment: Mapping[str, str]) -> str:
 
 
 def _settings_in(path: str) -> dict[str, str]:
-    """What Spark reads of a properties file; nothing of one that it could not read either."""
+    """The settings in a properties file; none if it cannot be read, as for Spark."""
     try:
         with calls.open_file(path, encoding="utf-8", errors="replace") as opened:
             text = opened.read()
@@ -130,8 +130,8 @@ def _settings_in(path: str) -> dict[str, str]:
 def _properties(text: str) -> Iterator[tuple[str, str]]:
     """Keys and values as `java.util.Properties` has them: a key ends at a blank, ``=`` or ``:``; a backslash
     at the end of a line joins it to the next."""
-    joined = re.sub(r"\\\r?\n[ \t\f]*", "", text)
-    for line in map(str.strip, joined.splitlines()):
+    lines = re.sub(r"\\\r?\n[ \t\f]*", "", text)
+    for line in map(str.strip, lines.splitlines()):
         found = _PROPERTY.match(line)
         if found is not None and line[0] not in "#!":
             yield found[1], found[2].strip()

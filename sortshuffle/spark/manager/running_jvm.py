@@ -1,9 +1,9 @@
-"""Brings the manager's classes to a driver's JVM that runs already.
+"""Adds the manager's classes to a driver's JVM that runs already.
 
-``spark.jars`` and ``spark.driver.extraClassPath`` count when a JVM starts. A JVM outlives its SparkContext,
-and ``spark-submit`` starts one before the program can configure anything. There Spark loads a shuffle manager
-through the thread's context class loader. That is Spark's `MutableURLClassLoader`, which takes further jars:
-Spark fills it in the same way when it starts. All threads of Py4J share it. (Tried on 4.3: a second
+``spark.jars`` and ``spark.driver.extraClassPath`` are read when a JVM starts. A JVM outlives its
+SparkContext, and ``spark-submit`` starts one before the program can configure anything. Spark loads the
+shuffle manager by the thread's context class loader. That is Spark's `MutableURLClassLoader`, to which jars
+can be added, as Spark does when it starts. All threads of Py4J share it. (Tried on 4.3: a second
 SparkContext, and a program under spark-submit.)
 """
 
@@ -16,7 +16,7 @@ from pyspark import SparkContext
 
 
 def provide(jar: str, class_name: str) -> str:
-    """See that the JVM finds a class of ``jar``; why it does not, with the remedy, or nothing."""
+    """Make the JVM find a class of ``jar``. Why it does not, with the remedy; empty if it does."""
     SparkContext._ensure_initialized()
     if _finds(class_name):
         return ""
@@ -47,7 +47,7 @@ def _finds(class_name: str) -> bool:
 
 
 def _class_of(class_name: str) -> Any:
-    # false: found, but not run
+    # false: the class is found, but not initialised
     return SparkContext._jvm.java.lang.Class.forName(class_name, False, _class_loader())
 
 

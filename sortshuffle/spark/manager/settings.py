@@ -1,7 +1,6 @@
 """The settings of Spark that turn the shuffle manager on, and whether a SparkContext has them.
 
-This is the only place that knows them. `configure()` gives them to a builder, ``sortshuffle conf`` prints
-them.
+Only this module knows them. `configure()` gives them to a builder, ``sortshuffle conf`` prints them.
 
     spark.shuffle.manager            the manager's class
     spark.plugins                    its plugin, behind the plugins that are there
@@ -10,10 +9,10 @@ them.
     spark.sortshuffle.manager.python the Python of the engine
 
 All of them are settings of a SparkContext, fixed when it starts. ``spark.conf.set`` and
-``builder.getOrCreate()`` accept them later without an error and without an effect. So whoever asks whether
-the manager is on must ask the SparkContext's own configuration (`is_on`), never a session's.
+``builder.getOrCreate()`` accept them later without an error and without an effect. So only the SparkContext's
+configuration says whether the manager is on (`is_on`), never a session's.
 
-Settings that the manager does not work beside are known here, too (`why_not_beside`).
+Settings with which the manager does not work are here, too (`why_not_beside`).
 
 This module imports nothing of Spark.
 """
@@ -54,8 +53,8 @@ OLDEST, NEWEST = (4, 1), (4, 3)
 
 
 def manager_settings(jar: str, python: str, before: Mapping[str, str]) -> dict[str, str]:
-    """The settings that turn the manager on. ``before``: the settings there are otherwise, whose plugins,
-    jars and class path stay. ``python``: for the engine, unless ``before`` names one."""
+    """The settings that turn the manager on. ``before``: the other settings, whose plugins, jars and class
+    path stay. ``python``: for the engine, unless ``before`` names one."""
     class_path = entries_of(before.get(DRIVER_CLASS_PATH, ""), os.pathsep)
     return {
         SHUFFLE_MANAGER: MANAGER_CLASS,
@@ -67,8 +66,8 @@ def manager_settings(jar: str, python: str, before: Mapping[str, str]) -> dict[s
 
 
 def without_manager(before: Mapping[str, str]) -> dict[str, str]:
-    """The settings that turn the manager off again where ``before`` turns it on: what a JVM was started with
-    stays its default for every SparkContext."""
+    """The settings that turn the manager off again if ``before`` turns it on: settings with which a JVM was
+    started are the defaults of all its SparkContexts."""
     off = {}
     if before.get(SHUFFLE_MANAGER) == MANAGER_CLASS:
         off[SHUFFLE_MANAGER] = SPARKS_OWN
@@ -80,12 +79,12 @@ def without_manager(before: Mapping[str, str]) -> dict[str, str]:
 def is_on(context: Any) -> bool:
     """Whether the shuffles of a running SparkContext are the manager's."""
     conf = dict(context.getConf().getAll())
-    # where it is off its manager leaves all to Spark's
+    # a manager that is off leaves all to Spark's
     return conf.get(SHUFFLE_MANAGER) == MANAGER_CLASS and not is_off(conf)
 
 
 def is_off(settings: Mapping[str, str]) -> bool:
-    """Whether settings say that the manager is to be off."""
+    """Whether settings turn the manager off."""
     return settings.get(MANAGER, "").strip().lower() == "off"
 
 
@@ -138,8 +137,8 @@ def entries_of(text: str, separator: str = ",") -> list[str]:
 def names(entry: str, jar: str) -> bool:
     """Whether an entry of jars or of a class path is this jar, of this installation or of another one.
 
-    Executors get jars by the base name, so two of one name are one to them. And spark-submit makes URLs of
-    paths.
+    Executors know jars by the base name only, and spark-submit makes URLs of paths. So base names are
+    compared.
     """
     return entry.rpartition("/")[2] == os.path.basename(jar)
 
