@@ -27,7 +27,7 @@ from soak.faults import Faults, connections, map_outputs
 from soak.run import CONTROL, OURS, Soak, astray, rerun_tasks
 
 from sortshuffle.homes.processes import process_start
-from sortshuffle.service.host.rendezvous import socket_path
+from sortshuffle.service.host.rendezvous_directory import socket_path
 
 # ---- the plan ----------------------------------------------------------------------------------------------
 

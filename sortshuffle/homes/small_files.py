@@ -1,27 +1,37 @@
-"""Small files of JSON that processes of a host leave each other: whoever reads one finds the old or the new.
+"""Small files of JSON that processes of a host leave each other: a reader finds the old value or the new one.
 
-Standard library only: the janitor uses it, too.
+Standard library only: the janitor and the supervisor use it, too.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import suppress
 from typing import Any
 
 from sortshuffle import calls
 
 
-def replace_json(path: str, value: Any) -> None:
-    """Write the file anew, as a whole; one thread of a process at a time. Raises OSError, and leaves no
-    partial file then."""
+def replace_json(path: str, value: Any, mode: int = 0o666) -> None:
+    """Write the file anew, as a whole; one thread of a process at a time. ``mode``: of the file, less the
+    umask. Raises OSError, and leaves no partial file then."""
+
+    def with_mode(name: str, flags: int) -> int:
+        return calls.open(name, flags, mode)
+
     partial = f"{path}.{os.getpid()}"
     try:
-        with calls.open_file(partial, "w", encoding="utf-8") as opened:
+        with calls.open_file(partial, "w", encoding="utf-8", opener=with_mode) as opened:
             json.dump(value, opened)
         calls.replace(partial, path)
     except BaseException:
         with suppress(OSError):
             calls.unlink(partial)
         raise
+
+
+def is_partial(name: str) -> bool:
+    """Whether a process that was killed left this behind when it wrote a file anew."""
+    return re.search(r"\.\d+$", name) is not None

@@ -175,7 +175,7 @@ def told_by_a_live_process(directory: Path, page: str) -> None:
     pid = os.getpid()
     service = rendezvous.Supervised("127.0.0.1", 1, pid, process_start(pid) or 0)
     (directory / rendezvous.SERVICE_FILE).write_text(json.dumps(asdict(service)))
-    rendezvous.tell_status_page(str(directory), page)
+    rendezvous.write_status_page(str(directory), page)
 
 
 def test_the_status_of_nobody_is_an_error(tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
     python -m sortshuffle.service.host.jvm_launch     < a JSON object, as docs/manager.md has it
 
-Prints a JSON object with ``socket``, ``host`` and ``port``, once the engine has answered. If it cannot, it
-exits with status 3, and its last line on standard error says why. Another status is that of a Python that
+Prints a JSON object with ``socket``, ``host`` and ``port`` once the engine has answered. If it fails, it
+exits with status 3, and its last line on standard error says why. Any other status comes from a Python that
 cannot run this.
 
-For the driver it also makes the application's home at a URL, where that is a mounted directory.
+For the driver it also makes the application's home at a URL, if that is a mounted directory.
 
 The engine is the shuffle service of the application on this host (`service.host.rendezvous`). Tasks of this
 package that run there use the same one, if they know the same secret.
@@ -33,15 +33,17 @@ from sortshuffle.homes.owner import Owner
 from sortshuffle.homes.shared_home import make_stored_home
 from sortshuffle.options import Options
 from sortshuffle.service.host import rendezvous
-from sortshuffle.service.host.rendezvous import Registration
+from sortshuffle.service.host.registration import Registration
+from sortshuffle.service.host.rendezvous_directory import directory_of, socket_path
+from sortshuffle.service.host.service_config import ServiceConfig
 from sortshuffle.service.jvm.greeting import GREETING, check_greeting, pack_greeting
 from sortshuffle.service.wire.address import address_of_host, split_address
 from sortshuffle.service.wire.secret import read_secret
 from sortshuffle.storage.files.urls import why_not_shared
 
-TOKEN_BYTES = 16  # it takes the place of a file id where services are told that a shuffle is over
-# seconds until an engine must answer. One that is started takes 0.5 s; one that dies of being started is
-# started nine times meanwhile
+TOKEN_BYTES = 16  # it stands for a file id where services hear that a shuffle is over
+# seconds until an engine must answer. A start takes 0.5 s. An engine that dies at each start is started nine
+# times in this time
 GREETING_TIMEOUT = 30.0
 LOOK = 0.05  # seconds between two attempts to greet it
 FAILED = 3  # exit status; Python's own are 1 and 2
@@ -49,8 +51,8 @@ FAILED = 3  # exit status; Python's own are 1 and 2
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """What the JVM says of itself. ``driver``: it is the driver's. ``outlives``: the service outlives this
-    executor."""
+    """What the JVM says of itself. ``driver``: it is the driver's. ``outlives``: the service is to live on
+    after this executor."""
 
     application: str
     token: str
@@ -117,28 +119,29 @@ def _token(text: str) -> str:
 
 
 def launch(request: LaunchRequest) -> dict[str, object]:
-    """Where the engine is, which is up. Raises `ServiceUnavailableError`, `UsageError`, `ProtocolError`,
-    OSError."""
+    """Start the engine if it does not run, wait until it answers, and say where it is. Raises
+    `ServiceUnavailableError`, `UsageError`, `ProtocolError`, OSError."""
     options, host = request.options, address_of_host(request.driver_host)
     none = why_not_shared(options.storage_url) if options.storage_url else ""
     if none:
         raise UsageError(f"spark.sortshuffle.dir is {options.storage_url}, and {none}")
     secret = read_secret(options.service_secret_file) if options.service_secret_file else request.secret
-    # the random one in any case: by it the engines of two applications with one id are told apart
-    directory = rendezvous.directory_of(request.application, host, request.secret, options)
-    config = rendezvous.config_of(secret, options)
-    registration = _registered(request)
+    # not the file's: the random secret tells the engines of two applications with one id apart
+    directory = directory_of(request.application, host, request.secret, options)
+    config = ServiceConfig.of(secret, options)
+    registration = _registration(request)
     if registration.url and request.driver:
         make_stored_home(registration.stored_home)
     name, port = split_address(rendezvous.ensure(directory, host, config, registration))
-    path = rendezvous.socket_path(directory)
+    path = socket_path(directory)
     _wait_until_up(path, directory)
     return {"socket": path, "host": name, "port": port}
 
 
 def _wait_until_up(path: str, directory: str) -> None:
-    """Greet the engine. Connecting alone says nothing: the supervisor holds the socket, and connections wait
-    there also for an engine that never comes up. Raises `ServiceUnavailableError`, `ProtocolError`."""
+    """Greet the engine until it answers. A connection alone proves nothing: the supervisor holds the socket,
+    and connections wait there even for an engine that never comes up. Raises `ServiceUnavailableError`,
+    `ProtocolError`."""
     until = time.monotonic() + GREETING_TIMEOUT
     while True:
         try:
@@ -146,7 +149,7 @@ def _wait_until_up(path: str, directory: str) -> None:
             return
         except ProtocolError:
             raise
-        except OSError as error:  # also where an engine ends in the middle: the next one is coming up
+        except OSError as error:  # also where an engine dies meanwhile: the supervisor starts the next one
             if time.monotonic() >= until:
                 raise ServiceUnavailableError(
                     f"the engine has not answered on {path} for {GREETING_TIMEOUT:g} s: {error}. The end of"
@@ -174,7 +177,7 @@ def _last_words(directory: str) -> str:
         return str(error)
 
 
-def _registered(request: LaunchRequest) -> Registration:
+def _registration(request: LaunchRequest) -> Registration:
     url = request.options.storage_url
     owner = Owner.of_process(
         request.pid,
@@ -182,7 +185,7 @@ def _registered(request: LaunchRequest) -> Registration:
         request.local_directories,
         request.options.grace,
         request.options.keep,
-        outlived=request.outlives and not url,  # what is at a URL needs no service
+        outlived=request.outlives and not url,  # files at a URL need no service
     )
     return Registration(owner, (), () if url else request.roots(), request.token, url, request.driver)
 

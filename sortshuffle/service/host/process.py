@@ -1,10 +1,10 @@
 """The process of a shuffle service that tasks started: what `service.host.supervisor` keeps running.
 
-    python -m sortshuffle.service.host.process RENDEZVOUS TCP UNIX  < the configuration, one line, and no more
+    python -m sortshuffle.service.host.process RENDEZVOUS TCP UNIX  < one line: the configuration
 
-It serves what the executors that have registered at the rendezvous have below their roots, to other hosts and
-to the JVMs of this one, on listening sockets that it inherits. It ends when its standard input does: then its
-supervisor has ended.
+It inherits two listening sockets. On these it serves the map outputs of the executors that have registered at
+the rendezvous: to other hosts, and to the JVMs of this host. It ends when its standard input ends, because
+its supervisor has ended then.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from sortshuffle import calls
 from sortshuffle.format.header import Codec
 from sortshuffle.service.client.client_settings import ClientSettings, ClientTls
 from sortshuffle.service.host import rendezvous
-from sortshuffle.service.host.rendezvous import ServiceConfig
+from sortshuffle.service.host.service_config import ServiceConfig
 from sortshuffle.service.jvm.engine import Engine, EngineSettings, SharedHomes
 from sortshuffle.service.jvm.server import JvmServer
 from sortshuffle.service.server.shuffle_service import ServerSettings, ShuffleService
 from sortshuffle.service.server.transport import ServerTls
 
-# ns; a file system's clock ticks every some ms, and two that register in one tick leave one time
+# ns; a file system's clock ticks every few ms, and two registrations in one tick leave the same time
 JUST_NOW = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class ReadRoots:
-    """What was read, and when it had last been changed: ns since 1970."""
+class RootsAtTime:
+    """What the registrations say, and when they last changed: ns since 1970."""
 
     changed: int
     roots: tuple[str, ...]
@@ -40,8 +40,8 @@ class ReadRoots:
 
 
 def main(directory: str, listening: int, local: int) -> None:
-    """Serve until the supervisor has ended. ``listening``, ``local``: descriptors of the TCP and the Unix
-    socket."""
+    """Serve until the supervisor has ended. ``listening``: the descriptor of the TCP socket; ``local``: of
+    the Unix socket."""
     config = ServiceConfig.unpack(sys.stdin.buffer.readline())
     open_as_many_files_as_allowed()
     engine = engine_of(directory, config)
@@ -54,17 +54,18 @@ def main(directory: str, listening: int, local: int) -> None:
     JvmServer(calls.new_socket(fileno=local), engine).start()
     threading.Thread(target=_end_with_supervisor, daemon=True).start()
     threading.Thread(target=_show_status, args=(service, directory), daemon=True).start()
-    if engine.has_homes:  # a disk or a mount that hangs keeps nobody else from being served
+    if engine.has_homes:  # in a thread: if a disk or a mount hangs, others are served all the same
         threading.Thread(target=engine.prepare, daemon=True).start()
     service.run()
 
 
 class RegisteredRoots:
-    """The directories in which registered executors have their homes, read anew only if others have come."""
+    """The directories in which registered executors have their homes, read again when registrations
+    change."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._read = ReadRoots(0, (), SharedHomes(()))
+        self._last = RootsAtTime(0, (), SharedHomes(()))
 
     def __call__(self) -> tuple[str, ...]:
         return self._current().roots
@@ -73,28 +74,28 @@ class RegisteredRoots:
         """Where map outputs of the application itself lie."""
         return self._current().shared
 
-    def _current(self) -> ReadRoots:
+    def _current(self) -> RootsAtTime:
         try:
             changed = rendezvous.changed_at(self._directory)
-            if changed != self._read.changed or time.time_ns() - changed < JUST_NOW:
-                self._read = self._read_anew(changed)
+            if changed != self._last.changed or time.time_ns() - changed < JUST_NOW:
+                self._last = self._read(changed)
         except OSError:
-            pass  # out of files, for example: what was read last holds until the system tells again
-        return self._read
+            pass  # such as too many open files: the last answer holds until the system answers again
+        return self._last
 
-    def _read_anew(self, changed: int) -> ReadRoots:
+    def _read(self, changed: int) -> RootsAtTime:
         found = rendezvous.registrations(self._directory)
         homes = dict.fromkeys(home for each in found for home in each.shared_homes)
         stored = dict.fromkeys(each.stored_home for each in found if each.url)
         token = next((each.token for each in found if each.token), "")
-        keep = any(each.keeps_what_is_shared for each in found)
+        keep = any(each.keeps_shared_homes for each in found)
         of_spark = frozenset(home for each in found for home in each.homes_of_spark)
         shared = SharedHomes(tuple(stored or homes), token, keep, of_spark)
-        return ReadRoots(changed, rendezvous.roots_of(self._directory), shared)
+        return RootsAtTime(changed, rendezvous.roots_of(self._directory), shared)
 
 
 def engine_of(directory: str, config: ServiceConfig) -> Engine:
-    """The engine of the application that meets there."""
+    """The engine of the application of this rendezvous."""
     clients = ClientSettings(
         config.secret or None, ClientTls(config.authority) if config.authority else None, config.timeout
     )
@@ -111,7 +112,7 @@ def engine_of(directory: str, config: ServiceConfig) -> Engine:
 
 
 def settings_of(config: ServiceConfig) -> ServerSettings:
-    """What the service is told, as it takes it."""
+    """The settings of the service itself."""
     tls = ServerTls(config.certificate, config.key) if config.certificate else None
     return ServerSettings(secret=config.secret or None, tls=tls, memory=config.memory)
 
@@ -123,15 +124,15 @@ def open_as_many_files_as_allowed() -> None:
 
 
 def _show_status(service: ShuffleService, directory: str) -> None:
-    from sortshuffle.service.pages.http import StatusServer  # takes 0.1 s, for which no client has to wait
+    from sortshuffle.service.pages.http import StatusServer  # 0.1 s, while clients are served already
 
-    rendezvous.tell_status_page(directory, StatusServer(service.status).url)
+    rendezvous.write_status_page(directory, StatusServer(service.status).url)
 
 
 def _end_with_supervisor() -> None:
     while sys.stdin.buffer.read(1):
         pass
-    os._exit(0)  # nothing that it has outlives it: what it reads is others', and clients see a connection end
+    os._exit(0)  # nothing is to be tidied up: the files are others', and clients see their connections end
 
 
 if __name__ == "__main__":

@@ -1,23 +1,25 @@
 """The supervisor: one small process per application and host that keeps the shuffle service running.
 
-    python -m sortshuffle.service.host.supervisor RENDEZVOUS TCP UNIX  < the service's configuration, one line
+    python -m sortshuffle.service.host.supervisor RENDEZVOUS TCP UNIX  < one line: the service's configuration
 
-It is started by the first task that writes on a host (`service.host.rendezvous`), with the listening sockets,
-which it never accepts from: it hands them to the service process (`service.host.process`), and to the next
-one when that dies. Clients connect meanwhile all the same, and wait.
+The first task that writes on a host starts it (`service.host.rendezvous`), with the listening sockets. It
+hands them to the service process (`service.host.process`), and to the next one when that dies. It accepts no
+connection itself: clients connect and wait until a service runs.
 
+    new --its starter was killed before it wrote service.json--> ended
     keeping up --the application is over for `QUIET` seconds--> dissolved --> ended
-               --no executor here for `LINGER` seconds, and no sign that it is over--> the same
-    any --SIGTERM, or its rendezvous is gone or another's--> ended
-    new --its starter was killed, and nobody else would find it--> ended
+    keeping up --no executor here for `LINGER` seconds, and no sign that the application is over--> the same
+    any --SIGTERM, or the rendezvous is gone or names another supervisor--> ended
 
 Rules
-* A service that dies is started again at once; one that dies again and again, after twice as long each time.
-* It ends with the application, however that ends: it looks at the executors' processes every second, also
-  while it waits before it starts a service again.
-* The service ends with it, even if it is killed: they share a pipe, which then ends. Nobody else has it.
+* A service that dies is started again at once. If it dies again and again, the delay doubles each time.
+* The supervisor ends with the application, however that ends. It looks at the executors' processes every
+  second, also while it waits before it starts a service again.
+* The service ends with the supervisor, even with one that is killed: the pipe between them ends then. Nobody
+  else has that pipe.
 
-Standard library only: about 15 MB. The service takes more, and may be killed for its memory; this should not.
+Standard library only, about 15 MB: the service takes more and may be killed for it, the supervisor should
+not.
 """
 
 from __future__ import annotations
@@ -33,17 +35,17 @@ from types import FrameType
 
 from sortshuffle import calls
 from sortshuffle.service.host import rendezvous
-from sortshuffle.service.host.rendezvous import Life
+from sortshuffle.service.host.registration import Life
 
 TICK = 1.0  # seconds between looks at the executors; the death of the service is noticed at once
-# seconds without a live executor until the service ends: one that is lost is replaced in less, and all is
+# seconds without a live executor until the service ends. Spark replaces a lost executor in less. And all is
 # gone well within 30 s of the application's end
 QUIET = 5.0
-# seconds; all executors of an application may go, and come again. After so long it is taken to be over
+# seconds; all executors of an application may go and come again. After this time it counts as over
 LINGER = 12 * 3600.0
-STEADY = 10.0  # seconds after which a service that dies had not died of being started
-FIRST_DELAY, LAST_DELAY = 0.1, 10.0  # seconds before a service that died of it is started again
-STOPPING = 5.0  # seconds that it gets to end in good order
+STEADY = 10.0  # seconds; a service that runs for so long has started well
+FIRST_DELAY, LAST_DELAY = 0.1, 10.0  # seconds before a service that did not start well is started again
+STOPPING = 5.0  # seconds in which a service can end in good order
 
 
 @dataclass(slots=True)
@@ -53,7 +55,7 @@ class BackOff:
     delay: float = 0.0
 
     def after(self, lived: float) -> float:
-        """``lived``: seconds that the service ran that has died now."""
+        """``lived``: seconds for which the last service ran."""
         self.delay = 0.0 if lived >= STEADY else min(LAST_DELAY, max(FIRST_DELAY, 2 * self.delay))
         return self.delay
 
@@ -66,11 +68,12 @@ class ServiceProcess:
         self._listening = listening
         self._config = config
         self._back_off = BackOff()
-        self._due: float | None = None  # when one that has ended is started again, by the monotonic clock
+        # when the next one is started, by the monotonic clock; None while one runs
+        self._due: float | None = None
         self._start()
 
     def keep_up(self, seconds: float) -> None:
-        """Wait so long at most. A service that has died is started again when it is due."""
+        """Watch the service for so long at most, and start the next one when it is due."""
         until = time.monotonic() + seconds
         if self._due is None and not self._has_ended(seconds):
             return
@@ -125,7 +128,7 @@ class ServiceProcess:
             pass  # it has ended already, and is started again
 
     def _let_go(self) -> None:
-        """End the pipe, by which a service knows that its supervisor lives."""
+        """Close the pipe: a service ends then."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()
@@ -157,7 +160,8 @@ def main(directory: str, listening: Sequence[int]) -> None:
 
 
 def _is_recorded(directory: str) -> bool:
-    """Whether tasks find this process. What the system does not tell counts as yes: others depend on it."""
+    """Whether tasks find this process. An error of the system counts as yes: others depend on this
+    process."""
     try:
         return rendezvous.is_recorded(directory, os.getpid())
     except OSError as error:
@@ -182,7 +186,7 @@ def _is_dissolved(directory: str, life: Life) -> bool:
 
 
 def log(what: str) -> None:
-    """Into the log of the rendezvous, which is this process's standard error."""
+    """Write to the log of the rendezvous, which is this process's standard error."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S")
     print(f"{stamp} supervisor {os.getpid()}: {what}", file=sys.stderr, flush=True)
 

@@ -5,18 +5,18 @@
 
 Where to find what (docs/manager.md has the protocol and the design):
 
-    greeting      what both ends send first
-    protocol      requests and replies, byte for byte
-    server        the Unix socket, a thread for each connection
-    engine        what all connections share: memory, segments, map outputs
-    writing       one map output, from its first frame to its commit
-    reading       the answer to one request of a reduce task
-    byte_stream   bytes from the socket, in few calls
-    shared_frames frames in memory that JVM and engine share
-    small_outputs small map outputs, which are read and kept whole
-    elsewhere     what is read from other places: remote (services), stored (stores)
-    single_flight one fetch for all that want the same at one time
-    lost          what is not to be had, for the JVM
-    unheard       which services on other hosts are told no more for a while
-    outputs       which map outputs are open, and where new ones go
+    greeting        what both ends send first
+    protocol        requests and replies, byte for byte
+    server          the Unix socket, a thread for each connection
+    engine          what all connections share: memory, segments, map outputs
+    writing         one map output, from its first frame to its commit
+    reading         the answer to one request of a reduce task
+    byte_stream     bytes from the socket, in few calls
+    shared_frames   frames in memory that JVM and engine share
+    small_outputs   small map outputs, which are read and kept whole
+    elsewhere       map outputs that are not files of this host: remote (services), stored (stores)
+    single_flight   one fetch for all threads that want the same at one time
+    lost_blocks     the error that names the blocks that cannot be had
+    silent_services services on other hosts that are passed over for a while
+    outputs         which map outputs are open, and where new ones go
 """

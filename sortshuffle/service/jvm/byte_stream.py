@@ -1,10 +1,10 @@
-"""`ByteStream`: the bytes of one connection of a JVM, received by few system calls and sent by few.
+"""`ByteStream`: the bytes of one connection of a JVM, received and sent in few system calls.
 
-    received, fill   small messages through a buffer: what the JVM wrote at once comes by one call
+    received, fill   small messages through a buffer: one call receives what the JVM wrote at once
                      large ones without it, into the caller's memory
-    send             pieces gathered, behind those that were left for it by send_later
+    send             several pieces in one call, behind those of send_later
 
-Each system call gives Python's lock away and may wait for it afterwards, which takes longer than the call.
+Each system call releases Python's lock and may wait for it afterwards, which takes longer than the call.
 
 Single-threaded. Does not own the socket.
 """
@@ -31,7 +31,7 @@ class ByteStream:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
-        self._held = self._buffer[:0]  # what was received and not yet asked for
+        self._held = self._buffer[:0]  # bytes that were received and not yet asked for
         self._unsent: list[BytesLike] = []
 
     def received(self, size: int) -> bytearray:
@@ -41,7 +41,7 @@ class ByteStream:
         return data
 
     def fill(self, view: memoryview) -> None:
-        """Receive as many bytes as there is room."""
+        """Receive as many bytes as the view has."""
         while len(view):
             if not self._held:
                 if len(view) >= BUFFER_BYTES:
@@ -61,7 +61,7 @@ class ByteStream:
         self._unsent.append(piece)
 
     def send(self, pieces: Sequence[BytesLike]) -> None:
-        """Send pieces, of which one call takes at most 1024."""
+        """Send pieces, 1024 at most: a system call takes no more."""
         if self._unsent:
             pieces, self._unsent = [*self._unsent, *pieces], []
         try:

@@ -3,14 +3,14 @@
     RemoteBlocks   through the shuffle services of other hosts       (`service.jvm.remote`)
     StoredBlocks   from storage that every host sees                 (`service.jvm.stored`)
 
-Both find the index of each map output first. A small one they read whole at once and keep, if there is room:
-each of a thousand tasks wants some bytes of it, and a request for each costs more than all of it. Of the
-others they keep the index, and fetch extents as every reader of this package does (`reading.fetcher`): ahead,
-in threads, within a budget. They differ in where an index and an extent come from, and in what is to be
-thought when they do not come.
+Both find the index of each map output first. They read a small map output whole and keep it, if there is
+room: each of a thousand tasks wants some bytes of it, and a request for each costs more than all of it. Of
+the others they keep the index, and fetch extents as every reader of this package does (`reading.fetcher`):
+ahead, in threads, within a budget. They differ in where indexes and extents come from, and in what it means
+when one does not come.
 
-What is kept (`KnownElsewhere`) is shared by all requests, and thread-safe. `BlocksElsewhere` is of one
-request, and used by one thread; threads of its own find map outputs and fetch.
+All requests share what is kept (`KnownElsewhere`, thread-safe). `BlocksElsewhere` belongs to one request and
+one thread; threads of its own find map outputs and fetch.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from sortshuffle.storage.files.partitioned_file import PartitionedFile
 READ_AHEAD_BYTES = 32 * MIB  # that one request may hold, half of what a task of this package reads ahead
 THREADS = 4  # that fetch, verify and decompress for one request; as many as a task of this package has
 # Of indexes that are kept for the next request. Those of 1,000 map outputs with 1,000 subpartitions take
-# 48 MB; were they driven out, each reduce task would ask for all of them once more
+# 48 MB; without room for them each reduce task would ask for all of them again
 MOST_INDEX_BYTES = 64 * MIB
 # Of an index beside its entries: measured by tracemalloc, with 10 and with 1,000 subpartitions
 INDEX_OVERHEAD_BYTES = 1400
 
 
 class KnownIndexes:
-    """Indexes of map outputs elsewhere, the longest unused forgotten first. Thread-safe; the lock is a
+    """Indexes of map outputs elsewhere. The longest unused is forgotten first. Thread-safe; the lock is a
     leaf."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -96,12 +96,12 @@ def _kept_bytes(index: Index) -> int:
 
 
 Known: TypeAlias = SmallOutput | Index
-"""Of a map output: the records, if it is a small one, or the index."""
+"""The records of a small map output, or the index of another."""
 
 
 class KnownElsewhere:
-    """What an engine knows of map outputs elsewhere, kept for the next request. ``small``: of small ones the
-    records; ``indexes``: of the others the index. Thread-safe."""
+    """What an engine knows of map outputs elsewhere, kept for the next request. ``small``: records of small
+    ones; ``indexes``: of the others. Thread-safe."""
 
     def __init__(self, small: KnownOutputs) -> None:
         self.small = small
@@ -111,7 +111,7 @@ class KnownElsewhere:
         return self.get_all((file_id,)).get(file_id)
 
     def get_all(self, ids: Sequence[bytes]) -> dict[bytes, Known]:
-        """Of those of which anything is known."""
+        """By id; those of which nothing is known are left out."""
         found: dict[bytes, Known] = {}
         for file_id, kept in zip(ids, self.small.get_all(ids), strict=True):
             known = kept.small if isinstance(kept, SmallMapOutput) else self.indexes.get(file_id)
@@ -120,8 +120,8 @@ class KnownElsewhere:
         return found
 
     def keep(self, index: Index, file: PartitionedFile, read: Callable[[], SmallOutput | None]) -> Known:
-        """What is known of a map output from now on: the records of a small one, if there is room for them,
-        else its index. ``read``: reads the records, or gives None where the index is to do."""
+        """Keep, and return, the records of a small map output if there is room for them, else its index.
+        ``read``: reads the records, or returns None where the index has to do."""
         if is_small(index) and self.small.has_room_for_small():
             small = read()
             if small is not None:
@@ -136,16 +136,15 @@ class KnownElsewhere:
         self.indexes.forget(file_id)
 
     def forget_all(self, shuffle: int) -> None:
-        """A shuffle is removed: what is known of it makes room for others."""
+        """A shuffle is removed."""
         self.small.forget_all(PartitionedFile.prefix_of(shuffle))
         self.indexes.forget_all(shuffle)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A block whose map output was found. ``number``: its own in the request. ``path``: of the data file, as
-    errors name it. ``known``: the records of a small map output, or the index of one that is read extent by
-    extent."""
+    """A block whose map output was found. ``number``: of the block in the request. ``path``: of the data
+    file, as errors name it."""
 
     number: int
     block: Block
@@ -154,12 +153,12 @@ class Found:
 
     def __post_init__(self) -> None:
         known = self.known
-        has = known.header.subpartitions if isinstance(known, Index) else known.subpartitions
-        check_range(self.block, has)
+        subpartitions = known.header.subpartitions if isinstance(known, Index) else known.subpartitions
+        check_range(self.block, subpartitions)
 
     @property
     def index(self) -> Index:
-        """Of one that is not small."""
+        """Of a map output that is not small."""
         assert isinstance(self.known, Index)
         return self.known
 
@@ -173,15 +172,15 @@ class Found:
 
 
 class Elsewhere(Protocol):
-    """How blocks are read that are not files of this host."""
+    """A place of map outputs other than this host's files."""
 
     def blocks(self, request: ReadRequest, numbered: Sequence[tuple[int, Block]]) -> BlocksElsewhere:
-        """What reads these, each with its number in the request."""
+        """A reader of these blocks. ``numbered``: each with its number in the request."""
 
 
 class BlocksElsewhere(ABC):
-    """``blocks``: with their numbers in the request. ``blocks_begun``: how many of them `pieces` has come to.
-    The caller closes it."""
+    """Reads ``blocks``, each with its number in the request. ``blocks_begun``: how many of them `pieces` has
+    begun. The caller closes it."""
 
     def __init__(self, blocks: Sequence[tuple[int, Block]]) -> None:
         self._blocks = blocks
@@ -192,7 +191,7 @@ class BlocksElsewhere(ABC):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of extents that came so far, those of small map outputs that were known among them."""
+        """Bytes of extents so far, including those of small map outputs that were known."""
         return self._metrics.counts["bytes_read"] + self._small_bytes
 
     @abstractmethod
@@ -204,23 +203,23 @@ class BlocksElsewhere(ABC):
         """The bytes of records, block by block, after `locate`. Raises `LostBlocksError`."""
 
     def close(self) -> None:
-        """Give up what is under way, and let go of everything. May be called again."""
+        """Stop fetching and let go of everything. May be called again."""
         self._found.clear()
 
     @abstractmethod
     def _channels(self, found: Found) -> Iterator[InputChannel]:
-        """What a block is read through whose index is known."""
+        """The channels to the extents of a block whose index is known."""
 
     def _blocks_of(self, place: Place) -> set[int]:
-        """The numbers of the blocks of that map output whose file it names."""
+        """The numbers of the blocks whose map output has the file of this place."""
         name = base_name(place.file)
         return {each.number for each in self._found if base_name(each.path) == name}
 
     def _pieces(self) -> Iterator[BytesLike]:
         """The bytes of records of all blocks that were found, in their order. Raises what fetching raises."""
-        # One fetcher for all, so that it fetches on while others come from memory
+        # One fetcher for all: it goes on fetching while small map outputs come from memory
         with closing(self._fetched()) as fetched:
-            piece = next(fetched, None)  # it begins now, whatever comes from memory first
+            piece = next(fetched, None)  # fetching begins here, even if the first blocks come from memory
             for begun, found in enumerate(self._found, 1):
                 self.blocks_begun = begun
                 if isinstance(found.known, SmallOutput):
@@ -237,14 +236,14 @@ class BlocksElsewhere(ABC):
         return small.records(block.first, block.end)
 
     def _fetched(self) -> Generator[tuple[int, BytesLike], None, None]:
-        """The records of map outputs whose index is known, each piece with its block's place among those that
-        were found, from 1."""
+        """The records of map outputs whose index is known. Each piece comes with its block's place in
+        `_found`, counted from 1."""
         numbered = [each for each in enumerate(self._found, 1) if isinstance(each[1].known, Index)]
         for codec, same_codec in groupby(numbered, lambda each: each[1].index.header.codec):
             payload = RecordBytesPayload(codec)
             fetcher = Fetcher(payload, MemoryBudget(READ_AHEAD_BYTES), THREADS, self._metrics)
             channels = [(place, channel) for place, each in same_codec for channel in self._channels(each)]
-            # by identity: a block that is asked for twice has channels that are equal
+            # by identity: two requests for the same block have equal channels
             places = {id(channel): place for place, channel in channels}
             with closing(fetcher.items([channel for _, channel in channels])) as items:
                 for channel, piece in items:
@@ -252,7 +251,7 @@ class BlocksElsewhere(ABC):
 
 
 def check_range(block: Block, subpartitions: int) -> None:
-    """Raises `UsageError` where a map output with so many does not have these."""
+    """Raises `UsageError` where a map output with so many subpartitions does not have the block's."""
     if block.end > subpartitions:
         raise UsageError(
             f"subpartitions {block.first} to {block.end - 1} of a map output that has {subpartitions}"
@@ -260,6 +259,6 @@ def check_range(block: Block, subpartitions: int) -> None:
 
 
 def base_name(path: str) -> str:
-    """Of a map output's file: the same wherever it lies, and by whatever path it is named."""
+    """Of the map output that a file belongs to: the same for each of its files, in any directory."""
     file = PartitionedFile.of(path)
     return os.path.basename(file.base if file is not None else path)

@@ -2,10 +2,10 @@
 
     connection, connection, ..  -->  Engine  -->  MapOutputs      the files of the application on this host
                                              -->  segments        what frames are received into
-                                             -->  memory          what waits for regions
+                                             -->  memory          records that wait for their region
                                              -->  KnownElsewhere  of map outputs on other hosts, and at a URL
 
-Any thread may call any method. What is shared has locks of its own, all of them leaves.
+Any thread may call any method. Each shared part has a lock of its own; all locks are leaves.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from sortshuffle.service.jvm.outputs import KnownOutputs, MapOutputs
 from sortshuffle.service.jvm.protocol import EVERYTHING, ReadRequest, RemoveRequest, WriteRequest
 from sortshuffle.service.jvm.reading import BlockReader
 from sortshuffle.service.jvm.remote import RemoteSettings
+from sortshuffle.service.jvm.silent_services import RETRY_AFTER, SilentServices
 from sortshuffle.service.jvm.stored import StoredSettings
-from sortshuffle.service.jvm.unheard import RETRY_AFTER, UnheardServices
 from sortshuffle.service.jvm.writing import SEGMENT_BYTES, MapOutputWriting, WritingResources
 from sortshuffle.service.wire.address import split_address
 from sortshuffle.service.wire.protocol import MapOutputAddress
@@ -55,16 +55,16 @@ from sortshuffle.storage.stored.stored_cleaning import remove_remains
 # Map outputs that are written at the same time; further ones wait. Each has a segment, which costs nothing
 # but address space until a frame comes
 MOST_WRITERS = 256
-# Share of a limited address space that their segments take at most. A service that a Python worker starts has
-# the worker's limit (spark.executor.pyspark.memory), which is mostly less than 256 segments are; it has an
+# The most that their segments take of a limited address space. A service that a Python worker starts inherits
+# the worker's limit (spark.executor.pyspark.memory), which is mostly less than 256 segments take. It has an
 # engine even if no JVM of the application ever asks for one
 SEGMENTS_SHARE = 1 / 4
-# Bytes of records that each writer may hold whatever the others do: two frames, and what writing them
-# takes. With less every frame would be a region
+# Bytes of records that each writer may hold whatever the others do: two frames, and the memory to write them.
+# With less every frame would be a region
 FLOOR_BYTES = 16 * MIB
 TELL_TIMEOUT = 10.0  # seconds in which another host must hear that a shuffle is removed
-TELLERS = 4  # threads that tell other hosts: a few that do not answer do not keep the others from it
-WRITER_TIMEOUT = 600.0  # seconds; a task that writes for longer is not waited for by others
+TELLERS = 4  # threads that tell other hosts: a few silent hosts must not delay the others
+WRITER_TIMEOUT = 600.0  # seconds for which a task waits for another one to finish writing
 SWEEP_AFTER = PARTIAL_SETTLES + 1.0  # seconds
 MEMORY_OPTION = "spark.sortshuffle.manager.memory"
 
@@ -90,7 +90,8 @@ class EngineSettings:
 class SharedHomes:
     """``paths``: the application's shared homes on this host, or its one home at a URL. ``token``: the
     application's, hex digits; empty while no JVM has registered. ``keep``: the homes stay when it ends.
-    ``of_spark``: those in directories that Spark makes; one that is gone with its root is not made again."""
+    ``of_spark``: those in directories that Spark makes. If Spark has removed the directory, the home is not
+    made again."""
 
     paths: tuple[str, ...]
     token: str = ""
@@ -99,7 +100,7 @@ class SharedHomes:
 
 
 class Engine:
-    """``homes``: the shared homes that executors have registered, asked for anew each time."""
+    """``homes``: returns the shared homes that executors have registered; called anew each time."""
 
     def __init__(self, settings: EngineSettings, homes: Callable[[], SharedHomes]) -> None:
         self.settings = settings
@@ -126,13 +127,13 @@ class Engine:
         )
         self._writers = threading.BoundedSemaphore(self._most_writers)
         self._telling = ThreadPoolExecutor(TELLERS, thread_name_prefix="sortshuffle-remove")
-        self._unheard = UnheardServices()
+        self._silent = SilentServices()
         self._remote = RemoteSettings.of(settings.application, settings.clients)
         self._stored = StoredSettings.at("", known)
 
     def _registered(self) -> SharedHomes:
-        """What executors have registered. What was registered last holds, if somebody tidies the temporary
-        directory where that is noted: without it everything would count as lost."""
+        """What executors have registered. If somebody empties the temporary directory with the registrations,
+        the last answer holds: otherwise all map outputs would count as lost."""
         found = self._homes_now()
         if found.paths:
             self._homes_before = found
@@ -149,15 +150,15 @@ class Engine:
         return bool(self._registered().paths)
 
     def prepare(self) -> None:
-        """Take over the shared homes; an engine before this one may have left something unfinished there."""
+        """Make the shared homes ready, where an earlier engine may have left unfinished files."""
         try:
             self._homes()
-        except (OSError, SortShuffleError) as error:  # who writes hears of it
+        except (OSError, SortShuffleError) as error:  # a task that writes gets the error
             _log.warning("the shared homes are not ready: %s", error)
 
     def use_key(self, secret: bytes) -> None:
-        """The key of the application's files, which each of its JVMs gives. It is kept in memory alone.
-        Raises `ProtocolError` for another one than before, or for what is no key; `WorkerSetupError` where
+        """Take the key of the application's files, which each of its JVMs sends. It is kept in memory only.
+        Raises `ProtocolError` for a key that is malformed or differs from the first; `WorkerSetupError` where
         this Python cannot encrypt."""
         with self._keying:
             try:
@@ -172,7 +173,7 @@ class Engine:
 
     @contextmanager
     def writing(self, request: WriteRequest) -> Iterator[MapOutputWriting]:
-        """A new map output, which is abandoned unless it is finished. Waits while too many are written.
+        """A new map output. It is abandoned unless it is finished. Waits while too many are being written.
         Raises `BufferTimeoutError`, and as `MapOutputs.new` does."""
         if not self._writers.acquire(timeout=WRITER_TIMEOUT):
             raise BufferTimeoutError(
@@ -189,19 +190,20 @@ class Engine:
             self._writers.release()
 
     def read(self, request: ReadRequest) -> BlockReader:
-        """What reads these blocks. The caller closes it."""
+        """A reader of these blocks. The caller closes it."""
         stored = next(filter(is_url, self._registered().paths), "")
-        if stored:  # whatever services the request names
+        if stored:  # then no service is asked, whatever the request names
             elsewhere = replace(self._stored, home=stored, key=self._key)
             return BlockReader(request, self.outputs, "", elsewhere)
         remote = self._remote if self._key is None else replace(self._remote, key=self._key)
         return BlockReader(request, self.outputs, self.settings.address, remote)
 
     def remove(self, request: RemoveRequest) -> None:
-        """Delete a shuffle's map outputs here; the services that are named are told in the background. What
-        one of them does not hear of goes with the application.
+        """Delete a shuffle's map outputs here, and tell the named services in the background. Where one does
+        not answer, its map outputs go with the application.
 
-        For `EVERYTHING`, the application ends: what is at a URL goes now. What is on hosts goes with them."""
+        `EVERYTHING` means that the application ends: the files at its URL are deleted now. Those on hosts go
+        with the rendezvous of each."""
         if request.shuffle == EVERYTHING:
             self._remove_stored()
             return
@@ -217,8 +219,8 @@ class Engine:
                 remove_remains(*root_and_application(home))
 
     def remove_for_peer(self, shuffle: MapOutputAddress) -> bool:
-        """Delete a shuffle's map outputs here, because the engine of the driver's host says so; whether they
-        are of the application that asks."""
+        """Delete a shuffle's map outputs here, because the engine of the driver's host asks for it. False,
+        and nothing is deleted, where this engine is not of that application."""
         token = self._registered().token
         known = bool(token) and shuffle.application == self.settings.application
         if not known or not hmac.compare_digest(shuffle.file_id, bytes.fromhex(token)):
@@ -232,12 +234,14 @@ class Engine:
         self.outputs.remove(shuffle)
 
     def note_failure(self, error: BaseException) -> None:
-        """A map output could not be written: the next ones go to another home, if it was the home's fault."""
+        """A map output could not be written. If that was the fault of its home, the next ones go to
+        another."""
         if isinstance(error, OSError) and not isinstance(error, ServiceUnavailableError):
             home_failures.note_failure(error)
 
     def _tell(self, service: str, shuffle: int) -> None:
-        began = self._unheard.begin_attempt(service)
+        """Tell a service on another host that a shuffle is removed, unless it is passed over."""
+        began = self._silent.begin_attempt(service)
         if began is None:
             return
         settings = replace(self.settings.clients, timeout=TELL_TIMEOUT)
@@ -246,24 +250,24 @@ class Engine:
             token = bytes.fromhex(self._registered().token)
             if not clients.client(service).remove(self.settings.application, shuffle, token):
                 _log.warning("%s does not serve this application: nothing of shuffle %d", service, shuffle)
-            self._unheard.heard(service)
+            self._silent.answered(service)
         except (OSError, SortShuffleError) as error:
             _log.warning("shuffle %d is not removed where %s serves: %s", shuffle, service, error)
             if isinstance(error, ServiceUnavailableError):
-                if self._unheard.unheard(service, began):
+                if self._silent.failed(service, began):
                     _log.warning(
                         "%s is told of no removal for %g s, and longer each time: it does not answer",
                         service,
                         RETRY_AFTER,
                     )
             elif isinstance(error, SortShuffleError):
-                self._unheard.heard(service)  # it refuses the request, so it is there
+                self._silent.answered(service)  # a refusal is an answer
         finally:
             clients.close()
 
     def _homes(self) -> tuple[str, ...]:
-        """The shared homes, made when they are first asked for. One that cannot be made is passed over by who
-        writes (`homes.directories`). Raises OSError where the home at a URL is not seen here."""
+        """The shared homes, made when they are first asked for. Writers pass over one that cannot be made
+        (`homes.directories`). Raises OSError where the home at a URL is not visible here."""
         found = self._registered()
         if not found.paths:
             raise StateError("no executor has registered a directory for map outputs of this host")
@@ -273,14 +277,14 @@ class Engine:
                 continue
             with self._making:
                 lock = self._home_locks.setdefault(home, threading.Lock())
-            with lock:  # of this home alone: a disk that hangs stops nobody who writes elsewhere
+            with lock:  # of this home only: a disk that hangs stops no writer of other homes
                 if home not in self._ready or not calls.isdir(home):
                     self._make(home, found)
         return found.paths
 
     def _sweep_later(self, home: str) -> None:
-        """Remove what an engine that was killed has left unfinished: nobody locks it, and it is old."""
-        timer = threading.Timer(SWEEP_AFTER, _swept, (home,))
+        """Remove the unfinished files of an engine that was killed: nobody locks them, and they are old."""
+        timer = threading.Timer(SWEEP_AFTER, _sweep, (home,))
         timer.daemon = True
         timer.start()
 
@@ -302,11 +306,11 @@ class Engine:
 def _close(writing: MapOutputWriting) -> None:
     try:
         writing.close()
-    except OSError as error:  # the JVM hears how the writing went, which this does not change
+    except OSError as error:  # the map output is finished or abandoned all the same
         _log.warning("what a map output left unfinished is not wholly removed: %s", error)
 
 
-def _swept(home: str) -> None:
+def _sweep(home: str) -> None:
     try:
         sweep_partials(home, time.time())
     except OSError as error:

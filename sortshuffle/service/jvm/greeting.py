@@ -1,11 +1,12 @@
 """The greeting: the 16 bytes that a JVM and the engine send each other first (docs/manager.md).
 
-The engine's greeting has the port of its service: a service that was started again may have another port.
-Port 0 refuses the JVM's key, and the reply that follows says why.
-A JVM's says how many bytes of a key follow it, by which the application's files are encrypted. The launcher
-gives none.
+The engine's greeting has the port of its service: after a restart that may be another one. Port 0 refuses the
+JVM's key, and the reply that follows says why.
+The JVM's greeting has the length of the key that follows it. The application's files are encrypted by that
+key. The launcher sends no key.
 
-Standard library only: the launcher sends it, too, and each JVM's first shuffle waits for the launcher.
+Standard library only: the launcher sends a greeting, too, and each JVM's first shuffle waits for the
+launcher.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def pack_greeting(port: int = 0) -> bytes:
 
 
 def check_greeting(data: bytes | bytearray, is_of_engine: bool = False) -> int:
-    """Raise `ProtocolError` unless the peer, a JVM or the engine, speaks this version. What its greeting ends
-    with: the port, or the length of a JVM's key."""
+    """The last field of a greeting: the engine's port, or the length of a JVM's key. Raises `ProtocolError`
+    unless the peer speaks this version."""
     magic, version, last = GREETING.unpack(data)
     if magic != MAGIC:
         raise ProtocolError(f"the peer is no shuffle manager: it begins with {magic!r}")

@@ -2,20 +2,20 @@
 
     `new`           a map output begins, in a shared home that has room
     `keep_written`  a small one is complete
-    `open`          one is read: known, or else found by its name in a shared home
+    `open`          one is read: it is known, or found by its name in a shared home
     `remove`        all finished ones of a shuffle are forgotten and deleted
 
-What is known of a map output is kept for the next request (`KnownOutputs`): its verified index and its open
-data file; or, of a small one, its records. A map output of this host that turns out to be damaged or gone is
-forgotten at once, and looked for anew when it is asked for again.
+`KnownOutputs` keeps map outputs for the next request: the verified index and the open data file of each, or
+the records of a small one. A map output of this host that is damaged or gone is forgotten at once, and looked
+for again when it is asked for again.
 
 Rules
 * A name alone proves nothing: what is opened carries the file id that the request names.
 * The shared homes are asked for anew each time: executors come with directories of their own.
 * A home that fails is passed over for a while (`homes.home_failures`).
-* A home at a URL is the only one. What lies there is written and removed here, and read by `StoredBlocks`.
+* A home at a URL is the only one. Its map outputs are written and removed here, and read by `StoredBlocks`.
 
-Lock order: the lock is a leaf; files are opened, closed and deleted under none.
+Lock order: the lock is a leaf; files are opened, closed and deleted under no lock.
 """
 
 from __future__ import annotations
@@ -48,11 +48,13 @@ from sortshuffle.storage.writer import PartitionedFileWriter
 
 # bytes of indexes that are kept: one of a map output with 1,000 subpartitions takes 56 KB
 MOST_INDEX_BYTES = 32 << 20
-# bytes of small map outputs that are kept: 1,000 with 1,000 subpartitions of a short record each take 36 MB
+# bytes of small map outputs that are kept: 1,000 with 1,000 short records each, one a subpartition, take 36
+# MB
 MOST_SMALL_BYTES = 48 << 20
 MOST_FILES = 2048  # data files that are kept open, or a quarter of what the process may open if that is less
-# seconds since a small map output was last read, after which it gives way to another. Those of one stage must
-# not drive out each other: reading one whole pays only if all of its subpartitions are read from memory
+# seconds since a small map output was last read, after which it makes room for another. Those of one stage
+# must not displace each other: reading one whole pays only if all of its subpartitions are then read from
+# memory
 IDLE = 10.0
 
 Homes = Callable[[], Sequence[str]]
@@ -61,8 +63,8 @@ Homes = Callable[[], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class WrittenPair:
-    """The two files of a map output as they were when they had been written: of each its inode, its size in
-    bytes, and when it was last changed, ns."""
+    """The state of a map output's two files when they had been written: of each its inode, its size in bytes,
+    and its time of change in ns."""
 
     data: tuple[int, int, int]
     index: tuple[int, int, int]
@@ -73,8 +75,7 @@ class WrittenPair:
         return WrittenPair(_stamp(file.data_path), _stamp(file.index_path))
 
     def is_still(self, file: PartitionedFile) -> bool:
-        """Whether both are as they were. What the system does not tell counts as changed: they are read
-        then."""
+        """Whether both are as they were. An error of the system counts as a change: then they are read."""
         try:
             return WrittenPair.of(file) == self
         except OSError:
@@ -82,8 +83,8 @@ class WrittenPair:
 
 
 class SmallMapOutput:
-    """A finished map output, of this host or from elsewhere, whose records are in memory: ``small``.
-    ``written``: its files, if this engine kept it when it wrote them, until it is first read."""
+    """A finished map output, of this host or from elsewhere, with its records in memory (``small``).
+    ``written``: the state of its files, if this engine wrote it and nobody has read it yet."""
 
     __slots__ = ("file", "file_id", "kept_bytes", "small", "subpartitions", "used_at", "written")
 
@@ -100,12 +101,11 @@ class SmallMapOutput:
 
 
 class IndexedMapOutput:
-    """A finished map output of this host, open, which is read extent by extent. ``reader``: of its data file;
-    ``entries``: of its index, shape (regions, subpartitions); ``bytes``: of each extent, int64, the same
+    """A finished map output of this host that is open and read extent by extent. ``reader``: of its data
+    file; ``entries``: of its index, shape (regions, subpartitions); ``bytes``: of each extent, int64, same
     shape.
 
-    It owns the reader, which is closed when the last who uses the map output lets go of it: one that is
-    forgotten may still be read.
+    It owns the reader. The last user's reference closes it: a map output that is forgotten may still be read.
     """
 
     def __init__(self, file: PartitionedFile, index: Index, reader: PartitionedFileReader) -> None:
@@ -143,8 +143,8 @@ def _opened(file: PartitionedFile, file_id: bytes, reads_small: bool, key: Encry
 
 
 class KnownOutputs:
-    """Map outputs that were read, and small ones that were written, by file id. Those with an index: the
-    longest unused goes first. Small ones give way only when nobody has read them for `IDLE` seconds.
+    """Map outputs that were read, and small ones that were written, by file id. Of those with an index the
+    longest unused goes first. Small ones go only when nobody has read them for `IDLE` seconds.
     ``clock``: seconds."""
 
     def __init__(
@@ -164,7 +164,7 @@ class KnownOutputs:
         self._index_bytes = self._small_bytes = 0
 
     def get_all(self, file_ids: Sequence[bytes]) -> list[MapOutput | None]:
-        """Of each what is known of it, None where that is nothing."""
+        """Each map output, or None where it is not known."""
         now = self._clock()
         with self._lock:
             return [self._used(file_id, now) for file_id in file_ids]
@@ -190,7 +190,7 @@ class KnownOutputs:
 
     def keep(self, output: MapOutput) -> None:
         with self._lock:
-            dropped = [self._drop(output.file_id)]  # another thread found it, too
+            dropped = [self._drop(output.file_id)]  # if another thread opened it, too
             output.used_at = self._clock()
             if isinstance(output, SmallMapOutput):
                 self._small[output.file_id] = output
@@ -200,7 +200,7 @@ class KnownOutputs:
                 self._index_bytes += output.kept_bytes
             while len(self._indexed) > 1 and self._has_too_many():
                 dropped.append(self._drop(next(iter(self._indexed))))
-        del dropped  # files are closed here, under no lock, unless somebody reads them
+        del dropped  # closes files, under no lock, unless somebody reads them
 
     def forget(self, file_id: bytes) -> None:
         with self._lock:
@@ -208,7 +208,7 @@ class KnownOutputs:
         del dropped
 
     def forget_all(self, prefix: str) -> None:
-        """Those whose files' names begin like that."""
+        """Forget those whose files' names have this prefix."""
         with self._lock:
             known: list[MapOutput] = [*self._indexed.values(), *self._small.values()]
             names = [each.file_id for each in known if _name(each.file).startswith(prefix)]
@@ -237,8 +237,8 @@ class KnownOutputs:
 
 
 class MapOutputs:
-    """``homes``: where finished ones are found. ``writable``: where new ones go; None for the same. ``key``:
-    gives the application's, or None where its files are not encrypted."""
+    """``homes``: where finished ones are. ``writable``: where new ones go; None for the same. ``key``:
+    returns the application's key, or None where its files are not encrypted."""
 
     def __init__(
         self,
@@ -250,19 +250,20 @@ class MapOutputs:
         self._key = key
         self._homes = homes
         self._writable = writable or homes
-        self._removals = 0  # that have begun or ended; what is found meanwhile is not kept
+        # counts each begin and each end; a map output that is opened meanwhile is not kept
+        self._removals = 0
         self._known = known or KnownOutputs()
 
     def new(self, shuffle: int, map_index: int, map_id: int, header: FileHeader) -> PartitionedFileWriter:
-        """The writer of a map output, in a home that takes it; the homes are used in turn. The home at a URL
-        is the only one: what cannot be written there is written nowhere.
+        """The writer of a map output, in a home that has room; the homes take turns. A home at a URL is the
+        only one: nothing is written elsewhere if it fails.
 
         Raises `OutOfDiskError` if none has room, OSError if none can be used.
         """
 
         def create(home: str) -> PartitionedFileWriter:
             file = PartitionedFile.named(home, shuffle, map_index, map_id)
-            # The driver makes the home at a URL: where it is not there, the mount or the application is gone.
+            # The driver makes the home at a URL: if it is missing, the mount or the application is gone.
             return PartitionedFileWriter(file, header, makes_directory=False, key=self._key())
 
         homes = tuple(self._writable())
@@ -271,7 +272,7 @@ class MapOutputs:
         return Directories(homes).create(map_id, create)
 
     def known(self, file_ids: Sequence[bytes]) -> list[MapOutput | None]:
-        """The map outputs that carry these ids, as far as they are known. The others are to be opened."""
+        """The map outputs with these ids; None for one that is to be opened."""
         return [
             each if each is not None and self._is_as_known(each) else None
             for each in self._known.get_all(file_ids)
@@ -280,24 +281,24 @@ class MapOutputs:
     def open(self, shuffle: int, map_index: int, map_id: int, file_id: bytes) -> MapOutput:
         """The map output that carries the id.
 
-        Raises `MissingDataError` if there is none, `CorruptDataError` if what has its name is damaged,
-        OSError for what says nothing of the file.
+        Raises `MissingDataError` if there is none, `CorruptDataError` if the file of its name is damaged,
+        OSError for errors that say nothing about the file.
         """
         known = self.known((file_id,))[0]
         if known is None:
             removals = self._removals
             known = self._found(shuffle, map_index, map_id, file_id)
-            if removals == self._removals:  # else it may be gone already, and nobody would forget it
+            if removals == self._removals:  # else it may be removed already, and would be kept for ever
                 self._known.keep(known)
         return known
 
     def keep_written(self, file: PartitionedFile, file_id: bytes, small: SmallOutput) -> None:
-        """Keep the records of a map output that was completed just now."""
+        """Keep the records of a map output that has just been finished."""
         removals = self._removals
         if not self._known.has_room_for_small():
             return
         try:
-            # what lies at a URL is read by `StoredBlocks`, which look at no file
+            # `StoredBlocks` read what is at a URL, and do not compare files
             written = None if is_url(file.base) else WrittenPair.of(file)
         except OSError:
             return  # it is removed already
@@ -305,13 +306,13 @@ class MapOutputs:
             self._known.keep(SmallMapOutput(file, file_id, small, written))
 
     def forget(self, file_id: bytes) -> None:
-        """It is damaged or gone: look for it anew when it is asked for again."""
+        """It is damaged or gone: the next request looks for it again."""
         self._known.forget(file_id)
 
     def remove(self, shuffle: int) -> None:
-        """Delete all finished map outputs that a shuffle has now. Those that are being read stay readable to
-        whoever has them open. Unfinished ones stay, because Spark may run the same shuffle again already: who
-        writes them finishes or abandons them."""
+        """Delete all finished map outputs that a shuffle has now. A reader that has one open can go on
+        reading. Unfinished ones stay: Spark may run the same shuffle again already, and their writers finish
+        or abandon them."""
         prefix = PartitionedFile.prefix_of(shuffle)
         first: OSError | None = None
         self._removals += 1
@@ -322,7 +323,7 @@ class MapOutputs:
                     continue
                 for file in _files(home, prefix):
                     file.delete()
-            except OSError as error:  # the other homes all the same
+            except OSError as error:  # go on with the other homes
                 first = first or error
         self._removals += 1
         self._known.forget_all(prefix)
@@ -330,7 +331,7 @@ class MapOutputs:
             raise first
 
     def _is_as_known(self, output: MapOutput) -> bool:
-        """Whether the files are as they were when they were written, where that was not looked at before."""
+        """Whether a map output that this engine wrote has unchanged files. Looked at once."""
         if isinstance(output, IndexedMapOutput) or output.written is None:
             return True
         if not output.written.is_still(output.file):
@@ -346,7 +347,7 @@ class MapOutputs:
             try:
                 return _opened(file, file_id, self._known.has_room_for_small(), self._key())
             except MissingDataError:
-                continue  # it is not there, or another one of that name
+                continue  # no file of that name, or one with another id
         file = PartitionedFile.named(homes[0] if homes else "", shuffle, map_index, map_id)
         what = f"none of the application's directories on this host has the map output ({', '.join(homes)})"
         raise MissingDataError(Place(file.data_path), what, expected=f"id {file_id.hex()}")
@@ -367,7 +368,7 @@ def _name(file: PartitionedFile) -> str:
 
 
 def _files(home: str, prefix: str) -> Iterator[PartitionedFile]:
-    """Finished ones: the index gets its name last."""
+    """Finished ones. A finished one has an index: that gets its name last."""
     try:
         names = calls.listdir(home)
     except FileNotFoundError:

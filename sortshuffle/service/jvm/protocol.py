@@ -1,10 +1,10 @@
 """The protocol between a JVM and the engine of its host as pure functions on bytes (docs/manager.md).
 
-Used by the engine; the other end is Java's. Nothing here does I/O. What both send first is in `greeting`.
+This is the engine's end; the other end is in Java. Nothing here does I/O. Both ends first send a `greeting`.
 
-Rule: both ends are processes of one user, and of one application. What is not as documented is a
-`ProtocolError` all the same, bytes that must be 0 among it, and costs the peer its connection: the two may be
-of different releases.
+Rule: both ends are processes of one user and one application, but maybe of different releases. Whatever is
+not as documented is a `ProtocolError` and costs the peer its connection; also where bytes that must be 0 are
+not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REPLY = struct.Struct("<BxxxI")
 FRAME = struct.Struct("<ii")
 """Records, bytes of them."""
 EVERYTHING = -1
-"""In place of a shuffle to remove: all of the application's at its URL."""
+"""Stands for a shuffle in a request to remove: all of the application's shuffles at its URL."""
 STREAM_ERROR = b"\xff\xff\xff\xff"
 
 MOST_SUBPARTITIONS = 1 << 24
@@ -66,7 +66,7 @@ class Operation(IntEnum):
     SHARED_FRAME = 7
 
 
-ID_AND_END_BYTES = 8  # that a record of a frame has beside its own bytes
+ID_AND_END_BYTES = 8  # of each record of a frame, beside the record's own bytes
 MOST_FRAME_BYTES = (1 << 31) + (1 << 10)  # one record of Java's largest array
 MOST_READ_BYTES = 256 << 20  # some six million blocks
 MOST_REMOVE_BYTES = 16 << 20
@@ -99,7 +99,7 @@ def pack_request(operation: Operation, size: int) -> bytes:
 
 
 def unpack_request(data: bytes | bytearray) -> tuple[Operation, int]:
-    """What is asked for, and the bytes of its body. Raises `ProtocolError`."""
+    """The operation, and how many bytes its body has. Raises `ProtocolError`."""
     operation, nothing, size = REQUEST.unpack(data)
     if operation not in Operation._value2member_map_:
         raise ProtocolError(f"operation {operation}, which this release does not know")
@@ -123,7 +123,7 @@ def unpack_frame(data: bytes | bytearray, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest:
-    """The map output that begins."""
+    """A new map output."""
 
     shuffle: int
     map_index: int
@@ -145,9 +145,9 @@ class WriteRequest:
 
 @dataclass(frozen=True, slots=True)
 class SharedFrame:
-    """So many records, ``size`` bytes together, in shared memory.
+    """``records`` records in shared memory, ``size`` bytes together.
 
-    ``ids``, ``ends``, ``data``: where the int32 ids begin, the int32 ends, and the records.
+    ``ids``, ``ends``, ``data``: where the int32 ids, the int32 ends and the records begin.
     """
 
     records: int
@@ -188,7 +188,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """``services``: host:port of each that some block is at."""
+    """``services``: host:port of each service that has some block."""
 
     shuffle: int
     services: tuple[str, ...]
@@ -214,7 +214,7 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class RemoveRequest:
-    """``services``: those that are told, too. ``shuffle``: `EVERYTHING` where the application ends."""
+    """``services``: those that are to be told. ``shuffle``: `EVERYTHING` where the application ends."""
 
     shuffle: int
     services: tuple[str, ...]
@@ -236,7 +236,7 @@ class RemoveRequest:
 @dataclass(frozen=True, slots=True)
 class ReadTotals:
     """What a request has read so far: bytes of files, and blocks that were begun. ``remote``: on other hosts,
-    or at a URL. At the end the blocks are all that it named."""
+    or at a URL. At the end all blocks of the request are begun."""
 
     local_bytes: int = 0
     local_blocks: int = 0
@@ -245,8 +245,8 @@ class ReadTotals:
 
 
 def pack_text(text: str) -> bytes:
-    """For the JVM. Names of files may have bytes that are no UTF-8, which Python keeps as lone surrogates:
-    these are written as ``\\udc80``."""
+    """UTF-8. File names may have other bytes, which Python keeps as lone surrogates: these become
+    ``\\udc80``."""
     return text.encode(errors="backslashreplace")
 
 
@@ -260,14 +260,14 @@ def pack_finished(file_id: bytes, spills: int, sizes: npt.NDArray[np.int64]) -> 
 
 
 def pack_chunk(size: int, totals: ReadTotals) -> bytes:
-    """What comes before so many bytes of records; before none at all, at the end."""
+    """The head of a chunk with ``size`` bytes of records. A head with size 0 ends the answer."""
     return _CHUNK.pack(
         size, totals.local_bytes, totals.local_blocks, totals.remote_bytes, totals.remote_blocks
     )
 
 
 def pack_stream_error(status: Status, text: str, lost: Sequence[int] = ()) -> bytes:
-    """How an answer to READ ends that cannot go on. ``lost``: numbers of blocks."""
+    """The end of an answer to READ that fails. ``lost``: numbers of blocks."""
     body = pack_text(text)
     if status in (Status.LOST, Status.UNREACHABLE):
         body = _COUNT.pack(len(lost)) + np.array(lost, "<i4").tobytes() + body
@@ -286,7 +286,7 @@ def _expect_shuffle(shuffle: int) -> None:
 
 
 def _can_be(blocks: npt.NDArray[np.void], services: int) -> bool:
-    """Whether all of these can be."""
+    """Whether all fields are in their ranges."""
     can_be = (blocks["first"] >= 0) & (blocks["first"] < blocks["end"])
     can_be &= (blocks["map_id"] >= 0) & (blocks["map_index"] >= 0)
     can_be &= (blocks["service"] >= 0) & (blocks["service"] < services)
@@ -294,7 +294,7 @@ def _can_be(blocks: npt.NDArray[np.void], services: int) -> bool:
 
 
 def _texts(body: bytes | bytearray, position: int, count: int) -> tuple[tuple[str, ...], int]:
-    """So many texts from there on, and where they end."""
+    """``count`` texts from ``position`` on, and where they end."""
     found: list[str] = []
     if count < 0:
         raise ProtocolError(f"{count} texts")

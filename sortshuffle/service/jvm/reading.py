@@ -4,14 +4,13 @@
     blocks of other hosts   by credit, through the shuffle service of each (`RemoteBlocks`)
     blocks at a URL         by ranges of objects, whichever host wrote them (`StoredBlocks`)
 
-`BlockReader.locate` looks for all map outputs before a byte is sent, and says which are lost: Spark gives up
-after four attempts of a stage, so it must hear of all of them at once. `BlockReader.pieces` then gives the
-bytes.
+`BlockReader.locate` looks for all map outputs before a byte is sent, and names all that are lost: Spark gives
+up after four attempts of a stage, so it must hear of all of them at once. `BlockReader.pieces` then yields
+the bytes.
 
 Rules
-* Nothing is handed out before its checksum was verified.
-* A request holds a few MiB, however large a block is, beside the small map outputs that it asks for, which it
-  holds whole.
+* Bytes leave only after their checksum was verified.
+* A request holds a few MiB, however large a block is. Only small map outputs are held whole, beside that.
 * Order: first the blocks of this host, then the others, each in the order of the request; in a block by
   region, in a region by subpartition.
 
@@ -34,17 +33,17 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.options import MIB
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Elsewhere, check_range
-from sortshuffle.service.jvm.lost import LostBlocksError
+from sortshuffle.service.jvm.lost_blocks import LostBlocksError
 from sortshuffle.service.jvm.outputs import IndexedMapOutput, MapOutput, MapOutputs, SmallMapOutput
 from sortshuffle.service.jvm.protocol import Block, ReadRequest, ReadTotals
 from sortshuffle.storage.files.extents import Extent, aligned_memory, extent_of
 
-# Bytes of neighbouring extents that are read together, and of an extent that are held at a time
+# Bytes of neighbouring extents that are read together, and bytes that are held of one extent
 READ_BYTES = 4 * MIB
 
 
 class BlockReader:
-    """Reads what ``request`` names. ``own_address``: of this host's service, whose blocks are files here;
+    """Reads the blocks of ``request``. ``own_address``: of this host's service, whose blocks are files here;
     empty for none. All others come from ``elsewhere``. The caller closes it."""
 
     def __init__(
@@ -63,7 +62,7 @@ class BlockReader:
         others = [(n, block) for n, block in numbered if not is_local[block.service]]
         self._elsewhere: BlocksElsewhere | None = elsewhere.blocks(request, others) if others else None
         self._bytes = 0  # of local extents that were read
-        self._blocks = 0  # local ones that were begun
+        self._blocks = 0  # local blocks that were begun
 
     def locate(self) -> None:
         """Find all map outputs. Raises `LostBlocksError` with all that are lost, OSError."""
@@ -72,7 +71,9 @@ class BlockReader:
         known = self._outputs.known([block.file_id for _, block in self._local_numbers])
         for (number, block), output in zip(self._local_numbers, known, strict=True):
             try:
-                self._local.append((number, block, self._checked(block, output or self._open(block))))
+                found = output or self._open(block)
+                check_range(block, found.subpartitions)
+                self._local.append((number, block, found))
             except DataLossError as error:
                 lost.append(number)
                 why = why or str(error)
@@ -119,15 +120,9 @@ class BlockReader:
     def _open(self, block: Block) -> MapOutput:
         return self._outputs.open(self._request.shuffle, block.map_index, block.map_id, block.file_id)
 
-    @staticmethod
-    def _checked(block: Block, output: MapOutput) -> MapOutput:
-        """The map output, which must have these subpartitions."""
-        check_range(block, output.subpartitions)
-        return output
-
     def _extents(self, output: IndexedMapOutput, first: int, end: int) -> Iterator[pa.Buffer]:
         """The records of the subpartitions ``first..end-1``, read extent by extent."""
-        payload = payload_of(output.codec)
+        payload = _payloads[output.codec]
         for region, sizes in enumerate(output.bytes[:, first:end]):
             for group in _groups(sizes, first):
                 extents = [extent_of(output.entries[region, each], region, each) for each in group]
@@ -149,7 +144,7 @@ class BlockReader:
 
 
 def _groups(sizes: npt.NDArray[np.int64], first: int) -> Iterator[list[int]]:
-    """The subpartitions that have bytes, neighbours together up to `READ_BYTES`. ``sizes``: of the
+    """The subpartitions that have bytes, in groups of neighbours up to `READ_BYTES`. ``sizes``: of the
     subpartitions from ``first`` on."""
     if len(sizes) == 1:
         if sizes[0]:
@@ -171,7 +166,7 @@ def _groups(sizes: npt.NDArray[np.int64], first: int) -> Iterator[list[int]]:
 def _neighbours(
     output: IndexedMapOutput, extents: list[Extent], size: int, payload: RecordBytesPayload
 ) -> Iterator[pa.Buffer]:
-    """The records of extents that lie one behind the other, ``size`` bytes together, by one read."""
+    """The records of extents that follow each other in the file, ``size`` bytes together, by one read."""
     reader = output.reader
     memory = reader.fetch(size, extents[0])
     view = memoryview(memory)
@@ -179,7 +174,7 @@ def _neighbours(
     start = 0
     for extent in extents:
         end = start + extent.bytes
-        try:  # verified as a whole before any of it is handed out
+        try:  # the whole extent is verified before any of it leaves
             buffers = list(scan_extent(view[start:end], extent.checksum, extent.buffers))
             into = None if opened is None else (opened[0].slice(start, extent.bytes), opened[1][start:end])
             part = memory.slice(start, extent.bytes)
@@ -190,7 +185,7 @@ def _neighbours(
 
 
 def _raw(memory: pa.Buffer, buffers: list[StoredBuffer], payload: RecordBytesPayload) -> Iterator[pa.Buffer]:
-    """One at a time: of 4 MiB, which is what is held of an extent, compression may have made gigabytes."""
+    """Decompress one buffer at a time: the 4 MiB that are held of an extent may decompress to gigabytes."""
     for each in buffers:
         if each.data_type is not DataType.DATA:
             raise Malformed("an event among record bytes", 0)
@@ -199,8 +194,3 @@ def _raw(memory: pa.Buffer, buffers: list[StoredBuffer], payload: RecordBytesPay
 
 
 _payloads: dict[Codec, RecordBytesPayload] = {codec: RecordBytesPayload(codec) for codec in Codec}
-
-
-def payload_of(codec: Codec) -> RecordBytesPayload:
-    """What decompresses it."""
-    return _payloads[codec]

@@ -1,15 +1,19 @@
 """`RemoteBlocks`: the blocks of one request that lie on other hosts, read through their shuffle services.
 
-The engine asks for a JVM of its own host: credit, reconnecting and verifying are those of every remote reader
+The engine reads for a JVM of its own host. Credit, reconnecting and verifying are as for every remote reader
 (`service.client.client`, `reading.fetcher`).
 
-A service that does not answer for its time-out has its blocks counted as unreachable, together: Spark then
-runs the map tasks of that host again. So it does for one that has no room or time for what it is asked, for
-as long: it would refuse the next one, too. One that answers and fails at a map output for as long loses that
-one, unless it fails at many (`MOST_REFUSED`). As long as nothing must be asked of a service, nobody notices
-that it is gone: the records that are kept are those that the id of the map output stands for, wherever it is
-now.
-What is known of a removed shuffle is forgotten; what is kept just after that stays until room is wanted.
+What is lost when a service fails
+* A service that does not answer within its time-out: all its blocks count as unreachable, and Spark runs the
+  map tasks of that host again.
+* A service that refuses for as long because it has no room or time: the same, it would refuse the next
+  request, too.
+* A service that answers, and fails at one map output for as long: that map output is lost. If it fails at
+  many (`MOST_REFUSED`), all its blocks are unreachable.
+* A service that is gone and need not be asked: nothing. The file id stands for the records that are kept,
+  wherever the map output is now.
+
+A removed shuffle is forgotten. What is kept just after its removal stays until its room is needed.
 
 Owns its connections. The threads of `locate` end with it.
 """
@@ -36,7 +40,7 @@ from sortshuffle.service.client.client import ServiceClient, ServiceClients
 from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
 from sortshuffle.service.jvm.elsewhere import THREADS, BlocksElsewhere, Found, Known, KnownElsewhere
-from sortshuffle.service.jvm.lost import LostBlocksError
+from sortshuffle.service.jvm.lost_blocks import LostBlocksError
 from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.single_flight import SingleFlight
@@ -47,29 +51,29 @@ from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.ranges import SubpartitionRange
 from sortshuffle.storage.files.reader import verified_index
 
-# Of the records of other hosts' small map outputs. Apart from those of this host, so that neither drives the
-# other out
+# Of the records of other hosts' small map outputs. Counted apart from those of this host, so that neither
+# displaces the other
 MOST_SMALL_BYTES = 32 * MIB
-MOST_ASKED = 16  # services at a time: those that are gone are waited for together
-# Map outputs that a service may refuse in one request before it counts as unreachable: each refusal takes a
-# time-out, and some are made at once. A host whose disk is broken may refuse hundreds
+MOST_ASKED = 16  # services that are asked at a time: the time-outs of those that are gone overlap
+# Map outputs that a service may refuse in one request before it counts as unreachable. Each refusal takes a
+# time-out, and only some overlap. A host with a broken disk may refuse hundreds
 MOST_REFUSED = 8
-# A call is two questions, and each takes at most one and a half time-outs. Not in it is what a large index
-# waits for its turn: at most a time-out for each one before it
+# A call is two requests, and each takes at most one and a half time-outs. A large index also waits for its
+# turn, which is not in this: at most a time-out for each one before it
 PATIENCE_FACTOR = 3
 
 _log = logging.getLogger(__name__)
 
 Answer: TypeAlias = Known | DataLossError | ServiceUnavailableError
-"""What is heard of a map output: what it has, that it is lost, or that its service does not answer or refuses
+"""About a map output: what is known of it, or that it is lost, or that its service does not answer or refuses
 it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
     """How the engine talks to other hosts. ``known``: what it knows of their map outputs. ``under_way``: map
-    outputs that are being read, by service and file id. ``key``: by which they are decrypted. ``turn``: of
-    large indexes, of all requests."""
+    outputs that are being read, by service and file id. ``key``: decrypts them. ``turn``: one large index is
+    read at a time, over all requests."""
 
     application: str
     clients: ClientSettings
@@ -118,12 +122,14 @@ class RemoteBlocks(BlocksElsewhere):
         ]
 
     def _answers(self) -> dict[int, Answer]:
-        """Of each block, by number. What is not known is asked for, several at a time: each takes two round
+        """Of each block, by number. Unknown ones are asked for, several at a time: each takes two round
         trips. Raises errors that are neither a map output's nor a host's."""
+        # 1. what is known already
         known = self._settings.known.get_all([block.file_id for _, block in self._blocks])
         answers: dict[int, Answer] = {
             number: known[block.file_id] for number, block in self._blocks if block.file_id in known
         }
+        # 2. ask the services for the others, one of each in turn
         unknown = self._by_turns([each for each in self._blocks if each[0] not in answers])
         if unknown:
             unanswered = _Unanswered()
@@ -135,7 +141,8 @@ class RemoteBlocks(BlocksElsewhere):
         return answers
 
     def _by_turns(self, blocks: list[tuple[int, Block]]) -> list[tuple[int, Block]]:
-        """One of each service, then the next of each: several that are gone are then waited for together."""
+        """One block of each service, then the next of each: the time-outs of services that are gone
+        overlap."""
         seen: Counter[int] = Counter()
         turns = []
         for number, block in blocks:
@@ -144,7 +151,7 @@ class RemoteBlocks(BlocksElsewhere):
         return [(number, block) for _, number, block in sorted(turns, key=lambda each: each[:2])]
 
     def _ask(self, block: Block, unanswered: _Unanswered) -> Answer:
-        """``unanswered``: what is not asked for again."""
+        """``unanswered``: of the same request; nothing in it is asked for again."""
         service = self._service(block)
         if (known := unanswered.get(service, block.file_id)) is not None:
             return known
@@ -175,7 +182,8 @@ class RemoteBlocks(BlocksElsewhere):
         self._clients.close()
 
     def _lost(self, place: Place, why: str) -> LostBlocksError:
-        """The blocks of what lies there, and all others that are lost by now: the services tell."""
+        """The blocks of this place's map output, and all others that are lost by now: the services are
+        asked."""
         lost = self._blocks_of(place)
         for each in self._found:
             self._settings.known.indexes.forget(each.block.file_id)
@@ -186,12 +194,12 @@ class RemoteBlocks(BlocksElsewhere):
         except LostBlocksError as others:
             lost.update(others.blocks)
             is_reachable = others.is_reachable
-        except (OSError, RuntimeError) as problem:  # what is known to be lost is told all the same
+        except (OSError, RuntimeError) as problem:  # then only what is known to be lost
             _log.warning("what else is lost of shuffle %d cannot be told: %s", self._request.shuffle, problem)
         return LostBlocksError(sorted(lost), why, is_reachable)
 
     def _unreachable(self, services: dict[str, str], lost: Sequence[int] = ()) -> LostBlocksError:
-        """All blocks of services that do not answer, and what is lost besides."""
+        """All blocks of services that do not answer, and other lost blocks."""
         blocks = {number for number, block in self._blocks if self._service(block) in services}
         return LostBlocksError(sorted({*blocks, *lost}), "; ".join(services.values()), is_reachable=False)
 
@@ -205,7 +213,7 @@ class RemoteBlocks(BlocksElsewhere):
                 reader = _WholeReader(client, output, service, path, index, self._settings.key)
                 return read_small(reader, index)
             except CorruptDataError:
-                return None  # maybe only on the way: extent by extent the service is asked what it finds
+                return None  # maybe damaged on the way: read by extents, the service is asked what it finds
 
         return self._settings.known.keep(index, self._file(block), read_whole)
 
@@ -246,8 +254,8 @@ class RemoteBlocks(BlocksElsewhere):
 
 
 class _Unanswered:
-    """What the services of one request have not answered: all that is asked of some, and single map outputs
-    that others refuse. For several threads: each change is one operation of a dict."""
+    """The failures of one request: services that do not answer, and single map outputs that services refuse.
+    For several threads: each change is one operation of a dict."""
 
     def __init__(self) -> None:
         self._services: dict[str, ServiceUnavailableError] = {}
@@ -257,7 +265,7 @@ class _Unanswered:
         return self._services.get(service) or self._refused.get(service, {}).get(file_id)
 
     def add(self, service: str, file_id: bytes, error: ServiceUnavailableError) -> ServiceUnavailableError:
-        """What is known from now on."""
+        """Note a failure. Returns the error that stands for this map output from now on."""
         if error.refused is None:
             return self._services.setdefault(service, error)
         refused = self._refused.setdefault(service, {})
@@ -269,13 +277,13 @@ class _Unanswered:
 
 
 def _is_of_one(answer: Answer) -> bool:
-    """Whether it says that a map output cannot be had, and nothing of others."""
+    """Whether the answer is about one map output, and says nothing about others."""
     is_refused = isinstance(answer, ServiceUnavailableError) and answer.refused is not None
     return is_refused or isinstance(answer, DataLossError)
 
 
 class _WholeReader(ExtentReader):
-    """All extents of a small map output, by one request. ``client``: of the service that has it."""
+    """Reads all extents of a small map output by one request. ``client``: of its service."""
 
     def __init__(
         self,
@@ -293,7 +301,7 @@ class _WholeReader(ExtentReader):
         self._last = index.header.subpartitions - 1
 
     def fetch(self, size: int, extent: Extent, position: int = 0) -> pa.Buffer:
-        """``extent``: all of them, from the first subpartition that has one on."""
+        """``extent``: stands for all of them, from the first subpartition that has one."""
         assert (size, position) == (extent.bytes, 0)
         subpartitions = SubpartitionRange(extent.subpartition, self._last)
         return self._client.extents(self._output, self._service, subpartitions, extent)

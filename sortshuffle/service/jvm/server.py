@@ -1,16 +1,16 @@
-"""`JvmServer`: takes connections of the JVMs of this host, and does what they ask.
+"""`JvmServer`: accepts connections of the JVMs of this host, and serves their requests.
 
     accepted --greeting--> between requests --request--> in a request --reply--> between requests
     any --the JVM closes it, or breaks the protocol--> closed
 
-A connection has a thread: the JVM's task waits for its answer, and most of the work of a request, which is
-to compress, to read and to send large pieces, is done without Python's lock. (Two threads that write reach
-1.7 to 2.1 times the speed of one.)
+Each connection has a thread: the JVM's task waits for its answer anyway, and most of the work of a request
+(compressing, reading and sending large pieces) runs without Python's lock. (Two threads that write reach 1.7
+to 2.1 times the speed of one.)
 
 Rules
 * A connection that ends within a request abandons what it began.
-* Where a request fails, the JVM gets the reason and the connection goes on; where a map output that is being
-  written fails, the JVM gets the reason and the connection is closed, because frames may be under way.
+* If a request fails, the JVM gets the reason and the connection goes on. If writing a map output fails, the
+  JVM gets the reason and the connection is closed, because frames may be under way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sortshuffle.service.jvm import shared_frames
 from sortshuffle.service.jvm.byte_stream import ByteStream, StreamEndedError
 from sortshuffle.service.jvm.engine import Engine
 from sortshuffle.service.jvm.greeting import GREETING, check_greeting, pack_greeting
-from sortshuffle.service.jvm.lost import LostBlocksError
+from sortshuffle.service.jvm.lost_blocks import LostBlocksError
 from sortshuffle.service.jvm.protocol import (
     FRAME,
     REQUEST,
@@ -52,9 +52,9 @@ from sortshuffle.service.jvm.reading import BlockReader
 from sortshuffle.service.jvm.shared_frames import SharedFrames
 from sortshuffle.service.jvm.writing import MapOutputWriting, records_of
 
-SEND_BYTES = 512 * KIB  # of records that are gathered for one chunk: a call's cost vanishes
-# Pieces that are smaller on average are joined: a call takes 0.3 us for each, copying 0.1 ns for each byte.
-# At most 512 pieces are sent together so, of the 1024 that one call takes
+SEND_BYTES = 512 * KIB  # of records in one chunk: then the cost of a call does not show
+# Pieces that are smaller on average are joined: a call takes 0.3 us for each piece, copying 0.1 ns for each
+# byte. So at most 512 pieces are sent together; one call takes 1024
 PIECE_BYTES = 2 * KIB
 ACCEPT_PAUSE = 0.1  # seconds, where the system has no descriptor or thread for a new connection
 DRAIN_BYTES = 256 * KIB
@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 
 class JvmServer:
-    """Serves on ``listening``, a Unix socket, which it closes at its end."""
+    """Serves on ``listening``, a Unix socket. Owns it."""
 
     def __init__(self, listening: socket.socket, engine: Engine) -> None:
         self._listening = listening
@@ -75,11 +75,11 @@ class JvmServer:
         self._thread = threading.Thread(target=self._run, name="sortshuffle-jvm", daemon=True)
 
     def start(self) -> None:
-        """Serve in threads of its own, for the life of the process or until `stop`."""
+        """Serve in its own threads until `stop`, or until the process ends."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no further connections. Those that are open end with their JVMs."""
+        """Accept no more connections. Those that are open end with their JVMs."""
         self._stopped = True
         try:
             calls.shutdown(self._listening, socket.SHUT_RDWR)  # wakes the thread
@@ -101,13 +101,13 @@ class JvmServer:
             try:
                 connection = JvmConnection(accepted, self._engine)
                 threading.Thread(target=connection.run, name="sortshuffle-jvm-task", daemon=True).start()
-            except (RuntimeError, MemoryError) as error:  # no thread for it
+            except (RuntimeError, MemoryError) as error:  # no thread can be started
                 _log.warning("no connection of a JVM can be served for a moment: %s", error)
                 accepted.close()
 
 
 class JvmConnection:
-    """One connection, which it closes."""
+    """Serves one connection. Owns it."""
 
     def __init__(self, connection: socket.socket, engine: Engine) -> None:
         self._socket = connection
@@ -145,14 +145,14 @@ class JvmConnection:
         try:
             key_bytes = check_greeting(data)
         except ProtocolError:
-            self._stream.send([pack_greeting(self._engine.port)])  # by which it knows the release
+            self._stream.send([pack_greeting(self._engine.port)])  # it tells the JVM this release's version
             raise
         if key_bytes:
             self._use_key(bytes(self._stream.received(key_bytes)))
         self._stream.send([pack_greeting(self._engine.port)])
 
     def _use_key(self, key: bytes) -> None:
-        """What is refused is told in place of a port, before the JVM counts as greeted."""
+        """A refusal takes the place of the port: the greeting then fails for the JVM."""
         try:
             self._engine.use_key(key)
         except SortShuffleError as error:
@@ -187,7 +187,7 @@ class JvmConnection:
     def _write(self, request: WriteRequest) -> None:
         try:
             with self._engine.writing(request) as writing:
-                reply = self._written(writing)
+                reply = self._take_frames(writing)
         except StreamEndedError:
             raise
         except Exception as error:
@@ -195,7 +195,7 @@ class JvmConnection:
         else:
             self._stream.send([reply])
 
-    def _written(self, writing: MapOutputWriting) -> bytes:
+    def _take_frames(self, writing: MapOutputWriting) -> bytes:
         """Take frames until the map output is complete."""
         while True:
             operation, size = self._request()
@@ -219,18 +219,18 @@ class JvmConnection:
         if self._shared is None:
             raise ProtocolError("a frame in shared memory, where none is shared")
         writing.add(self._shared.records(frame))
-        if self._stream.has_received(_FINISH):  # then the JVM fills no further frame, and waits for both
+        if self._stream.has_received(_FINISH):  # the JVM fills no other frame: one call sends both replies
             self._stream.send_later(_ACKNOWLEDGEMENT)
         else:
             self._stream.send([_ACKNOWLEDGEMENT])
 
     def _refuse(self, error: Exception) -> None:
-        """Tell why a request cannot be done, and end the connection so that the JVM reads it."""
+        """Send why a request failed, and end the connection in such a way that the JVM reads the reason."""
         self._engine.note_failure(error)
         _log.warning("a request is refused: %s", error, exc_info=_unexpected(error))
         self._stream.send([pack_reply(_status_of(error), pack_text(str(error)))])
-        # the JVM's next write fails now. What it had sent is read first: were any of it left, closing would
-        # throw the reply away, too
+        # The JVM's next write fails now. Read what it had sent before that: if any of it were left, closing
+        # would throw the reply away, too
         try:
             calls.shutdown(self._socket, socket.SHUT_RD)
             while calls.recv(self._socket, DRAIN_BYTES):
@@ -260,7 +260,7 @@ class JvmConnection:
                 raise
             except Exception as error:
                 _log.warning("blocks cannot be read: %s", error, exc_info=_unexpected(error))
-                # a service on another host may break its protocol: that is not this request's fault
+                # not for ProtocolError: a service on another host has broken its protocol, not this JVM
                 status = Status.BAD_REQUEST if isinstance(error, UsageError) else Status.FAILED
                 answer.end(pack_stream_error(status, str(error)))
             else:
@@ -277,7 +277,7 @@ class JvmConnection:
 
 
 class _Answer:
-    """The stream that answers READ: pieces together that are worth a call, and what ends it with the last."""
+    """The answer to READ. It gathers pieces until they are worth a call, and sends the end with the last."""
 
     def __init__(self, stream: ByteStream, reader: BlockReader) -> None:
         self._stream = stream
@@ -289,7 +289,7 @@ class _Answer:
         size = len(piece)
         if not size:
             return
-        if size >= SEND_BYTES and self._pieces:  # else it might be joined with many small ones
+        if size >= SEND_BYTES and self._pieces:  # so that a large piece is not joined with small ones
             self._stream.send(self._chunk())
         self._pieces.append(piece)
         self._size += size
@@ -300,7 +300,7 @@ class _Answer:
         self._stream.send([*self._chunk(), end] if self._pieces else [end])
 
     def _chunk(self) -> list[BytesLike]:
-        """What was added, which is taken out."""
+        """A chunk of what was added since the last one."""
         pieces, size = self._pieces, self._size
         self._pieces, self._size = [], 0
         if size < PIECE_BYTES * len(pieces):

@@ -1,20 +1,19 @@
-"""`SharedFrames`: memory that a JVM's task fills with frames and the engine reads where it is.
+"""`SharedFrames`: memory that a JVM's task fills with frames, and that the engine reads in place.
 
-    JVM: SHARE  -> the engine makes it and tells a path; the JVM maps it
+    JVM: SHARE -> the engine makes the memory and replies with a path -> the JVM maps it
     JVM: fills a slot, SHARED_FRAME -> the engine takes the records, acknowledges -> the JVM fills it again
 
-Bytes cross from one process to the other without a copy and without the kernel: through the socket they were
-copied three times.
+So bytes need no copy and no system call. Through the socket they were copied three times.
 
 Rules
-* It belongs to one connection and is never another's. So no task sees, or writes, bytes of another one.
+* It belongs to one connection, and never to another. So no task sees, or writes, bytes of another one.
 * It goes when both processes have unmapped it, however they end. There is no file that could be left.
-* It is memory without a name (``memfd_create``): no disk's size limits it, nor that of /dev/shm.
-* All its pages are there before the JVM hears of it, and its size is sealed. So no access to it fails with
-  SIGBUS, even where memory may not be overcommitted.
-* The engine reads only what a frame names, and checks that it is inside.
+* It is memory without a name (``memfd_create``). Neither a disk nor /dev/shm limits its size.
+* All its pages are there before the JVM knows of it, and its size is sealed. So no access fails with SIGBUS,
+  even where memory may not be overcommitted.
+* The engine reads only the places that a frame names, and checks that they are inside.
 
-Where the system has no such memory, or too little, `make` gives None, and frames come through the socket.
+Where the system has no such memory, or too little, `make` returns None, and frames come through the socket.
 """
 
 from __future__ import annotations

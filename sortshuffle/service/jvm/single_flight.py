@@ -1,12 +1,12 @@
-"""`SingleFlight`: what several threads ask for at the same time is done by one of them, for all.
+"""`SingleFlight`: one thread does what several threads ask for at the same time.
 
-At the start of a reduce stage all tasks of a host ask for the same map outputs, none of which is known yet.
-Each of them is then read from a store once, not once for each task.
+At the start of a reduce stage all tasks of a host ask for the same map outputs, and none is known yet. Each
+map output is then read from a store once, not once for each task.
 
-Thread-safe; the lock is a leaf. The call runs under no lock, in the thread that asked first. If it fails,
-those who waited for it fail with it. If it takes longer than ``patience``, one of them does it in its place,
-and the others wait for that one, as long again: a request that hangs must not hold up a host, and a store
-that is slow must not be asked by all at once. Nothing is kept: who asks later asks anew.
+Thread-safe; the lock is a leaf. The call runs under no lock, in the thread that asked first. If it fails, the
+threads that waited for it fail with it. If it takes longer than ``patience``, one of these makes the call
+itself, and the others wait for that one, as long again. So a request that hangs does not hold up a host, and
+not all threads ask a slow store at once. Nothing is kept: a later thread asks again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PATIENCE = 30.0  # seconds; a read of an index takes up to 0.2 s, and some secon
 
 
 class SingleFlight(Generic[Result]):
-    """``patience``: seconds, longer than a call takes that does not hang."""
+    """``patience``: seconds. Only a call that hangs takes longer."""
 
     def __init__(self, patience: float = PATIENCE) -> None:
         self._patience = patience
@@ -37,25 +37,26 @@ class SingleFlight(Generic[Result]):
         for _ in range(WAITS):
             other = self._begin(key, own, slow)
             if other is own:
-                return self._done(key, own, call)
+                return self._make(key, own, call)
             if wait([other], self._patience).done:
                 return other.result()
             slow = other
         return call()
 
-    def _done(self, key: bytes, own: Future[Result], call: Callable[[], Result]) -> Result:
+    def _make(self, key: bytes, own: Future[Result], call: Callable[[], Result]) -> Result:
         try:
             own.set_result(call())
         except BaseException as error:
             own.set_exception(error)
         finally:
             with self._lock:
-                if self._under_way.get(key) is own:  # it was slow, and another has taken its place
+                # else this call was slow, and another has taken its place
+                if self._under_way.get(key) is own:
                     del self._under_way[key]
         return own.result()
 
     def _begin(self, key: bytes, own: Future[Result], slow: Future[Result] | None) -> Future[Result]:
-        """The call that is under way, which is one's own where there is none, or only the slow one."""
+        """The call that is under way. It is ``own`` if there was none, or only the slow one."""
         with self._lock:
             other = self._under_way.get(key)
             if other is None or other is slow:

@@ -1,16 +1,16 @@
-"""Small map outputs, kept whole: the records of a thousand subpartitions by one read, or by none.
+"""Small map outputs, kept whole: one read, or none, gives the records of a thousand subpartitions.
 
-A stage of a thousand map tasks and a thousand reduce tasks has a million extents of some bytes each.
-Fetching, verifying and handing out one by one costs 17 us of Python for each. A small map output is therefore
-read when it is first asked for, all of it is verified, and its records are kept, decompressed, by
-subpartition: what a consumer gets is then a slice. The engine that writes one keeps its records at once:
-opening a map output of one row takes 0.2 ms, finding it as it was written 0.03 ms.
+A stage of a thousand map tasks and a thousand reduce tasks has a million extents of a few bytes each. To
+fetch, verify and deliver them one by one costs 17 us of Python for each. So a small map output is read and
+verified as a whole at the first request, and its decompressed records are kept by subpartition: a consumer
+gets a slice. The engine that writes one keeps its records at once: opening a map output of one row takes 0.2
+ms, looking whether its files are as written 0.03 ms.
 
 Rules
-* Only a map output of one region is small: one with more is larger than that.
-* Nothing is kept that was not verified, or written by this engine.
-* What was kept when it was written is used only if both files are still as they were written (`WrittenPair`):
-  one that was deleted, cut short or changed meanwhile is lost, as any other.
+* Only a map output of one region is small: one with more regions is larger than that.
+* Only records that were verified, or written by this engine, are kept.
+* Records that were kept when they were written are used only if both files are unchanged (`WrittenPair`): a
+  map output that was deleted, cut short or changed meanwhile is lost, like any other.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.payload.record_bytes import RecordBytesPayload
 from sortshuffle.storage.files.extents import Extent, ExtentReader, extent_of
 
-# Bytes that keeping it takes at most. Larger map outputs have extents that are worth a read each
+# Bytes that one takes at most while it is kept. Extents of larger map outputs are worth a read each
 MOST_BYTES = 256 << 10
 BYTES_OF_A_SUBPARTITION = 16  # two numbers
 OVERHEAD_BYTES = 2400  # of the objects that hold a small map output, by tracemalloc
-# Extents that are worth checking at once: NumPy's calls take as long as looking at some one by one
+# From so many extents on they are checked by NumPy at once; fewer are quicker one by one
 LEAST_AT_ONCE = 8
 _WORD = 8
 _FIRST_HALF = np.uint64(0xFFFFFFFF)
@@ -50,8 +50,8 @@ Int64s = npt.NDArray[np.int64]
 
 
 class SmallOutput:
-    """The records of a whole map output. ``ends``: of each subpartition in them; ``stored``: bytes of each in
-    the file. ``bytes``: what keeping them takes. ``subpartitions``: how many there are."""
+    """The records of a whole map output. ``ends``: where each subpartition ends in them; ``stored``: bytes of
+    each in the file. ``bytes``: what it takes while it is kept. ``subpartitions``: how many there are."""
 
     __slots__ = ("_bounds", "_records", "_stored", "bytes", "subpartitions")
 
@@ -67,12 +67,12 @@ class SmallOutput:
         return int(self._stored[end] - self._stored[first])
 
     def records(self, first: int, end: int) -> memoryview:
-        """Those of the subpartitions ``first..end-1``, in their order."""
+        """Records of the subpartitions ``first..end-1``, in their order."""
         return self._records[self._bounds[first] : self._bounds[end]]
 
 
 def kept_bytes(record_bytes: int, subpartitions: int) -> int:
-    """What keeping so many bytes of records takes."""
+    """What so many bytes of records take while they are kept."""
     return record_bytes + BYTES_OF_A_SUBPARTITION * subpartitions
 
 
@@ -80,7 +80,7 @@ def is_small(index: Index) -> bool:
     """Whether a map output is read whole."""
     if index.regions != 1 or index.kinds[0] is not RegionKind.UNICAST or index.header.first_subpartition:
         return False
-    # in floating point, which does not overflow
+    # floating point: it does not overflow
     raw_bytes = int(index.entries["raw_bytes"].sum(dtype=np.float64))
     return index.data_bytes <= MOST_BYTES and kept_bytes(raw_bytes, index.header.subpartitions) <= MOST_BYTES
 
@@ -94,18 +94,21 @@ def read_small(reader: ExtentReader, index: Index) -> SmallOutput:
     if len(filled):
         found = entries[filled]
         whole = Extent(0, int(filled[0]), int(found["offset"][0]), int(found["bytes"].sum()), 0, 0, 0, 0)
+        # 1. one read for all extents
         memory = reader.fetch(whole.bytes, whole)
         starts = (found["offset"] - found["offset"][0]).astype(np.int64)
+        # 2. find the extents of one sound, uncompressed buffer, which are nearly all
         sizes = np.full(len(filled), -1)
         if len(filled) >= LEAST_AT_ONCE:
             sizes = _single_sizes(np.frombuffer(memory, np.uint8), starts, found, reader.decrypts)
         places = list(zip(starts.tolist(), sizes.tolist(), filled.tolist(), strict=True))
         singles = _payloads(reader, memory, [each for each in places if each[1] >= 0], whole.offset)
+        # 3. collect the records in order, and look at the other extents one by one
         for start, size, subpartition in places:
             if size >= 0:
                 pieces.append(next(singles))
                 continue
-            # one of few, compressed, or of several buffers; or damaged, which the scan of the extent finds
+            # too few for step 2, compressed, or of several buffers; or damaged: the scan finds that
             extent = extent_of(entries[subpartition], 0, subpartition)
             part = memory.slice(start, extent.bytes)
             with reader.damage(extent.offset, extent):
@@ -119,7 +122,7 @@ def read_small(reader: ExtentReader, index: Index) -> SmallOutput:
 
 
 def _expect_raw_bytes(part: pa.Buffer, buffers: list[StoredBuffer], expected: int) -> None:
-    """Before any of these plain buffers is decompressed: a few bytes may decompress to gigabytes."""
+    """Raise `Malformed` before a buffer is decompressed: a few bytes may decompress to gigabytes."""
     view = memoryview(part)
     found = sum(raw_bytes_of(view, each) for each in buffers)
     if found != expected:
@@ -141,13 +144,15 @@ def _payloads(
 def _single_sizes(
     data: npt.NDArray[np.uint8], starts: Int64s, entries: npt.NDArray[np.void], is_encrypted: bool
 ) -> Int64s:
-    """The payload's bytes, with its tag if it is encrypted, of each extent that is one sound, uncompressed
-    data buffer; -1 for the others, which are looked at one by one."""
+    """For each extent of one sound, uncompressed data buffer the size of its payload, with the tag if it is
+    encrypted; -1 for each other extent."""
+    # the header is the first word of an extent: flags, then the payload's size
     flags, tag = (ENCRYPTED_DATA, TAG_BYTES) if is_encrypted else (0, 0)
     words = np.frombuffer(data, "<u8", len(data) // _WORD)
     ends = starts + entries["bytes"].astype(np.int64)
     headers = words[starts // _WORD]
     sizes = (headers >> np.uint64(32)).astype(np.int64)
+    # the checksum is the last word
     digests = checksums_of(data, starts, ends - CHECKSUM_BYTES)
     is_single = (headers & _FIRST_HALF == flags) & (entries["buffers"] == 1)
     is_single &= sizes + BUFFER_HEADER_BYTES + CHECKSUM_BYTES <= ends - starts

@@ -1,21 +1,21 @@
 """`StoredBlocks`: the blocks of one request that lie on storage that every host sees.
 
-Whoever asks reads them from there, with no service between. So it does not matter which host or executor
-wrote them, nor whether it lives.
+The engine reads them directly, not through a service. So it does not matter which host or executor wrote
+them, nor whether it is alive.
 
-    locate   the index of each map output, many at a time; of a small one all records in its place
-    pieces   ranges of the data objects, many at a time (`reading.stored_channel`)
+    locate   reads the index of each map output, or all records of a small one; many at a time
+    pieces   reads ranges of the data objects, many at a time (`reading.stored_channel`)
 
 Rules
-* An object that is gone or damaged is a lost map output. A store that fails, after all patience, is not: the
-  data may well be there, so the task fails and no producer runs again.
+* A map output whose object is gone or damaged is lost. If the store itself fails, after all retries, nothing
+  is lost: the data may well be there. Then the task fails, and no producer runs again.
 * A host that does not see the home has lost nothing either: it has not mounted the directory.
-* When one is found lost, the shuffle is listed once. So all that are gone or cut short are told together, and
-  Spark runs their tasks again in one attempt of the stage.
-* What was not there when it was looked for, and is listed then, is looked for once more: a mount that is away
-  for a moment loses nothing.
-* Bytes come in the order of the request, whatever of it is known already: the rest of an answer that broke
-  off is taken from the next.
+* When one map output is lost, the shuffle is listed once. So all that are gone or cut short are reported
+  together, and Spark runs their tasks again in one attempt of the stage.
+* An object that was missing at first, but is in that list, is looked for once more: a mount that is away for
+  a moment loses nothing.
+* Bytes come in the order of the request, whatever is known already: if an answer breaks off, the reader takes
+  the rest from the next answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sortshuffle.format.index import Index
 from sortshuffle.homes.shared_home import expect_stored_home
 from sortshuffle.reading.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
 from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Found, Known, KnownElsewhere, base_name
-from sortshuffle.service.jvm.lost import LostBlocksError
+from sortshuffle.service.jvm.lost_blocks import LostBlocksError
 from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.single_flight import SingleFlight
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class StoredSettings:
     """``home``: the URL at which the application's map outputs lie. ``known``: what the engine knows of them.
-    ``under_way``: those that are being read, by file id. ``key``: by which they are decrypted."""
+    ``under_way``: those that are being read, by file id. ``key``: decrypts them."""
 
     home: str
     known: KnownElsewhere
@@ -78,7 +78,7 @@ class StoredBlocks(BlocksElsewhere):
         self._settings = settings
 
     def locate(self) -> None:
-        """Raises OSError where the store does not answer, too, or this host does not see the home."""
+        """Also raises OSError: the store does not answer, or this host does not see the home."""
         known = self._outputs(self._blocks)
         losses = _losses(known)
         if losses:
@@ -110,7 +110,7 @@ class StoredBlocks(BlocksElsewhere):
         return {number: found[block.file_id] for number, block in blocks}
 
     def _read_once(self, block: Block) -> Known | DataLossError:
-        """Whoever else asks for it meanwhile."""
+        """Read it for all requests that want it at this time."""
         file_id, settings = block.file_id, self._settings
         return settings.under_way.do(file_id, lambda: settings.known.get(file_id) or self._read(block))
 
@@ -129,8 +129,8 @@ class StoredBlocks(BlocksElsewhere):
             return read_small(reader, index)
 
     def _lost(self, losses: Mapping[int, DataLossError], sizes: Mapping[str, int] | None) -> LostBlocksError:
-        """These blocks, by number, and all others that are gone by now. They are looked for anew when they
-        are asked for again."""
+        """These blocks, by number, and all others that are gone by now. All are forgotten: the next request
+        looks for them again."""
         lost = losses.keys() | self._gone(sizes)
         for number, block in self._blocks:
             if number in lost:
@@ -139,7 +139,7 @@ class StoredBlocks(BlocksElsewhere):
 
     def _sizes(self) -> dict[str, int] | None:
         """Of the shuffle's files, by name; None where the store does not answer. Raises OSError where this
-        host does not see the home: then nothing would be listed."""
+        host does not see the home: the list would be empty then."""
         home = self._settings.home
         expect_stored_home(home)
         try:
@@ -151,7 +151,7 @@ class StoredBlocks(BlocksElsewhere):
         return sizes
 
     def _gone(self, sizes: Mapping[str, int] | None) -> set[int]:
-        """The found blocks whose data is not there, or not all of it; none, if that is not known."""
+        """The found blocks whose data object is missing or too short; none if that is not known."""
         if sizes is None:
             return set()
         return {
@@ -181,8 +181,8 @@ def _losses(known: Mapping[int, Known | DataLossError]) -> dict[int, DataLossErr
 def _may_be_back(
     numbered: tuple[int, Block], losses: Mapping[int, DataLossError], sizes: Mapping[str, int] | None
 ) -> bool:
-    """Whether this block's map output was not there, and may be there now. A list may be old, or there is
-    none: only another look at the files tells."""
+    """Whether this block's map output was missing, and may be there now. Only another look at the files
+    tells: the list may be old, or there is none."""
     error = losses.get(numbered[0])
     if not isinstance(error, MissingDataError):
         return False

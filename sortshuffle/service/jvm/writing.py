@@ -1,15 +1,16 @@
 """`MapOutputWriting`: one map output of a JVM's task, from its first frame to its commit.
 
     open --add, add, ..--> open --finish--> finished --close--> closed
-      \\--close--> closed (no files)      any call that fails leaves nothing but close
+      \\--close--> closed (no files)      after a call that fails: only close
 
 Rules
-* Most frames come in memory that the JVM fills itself (`shared_frames`). What comes through the socket is
-  received into a segment of the writer's own pool, which is made for the first such frame, or for one huge
-  record into memory of its own. Both are free again when `add` returns. So what frames take is bounded, and a
-  JVM that is quicker than the engine waits.
-* What waits for its region is charged to the engine's memory, which all writers share (`SharedMemory`).
-* `close` is the last call, however it went: it gives back what was held, and what is not finished is deleted.
+* Most frames come in memory that the JVM fills itself (`shared_frames`). A frame that comes through the
+  socket is received into a segment of the writer's own pool, which is made for the first such frame. A frame
+  of one huge record has memory of its own. Both are free again when `add` returns. So the memory of frames is
+  bounded, and a JVM that is quicker than the engine waits.
+* Records that wait for their region are charged to the engine's memory, which all writers share
+  (`SharedMemory`).
+* `close` is the last call, also after a failure: it releases memory, and deletes files that are not finished.
 
 Single-threaded: each connection has its own.
 """
@@ -41,8 +42,8 @@ from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
 # of a frame that is not one huge record: 4 MiB of records, and 8 bytes for each of 262,144
 SEGMENT_BYTES = (4 << 20) + ID_AND_END_BYTES * (1 << 18)
 SEGMENTS_EACH = 1  # a writer receives one frame at a time
-# Bytes before compression of a region that is large enough: the part of it that a task reads is worth a read.
-# With lineitem in 64 subpartitions, the engine's peak was 172 MiB instead of 228, in the same time, while the
+# Bytes of each subpartition, before compression, that make a region large enough: they are worth a read. With
+# lineitem in 64 subpartitions, the engine's peak was 172 MiB instead of 228, in the same time, while the
 # system had the files in memory. A cold disk seeks more often.
 ENOUGH_FOR_A_SUBPARTITION = 512 << 10
 LEAST_REGION = 16 << 20  # where there are few subpartitions
@@ -50,8 +51,8 @@ LEAST_REGION = 16 << 20  # where there are few subpartitions
 
 @dataclass(frozen=True, slots=True)
 class WritingResources:
-    """What all writers of the engine share. ``host``: its name. ``segments``: what frames are received into.
-    ``memory``: what waits for regions."""
+    """What all writers of the engine share. ``host``: its name. ``segments``: for frames from the socket.
+    ``memory``: for records that wait for their region."""
 
     application: str
     host: str
@@ -79,15 +80,15 @@ class FrameMemory:
 
 
 def records_of(frame: memoryview, records: int) -> PlacedRecords:
-    """Of a frame: so many ids, as many ends, and the bytes."""
+    """The records of a frame: ``records`` ids, as many ends, and the bytes."""
     ids = np.frombuffer(frame, np.int32, records)
     ends = np.frombuffer(frame, np.int32, records, 4 * records)
     return PlacedRecords(ids, ends, frame[ID_AND_END_BYTES * records :])
 
 
 def region_bytes(request: WriteRequest, file: PartitionedFile) -> int | None:
-    """When a region of this map output is large enough. At a URL it never is: a reader's part of each region
-    is a request."""
+    """The size at which a region is written. None at a URL, where only memory limits regions: each costs
+    every reader a request."""
     return None if is_url(file.base) else max(LEAST_REGION, request.subpartitions * ENOUGH_FOR_A_SUBPARTITION)
 
 
@@ -102,7 +103,7 @@ class MapOutputWriting:
         header = FileHeader(
             file_id=secrets.token_bytes(16),
             subpartitions=request.subpartitions,
-            first_subpartition=0,  # one engine reads for all consumers of the host: nobody is kept apart
+            first_subpartition=0,  # one engine reads for all consumers of the host, so they do not collide
             codec=resources.codec,
             payload_kind=PayloadKind.RECORD_BYTES,
         )
@@ -114,7 +115,7 @@ class MapOutputWriting:
             self._memory = resources.memory.open(self._name)
             stack.callback(self._memory.close)
             writer = resources.outputs.new(request.shuffle, request.map_index, request.map_id, header)
-            stack.callback(writer.abandon)  # nothing is left to do behind the partition's own
+            stack.callback(writer.abandon)  # does nothing after the partition's own
             layout = RecordBytesLayout(payload, request.subpartitions, region_bytes(request, writer.file))
             self._partition = PlacedResultPartition(writer, layout, self._memory, self._metrics)
             stack.callback(self._partition.abandon)  # does nothing after `finish`
@@ -128,12 +129,12 @@ class MapOutputWriting:
         return FrameMemory(size, self._pool)
 
     def add(self, records: PlacedRecords) -> None:
-        """Take a frame's records. Their memory may be used again afterwards. Raises `UsageError`,
+        """Add a frame's records. Their memory may be used again afterwards. Raises `UsageError`,
         `OutOfDiskError`, OSError."""
         self._partition.write(records)
 
     def finish(self) -> bytes:
-        """Complete the files. The reply for the JVM."""
+        """Complete the files. Returns the reply for the JVM."""
         only_frame = self._partition.only_frame
         file = self._partition.finish(self._writer())
         sizes = self._partition.subpartition_bytes
@@ -143,7 +144,7 @@ class MapOutputWriting:
         return pack_finished(self._partition.file_id, self._metrics.counts["spills"], sizes)
 
     def close(self) -> None:
-        """Give everything back, and delete what is not finished. May be called again."""
+        """Release all memory, and delete files that are not finished. May be called again."""
         self._resources.close()
 
     def _writer(self) -> Writer:

@@ -38,7 +38,9 @@ from sortshuffle.homes.directories import owner_of_homes, roots
 from sortshuffle.homes.forgotten import tell
 from sortshuffle.options import Options
 from sortshuffle.service.host import rendezvous
-from sortshuffle.service.host.rendezvous import Registration, ServiceConfig
+from sortshuffle.service.host.registration import Registration
+from sortshuffle.service.host.rendezvous_directory import directory_of
+from sortshuffle.service.host.service_config import ServiceConfig
 from sortshuffle.service.wire.address import address_of_host, join_address
 from sortshuffle.service.wire.secret import read_secret
 from sortshuffle.spark.manager.settings import (
@@ -282,8 +284,8 @@ class HostService:
 
     @cached_property
     def _config(self) -> ServiceConfig:
-        return rendezvous.config_of(self.secret, self.options)
+        return ServiceConfig.of(self.secret, self.options)
 
     @cached_property
     def _rendezvous(self) -> str:
-        return rendezvous.directory_of(self.application, self.host, self.settings.secret, self.options)
+        return directory_of(self.application, self.host, self.settings.secret, self.options)

@@ -27,7 +27,7 @@ from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.host import jvm_launch as launch
 from sortshuffle.service.host import rendezvous
 from sortshuffle.service.host.jvm_launch import FAILED, LaunchRequest
-from sortshuffle.service.host.rendezvous import Life
+from sortshuffle.service.host.registration import Life
 from sortshuffle.service.wire.protocol import MapOutputAddress
 
 LAUNCH = (sys.executable, "-m", "sortshuffle.service.host.jvm_launch")

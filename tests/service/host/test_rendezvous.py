@@ -30,8 +30,9 @@ from sortshuffle.homes.owner import Owner
 from sortshuffle.homes.processes import boot_id, process_start
 from sortshuffle.homes.shared_home import make_shared_home, shared_home
 from sortshuffle.options import MIB, Options
-from sortshuffle.service.host import rendezvous
-from sortshuffle.service.host.rendezvous import Life, Registration, ServiceConfig
+from sortshuffle.service.host import rendezvous, rendezvous_directory
+from sortshuffle.service.host.registration import Life, Registration
+from sortshuffle.service.host.service_config import ServiceConfig
 
 HOST = "127.0.0.1"
 CONFIG = ServiceConfig(b"s" * 32, 8 << 20)
@@ -41,7 +42,8 @@ TOKEN = "5e" * 16
 ENSURE = """
 import json, sys
 from sortshuffle.service.host import rendezvous
-from sortshuffle.service.host.rendezvous import Registration, ServiceConfig
+from sortshuffle.service.host.registration import Registration
+from sortshuffle.service.host.service_config import ServiceConfig
 from sortshuffle.homes.owner import Owner
 from sortshuffle.homes.processes import process_start
 sys.stdin.readline()
@@ -124,9 +126,9 @@ def test_a_lock_that_the_system_closes_with_an_error_is_given_back(
 
     monkeypatch.setattr(calls, "close", close)
     for _ in range(2):
-        with rendezvous._locked(place):
+        with rendezvous_directory.locked(place):
             assert os.path.isdir(place)
-    with pytest.raises(ValueError, match="its own"), rendezvous._locked(place):
+    with pytest.raises(ValueError, match="its own"), rendezvous_directory.locked(place):
         raise ValueError("its own")
 
 
@@ -231,7 +233,7 @@ def test_a_service_that_cannot_be_started_is_an_error_with_the_way_out(place: st
 def test_a_temporary_directory_that_is_gone_is_an_error_in_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendezvous, "LOCK_PATIENCE", 0.1)
+    monkeypatch.setattr(rendezvous_directory, "LOCK_PATIENCE", 0.1)
     with pytest.raises(ServiceUnavailableError, match="gone"):
         rendezvous.ensure(str(tmp_path / "gone" / "own" / "app-1"), HOST, CONFIG, executor(os.getpid(), "/a"))
 
@@ -270,7 +272,7 @@ def test_what_a_killed_supervisor_left_goes_when_another_application_starts_one(
         end(supervised(left)["pid"])
     assert home.exists()
     rendezvous.ensure(place, HOST, CONFIG, executor(os.getpid(), "/a"))
-    own = [os.path.basename(path) for path in (place, rendezvous.socket_path(place))]
+    own = [os.path.basename(path) for path in (place, rendezvous_directory.socket_path(place))]
     assert sorted(os.listdir(os.path.dirname(place))) == sorted(own)
     assert not home.exists()
 
@@ -279,14 +281,14 @@ def test_that_of_another_host_in_the_same_directory_is_its_own_business(place: s
     other = f"{place}-other"
     os.makedirs(other, 0o700)
     owner = replace(executor(os.getpid()).owner, host="another", boot="another", started=1)
-    with rendezvous._locked(other):
+    with rendezvous_directory.locked(other):
         rendezvous._register(other, Registration(owner, ("/a",)))
     rendezvous.ensure(place, HOST, CONFIG, executor(os.getpid(), "/a"))
     assert rendezvous.roots_of(other) == ("/a",)
 
 
 def test_pages_of_services_that_have_ended_are_not_told(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_own_directory", lambda: os.path.dirname(place))
+    monkeypatch.setattr(rendezvous_directory, "own_directory", lambda: os.path.dirname(place))
     rendezvous.ensure(place, HOST, CONFIG, executor(os.getpid(), "/a"))
     eventually(rendezvous.status_pages, "the page is there")
     end(supervised(place)["pid"])
@@ -316,14 +318,14 @@ def test_a_service_is_told_what_the_options_say() -> None:
         service_timeout=7.5,
         **pem,  # type: ignore[arg-type]
     )
-    told = rendezvous.config_of(b"secret", options)
+    told = ServiceConfig.of(b"secret", options)
     assert told == ServiceConfig(
         b"secret", 5 * MIB, "/certificate", "/key", "/authority", 64 * MIB, "zstd", 4, 7.5
     )
 
 
 def place_of(secret: bytes = b"s", application: str = "app-1", **options: str) -> str:
-    return rendezvous.directory_of(application, HOST, secret, Options(**options))  # type: ignore[arg-type]
+    return rendezvous_directory.directory_of(application, HOST, secret, Options(**options))  # type: ignore[arg-type]
 
 
 def test_services_that_cannot_understand_each_other_meet_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,11 +342,11 @@ def test_services_that_cannot_understand_each_other_meet_elsewhere(monkeypatch: 
     assert place_of(codec="zstd") in places, "who comes first says how map outputs are written"
     own = os.path.join(tempfile.gettempdir(), f"sortshuffle-{os.geteuid()}")
     assert {os.path.dirname(each) for each in places} == {own}
-    assert len({rendezvous.socket_path(each) for each in places}) == 5
+    assert len({rendezvous_directory.socket_path(each) for each in places}) == 5
 
-    monkeypatch.setattr(rendezvous, "process_namespace", lambda: "pid:[1]")  # in another container
+    monkeypatch.setattr(rendezvous_directory, "process_namespace", lambda: "pid:[1]")  # in another container
     places.add(place_of())
-    monkeypatch.setattr(rendezvous, "boot_id", lambda: "another machine with the same directory")
+    monkeypatch.setattr(rendezvous_directory, "boot_id", lambda: "another machine with the same directory")
     places.add(place_of())
     assert len(places) == 7
 
@@ -360,7 +362,7 @@ def connects(path: str) -> bool:
 
 def test_jvms_may_connect_before_the_service_is_up(place: str) -> None:
     rendezvous.ensure(place, HOST, CONFIG, executor(os.getpid(), "/a"))
-    path = rendezvous.socket_path(place)
+    path = rendezvous_directory.socket_path(place)
     assert os.path.dirname(path) == os.path.dirname(place)
     assert connects(path)
     assert stat.S_IMODE(os.lstat(path).st_mode) == 0o600
@@ -368,7 +370,7 @@ def test_jvms_may_connect_before_the_service_is_up(place: str) -> None:
 
 def test_a_socket_that_was_left_is_replaced(place: str) -> None:
     rendezvous.ensure(place, HOST, CONFIG, executor(os.getpid(), "/a"))
-    path = rendezvous.socket_path(place)
+    path = rendezvous_directory.socket_path(place)
     end(supervised(place)["pid"])
     eventually(lambda: not connects(path), "nobody listens any more")
     rendezvous.ensure(place, HOST, CONFIG, executor(os.getpid(), "/a"))
@@ -377,9 +379,9 @@ def test_a_socket_that_was_left_is_replaced(place: str) -> None:
 
 def test_the_socket_of_a_rendezvous_with_a_long_path_is_elsewhere(short_path: Path) -> None:
     directory = str(short_path / ("o" * 90) / "app-1")
-    path = rendezvous.socket_path(directory)
+    path = rendezvous_directory.socket_path(directory)
     assert os.path.dirname(path) == f"/tmp/sortshuffle-{os.geteuid()}"
-    assert rendezvous.socket_path(directory + "2") != path
+    assert rendezvous_directory.socket_path(directory + "2") != path
 
 
 # Shared homes, and what is known of the application
@@ -399,7 +401,7 @@ def at_url(registration: Registration, url: str, is_driver: bool) -> Registratio
 
 
 def register(place: str, *registered: Registration) -> None:
-    with rendezvous._locked(place):
+    with rendezvous_directory.locked(place):
         for each in registered:
             rendezvous._register(place, each)
 
@@ -538,7 +540,7 @@ def test_shared_homes_go_with_the_rendezvous_and_so_does_the_socket(
     other.mkdir()
     roots = (str(tmp_path / "a"), str(tmp_path / "gone"), str(tmp_path / "b"))
     register(place, executor(ended, *roots, token=TOKEN))
-    Path(rendezvous.socket_path(place)).touch()
+    Path(rendezvous_directory.socket_path(place)).touch()
     assert rendezvous.dissolve(place)
     assert [home.exists() for home in homes] == [False, False]
     assert other.exists()
@@ -667,7 +669,7 @@ def test_an_executor_with_other_settings_is_registered_beside_the_first(place: s
     register(place, first, second)
     found = rendezvous.registrations(place)
     assert sorted(found, key=lambda each: each.roots) == [first, second]
-    assert not any(each.keeps_what_is_shared for each in found)
+    assert not any(each.keeps_shared_homes for each in found)
 
 
 @pytest.mark.parametrize("jvm_first", [True, False])

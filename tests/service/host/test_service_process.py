@@ -18,11 +18,13 @@ from sortshuffle.errors import AuthenticationError, ServiceUnavailableError
 from sortshuffle.format.header import Codec
 from sortshuffle.homes.owner import Owner
 from sortshuffle.homes.processes import boot_id, process_start
+from sortshuffle.homes.small_files import replace_json
 from sortshuffle.service.client.client import ServiceClients
 from sortshuffle.service.client.client_settings import ClientSettings, ClientTls
-from sortshuffle.service.host import process, rendezvous
+from sortshuffle.service.host import process, rendezvous, rendezvous_directory
 from sortshuffle.service.host.process import RegisteredRoots, engine_of, settings_of
-from sortshuffle.service.host.rendezvous import Registration, ServiceConfig
+from sortshuffle.service.host.registration import Registration
+from sortshuffle.service.host.service_config import ServiceConfig
 from sortshuffle.service.jvm.engine import EngineSettings, SharedHomes
 from sortshuffle.service.pages.http import fetch_status
 from sortshuffle.service.server.transport import ServerTls
@@ -48,7 +50,7 @@ def registration(*roots: str, token: str = "", keep: bool = False) -> Registrati
 def place(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A rendezvous, whose supervisor ends with the test."""
     (short_path / "own").mkdir(mode=0o700)
-    monkeypatch.setattr(rendezvous, "_own_directory", lambda: str(short_path / "own"))
+    monkeypatch.setattr(rendezvous_directory, "own_directory", lambda: str(short_path / "own"))
     yield str(short_path / "own" / "app-1")
     for started in rendezvous._started:
         started.kill()
@@ -181,7 +183,7 @@ def test_the_home_at_a_url_is_the_only_one(place: str) -> None:
 
 def test_it_serves_jvms_too_whichever_process_serves(place: str, tmp_path: Path) -> None:
     address = rendezvous.ensure(place, HOST, CONFIG, registration(str(tmp_path), token=TOKEN))
-    path = rendezvous.socket_path(place)
+    path = rendezvous_directory.socket_path(place)
     with connected(path) as client:
         done = client.write([[(0, b"record")]])
     pid = pid_of_service()
@@ -196,7 +198,7 @@ def test_it_serves_jvms_too_whichever_process_serves(place: str, tmp_path: Path)
 def test_jvms_are_told_that_none_of_them_has_registered(place: str, tmp_path: Path) -> None:
     """The service was started by tasks of this package, and has no shared home."""
     rendezvous.ensure(place, HOST, CONFIG, registration(str(tmp_path)))
-    with connected(rendezvous.socket_path(place)) as client:
+    with connected(rendezvous_directory.socket_path(place)) as client:
         client.begin()
         status, text = client.refusal()
     assert (status, "no executor has registered a directory" in text) == (FAILED, True), text
@@ -204,9 +206,9 @@ def test_jvms_are_told_that_none_of_them_has_registered(place: str, tmp_path: Pa
 
 def test_the_engine_takes_what_it_is_told(place: str) -> None:
     config = ServiceConfig(CONFIG.secret, CONFIG.memory, "/c", "/k", "/a", 32 << 20, "zstd", 3, 12.5)
-    with rendezvous._locked(place):
+    with rendezvous_directory.locked(place):
         rendezvous._register(place, registration("/a", token=TOKEN))
-    rendezvous._write(
+    replace_json(
         os.path.join(place, rendezvous.SERVICE_FILE),
         {"host": "127.0.0.9", "port": 4711, "pid": os.getpid(), "started": 1},
     )

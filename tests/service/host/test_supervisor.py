@@ -19,8 +19,11 @@ from engine import ENVIRONMENT, end, eventually, kill, printed, processes_of, ru
 
 from sortshuffle.homes.owner import Owner
 from sortshuffle.homes.processes import boot_id, process_start
-from sortshuffle.service.host import rendezvous, supervisor
-from sortshuffle.service.host.rendezvous import Registration, ServiceConfig, Supervised
+from sortshuffle.homes.small_files import replace_json
+from sortshuffle.service.host import rendezvous, rendezvous_directory, supervisor
+from sortshuffle.service.host.registration import Registration
+from sortshuffle.service.host.rendezvous import Supervised
+from sortshuffle.service.host.service_config import ServiceConfig
 from sortshuffle.service.host.supervisor import (
     FIRST_DELAY,
     LAST_DELAY,
@@ -71,7 +74,7 @@ class Started:
     def accepts_jvms(self) -> bool:
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(5)
-            return client.connect_ex(rendezvous.socket_path(self.directory)) == 0
+            return client.connect_ex(rendezvous_directory.socket_path(self.directory)) == 0
 
     def is_gone(self) -> bool:
         alive = process_start(self.supervised.pid) is not None or self.services
@@ -98,7 +101,7 @@ def processes(module: str, directory: str) -> list[int]:
 
 
 def test_its_status_can_be_looked_at(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_own_directory", lambda: os.path.dirname(started.directory))
+    monkeypatch.setattr(rendezvous_directory, "own_directory", lambda: os.path.dirname(started.directory))
     eventually(rendezvous.status_pages, "the page is there")
     (page,) = rendezvous.status_pages()
     status = fetch_status(page)
@@ -146,7 +149,7 @@ def test_it_ends_when_another_has_taken_its_place(started: Started) -> None:
     """A task that comes while a rendezvous is dissolved makes a new one under the same name."""
     started.service()
     other = replace(started.supervised, pid=os.getpid())
-    rendezvous._write(os.path.join(started.directory, rendezvous.SERVICE_FILE), asdict(other))
+    replace_json(os.path.join(started.directory, rendezvous.SERVICE_FILE), asdict(other))
     eventually(lambda: process_start(started.supervised.pid) is None, "the supervisor ends")
     eventually(lambda: not started.services, "its service ends")
     assert rendezvous.roots_of(started.directory) == ("/nowhere",)
@@ -165,7 +168,8 @@ def test_the_service_ends_with_its_supervisor(started: Started, number: signal.S
 ENSURE = """
 import sys
 from sortshuffle.service.host import rendezvous
-from sortshuffle.service.host.rendezvous import Registration, ServiceConfig
+from sortshuffle.service.host.registration import Registration
+from sortshuffle.service.host.service_config import ServiceConfig
 from sortshuffle.homes.owner import Owner
 from sortshuffle.homes.processes import process_start
 pid = int(sys.argv[2])
@@ -200,7 +204,7 @@ def test_one_whose_starter_was_killed_before_he_told_of_it_ends(tmp_path: Path, 
         owner = Owner(
             "app", HOST, boot_id(), executor.pid, process_start(executor.pid) or 0, (), 600.0, False
         )
-        with rendezvous._locked(directory):
+        with rendezvous_directory.locked(directory):
             rendezvous._register(directory, Registration(owner, ("/nowhere",)))
         descriptors = (listening.fileno(), local.fileno())
         module = "sortshuffle.service.host.supervisor"

@@ -46,7 +46,7 @@ from sortshuffle.service.jvm import protocol
 from sortshuffle.service.jvm.elsewhere import THREADS
 from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.remote import MOST_REFUSED
-from sortshuffle.service.jvm.unheard import MOST_UNHEARD, RETRY_AFTER, UnheardServices
+from sortshuffle.service.jvm.silent_services import MOST_FAILURES, RETRY_AFTER, SilentServices
 from sortshuffle.service.server.shuffle_service import ServerSettings, ShuffleService, listen
 from sortshuffle.service.wire.protocol import Fault, Stream
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -683,36 +683,36 @@ def test_a_service_that_does_not_hear_time_and_again_is_passed_over_for_a_while(
 ) -> None:
     monkeypatch.setattr(engines, "TELL_TIMEOUT", SHORT)
     now = [1000.0]
-    here.engine._unheard = UnheardServices(lambda: now[0])
+    here.engine._silent = SilentServices(lambda: now[0])
     with refused_address() as gone:
         telling = Telling(here, gone, caplog)
-        for times in range(MOST_UNHEARD):
+        for times in range(MOST_FAILURES):
             assert (telling.unheard(), telling.passed_over()) == (times, 0)
             telling.tell()
-        assert (telling.unheard(), telling.passed_over()) == (MOST_UNHEARD, 1)
+        assert (telling.unheard(), telling.passed_over()) == (MOST_FAILURES, 1)
         now[0] += RETRY_AFTER - 1
         telling.tell()
-        assert telling.unheard() == MOST_UNHEARD
+        assert telling.unheard() == MOST_FAILURES
         now[0] += 1
         telling.tell()
         telling.tell()
-    assert (telling.unheard(), telling.passed_over()) == (MOST_UNHEARD + 1, 1), "it is tried once"
+    assert (telling.unheard(), telling.passed_over()) == (MOST_FAILURES + 1, 1), "it is tried once"
 
 
 def pass_over(engine: Serving, service: str) -> None:
     """As after attempts that have failed."""
-    services = engine.engine._unheard
-    for _ in range(MOST_UNHEARD):
+    services = engine.engine._silent
+    for _ in range(MOST_FAILURES):
         began = services.begin_attempt(service)
         assert began is not None
-        services.unheard(service, began)
+        services.failed(service, began)
 
 
 def test_a_service_that_is_back_is_told_again(
     here: Serving, there: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    here.engine._unheard = UnheardServices(lambda: now[0])
+    here.engine._silent = SilentServices(lambda: now[0])
     pass_over(here, there.address)
     there.write(1, some(1, 100))
     here.engine._tell(there.address, SHUFFLE)
@@ -731,11 +731,11 @@ def test_an_error_that_says_nothing_of_the_host_does_not_count(
     now = [1000.0]
     (tmp_path / "here").mkdir()
     with serving(tmp_path / "here", clients=ClientSettings(b"x" * 32, timeout=PATIENCE)) as here:
-        here.engine._unheard = UnheardServices(lambda: now[0])
+        here.engine._silent = SilentServices(lambda: now[0])
         pass_over(here, there.address)
         now[0] += RETRY_AFTER
         telling = Telling(here, there.address, caplog)
-        for times in range(MOST_UNHEARD + 2):
+        for times in range(MOST_FAILURES + 2):
             assert telling.unheard() == times
             telling.tell()
     assert telling.passed_over() == 0

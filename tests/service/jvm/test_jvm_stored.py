@@ -20,7 +20,7 @@ from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.options import KIB, MIB
 from sortshuffle.service.jvm import stored
 from sortshuffle.service.jvm.engine import SharedHomes
-from sortshuffle.service.jvm.lost import LostBlocksError
+from sortshuffle.service.jvm.lost_blocks import LostBlocksError
 from sortshuffle.service.jvm.outputs import KnownOutputs, MapOutputs
 from sortshuffle.service.jvm.protocol import EVERYTHING, ReadRequest
 from sortshuffle.service.jvm.protocol import Block as AskedBlock

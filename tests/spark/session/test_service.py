@@ -23,7 +23,7 @@ from sortshuffle.homes.directories import LOCAL_DIRS_VARIABLE
 from sortshuffle.homes.forgotten import told
 from sortshuffle.options import PREFIX, Options
 from sortshuffle.service.client.client_settings import ClientTls
-from sortshuffle.service.host import rendezvous
+from sortshuffle.service.host import rendezvous, rendezvous_directory
 from sortshuffle.spark.manager.settings import SECRET
 from sortshuffle.spark.plan import staging
 from sortshuffle.spark.rdds import plan as rdd_plan
@@ -172,7 +172,7 @@ def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="sockets-", ignore_cleanup_errors=True) as made:
         monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         monkeypatch.setenv(LOCAL_DIRS_VARIABLE, f"{made}/a,{made}/b")
-        monkeypatch.setattr(rendezvous, "_own_directory", lambda: f"{made}/own")
+        monkeypatch.setattr(rendezvous_directory, "own_directory", lambda: f"{made}/own")
         yield Path(made)
         for process in rendezvous._started:
             process.kill()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sortshuffle.homes.processes import is_running
-from sortshuffle.service.host.rendezvous import socket_path
+from sortshuffle.service.host.rendezvous_directory import socket_path
 
 PATIENCE = 40.0  # seconds; docs/operations.md says 30, a busy machine needs some more
 LOOK = 0.2

@@ -20,7 +20,7 @@ from pathlib import Path
 from cluster import Cluster
 
 from soak.administrator import Administrator
-from sortshuffle.service.host.rendezvous import socket_path
+from sortshuffle.service.host.rendezvous_directory import socket_path
 
 STOPPED = 2.0  # seconds that a service, or a network, is away; less than spark.sortshuffle.service.timeout
 FULL = 3.0  # seconds that a disk is full

@@ -1,7 +1,7 @@
-"""`LostBlocksError`: which blocks of a request cannot be had any more.
+"""`LostBlocksError`: which blocks of a request are lost.
 
-No `DataLossError`: that is of one place, and this is of a request. It does not leave the engine: the JVM
-hears of it in the protocol, and makes Spark run the map tasks again.
+A `DataLossError` is about one place, this one about a request. It does not leave the engine: the JVM gets it
+in a reply, and makes Spark run the map tasks again.
 """
 
 from __future__ import annotations
