@@ -1,7 +1,7 @@
-"""Addresses of services: where one listens, and by which other hosts reach it.
+"""Addresses of services: where a service listens, and how other hosts reach it.
 
-An address is text, ``host:port``; an IPv6 host stands in brackets. `address_of_host` answers what Spark says
-of its own executors, so that they are reached here by the network by which Spark reaches them.
+An address is text, ``host:port``; an IPv6 host stands in brackets. `address_of_host` chooses the address that
+Spark uses for its own executors, and so the same network.
 
 Only the standard library is imported here: the supervisor must stay small.
 """
@@ -20,9 +20,9 @@ from sortshuffle.homes.host import named_by_spark
 LONGEST_PATH = 106
 BACKLOG = 1024  # connections that wait to be accepted, while a service is started or started again
 _ANY_PORT = 9  # of a socket that never sends: discard
-_ELSEWHERE = "192.0.2.1"  # set apart for documentation: nobody's, so the way there leads out of this machine
+_ELSEWHERE = "192.0.2.1"  # reserved for documentation: no machine has it, so the route leaves this machine
 
-_ways: dict[str, str] = {}  # by the driver's host: this host's address on the way there
+_own_ends: dict[str, str] = {}  # by the driver's host: this host's address on the route to it
 
 
 def join_address(host: str, port: int) -> str:
@@ -39,17 +39,18 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def address_of_host(driver_host: str) -> str:
-    """The name or address by which other hosts reach this one.
+    """The name or address by which other hosts reach this one. The first that there is of
 
-    What Spark was told (SPARK_LOCAL_HOSTNAME, SPARK_LOCAL_IP); else the address that this host has on the way
-    to ``driver_host`` (``spark.driver.host``; empty if it is not known); else what its own name leads to.
+    * the one that Spark has in its environment (SPARK_LOCAL_HOSTNAME, SPARK_LOCAL_IP)
+    * this host's address on the route to ``driver_host`` (``spark.driver.host``; empty if it is not known)
+    * the address of this host's own name
     """
-    return named_by_spark() or _on_the_way_to(driver_host) or _of_own_name()
+    return named_by_spark() or _on_route_to(driver_host) or _of_own_name()
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this host can reach what listens there. ``address``: in numbers; one of IPv6 may name an
-    interface, or stand for one of IPv4."""
+    """Whether only this host can reach this address. ``address``: in numbers; an IPv6 address may name an
+    interface, or be a mapped IPv4 address."""
     found = ipaddress.ip_address(address.partition("%")[0])
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return (mapped or found).is_loopback
@@ -72,8 +73,8 @@ def listen_on(host: str, port: int) -> socket.socket:
 
 
 def listen_on_path(path: str) -> socket.socket:
-    """A Unix socket that listens there, in a directory of this user's alone; another one of that name goes.
-    The caller closes it. Raises OSError, `UsageError` for a path that the system cannot take."""
+    """A Unix socket that listens there, in a directory of this user alone. It replaces an older one. The
+    caller closes it. Raises OSError, `UsageError` for a path that is too long."""
     if len(path.encode()) > LONGEST_PATH:
         raise UsageError(
             f"{path} is too long for a Unix socket, which takes {LONGEST_PATH} bytes: set TMPDIR to a shorter"
@@ -95,8 +96,8 @@ def listen_on_path(path: str) -> socket.socket:
 
 
 def listen_at_host(host: str, port: int) -> socket.socket:
-    """As `listen_on`, reachable by ``host`` from elsewhere: at that address, or everywhere where the name
-    leads to an address that is not this machine's own; on another port if that one is taken."""
+    """As `listen_on`, for other hosts that use the name ``host``. If the name's address is not this machine's
+    own, listen at all addresses. If the port is in use, listen on another one."""
     try:
         return _listen_for(host, port)
     except OSError as error:
@@ -114,23 +115,24 @@ def _listen_for(host: str, port: int) -> socket.socket:
         raise
 
 
-def _on_the_way_to(driver_host: str) -> str:
-    """Found once by this process: every task asks, and a name may take long to resolve."""
-    if driver_host and driver_host not in _ways:
+def _on_route_to(driver_host: str) -> str:
+    """Found once for a process: every task asks, and a name may take long to resolve."""
+    if driver_host and driver_host not in _own_ends:
         found = _own_end(driver_host)
         if _says_loopback(found) and not _says_loopback(driver_host):
-            found = _own_end(_ELSEWHERE) or found  # a machine's own name often leads to 127.0.1.1, only there
+            # on the driver's own machine its name often resolves to 127.0.1.1
+            found = _own_end(_ELSEWHERE) or found
         if found:
-            _ways[driver_host] = found
-    return _ways.get(driver_host, "")
+            _own_ends[driver_host] = found
+    return _own_ends.get(driver_host, "")
 
 
 def _own_end(host: str) -> str:
-    """This host's address on the way there; empty if there is none."""
+    """This host's address on the route to another; empty if there is none."""
     try:
         found = calls.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)
         with calls.new_socket(found[0][0], socket.SOCK_DGRAM) as probe:
-            calls.connect(probe, found[0][4])  # sends nothing: the system only chooses the way
+            calls.connect(probe, found[0][4])  # sends nothing: the system only chooses the route
             return str(probe.getsockname()[0])
     except OSError:
         return ""

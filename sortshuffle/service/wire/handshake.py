@@ -1,20 +1,18 @@
-"""How two peers greet each other: who they are, what one credit is worth, and that both know the secret.
+"""The greeting: both sides prove that they know the secret, and the server says what one credit is worth.
 
-`ServerGreeting` is the server's half, without input or output: the connection feeds it what came and sends
-what it answers. `greet` is the client's half, on a blocking socket.
+`ServerGreeting` is the server's half, without I/O: the connection feeds it received bytes and sends its
+answers. `greet` is the client's half, on a blocking socket.
 
     server   hello --(ClientHello)--> proof --(ClientProof)--> done     with a secret
              hello --(ClientHello)--> done                              without
 
 Rules
-* Either side that has a secret insists on it: a client never talks to a server that asks for no proof, which
+* A side that has a secret insists on it. A client with a secret leaves a server that asks for no proof: that
   could be anybody.
-* Proofs are compared in constant time. Each is made over both nonces and over who makes it, so that none can
+* Proofs are compared in constant time. Each covers both nonces and the role of its sender, so that none can
   be used again or sent back.
-* A greeting takes `GREETING_TIMEOUT` seconds at most, whoever is silent. (The server's connection looks
-  after its half.)
-* What follows the greeting in what was fed is `ServerGreeting.rest`: a client may send its first frames at
-  once.
+* A greeting takes `GREETING_TIMEOUT` seconds at most. (The server's connection watches the time of its half.)
+* A client may send its first frames right behind the greeting: `ServerGreeting.rest`.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from sortshuffle.service.wire.protocol import (
     proof,
 )
 
-# seconds; two round trips and two hashes, so only a peer that is overloaded, or no peer of ours, takes longer
+# seconds; two round trips and two hashes: only an overloaded peer, or one of another protocol, takes longer
 GREETING_TIMEOUT = 10.0
 _REMEDY = (
     "give both sides the same secret (spark.sortshuffle.service.secret.file for external services,"
@@ -46,8 +44,8 @@ _REMEDY = (
 
 
 class ServerGreeting:
-    """The server's half. ``secret``: what clients must know, None if anybody may come. ``segment_bytes``:
-    what one credit is worth."""
+    """The server's half. ``secret``: None if anybody may connect. ``segment_bytes``: what one credit is
+    worth."""
 
     def __init__(self, secret: bytes | None, segment_bytes: int) -> None:
         self._secret = secret
@@ -58,14 +56,14 @@ class ServerGreeting:
 
     @property
     def rest(self) -> bytes:
-        """What was fed behind the greeting. Only when it is done."""
+        """The bytes behind the greeting. Only when it is done."""
         return bytes(self._pending)
 
     def feed(self, data: bytes | memoryview) -> bytes:
-        """Take what came from the client, return what it is to be sent. Once done, it is not fed any more.
+        """Take bytes from the client, return the answer to send. Not to be called when it is done.
 
         Raises `ProtocolError` for a peer that does not speak the protocol, `AuthenticationError` for one that
-        does not know the secret: either has lost its connection.
+        does not know the secret. The caller closes the connection then.
         """
         self._pending += data
         answer = b""
@@ -100,8 +98,8 @@ class ServerGreeting:
 
 
 def greet(server: socket.socket, secret: bytes | None, timeout: float = GREETING_TIMEOUT) -> int:
-    """The client's half, on a connected, blocking socket, whose time-out it leaves as it was. Returns the
-    bytes that one credit is worth. ``timeout``: seconds for all of it.
+    """The client's half, on a connected, blocking socket. The socket keeps its time-out. Returns the bytes
+    that one credit is worth. ``timeout``: seconds for all of it.
 
     Raises `AuthenticationError` if one side has a secret that the other has not, `ProtocolError` if the peer
     does not speak the protocol, `ServiceUnavailableError` if it does not answer or the connection breaks.
@@ -110,7 +108,7 @@ def greet(server: socket.socket, secret: bytes | None, timeout: float = GREETING
     try:
         return _greet(server, secret, until)
     except OSError as error:
-        # our own errors that are OSErrors by their second base say already what they are
+        # our own errors are OSErrors, too, and complete already
         if isinstance(error, AuthenticationError | ProtocolError | ServiceUnavailableError):
             raise
         raise ServiceUnavailableError(
@@ -183,7 +181,7 @@ def _left(until: float) -> float:
 
 
 def _expect_magic(begin: bytes | bytearray) -> None:
-    """Tell a peer of another protocol by its first bytes: it may never send as many as a hello has."""
+    """Recognize a peer of another protocol by its first bytes: it may never send as many as a hello has."""
     if not MAGIC.startswith(bytes(begin[: len(MAGIC)])):
         raise ProtocolError(
             f"the peer does not speak sortshuffle's protocol: it begins with {bytes(begin[: len(MAGIC)])!r}"

@@ -3,10 +3,10 @@
 Used by both ends. Nothing here does I/O or knows of connections.
 
 Rules
-* What comes from a peer is believed only as far as it was checked here. Whatever is not as documented is a
-  `ProtocolError`, and costs the peer its connection.
-* Every field of a header is checked against one table (`_FORMS`): what is not named there must be 0. The
-  functions that unpack bodies rely on that, and check the body.
+* Everything from a peer is checked here. What is not as documented is a `ProtocolError`, and costs the peer
+  its connection.
+* Every field of a header is checked against one table (`_FORMS`): a field that the table does not name must
+  be 0. The functions that unpack bodies rely on that, and check the body.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NO_CHANNEL = 0xFFFFFFFF
 MOST_REQUEST_BYTES = 4 << 10
 MOST_RESPONSE_BYTES = 8 << 20
 MOST_JSON_BYTES = 256 << 10
-"""Of a body that is JSON. An error with texts as long as they may be takes 120 KiB, if nothing is ASCII."""
+"""Of a body that is JSON. An error with the longest texts takes 120 KiB, if nothing is ASCII."""
 MOST_TEXT = 2000
 """Characters of each text of an error that are sent."""
 
@@ -52,7 +52,7 @@ _ERROR_FIELDS = ("what", "file", "region", "subpartition", "offset", "writer", "
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
     PARTITION_REQUEST = 1
     ADD_CREDIT = 2
@@ -83,14 +83,14 @@ class Stream(IntEnum):
 
 
 class Data(IntEnum):
-    """What a buffer response holds; the numbers are those of `format.buffer.DataType`."""
+    """The content of a buffer response; the numbers are those of `format.buffer.DataType`."""
 
     BYTES = 0
     END_OF_PARTITION = 2
 
 
 class Fault(IntEnum):
-    """What kind of error a response tells."""
+    """The kind of an error."""
 
     MISSING = 1
     DAMAGED = 2
@@ -113,7 +113,7 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """How both sides begin. ``segment_bytes`` and ``proof_required``: the server's."""
+    """The first message of both sides. Only the server's has ``segment_bytes`` and ``proof_required``."""
 
     nonce: bytes
     version: int = VERSION
@@ -153,7 +153,7 @@ def _check_server_hello(version: int, flags: int, segment_bytes: int) -> None:
 
 
 def proof(secret: bytes, role: str, client_hello: bytes, server_hello: bytes) -> bytes:
-    """What shows that a peer in this ``role`` (client, server) knows the secret. Compare with
+    """Shows that a peer in this ``role`` (client, server) knows the secret. Compare with
     `hmac.compare_digest`. HMAC-SHA256, RFC 2104."""
     return hmac.digest(secret, f"sortshuffle {role}".encode() + client_hello + server_hello, "sha256")
 
@@ -168,8 +168,7 @@ _ANY64 = range(1 << 64)
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What the header of a frame may say, beside its kind and data type: the values that each field may
-    have."""
+    """The values that the fields of a header may have, for one kind and data type."""
 
     sender: Sender
     length: range = _NOTHING
@@ -218,7 +217,7 @@ _FORMS: dict[tuple[int, int], _Form] = {
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What every frame begins with; which fields mean what depends on the kind."""
+    """The head of every frame. The meaning of the fields depends on the kind."""
 
     length: int
     kind: Kind
@@ -235,7 +234,7 @@ class Header:
 
     @staticmethod
     def unpack(data: bytes | bytearray | memoryview, sender: Sender) -> Header:
-        """A frame's first `HEADER_BYTES`, which came from this end. Raises `ProtocolError`."""
+        """Of a frame's first `HEADER_BYTES`. ``sender``: who sent it. Raises `ProtocolError`."""
         length, kind, data_type, flags, reserved, channel, credit, sequence = _HEADER.unpack(data)
         form = _FORMS.get((kind, data_type))
         if (
@@ -253,7 +252,7 @@ class Header:
 
 
 def _wrong_with(data: bytes | bytearray | memoryview, form: _Form | None, sender: Sender) -> str:
-    """What is wrong with a header, in words."""
+    """The first fault of a header, in words."""
     length, kind, data_type, flags, reserved, channel, credit, sequence = _HEADER.unpack(data)
     if kind not in Kind._value2member_map_:
         return f"a frame of kind {kind}, which version {VERSION} does not know"
@@ -276,9 +275,9 @@ def _wrong_with(data: bytes | bytearray | memoryview, form: _Form | None, sender
 
 @dataclass(frozen=True, slots=True)
 class MapOutputAddress:
-    """Which map output: by what its files are called and the id that they carry. In a `find`, the attempt is
-    0 and the id is the driver's name. Where a shuffle is removed, map index and attempt are 0, and the id is
-    the application's token."""
+    """Names a map output by the name of its files and the id in them. In a request to find one, the attempt
+    is 0 and the id is the driver's. In a request to remove a shuffle, map index and attempt are 0, and the id
+    is the application's token."""
 
     application: str
     exchange: int
@@ -293,7 +292,7 @@ class MapOutputAddress:
 
     @staticmethod
     def unpack(body: bytes | bytearray | memoryview) -> tuple[MapOutputAddress, bytes]:
-        """The address, and what follows it. Raises `ProtocolError`."""
+        """The address, and the bytes behind it. Raises `ProtocolError`."""
         data = bytes(body)
         try:
             file_id, attempt, exchange, map_index, length = _ADDRESS.unpack_from(data)
@@ -308,7 +307,7 @@ class MapOutputAddress:
         return MapOutputAddress(application, exchange, map_index, attempt, file_id), data[end:]
 
     def file_in(self, home: str) -> PartitionedFile:
-        """The files that it would have in this directory."""
+        """Its files, if they are in this directory."""
         return PartitionedFile.named(home, self.exchange, self.map_index, self.attempt)
 
     def __str__(self) -> str:
@@ -316,7 +315,7 @@ class MapOutputAddress:
 
 
 def is_plain_name(text: str) -> bool:
-    """Whether that may be one step of a path: an application's id goes into one."""
+    """Whether that may be one step of a path, as an application's id is."""
     return 0 < len(text) <= 255 and text.isprintable() and "/" not in text and text not in (".", "..")
 
 
@@ -325,8 +324,8 @@ FIRST_SUBPARTITION = SubpartitionRange(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class PartitionRequest:
-    """A client wants these extents of a map output, from byte ``skip`` of them all on; or, with
-    `Stream.INDEX`, its index file. ``credit``: segments that it has room for."""
+    """Asks for extents of a map output, without their first ``skip`` bytes; or, with `Stream.INDEX`, for its
+    index file. ``credit``: segments that the client has room for."""
 
     channel: int
     credit: int
@@ -362,7 +361,7 @@ class PartitionRequest:
 
 @dataclass(frozen=True, slots=True)
 class DamageReport:
-    """Bytes of the first region and subpartition failed their checksum."""
+    """Says that the extent of a region and a subpartition failed its checksum."""
 
     channel: int
     output: MapOutputAddress
@@ -410,7 +409,7 @@ def pack_close() -> bytes:
 
 
 def pack_buffer_header(channel: int, sequence: int, backlog: int, size: int, compressed: bool) -> bytes:
-    """What goes before ``size`` bytes of extents."""
+    """The head of ``size`` bytes of extents."""
     return _HEADER.pack(
         size,
         Kind.BUFFER_RESPONSE,
@@ -468,7 +467,7 @@ def unpack_find_response(header: Header, body: bytes | bytearray | memoryview) -
 
 
 def pack_remove_request(channel: int, application: str, shuffle: int, token: bytes) -> bytes:
-    """``token``: of the application, 16 bytes; it stands where the id of a map output would."""
+    """``token``: of the application, 16 bytes. It takes the place of a file id."""
     body = MapOutputAddress(application, shuffle, 0, 0, token).pack()
     return Header(len(body), Kind.REMOVE_REQUEST, channel).pack() + body
 
@@ -482,7 +481,7 @@ def unpack_remove_request(body: bytes | bytearray | memoryview) -> MapOutputAddr
 
 
 def pack_remove_response(channel: int, known: bool) -> bytes:
-    """``known``: the service has an engine, of that application."""
+    """``known``: the service has an engine of that application."""
     return Header(0, Kind.REMOVE_RESPONSE, channel, data_type=int(known)).pack()
 
 
@@ -492,7 +491,7 @@ def pack_damage_verdict(channel: int, verdict: Verdict) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ErrorResponse:
-    """What a server says of a channel, or of the connection (`NO_CHANNEL`), that it ends."""
+    """Why a server ends a channel, or the connection (`NO_CHANNEL`)."""
 
     channel: int
     fault: Fault
@@ -532,9 +531,9 @@ class ErrorResponse:
 
 
 class FrameParser:
-    """Cuts what comes from a ``sender`` into frames.
+    """Cuts the bytes of a ``sender`` into frames.
 
-    For a server, whose clients send small frames only. (A client reads bodies straight into place.)
+    For a server: clients send only small frames. (A client reads bodies straight into place.)
     """
 
     def __init__(self, sender: Sender = Sender.CLIENT) -> None:
@@ -606,7 +605,7 @@ def _number(value: Any) -> int | None:
 
 
 def _path(value: Any) -> str:
-    """A text that can be a path of this system, or a part of one."""
+    """A text that may be a path of this system, or a part of one."""
     try:
         if type(value) is str and value and b"\0" not in value.encode(errors="surrogateescape"):
             return value

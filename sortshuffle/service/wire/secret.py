@@ -1,4 +1,4 @@
-"""The shared secret of services and their clients, where it stands in a file."""
+"""The shared secret of services and their clients, read from a file."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _REMEDY = "for example: (umask 077; head -c 32 /dev/urandom | base64 > FILE), co
 
 
 def read_secret(path: str) -> bytes:
-    """What the file holds, white space at its ends apart. Raises `UsageError` for a file that cannot be read,
-    that others can read, or that holds too little."""
+    """The content of the file, without white space at its ends. Raises `UsageError` for a file that cannot be
+    read, that others can read, or that holds too little."""
     try:
         descriptor = calls.open(path, os.O_RDONLY | os.O_CLOEXEC)
         with calls.open_file(descriptor, "rb") as opened:
