@@ -1,6 +1,6 @@
-"""What `sortshuffle serve --status` prints: a shuffle service at one moment.
+"""The output of `sortshuffle serve --status`: the figures of the status page, at one moment.
 
-The same figures as on its status page. Long tables are cut after `LIMIT` rows, which is said.
+Tables are cut after `LIMIT` rows; a line then says how many more there are.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 from sortshuffle.cli.output import Column, ConsoleOutput, Row, count, plural
 from sortshuffle.options import format_size
-from sortshuffle.service.pages.status import ApplicationStatus, ConnectionStatus, ServiceStatus
+from sortshuffle.service.pages.status import STALL, ServiceStatus
 
 LIMIT = 40  # rows of a table
-STALL = 5.0  # seconds; a client that takes nothing for so long is marked
 
 _CONNECTION_COLUMNS = (
     Column("client", left=True),
@@ -31,13 +30,13 @@ _APPLICATION_COLUMNS = (
 
 
 def print_status(out: ConsoleOutput, status: ServiceStatus, page: str) -> None:
-    """Figures of the whole, then its applications, then its connections, the slowest first. ``page``: where
-    its status page is."""
+    """Print the figures of the service, its applications, and its connections. ``page``: the URL of its
+    status page."""
     out.gap()
     out.line(f"shuffle service {status.address}", "bold")
     out.fields([("page", page), *_facts(status)])
-    _print_applications(out, status.applications)
-    _print_connections(out, status.connections)
+    _print_applications(out, status)
+    _print_connections(out, status)
 
 
 def _facts(status: ServiceStatus) -> list[tuple[str, str]]:
@@ -71,26 +70,24 @@ def _queue(status: ServiceStatus) -> str:
 
 
 def _memory(status: ServiceStatus) -> str:
-    taken = status.pool_segments - status.pool_segments_free
-    held, whole = (format_size(number * status.segment_bytes) for number in (taken, status.pool_segments))
-    return f"{held} of {whole} in use, {count(taken)} of {plural(status.pool_segments, 'segment')}"
+    used = status.pool_segments_used
+    held, whole = (format_size(number * status.segment_bytes) for number in (used, status.pool_segments))
+    return f"{held} of {whole} in use, {count(used)} of {plural(status.pool_segments, 'segment')}"
 
 
 def _if(is_so: bool, what: str) -> str:
     return what if is_so else f"no {what}"
 
 
-def _print_applications(out: ConsoleOutput, applications: Sequence[ApplicationStatus]) -> None:
-    ordered = sorted(applications, key=lambda each: (-each.bytes, each.application))
+def _print_applications(out: ConsoleOutput, status: ServiceStatus) -> None:
     rows = [
         Row([each.application, count(each.homes), count(each.map_outputs), format_size(each.bytes)])
-        for each in ordered
+        for each in status.largest_applications
     ]
     _print_table(out, _APPLICATION_COLUMNS, rows, "application")
 
 
-def _print_connections(out: ConsoleOutput, connections: Sequence[ConnectionStatus]) -> None:
-    ordered = sorted(connections, key=lambda each: (-each.stalled, -each.backlog, each.peer))
+def _print_connections(out: ConsoleOutput, status: ServiceStatus) -> None:
     rows = [
         Row(
             [
@@ -103,7 +100,7 @@ def _print_connections(out: ConsoleOutput, connections: Sequence[ConnectionStatu
             ],
             "yellow" if each.stalled >= STALL else "",
         )
-        for each in ordered
+        for each in status.slowest_connections
     ]
     _print_table(out, _CONNECTION_COLUMNS, rows, "connection")
 

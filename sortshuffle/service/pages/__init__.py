@@ -1,7 +1,8 @@
-"""What people and programs see of a shuffle service.
+"""The figures of a shuffle service, for people and programs.
 
-status                      its figures at one moment
-status_json, status_page    the same as JSON, and for a browser
-metrics_page                the same for Prometheus
-http                        how pages are asked for, and served
+status          the figures at one moment
+status_json     as JSON
+status_page     as a page for a browser
+metrics_page    for Prometheus
+http            the server of these pages, and a client of the status
 """

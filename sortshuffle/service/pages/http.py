@@ -1,17 +1,17 @@
-"""The pages of a shuffle service over HTTP, and how one is asked for its status.
+"""The pages of a shuffle service over HTTP, and how a client gets the status of one.
 
     /              the status page, for people
     /metrics       for Prometheus
     /status.json   for programs, such as `sortshuffle serve --status`
 
-`StatusServer` answers in threads of its own, away from the loop that serves data, and only reads snapshots.
+`StatusServer` answers in its own threads, not in the loop that serves data, and only reads snapshots.
 
 Rules
-* GET only, of these three; no files are served, nothing that comes in is used as more than a name to compare.
-* A request's head is at most `MOST_HEAD_BYTES` and comes within `PATIENCE` seconds, the answer goes within as
-  many again; at most `MOST_REQUESTS` are answered at once, and who comes beyond that is closed.
-* It asks for no secret, so it listens on loopback unless it is told otherwise: the pages name applications,
-  clients and directories, and nothing of the data.
+* Only GET, and only these three paths. No files are served, and input is only compared with these names.
+* A request's head has at most `MOST_HEAD_BYTES` and must come within `PATIENCE` seconds; the answer has as
+  long again. At most `MOST_REQUESTS` are answered at once; further connections are closed.
+* It asks for no secret, so by default it listens on loopback only. The pages name applications, clients and
+  directories, and show no data.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ from sortshuffle.service.pages.metrics_page import metrics_page
 from sortshuffle.service.pages.status import ServiceStatus
 from sortshuffle.service.pages.status_json import from_json, to_json
 from sortshuffle.service.pages.status_page import status_page
+from sortshuffle.service.wire.address import join_address
 
 LOOPBACK = "127.0.0.1"
 MOST_HEAD_BYTES = 8 * KIB  # browsers send about 1 KiB
 MOST_REQUESTS = 8  # at once: a few browsers and one Prometheus
 PATIENCE = 5.0  # seconds
 MOST_STATUS_BYTES = 16 * MIB  # of an answer: some 100,000 connections
-RATE_WINDOW = 60.0  # seconds of the past over which the page reckons throughput, if it was asked before
+RATE_WINDOW = 60.0  # seconds over which the page measures throughput, if it was asked for before
 STOP_POLL = 0.1  # seconds until `close` is noticed
 
 _SAFE = {
@@ -59,10 +60,10 @@ Answer: TypeAlias = "tuple[bytes, str]"
 
 
 class StatusServer:
-    """Serves what ``status`` tells, from the moment it is made until `close`.
+    """Serves pages from its construction until `close`.
 
-    ``status`` is called in threads of the server, several at a time, under no lock. Raises OSError if the
-    port is taken.
+    ``status``: gives the figures of the moment. It is called in threads of the server, several at a time,
+    under no lock. Raises OSError if the port is in use.
     """
 
     def __init__(self, status: Callable[[], ServiceStatus], host: str = LOOPBACK, port: int = 0) -> None:
@@ -77,23 +78,23 @@ class StatusServer:
 
     @property
     def address(self) -> str:
-        """``host:port``, the port that it got."""
+        """``host:port``, with the port that was chosen."""
         host, port = self._server.server_address[:2]
-        return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
+        return join_address(str(host), port)
 
     @property
     def url(self) -> str:
         return f"http://{self.address}/"
 
     def close(self) -> None:
-        """Answer no more. What is being answered ends within `PATIENCE`. May be called again."""
+        """Stop. Answers under way end within `PATIENCE`. May be called again."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
 
     def answer(self, path: str, accept: str) -> Answer | None:
-        """What to answer to a GET; None for a path that there is not."""
+        """The answer to a GET; None for an unknown path."""
         if path not in ("/", "/metrics", "/status.json"):
             return None
         now, before = self._snapshot()
@@ -104,7 +105,7 @@ class StatusServer:
         return status_page(now, before), "text/html; charset=utf-8"
 
     def _snapshot(self) -> tuple[ServiceStatus, ServiceStatus | None]:
-        """Now, and the oldest moment within the window at which somebody asked."""
+        """The figures now, and the oldest ones within the window that somebody asked for."""
         now = self._status()
         with self._lock:
             while self._past and now.uptime - self._past[0].uptime > RATE_WINDOW:
@@ -144,11 +145,11 @@ class _Server(ThreadingMixIn, TCPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away, or was too slow, is nothing to report."""
+        """No report: a client went away, or was too slow."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request, one answer; the connection is closed then."""
+    """One request and one answer; then the connection is closed."""
 
     server: _Server
     server_version = "sortshuffle"
@@ -161,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         try:
             found = self.server.pages.answer(urlsplit(self.path).path, self.headers.get("Accept", ""))
-        except Exception as error:  # of the service's own figures: say so, and go on serving
+        except Exception as error:  # the figures failed: the client hears of it, and the server goes on
             self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, explain=f"{type(error).__name__}: {error}")
             return
         if found is None:
@@ -178,12 +179,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Whoever polls once a second would fill the service's log."""
+        """No log: a client that polls once a second would fill it."""
 
 
 def _head(connection: socket.socket) -> bytes:
-    """What a client sends before its body, of which there is none. Raises OSError if it does not come in time
-    or is too long."""
+    """The head of a request, which has no body. Raises OSError if it does not come in time or is too long."""
     deadline = time.monotonic() + PATIENCE
     head = b""
     while b"\r\n\r\n" not in head and b"\n\n" not in head:
@@ -196,7 +196,7 @@ def _head(connection: socket.socket) -> bytes:
     return head
 
 
-# ---- asking ------------------------------------------------------------------------------------------------
+# ---- the client -------------------------------------------------------------------------------------------
 
 
 def page_of(address: str) -> str:
@@ -206,16 +206,16 @@ def page_of(address: str) -> str:
 
 
 def fetch_status(address: str, timeout: float = PATIENCE) -> ServiceStatus:
-    """What the service whose pages are at ``address`` (host:port, or the page's URL) does now.
+    """The figures of the service with its pages at ``address``: host:port, or the page's URL.
 
     Raises `UsageError` if that is no address, `ServiceUnavailableError` if nobody answers there, and
-    `ProtocolError` if who answers is no shuffle service of this version.
+    `ProtocolError` if the answer is not that of a shuffle service of this version.
     """
     url = page_of(address) + "status.json"
     if not url.startswith("http://"):
         raise UsageError(f"{address!r} is not the address of a status page: give host:port")
     try:
-        # a loopback page is not asked for through a proxy that the environment names
+        # no proxy of the environment: the page is mostly on loopback
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(url, timeout=timeout) as answer:
             body = answer.read(MOST_STATUS_BYTES + 1)

@@ -1,10 +1,10 @@
 """`/metrics`: a shuffle service's figures in Prometheus' text form.
 
-Made of one `ServiceStatus` by a collector of its own, not kept in Prometheus' counters: the service counts
-once, and every page shows the same snapshot.
+A collector makes it from one `ServiceStatus`. Prometheus' own counters are not used: the service counts once,
+and every page shows the same snapshot.
 
-Names are ``sortshuffle_service_`` and what is counted, with its unit. Labels are applications, of which a
-host has few. Connections are only added up: each has a port of its own, and would be a new series each time.
+Names are ``sortshuffle_service_``, the thing that is counted, and its unit. Applications are labels: a host
+has few. Connections are only added up: each has a new port, and would be a new series.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ def _now(status: ServiceStatus) -> Iterator[Metric]:
     channels = sum(each.channels for each in connections)
     backlog = sum(each.backlog for each in connections)
     stalled = max((each.stalled for each in connections), default=0.0)
-    taken = status.pool_segments - status.pool_segments_free
     yield _gauge("connections", "Clients that are connected.", len(connections))
     yield _gauge("channels", "Channels of all connections.", channels)
     yield _gauge("backlog_bytes", "Bytes that wait to be sent to clients.", backlog, "bytes")
@@ -63,7 +62,9 @@ def _now(status: ServiceStatus) -> Iterator[Metric]:
         "stalled_seconds", "Time since the slowest client took what waits for it.", stalled, "seconds"
     )
     yield _gauge("pool_segments", "Segments of the read pool.", status.pool_segments)
-    yield _gauge("pool_segments_in_use", "Segments of the read pool that hold data.", taken)
+    yield _gauge(
+        "pool_segments_in_use", "Segments of the read pool that hold data.", status.pool_segments_used
+    )
     yield _gauge(
         "segment_bytes", "Size of a segment, which is what a credit is worth.", status.segment_bytes, "bytes"
     )
@@ -73,7 +74,7 @@ def _now(status: ServiceStatus) -> Iterator[Metric]:
 
 
 def _since_start(status: ServiceStatus) -> Iterator[Metric]:
-    # not "connections": that family is the gauge of those that are open
+    # not "connections", which is the gauge of open ones
     yield _counter("connections_accepted", "Connections that were accepted.", status.connections_total)
     yield _counter("connections_refused", "Connections that were refused.", status.connections_refused_total)
     yield _counter("requests", "Requests of clients for map outputs.", status.requests_total)

@@ -1,4 +1,4 @@
-"""`ServiceStatus`: what a shuffle service is doing, as plain figures at one moment.
+"""`ServiceStatus`: the figures of a shuffle service at one moment.
 
 Made by `ShuffleService.status`; shown by `/metrics`, the status page and `sortshuffle serve --status`.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+STALL = 5.0  # seconds; pages mark a client that has taken nothing for so long
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStatus:
-    """One client. ``backlog``: bytes that wait to be sent to it; ``stalled``: seconds since it last took any
-    while some waited, 0 if none do."""
+    """One client. ``backlog``: bytes that wait to be sent to it; ``stalled``: seconds for which it has taken
+    none of them, 0 if none wait."""
 
     peer: str
     channels: int
@@ -23,7 +25,7 @@ class ConnectionStatus:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationStatus:
-    """What is served of one application."""
+    """The map outputs of one application."""
 
     application: str
     homes: int
@@ -33,7 +35,7 @@ class ApplicationStatus:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """The whole service. Figures that only grow: ``*_total``, from its start on."""
+    """The whole service. ``*_total``: counted since its start."""
 
     address: str
     version: str
@@ -58,3 +60,17 @@ class ServiceStatus:
     buffers_sent_total: int
     reads_total: int
     bytes_read_total: int
+
+    @property
+    def pool_segments_used(self) -> int:
+        return self.pool_segments - self.pool_segments_free
+
+    @property
+    def slowest_connections(self) -> list[ConnectionStatus]:
+        """All connections, the slowest first."""
+        return sorted(self.connections, key=lambda each: (-each.stalled, -each.backlog, each.peer))
+
+    @property
+    def largest_applications(self) -> list[ApplicationStatus]:
+        """All applications, the one with the most bytes first."""
+        return sorted(self.applications, key=lambda each: (-each.bytes, each.application))

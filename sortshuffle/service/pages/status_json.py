@@ -1,7 +1,7 @@
 """`/status.json`: a `ServiceStatus` as JSON, and back.
 
-What comes from another process is checked like anything from the network: a document that is not exactly a
-status is a `ProtocolError`, so that nothing half known is shown.
+A status from another process is checked like anything from the network: a document that is not exactly a
+status is a `ProtocolError`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def to_json(status: ServiceStatus) -> str:
 
 
 def from_json(text: str | bytes) -> ServiceStatus:
-    """Raises `ProtocolError` if this is no status, or one of another version of the package."""
+    """Raises `ProtocolError` if this is no status, or comes from another version of the package."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -43,8 +43,8 @@ def from_json(text: str | bytes) -> ServiceStatus:
 def _record(kind: type[Record], found: Any, lists: Mapping[str, Any]) -> Record:
     wanted = {each.name: str(each.type) for each in fields(kind)}
     if not isinstance(found, dict) or set(found) != set(wanted):
-        given = sorted(found) if isinstance(found, dict) else type(found).__name__
-        raise ProtocolError(f"a {kind.__name__} with other fields than this version's: {given}")
+        names = sorted(found) if isinstance(found, dict) else type(found).__name__
+        raise ProtocolError(f"a {kind.__name__} with other fields than this version's: {names}")
     values = {name: _value(name, found[name], kind_of, lists) for name, kind_of in wanted.items()}
     return kind(**values)
 

@@ -1,7 +1,7 @@
-"""The status page: a shuffle service at one moment, for people with a browser.
+"""The status page: the figures of a shuffle service for a browser.
 
-One document without scripts and without anything to load; it asks for itself again every few seconds. Built
-as a tree, so that whatever stands in a name is text: nothing is put into HTML by hand.
+One document that loads nothing and has no scripts; the browser reloads it every few seconds. It is built as a
+tree, so that every name is escaped: no HTML is written by hand.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from sortshuffle.options import format_size
-from sortshuffle.service.pages.status import ApplicationStatus, ConnectionStatus, ServiceStatus
+from sortshuffle.service.pages.status import STALL, ServiceStatus
 
 REFRESH = 5  # seconds
 MOST_ROWS = 100  # of a table; a service may have thousands of connections
-STALL = 5.0  # seconds; a client that takes nothing for so long is marked
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d0d7de; --soft: #57606a; --card: #f6f8fa;
@@ -51,7 +50,7 @@ footer a { margin-right: 1.5rem; }
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Bytes per second that were sent and read in the last ``seconds``."""
+    """Bytes per second over the last ``seconds``."""
 
     sent: float
     read: float
@@ -59,7 +58,7 @@ class Throughput:
 
     @staticmethod
     def between(before: ServiceStatus | None, now: ServiceStatus) -> Throughput:
-        """Since an earlier moment of the same service; since its start if there is none."""
+        """Since an earlier status of the same service; since its start if there is none."""
         if before is None or before.uptime >= now.uptime:
             return Throughput._of(now.bytes_sent_total, now.bytes_read_total, now.uptime)
         return Throughput._of(
@@ -74,7 +73,7 @@ class Throughput:
 
 
 def status_page(status: ServiceStatus, before: ServiceStatus | None = None) -> bytes:
-    """The page, UTF-8. ``before``: an earlier moment, from which on throughput is reckoned."""
+    """The page, UTF-8. ``before``: an earlier status, since which throughput is measured."""
     page = Element("html", lang="en")
     _head(page, status)
     body = SubElement(page, "body")
@@ -84,8 +83,8 @@ def status_page(status: ServiceStatus, before: ServiceStatus | None = None) -> b
     _clients(cards, status)
     _memory(cards, status)
     _reads(cards, status)
-    _connections(body, status.connections)
-    _applications(body, status.applications)
+    _connections(body, status)
+    _applications(body, status)
     _foot(body, status)
     return f"<!DOCTYPE html>\n{tostring(page, encoding='unicode', method='html')}".encode()
 
@@ -151,12 +150,12 @@ def _warning(card: Element, number: int, what: str) -> None:
 
 
 def _memory(cards: Element, status: ServiceStatus) -> None:
-    taken = status.pool_segments - status.pool_segments_free
-    held, whole = (format_size(number * status.segment_bytes) for number in (taken, status.pool_segments))
+    used, segments = status.pool_segments_used, status.pool_segments
+    held, whole = (format_size(number * status.segment_bytes) for number in (used, segments))
     card = _card(cards, "Read memory in use", held, [])
-    meter = SubElement(card, "meter", min="0", max=str(max(1, status.pool_segments)), value=str(taken))
-    meter.text = f"{taken} of {status.pool_segments}"
-    _add(card, "p", "soft", f"of {whole}: {taken:,} of {status.pool_segments:,} segments")
+    meter = SubElement(card, "meter", min="0", max=str(max(1, segments)), value=str(used))
+    meter.text = f"{used} of {segments}"
+    _add(card, "p", "soft", f"of {whole}: {used:,} of {segments:,} segments")
 
 
 def _reads(cards: Element, status: ServiceStatus) -> None:
@@ -184,9 +183,8 @@ def _card(cards: Element, title: str, figure: str, lines: Iterable[str]) -> Elem
 # ---- tables ------------------------------------------------------------------------------------------------
 
 
-def _connections(body: Element, connections: Sequence[ConnectionStatus]) -> None:
+def _connections(body: Element, status: ServiceStatus) -> None:
     _add(body, "h2", text="Connections")
-    ordered = sorted(connections, key=lambda each: (-each.stalled, -each.backlog, each.peer))
     rows = [
         (
             each.stalled >= STALL,
@@ -199,17 +197,16 @@ def _connections(body: Element, connections: Sequence[ConnectionStatus]) -> None
                 _time(each.stalled) if each.stalled else "",
             ],
         )
-        for each in ordered
+        for each in status.slowest_connections
     ]
     _table(body, ["client", "channels", "for", "sent", "waits to be sent", "takes nothing for"], rows)
 
 
-def _applications(body: Element, applications: Sequence[ApplicationStatus]) -> None:
+def _applications(body: Element, status: ServiceStatus) -> None:
     _add(body, "h2", text="Applications")
-    ordered = sorted(applications, key=lambda each: (-each.bytes, each.application))
     rows = [
         (False, [each.application, f"{each.homes:,}", f"{each.map_outputs:,}", format_size(each.bytes)])
-        for each in ordered
+        for each in status.largest_applications
     ]
     _table(body, ["application", "executors", "map outputs", "bytes"], rows)
 
@@ -252,7 +249,7 @@ def _add(parent: Element, tag: str, kind: str = "", text: str = "") -> Element:
 
 
 def _shown(text: str) -> str:
-    """Names come from disks and peers: what cannot be printed is not in the page either."""
+    """Without characters that cannot be printed: names come from disks and peers."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
