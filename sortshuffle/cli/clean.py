@@ -1,17 +1,17 @@
-"""`sortshuffle clean`: removes what no live application owns, and says what.
+"""`sortshuffle clean`: removes the map outputs that no live application owns, and lists them.
 
-On this host as `cli.cleaning` judges, on storage that every host sees as `cli.stored_cleaning` does.
+`cli.cleaning` judges those on this host, `cli.stored_cleaning` those on storage that every host sees.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
 from sortshuffle.cli.cleaning import HomeVerdict, Thing, judge_all, remove
+from sortshuffle.cli.durations import seconds_of
 from sortshuffle.cli.output import ConsoleOutput, plural, print_json
 from sortshuffle.cli.stored_cleaning import judge_stored, remove_stored
 from sortshuffle.cli.unseen import CannotLook, PassedOver, storage_errors, warn
@@ -19,22 +19,11 @@ from sortshuffle.errors import UsageError
 from sortshuffle.options import format_size
 from sortshuffle.storage.files.urls import is_url, open_store, store_errors
 
-_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 _STYLES = {"removed": "green", "would remove": "green", "kept": "dim", "failed": "red"}
 
 
-def _seconds(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
-    """A time such as 90min, 12h or 7d."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d+)([a-z]+)", text.strip().lower())
-    if match is None or match[2] not in _UNITS:
-        raise click.BadParameter(f"{text!r} is not a time such as 90min, 12h or 7d")
-    return float(match[1]) * _UNITS[match[2]]
-
-
 class _Directory(click.Path):
-    """A directory that exists, or a URL, which is taken as it is."""
+    """A directory that exists, or any URL."""
 
     def __init__(self) -> None:
         super().__init__(exists=True, file_okay=False)
@@ -48,7 +37,7 @@ class _Directory(click.Path):
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option(
     "--older-than",
-    callback=_seconds,
+    callback=seconds_of("90min, 12h or 7d"),
     metavar="AGE",
     help="Remove also what cannot be judged from here and has not changed for so long, such as 12h or 7d.",
 )
@@ -93,9 +82,10 @@ def clean(
     if application is not None and not all(map(is_url, directories)):
         raise UsageError("--application is for URLs: of a local directory every home says whose it is")
     out = ConsoleOutput()
-    done: dict[str, tuple[str, HomeVerdict]] = {}  # by path, which directories may share
+    done: dict[str, tuple[str, HomeVerdict]] = {}  # by path: one directory may be below another
     passed_over = PassedOver()
     refusal: CannotLook | None = None
+    # 1. judge, and remove at once
     try:
         with storage_errors():
             _open_stores(directories)
@@ -107,6 +97,7 @@ def clean(
                         _say(out, outcome, verdict)
     except CannotLook as error:
         refusal = error
+    # 2. report
     by_outcome: dict[str, list[HomeVerdict]] = {outcome: [] for outcome in _STYLES}
     for outcome, verdict in done.values():
         by_outcome[outcome].append(verdict)
@@ -145,7 +136,7 @@ def _carry_out(verdict: HomeVerdict, dry_run: bool) -> str:
 
 
 def _open_stores(directories: Sequence[str]) -> None:
-    """A wrong URL is known before anything is removed, and so is a library that is missing."""
+    """Raise for a wrong URL or a missing library before anything is removed."""
     for url in filter(is_url, directories):
         with store_errors("opening the storage", url):
             open_store(url)

@@ -1,20 +1,19 @@
-"""Which files no live application owns: the judgement that `sortshuffle clean` acts on.
+"""Judges which files no live application owns, for `sortshuffle clean`.
 
-Usually nothing is left to do: the janitor of an executor deletes its files (`homes.janitor`). It
-cannot where its machine or container went down with it, and does not where files are to be kept
-(``spark.sortshuffle.keep``).
+Usually there are none: the janitor of an executor deletes its files (`homes.janitor`). It cannot if its
+machine or container went down with it, and does not if files are to be kept (``spark.sortshuffle.keep``).
 
-What is looked at below a directory, symbolic links never followed:
+Judged below a directory, without following symbolic links, are
 
-* *homes*, ``sortshuffle/<application>/<host>-<pid>-<digest>``, each judged by its ``owner.json``;
-* in homes of live executors, the map outputs that are dead by the engine's own rules
-  (`homes.lifetime`): unfinished ones that nobody writes, finished ones that Spark has forgotten.
+* *homes*, ``sortshuffle/<application>/<host>-<pid>-<digest>``, each by its ``owner.json``;
+* in homes of live executors, the map outputs that are dead by the engine's own rules (`homes.lifetime`):
+  unfinished ones that nobody writes, and finished ones that Spark has forgotten.
 
 Rules
-* What cannot be judged from here is kept, unless it has not changed for as long as the caller says.
-* A home in which there is anything that is not ours is kept, whatever its owner: a person has to look at it.
-* A home in which a process holds a lock is kept, whatever its owner: the processes of other containers are
-  not visible, but their locks are.
+* A home that cannot be judged from here is kept, unless it is unchanged for as long as the caller says.
+* A home with a file that is not ours is kept, whatever its owner: a person has to look at it.
+* A home in which a process holds a lock is kept, whatever its owner: processes of other containers are not
+  visible, but their locks are.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from sortshuffle import calls
+from sortshuffle.cli.durations import duration
 from sortshuffle.homes import forgotten
 from sortshuffle.homes.home_failures import MARKER_FILE
 from sortshuffle.homes.host import is_this_host
@@ -38,13 +38,12 @@ from sortshuffle.homes.processes import process_start
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_gone, is_locked
 
-OWNER_IS_WRITTEN = 60.0  # seconds after which a home without owner.json is not just being made
+OWNER_IS_WRITTEN = 60.0  # seconds; a younger home without owner.json may be a new one
 _HOME_NAME = re.compile(rf".+-\d+-[0-9a-f]{{{2 * NAME_DIGEST_BYTES}}}")
-_AGES = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
 class Thing(Enum):
-    """What a verdict is about."""
+    """The subject of a verdict."""
 
     HOME = "home"
     UNFINISHED_OUTPUT = "unfinished map output"
@@ -54,8 +53,8 @@ class Thing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HomeVerdict:
-    """Whether a home, one map output in it, or what an application has on shared storage is dead, and why.
-    ``bytes``: what its files take. ``path``: of the home, of the map output without suffixes, or a URL."""
+    """Whether a home, a map output in it, or all of an application on shared storage is dead, and why.
+    ``bytes``: of its files. ``path``: of the home, of the map output without suffixes, or a URL."""
 
     path: str
     what: Thing
@@ -69,8 +68,8 @@ def judge_all(
 ) -> Iterator[HomeVerdict]:
     """A verdict on every home at or below a directory, and on the dead map outputs of live ones.
 
-    ``older_than``: seconds; what cannot be judged and has not changed for so long is dead. ``on_error`` is
-    told of directories that cannot be listed.
+    ``older_than``: seconds; a home that cannot be judged and is unchanged for so long is dead. ``on_error``
+    is called for directories that cannot be listed.
     """
     now = time.time()
     for path in homes_below(directory, on_error):
@@ -80,7 +79,7 @@ def judge_all(
 
 
 def homes_below(directory: str, on_error: Callable[[OSError], None]) -> Iterator[str]:
-    """Directories that stand where a home stands, at or below a directory, sorted."""
+    """Directories at or below a directory that are in the place of a home, sorted."""
     for path, names, _ in calls.walk(calls.realpath(directory), onerror=on_error):
         names.sort()
         application = os.path.dirname(path)
@@ -90,7 +89,7 @@ def homes_below(directory: str, on_error: Callable[[OSError], None]) -> Iterator
 
 
 def remove(verdict: HomeVerdict) -> bool:
-    """Delete what was judged on this host; False if something is left of it."""
+    """Delete a home or a map output on this host; False if something is left of it."""
     try:
         if verdict.what is Thing.HOME:
             remove_home(verdict.path)
@@ -106,9 +105,9 @@ def remove(verdict: HomeVerdict) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Home:
-    """A home as it is now. ``changed``: when anything in it last did, seconds since 1970. ``foreign``: a name
-    in it that is not ours. ``is_held``: a process holds a lock in it. ``is_bare``: it has nothing but
-    beginnings of an owner.json."""
+    """A home as it is now. ``changed``: when it or a file in it last changed, seconds since 1970.
+    ``foreign``: a name in it that is not ours. ``is_held``: a process holds a lock in it. ``is_bare``: it has
+    no files but partial ones of an owner.json."""
 
     path: str
     owner: Owner | None
@@ -120,7 +119,7 @@ class _Home:
 
     @staticmethod
     def of(path: str) -> _Home | None:
-        """None if it is not one after all, has gone meanwhile, or cannot be listed."""
+        """None if it is no home, is gone, or cannot be listed."""
         try:
             with calls.scandir(path) as scan:
                 found = {entry.name: entry.stat(follow_symlinks=False) for entry in scan}
@@ -155,12 +154,15 @@ def _judge(home: _Home, older_than: float | None, now: float) -> Iterator[HomeVe
         yield HomeVerdict(home.path, Thing.HOME, False, home.bytes, reason)
         yield from _dead_outputs(home.path, owner, now)
         return
+    # what the owner and the machine say
     has_files = owner is not None and _has_files_of_spark(home.path, owner, now)
     is_dead, reason = _is_dead(home, has_files, now)
+    # what cannot be told is decided by its age
     if is_dead is None:
         age = now - home.changed
         is_dead = older_than is not None and age > older_than
         reason += f"; nothing has changed in it for {duration(age)}"
+    # two reasons to keep it in any case
     if is_dead and home.foreign is not None:
         is_dead, reason = False, f"{home.foreign!r} in it is not sortshuffle's ({reason})"
     if is_dead and home.is_held:
@@ -171,8 +173,8 @@ def _judge(home: _Home, older_than: float | None, now: float) -> Iterator[HomeVe
 
 
 def _is_dead(home: _Home, has_files: bool, now: float) -> tuple[bool | None, str]:
-    """Whether a home that is not known to be live is dead, None if that cannot be told; and why.
-    ``has_files``: as `_has_files_of_spark`."""
+    """Whether a home without a live owner is dead, None if that cannot be told; and why. ``has_files``: the
+    result of `_has_files_of_spark`."""
     owner = home.owner
     if owner is None and home.is_bare:
         if now - home.changed < OWNER_IS_WRITTEN:
@@ -207,8 +209,8 @@ def _end_of(owner: Owner) -> str:
 
 
 def _has_files_of_spark(home: str, owner: Owner, now: float) -> bool:
-    """Whether Spark has shuffle files of an ended executor that go with map outputs of this home, as far as
-    can be told."""
+    """Whether Spark may still have shuffle files of an ended executor that belong to map outputs of this
+    home."""
     if not (owner.leaves_outputs_to_spark and owner.has_ended()):
         return False
     try:
@@ -227,7 +229,7 @@ def _dead_outputs(home: str, owner: Owner, now: float) -> Iterator[HomeVerdict]:
                 file.base, Thing.FINISHED_OUTPUT, True, _size_of(file), "Spark has forgotten it"
             )
     except OSError:
-        return  # the home cannot be read, or Spark's directories: what is dead is not known
+        return  # the home, or Spark's directories, cannot be read: nothing is known to be dead
 
 
 def _size_of(file: PartitionedFile) -> int:
@@ -248,12 +250,3 @@ def _boot_time() -> float:
     except OSError:
         return 0.0
     return next((float(words[1]) for words in lines if words[0] == "btime"), 0.0)
-
-
-def duration(seconds: float) -> str:
-    """A time for people, in its largest unit."""
-    for unit, size in _AGES:
-        if seconds >= size:
-            number = int(seconds // size)
-            return f"{number} {unit}" + ("" if number == 1 else "s")
-    return "less than a second"

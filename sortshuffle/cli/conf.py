@@ -1,4 +1,4 @@
-"""`sortshuffle conf`: the settings with which Spark's own shuffles are sortshuffle's, for `spark-submit`."""
+"""`sortshuffle conf`: the settings that turn the shuffle manager on, for `spark-submit`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def conf(properties: bool, python: str | None) -> None:
 
     Exit codes: 0 printed, 1 the manager cannot be on, 2 the call is wrong.
     """
-    # what comes from this command's own environment would not be there under spark-submit
+    # without the submit arguments of this command's own environment: spark-submit does not have them
     environment = {**os.environ, SUBMIT_ARGUMENTS: ""}
     before, release = dict(launch_of(environment).settings), _release()
     _say_for_what(release, defaults_file(environment))
@@ -60,7 +60,7 @@ def conf(properties: bool, python: str | None) -> None:
 
 
 def _release() -> str:
-    """Of the Spark beside this package; empty where it has one of its own somewhere else."""
+    """Of the installed pyspark; empty if there is none, and Spark is somewhere else."""
     try:
         return version("pyspark")
     except PackageNotFoundError:
@@ -68,7 +68,7 @@ def _release() -> str:
 
 
 def _say_for_what(release: str, defaults: str) -> None:
-    """The spark-submit that gets the lines may be another Spark's."""
+    """Name the release that was checked: the lines may be for the spark-submit of another Spark."""
     spark = (
         f"Checked for Spark {release} (the installed pyspark)"
         if release
@@ -79,7 +79,7 @@ def _say_for_what(release: str, defaults: str) -> None:
 
 
 def _why_not(release: str, before: Mapping[str, str]) -> str:
-    # a Spark somewhere else is checked by the manager itself
+    # without pyspark the manager itself checks the release
     reason = (why_not_with(release) if release else "") or why_no_jar()
     try:
         return reason or _why_off(before) or why_not_beside(before)

@@ -1,8 +1,8 @@
-"""What `dump --json` prints, as plain dictionaries.
+"""The output of `dump --json`, as plain dictionaries.
 
-Sizes are in bytes, `ratio` is raw bytes by stored bytes. `encryption` says whether payloads were opened; it
-is empty where they are not encrypted. What is not known is null. Nothing is left out because it is long.
-Keys are only ever added: scripts depend on them.
+Sizes are in bytes, `ratio` is raw bytes by stored bytes. `encryption` says whether payloads were decrypted;
+it is empty where they are not encrypted. Unknown values are null. Long lists are complete. Keys are only ever
+added: scripts depend on them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def pair(look: Look, subpartition: int | None = None) -> dict[str, Any]:
 
 
 def summary(look: Look) -> dict[str, Any]:
-    """What is known of a pair as a whole."""
+    """A pair without its extents."""
     inspection = look.inspection
     schema = schema_of(inspection)
     return {
@@ -52,7 +52,8 @@ def summary(look: Look) -> dict[str, Any]:
 
 
 def directory(path: str, found: Listing, passed_over: list[dict[str, str]]) -> dict[str, Any]:
-    """All pairs below a directory, the exchanges that the complete ones are of, and what cannot be listed."""
+    """All pairs below a directory, the exchanges of the complete ones, and directories that cannot be
+    listed."""
     return {
         "path": path,
         "pairs": [summary(look) for look in found.looks],

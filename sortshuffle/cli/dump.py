@@ -1,9 +1,10 @@
-"""`sortshuffle dump`: shows what map outputs hold, in a page for people (`cli.pages`) or as JSON
+"""`sortshuffle dump`: shows the content of map outputs, for people (`cli.pages`) or as JSON
 (`cli.documents`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -45,17 +46,7 @@ from sortshuffle.storage.inspection.opened_files import is_directory
 @key_file_option
 @click.option("--all", "everything", is_flag=True, help="Show long tables and lists whole.")
 @click.option("--quick", is_flag=True, help="Do not read the data: what is damaged in it is not found.")
-def dump(
-    path: str,
-    as_json: bool,
-    records: int | None,
-    subpartition: int | None,
-    unpickle: bool,
-    schema: str,
-    key_file: str | None,
-    everything: bool,
-    quick: bool,
-) -> None:
+def dump(path: str, as_json: bool, quick: bool, key_file: str | None, **choice: Any) -> None:
     """Show what map outputs hold.
 
     PATH is a data or index file, of which the other is found beside it, or a directory, of which all map
@@ -67,19 +58,18 @@ def dump(
     the key that was given does not open all in it, 2 the call is wrong, 4 the store refuses or does not
     answer, or its library is not installed.
     """
-    if unpickle and records is None:
+    if choice["unpickle"] and choice["records"] is None:
         raise UsageError("--unpickle needs --records N: how many objects to show")
-    if schema and records is None:
+    if choice["schema"] and choice["records"] is None:
         raise UsageError("--schema needs --records N: how many rows to show")
     with storage_errors():
-        wanted = _Wanted(subpartition, records, unpickle, schema, everything, read_key(key_file))
-        is_well = _dumped(path, wanted, as_json, quick)
+        is_well = _dump(path, DumpChoice(key=read_key(key_file), **choice), as_json, quick)
     if not is_well:
         raise SystemExit(1)
 
 
-def _dumped(path: str, wanted: _Wanted, as_json: bool, quick: bool) -> bool:
-    """Print it; gives whether all is well."""
+def _dump(path: str, wanted: DumpChoice, as_json: bool, quick: bool) -> bool:
+    """Print it. Returns whether all is well."""
     if is_directory(path):
         if wanted.records is not None or wanted.subpartition is not None:
             raise UsageError("--records and --subpartition need a data or index file, not a directory")
@@ -97,8 +87,9 @@ def _dumped(path: str, wanted: _Wanted, as_json: bool, quick: bool) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What to show of a pair. ``records``: how many of the first; None for none."""
+class DumpChoice:
+    """What to show of a pair. ``records``: how many of the first; None for none. ``everything``: cut
+    nothing."""
 
     subpartition: int | None
     records: int | None
@@ -108,7 +99,7 @@ class _Wanted:
     key: EncryptionKey | None
 
 
-def _print_pair(pair: Look, as_json: bool, wanted: _Wanted) -> None:
+def _print_pair(pair: Look, as_json: bool, wanted: DumpChoice) -> None:
     rows, refusal = _rows(pair, wanted)
     if as_json:
         document = documents.pair(pair, wanted.subpartition)
@@ -131,8 +122,8 @@ def _check_subpartition(pair: Look, subpartition: int | None) -> None:
         )
 
 
-def _rows(pair: Look, wanted: _Wanted) -> tuple[ShownRows | None, str]:
-    """The records asked for, or why they cannot be had."""
+def _rows(pair: Look, wanted: DumpChoice) -> tuple[ShownRows | None, str]:
+    """The first records, or why they cannot be shown."""
     if wanted.records is None:
         return None, ""
     chosen = _first_with_records(pair) if wanted.subpartition is None else wanted.subpartition

@@ -1,7 +1,7 @@
-"""Map outputs of one exchange added up: what each consumer gets from all of them together.
+"""Adds up the map outputs of one exchange: how much each consumer gets from all of them.
 
-Only complete map outputs count: of others it is not known what belongs to whom. They are added one by one,
-and then their index entries are let go.
+Only complete map outputs count: of others it is not known which bytes belong to which consumer. They are
+added one by one, and their index entries are dropped then.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Listing:
 
     @property
     def has_locked(self) -> bool:
-        """Whether a key was given, and does not open all pairs."""
+        """Whether the key of the call does not open all pairs."""
         return any(look.is_locked for look in self.looks)
 
 

@@ -1,4 +1,4 @@
-"""Looking at pairs: inspection and, unless it should be quick, a pass over all the data, with a bar."""
+"""A look at pairs of files: an inspection and, unless it is to be quick, a check of all data, with a bar."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from sortshuffle.storage.inspection.opened_files import is_file, size_of
 @dataclass(frozen=True, slots=True)
 class Look:
     """One pair and what is known of it. ``check``: None if its data was not read. ``totals``, ``regions``:
-    None if no index says so. ``encryption``: of an encrypted one, whether its payloads were opened; else
-    empty. ``is_locked``: a key was given, and does not open them."""
+    None without an index. ``encryption``: whether encrypted payloads were decrypted; empty for others.
+    ``is_locked``: there is a key, and it does not decrypt them."""
 
     inspection: Inspection
     check: DataCheck | None
@@ -52,12 +52,13 @@ class Look:
         return os.path.dirname(self.inspection.base)
 
     def without_table(self) -> Look:
-        """The same without its index entries, which may be megabytes: to be kept by the thousand."""
+        """The same without its index entries, which may be megabytes: thousands of looks are kept."""
         return replace(self, inspection=replace(self.inspection, table=None))
 
 
 class AnyPath(click.Path):
-    """A file or directory that exists, or a URL of one; of something mounted, its local path."""
+    """A file or directory that exists, or the URL of one. A URL of something mounted becomes its local
+    path."""
 
     def __init__(self) -> None:
         super().__init__(exists=True)
@@ -68,8 +69,7 @@ class AnyPath(click.Path):
 
 
 def look(path: str, quick: bool = False, position: str = "", key: EncryptionKey | None = None) -> Look:
-    """Look at the pair that a file belongs to. ``position``: how far this is in a list of them, for the bar.
-    ``key``: of encrypted ones.
+    """Look at the pair of a file. ``position``: of the pair in a list, for the bar. ``key``: decrypts it.
 
     Raises `UsageError` if the file is not one of ours, or is gone.
     """
@@ -80,7 +80,7 @@ def look(path: str, quick: bool = False, position: str = "", key: EncryptionKey 
 def look_at_all(
     paths: Sequence[str], quick: bool = False, key: EncryptionKey | None = None
 ) -> Iterator[Look]:
-    """Look at pairs that were found in directories; those that are gone by now are passed over."""
+    """Look at pairs that were found in directories. Those that are gone by now are left out."""
     total = 0 if quick else sum(map(_data_bytes, paths))
     with progress(f"{len(paths)} map outputs", total) as advance:
         for path in paths:
@@ -92,7 +92,8 @@ def look_at_all(
 
 
 def pairs_below(directory: str, on_error: Callable[[OSError], None]) -> list[str]:
-    """One path of each pair at or below a directory. ``on_error`` is told of what cannot be listed."""
+    """One path of each pair at or below a directory. ``on_error``: called for a directory that cannot be
+    listed."""
     return list(find_pairs(directory, on_error))
 
 
@@ -125,7 +126,7 @@ def _is_there(inspection: Inspection) -> bool:
 
 
 def is_there(path: str) -> bool:
-    """Whether there is anything of that name, though it were a link to nothing."""
+    """Whether the name exists, even as a link to nothing."""
     return is_file(path) if is_url(path) else calls.lexists(path)
 
 

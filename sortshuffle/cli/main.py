@@ -1,8 +1,10 @@
 """The `sortshuffle` command: finds its subcommands and loads only the one that is called.
 
-Rules: `sortshuffle --help` imports click and nothing heavier, so the summaries stand here (a test compares
-them with the commands); what the library raises on purpose becomes one line on standard error, never a
-traceback; so does a standard output that takes no more, whatever prints (`cli.printing`).
+Rules
+* `sortshuffle --help` imports click and nothing heavier. So the summaries are here; a test compares them with
+  the commands.
+* Errors of the library become one line on standard error, never a traceback. So does a standard output that
+  cannot be written to, whoever prints (`cli.printing`).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ SUMMARIES = {
 
 
 class WrongCall(click.ClickException):
-    """A call that cannot be meant; exits 2."""
+    """A wrong call; exits 2."""
 
     exit_code = 2
 
@@ -78,7 +80,7 @@ def main() -> None:
     or a store's library is not installed.
     """
     for stream in (sys.stdout, sys.stderr):
-        # names and values in files are anything; printing them must not fail where the terminal is not UTF-8
+        # names and values in files may have any characters: a terminal without UTF-8 must not fail at them
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 

@@ -1,10 +1,9 @@
-"""How the commands print: for people on a terminal, plain lines everywhere else.
+"""The output of all commands: for people on a terminal, plain lines everywhere else.
 
 Rules
-* On a terminal: its width, colours, a rule below a table's head. Elsewhere: no colours, no lines drawn, no
-  column cut, no trailing blanks, so that output can be searched and compared.
-* Text that comes out of files (names, values) is shown with control characters escaped: looking into a file
-  must not be able to drive the terminal.
+* A terminal gets its own width, colours, and a rule below a table's head. Elsewhere there are no colours, no
+  rules, no cut columns and no trailing blanks: that output is searched and compared.
+* Control characters of text from files (names, values) are escaped: a file must not control the terminal.
 * Results go to standard output; progress goes to standard error, and only if that is a terminal.
 """
 
@@ -27,7 +26,7 @@ from rich.text import Text
 from sortshuffle.options import MIB
 
 PLAIN_WIDTH = 1_000_000  # columns; where nothing is cut
-LEAST_FOR_PROGRESS = 512 * MIB  # what is done in a blink needs no bar
+LEAST_FOR_PROGRESS = 512 * MIB  # less is done in a moment, without a bar
 GAP = "  "  # between a table's columns
 
 Advance = Callable[[int], None]
@@ -84,8 +83,8 @@ class ConsoleOutput:
             click.echo(line.rstrip(), color=True)
 
     def table(self, columns: Sequence[Column], rows: Sequence[Row]) -> None:
-        """A table of any length, laid out here because rich's takes half a millisecond for a row. The last
-        cells of a row may be missing."""
+        """A table of any length. The last cells of a row may be missing. Laid out here: rich takes half a
+        millisecond for a row."""
         names = [column.name for column in columns]
         cells = [[shown(cell) for cell in row.cells] for row in rows]
         widths = [_width([names, *cells], at) for at in range(len(columns))]
@@ -121,7 +120,7 @@ def _plain_console() -> Console:
 
 
 def shown(text: str) -> str:
-    """Text with whatever is not printable escaped, on one line."""
+    """The text on one line, with characters escaped that cannot be printed."""
     if text.isprintable():
         return text
     return "".join(
@@ -139,7 +138,7 @@ def count(number: int) -> str:
 
 
 def ratio(raw_bytes: int, stored_bytes: int) -> str:
-    """How many times smaller something is stored than it is; empty where nothing is stored."""
+    """Raw bytes by stored bytes; empty where nothing is stored."""
     return f"{raw_bytes / stored_bytes:.2f}" if stored_bytes else ""
 
 
@@ -150,13 +149,13 @@ def plural(number: int, noun: str) -> str:
 
 @contextmanager
 def progress(description: str, total: int) -> Iterator[Advance]:
-    """A bar on standard error while ``total`` bytes are gone through, which leaves nothing behind."""
+    """A bar on standard error for work on ``total`` bytes. It disappears at the end."""
     if total < LEAST_FOR_PROGRESS or not sys.stderr.isatty():
         yield lambda size: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(stderr=True)
-    # rich would otherwise send what is printed meanwhile to standard error as well
+    # without redirect_stdout=False rich prints results on standard error, too
     with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(shown(description), total=total)
         yield lambda size: bar.advance(task, size)

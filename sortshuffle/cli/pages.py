@@ -1,7 +1,7 @@
-"""What `dump` prints for people: the page of one pair, and the page of a directory.
+"""The output of `dump` for people: the page of one pair, and the page of a directory.
 
-Numbers in tables are exact. Long tables are cut after `LIMIT` rows, which is always said; runs of empty
-subpartitions take one row. What is wrong comes last, where a terminal's reader looks.
+Numbers in tables are exact. Tables are cut after `LIMIT` rows, and a line then says so. Neighbouring empty
+subpartitions share a row. Faults come last, at the end of a terminal's output.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sortshuffle.storage.inspection.contents import (
 from sortshuffle.storage.inspection.data_check import LooseBuffer
 
 LIMIT = 40  # rows of a table, or map outputs, that are shown without --all
-SHORT_LIMIT = 10  # of what takes several lines each
+SHORT_LIMIT = 10  # of entries with several lines each
 
 _STYLES = {
     PairState.COMPLETE: "bold green",
@@ -81,7 +81,7 @@ class PairPage:
         _print_faults(out, look, self.everything)
 
     def print_records(self, rows: ShownRows | None, refusal: str) -> None:
-        """The rows asked for, or why there are none."""
+        """The first rows, or why there are none."""
         out = self.out
         out.gap()
         if rows is None:
@@ -321,7 +321,7 @@ _PAIR_COLUMNS = (
 
 
 def directory(out: ConsoleOutput, path: str, found: Listing, everything: bool) -> None:
-    """One row for each pair, then each exchange added up, then what was opened, then what is wrong."""
+    """One row for each pair; then the sums of each exchange, encrypted pairs, and pairs with faults."""
     if not found.looks:
         out.line(f"There are no map outputs below {path}.")
         return

@@ -1,8 +1,8 @@
-"""Printing to a standard output that may take no more: a full disk, or a pipe whose reader has seen enough.
+"""Printing to a standard output that may fail: a full disk, or a pipe whose reader has ended.
 
-Rule: an error of standard output is never taken for one of the files that are looked at. So it has a class of
-its own from the write on, whoever prints: a command, click's help, or rich. Its exit code is its own, too: 1
-would say that files are damaged.
+Rule: an error of standard output is never mistaken for an error of a file that a command reads. So it gets a
+class of its own where it is written, whoever prints: a command, click's help, or rich. It also has its own
+exit code: 1 would mean that files are damaged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import click
 
 
 class CannotPrint(click.ClickException):
-    """Standard output takes no more; exits 3. Whoever closed a pipe on purpose is told nothing."""
+    """Standard output cannot be written to; exits 3. Prints nothing if a pipe was closed: that is on
+    purpose."""
 
     exit_code = 3
 
@@ -32,8 +33,8 @@ class CannotPrint(click.ClickException):
 
 
 class _Descriptor(io.FileIO):
-    """Standard output's. ``is_done``: set at the end. What is still in the buffers is then dropped if it
-    cannot be written. Otherwise Python would try again at its exit, and print an error."""
+    """Standard output. ``is_done``: set at the end. From then on buffers that cannot be written are dropped:
+    Python would try again at its exit, and print an error."""
 
     is_done = False
 
@@ -48,8 +49,8 @@ class _Descriptor(io.FileIO):
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """While the block runs, what is printed and cannot be written raises `CannotPrint`, in every thread. Only
-    of the process's own standard output: a caller that has put another in its place sees to that itself."""
+    """While the block runs, a failed write to standard output raises `CannotPrint`, in every thread. That
+    holds for the process's own standard output: a caller that has replaced it handles errors itself."""
     own = sys.__stdout__
     if own is None or sys.stdout is not own:
         yield

@@ -1,8 +1,8 @@
-"""The records in map outputs: how many a buffer holds, and what the first of a subpartition are.
+"""The records in map outputs: how many a buffer has, and the first ones of a subpartition.
 
-The one module between the inspection of files, which knows no records, and the payload, which knows no files.
-Objects are counted and measured as they lie; they are unpickled only for who says so, because that runs what
-the file names.
+This module connects the inspection of files, which knows no records, with the payload, which knows no files.
+Objects are counted and measured without unpickling. They are unpickled only on request, because that runs the
+code that the file names.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PREVIEW_BYTES = 24  # of an opaque frame
 class ShownRows:
     """The first records of a subpartition: ``values`` has one list per row, ready for JSON.
 
-    ``unit``: what a row is; ``total``: what the whole subpartition has, in ``total_unit``.
+    ``unit``: the name of what a row shows; ``total``: of the whole subpartition, in ``total_unit``.
     """
 
     subpartition: int
@@ -69,16 +69,16 @@ def schema_of(inspection: Inspection) -> pa.Schema | None:
         return None
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(inspection.schema))
-        described = [(field.name, str(field.type)) for field in schema]  # raises if names are not text
+        described = [(field.name, str(field.type)) for field in schema]  # raises if a name is not text
     except _UNDECODABLE:
         return None
     return schema if described else pa.schema([])
 
 
 def record_counter(inspection: Inspection) -> RecordCounter | None:
-    """Counts the records of this pair's buffers by decoding them; None if nothing says what they are.
+    """Counts the records of this pair's buffers by decoding them; None without a header.
 
-    Without a schema, which an unfinished index does not have yet, a batch still says how many rows it has.
+    An unfinished index has no schema yet: a batch has its number of rows all the same.
     """
     header = inspection.header
     if header is None:
@@ -111,7 +111,7 @@ class _RowCounter:
 
 
 class _NoCounter:
-    """Record bytes: only the serializer that wrote them could count them. They must decompress."""
+    """Record bytes: only their serializer could count them. But they must decompress."""
 
     def __init__(self, payload: RecordBytesPayload) -> None:
         self._payload = payload
@@ -153,7 +153,7 @@ class _FrameCounter:
 
 
 class _FramesOfExtent:
-    """``end``: the last two items that are no empty part of a longer frame."""
+    """``end``: the last two items, without buffers that lie within a longer frame; None for frames."""
 
     def __init__(self, decoding: FrameDecoding) -> None:
         self._decoder = decoding.decoder(defaultdict(float))
@@ -178,14 +178,17 @@ def first_rows(
     schema: str = "",
     key: EncryptionKey | None = None,
 ) -> ShownRows:
-    """The first records that the consumer of a subpartition gets from this pair; what is in bad buffers is
-    left out.
+    """The first records that the consumer of a subpartition gets from this pair, without those in bad
+    buffers.
 
-    Of opaque frames their size and beginning; of pickled chunks their size, or with ``unpickle``, which
-    **runs what the file names**, the objects; of record bytes the rows of Spark's, if ``schema`` says what
-    they are, as DDL. ``key``: of what is encrypted. Raises `UnsupportedError` where records cannot be
-    decoded, and says why; `UsageError` for a schema that is none; OSError if the file cannot be read.
+    Of opaque frames: their size and first bytes. Of pickled chunks: their size; with ``unpickle``, which
+    **runs the code that the file names**, the objects. Of record bytes: Spark's rows, if ``schema`` has their
+    columns as DDL. ``key``: decrypts them.
+
+    Raises `UnsupportedError` where records cannot be decoded, with the reason; `UsageError` for an invalid
+    schema; OSError if the file cannot be read.
     """
+    # 1. what must be there
     table, header, data = inspection.table, inspection.header, inspection.data
     if table is None or header is None:
         raise UnsupportedError(
@@ -198,6 +201,7 @@ def first_rows(
     if header.is_encrypted and cipher is None:
         why = "--key-file FILE names their key" if key is None else "the key is another one"
         raise UnsupportedError(f"no rows can be shown: they are encrypted, and {why}")
+    # 2. the rows, by the kind of payload
     total = int(table.per_subpartition("records")[subpartition])
     extents = table.extents(subpartition)
     source = _RecordSource(data.path, cipher)
@@ -224,7 +228,7 @@ def first_rows(
 
 @dataclass(frozen=True, slots=True)
 class _RecordSource:
-    """A data file, and what decrypts it; None if it is not encrypted."""
+    """A data file. ``cipher``: decrypts it; None if it is not encrypted."""
 
     path: str
     cipher: FileCipher | None
@@ -241,7 +245,7 @@ def _unsafe_rows(
         )
     rows = UnsafeRows.of(schema)
     with open_data(source.path) as file:
-        # each extent by itself, because a record never goes on in the next one
+        # extent by extent: a record never continues in the next one
         found = (_record_bytes(opened_buffers(file, each, source.cipher), payload) for each in extents)
         every = (row for each in found for row in rows.rows(each))
         return rows.names, tuple([printable(value) for value in row] for row in islice(every, count))
@@ -254,7 +258,7 @@ def _record_bytes(buffers: Iterator[FoundBuffer], payload: RecordBytesPayload) -
         for found in buffers:
             yield memoryview(decoder.decode(found.memory, found.stored))
     except Malformed:
-        return  # the fault is reported by whoever checks the data
+        return  # the check of the data reports the fault
 
 
 def _arrow_rows(batches: Iterable[pa.RecordBatch], count: int) -> list[Sequence[Any]]:
@@ -271,7 +275,7 @@ def _arrow_rows(batches: Iterable[pa.RecordBatch], count: int) -> list[Sequence[
 def _frame_rows(
     payload: FramesPayload, frames: Iterable[memoryview], unpickle: bool
 ) -> tuple[tuple[str, ...], str, str, Iterator[Sequence[Any]]]:
-    """Columns, what a row is, what is counted, and the rows."""
+    """Columns, the unit of a row, the unit of the total, and the rows."""
     if payload.kind is PayloadKind.FRAMES:
         rows = ([len(frame), printable(bytes(frame[:PREVIEW_BYTES]))] for frame in frames)
         return ("bytes", "begins with"), "frame", "frame", rows
@@ -285,7 +289,7 @@ def _frame_rows(
 def _unpickled(payload: FramesPayload, frame: memoryview) -> Sequence[Any]:
     try:
         return list(payload.records(frame))
-    except Exception as error:  # whatever the code that the pickle names raises
+    except Exception as error:  # the code that the pickle names may raise anything
         raise UnsupportedError(f"the objects cannot be unpickled here: {error}") from error
 
 
@@ -308,7 +312,7 @@ def _frames(source: _RecordSource, extents: Iterable[Extent], payload: FramesPay
                         if isinstance(item, list):
                             yield from item
                 except Malformed:
-                    continue  # the fault is reported by whoever checks the data
+                    continue  # the check of the data reports the fault
 
 
 def _batches(
@@ -321,7 +325,7 @@ def _batches(
                     if found.stored.data_type is DataType.DATA:
                         yield _decoded(payload, found.memory, found.stored)
             except Malformed:
-                continue  # the fault is reported by whoever checks the data
+                continue  # the check of the data reports the fault
 
 
 def _decoded(payload: ArrowPayload, memory: pa.Buffer, buffer: StoredBuffer) -> pa.RecordBatch:

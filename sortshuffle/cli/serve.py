@@ -5,16 +5,17 @@ In the foreground, for whatever keeps daemons running. Ends in good order on SIG
 
 from __future__ import annotations
 
-import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from types import FrameType
+from typing import Any
 
 import click
 
+from sortshuffle.cli.durations import seconds_of
 from sortshuffle.cli.output import ConsoleOutput, print_json
 from sortshuffle.cli.service_page import print_status
 from sortshuffle.cli.unseen import CannotLook
@@ -32,15 +33,40 @@ from sortshuffle.service.wire.secret import read_secret
 
 PORT = 7448
 HTTP_PORT = 7449
-_TIME_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _FILE = click.Path(exists=True, dir_okay=False)
 
 
-def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> float:
-    match = re.fullmatch(r"(\d+)([a-z]+)", text.strip().lower())
-    if match is None or match[2] not in _TIME_UNITS:
-        raise click.BadParameter(f"{text!r} is not a time such as 90s, 30min or 12h")
-    return float(match[1]) * _TIME_UNITS[match[2]]
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """The options of a service that starts. ``http_host``, ``http_port``: of the status page. ``linger``:
+    seconds."""
+
+    directories: tuple[str, ...]
+    host: str
+    port: int
+    secret_file: str | None
+    tls_certificate: str | None
+    tls_key: str | None
+    memory: int
+    http_port: int
+    http_host: str
+    linger: float
+
+    def settings(self) -> ServerSettings:
+        """Raises `UsageError`."""
+        return ServerSettings(
+            secret=read_secret(self.secret_file) if self.secret_file else None,
+            tls=self._tls(),
+            memory=self.memory,
+            memory_option="--memory",
+            secret_option="--secret-file",
+        )
+
+    def _tls(self) -> ServerTls | None:
+        certificate, key = self.tls_certificate, self.tls_key
+        if bool(certificate) != bool(key):
+            raise UsageError("--tls-certificate and --tls-key belong together: give both, or none")
+        return ServerTls(certificate, key) if certificate and key else None
 
 
 def _bytes(context: click.Context, parameter: click.Parameter, text: str) -> int:
@@ -74,7 +100,7 @@ def _bytes(context: click.Context, parameter: click.Parameter, text: str) -> int
     "--linger",
     default=f"{LINGER / 3600:.0f}h",
     show_default=True,
-    callback=_seconds,
+    callback=seconds_of("90s, 30min or 12h"),
     metavar="TIME",
     help="How long an application's map outputs stay after its last executor here, where Spark's own"
     " directories do not show that it has ended.",
@@ -88,20 +114,7 @@ def _bytes(context: click.Context, parameter: click.Parameter, text: str) -> int
     " tasks of this user have started on this host, or the one at the default port.",
 )
 @click.option("--json", "as_json", is_flag=True, help="With --status: print one JSON object.")
-def serve(
-    directories: tuple[str, ...],
-    host: str,
-    port: int,
-    secret_file: str | None,
-    tls_certificate: str | None,
-    tls_key: str | None,
-    memory: int,
-    http_port: int,
-    http_host: str,
-    linger: float,
-    status: str | None,
-    as_json: bool,
-) -> None:
+def serve(status: str | None, as_json: bool, **options: Any) -> None:
     """Serve this host's map outputs to other hosts.
 
     DIR are the directories that spark.sortshuffle.dir names, in applications that set
@@ -117,31 +130,31 @@ def serve(
         return
     if as_json:
         raise UsageError("--json needs --status")
-    if not directories:
+    if not options["directories"]:
         raise UsageError("name the directories to serve: those of spark.sortshuffle.dir")
-    settings = ServerSettings(
-        secret=read_secret(secret_file) if secret_file else None,
-        tls=_tls(tls_certificate, tls_key),
-        memory=memory,
-        memory_option="--memory",
-        secret_option="--secret-file",
-    )
-    with ExitStack() as opened:
-        service = _service(directories, host, port, settings)
-        opened.callback(service.stop)
-        pages = opened.enter_context(closing(_pages(service, http_host, http_port)))
-        opened.enter_context(_sweeping(LingeringSweep(lambda: directories, linger)))
+    _serve(ServeOptions(**options))
+
+
+def _serve(options: ServeOptions) -> None:
+    """Serve until a signal comes."""
+    directories = options.directories
+    with ExitStack() as stack:
+        service = _service(options)
+        stack.callback(service.stop)
+        pages = stack.enter_context(closing(_pages(service, options.http_host, options.http_port)))
+        stack.enter_context(_sweeping(LingeringSweep(lambda: directories, options.linger)))
         stopped = _end_on_signals(service.stop)
         click.echo(f"sortshuffle serves {', '.join(directories)} at {service.address}; status: {pages.url}")
         try:
             service.run()
         except StateError:
             if not stopped.is_set():
-                raise  # else it was told to end before it had begun
+                raise  # else a signal came before it ran
 
 
 def _show(address: str, as_json: bool) -> None:
-    """Of all services that answer. The document names the first that does not, standard error every one."""
+    """Print the status of all services that answer. The JSON document names the first that does not, standard
+    error each one."""
     default = join_address(LOOPBACK, HTTP_PORT)
     addresses = [address] if address else rendezvous.status_pages() or [default]
     found: dict[str, ServiceStatus] = {}  # by page
@@ -164,13 +177,8 @@ def _show(address: str, as_json: bool) -> None:
         raise refusals[0]
 
 
-def _tls(certificate: str | None, key: str | None) -> ServerTls | None:
-    if bool(certificate) != bool(key):
-        raise UsageError("--tls-certificate and --tls-key belong together: give both, or none")
-    return ServerTls(certificate, key) if certificate and key else None
-
-
-def _service(directories: tuple[str, ...], host: str, port: int, settings: ServerSettings) -> ShuffleService:
+def _service(options: ServeOptions) -> ShuffleService:
+    settings, host, port = options.settings(), options.host, options.port
     open_as_many_files_as_allowed()
     try:
         listening = listen(host, port)
@@ -181,7 +189,7 @@ def _service(directories: tuple[str, ...], host: str, port: int, settings: Serve
             " --port, and set spark.sortshuffle.service.port to it"
         ) from error
     try:
-        return ShuffleService(listening, lambda: directories, settings)
+        return ShuffleService(listening, lambda: options.directories, settings)
     except OSError as error:
         listening.close()
         raise UsageError(f"the files for TLS cannot be used: {error}") from error
@@ -202,7 +210,7 @@ def _pages(service: ShuffleService, host: str, port: int) -> StatusServer:
 
 @contextmanager
 def _sweeping(sweep: LingeringSweep) -> Iterator[None]:
-    """Sweep in a thread while the block runs."""
+    """Sweep in a thread for as long as the block runs."""
     ended = threading.Event()
 
     def run() -> None:
@@ -222,7 +230,7 @@ def _sweeping(sweep: LingeringSweep) -> Iterator[None]:
 
 
 def _end_on_signals(stop: Callable[[], None]) -> threading.Event:
-    """Set when a signal has come."""
+    """Stop at a signal. The event is set from then on."""
     came = threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:

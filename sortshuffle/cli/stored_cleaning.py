@@ -1,7 +1,9 @@
-"""Which applications' map outputs on storage that every host sees are to be removed: for `sortshuffle clean`.
+"""Judges which applications' map outputs on storage that every host sees are to be removed, for `sortshuffle
+clean`.
 
-Usually there are none: a driver removes its own at its end. Whether an application is live cannot be told
-from here, so nothing is removed but what the caller names, or what has not changed for as long as it says.
+Usually there are none: a driver removes its own at its end. Nobody can tell from here whether an application
+is live. So only the application that the caller names is dead, or one that is unchanged for as long as it
+says.
 """
 
 from __future__ import annotations
@@ -9,18 +11,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from sortshuffle.cli.cleaning import HomeVerdict, Thing, duration
+from sortshuffle.cli.cleaning import HomeVerdict, Thing
+from sortshuffle.cli.durations import duration
 from sortshuffle.cli.output import plural
 from sortshuffle.storage.files.urls import root_and_application
 from sortshuffle.storage.stored.stored_cleaning import Remains, remains_below, remove_remains
 
 
 def judge_stored(url: str, application: str | None, older_than: float | None) -> Iterator[HomeVerdict]:
-    """A verdict on what each application has below a URL, or on that of one, by its id or the name of its
-    directory.
+    """A verdict on each application below a URL, or only on one, named by its id or its directory.
 
-    ``older_than``: seconds; without it only the application that is named is dead. Raises OSError where the
-    storage cannot be listed.
+    ``older_than``: seconds; without it only the named application is dead. Raises OSError where the storage
+    cannot be listed.
     """
     now = time.time()
     for remains in remains_below(url, application):
@@ -30,7 +32,7 @@ def judge_stored(url: str, application: str | None, older_than: float | None) ->
 
 
 def remove_stored(verdict: HomeVerdict) -> None:
-    """Delete what was judged. Raises OSError where the storage does not let it."""
+    """Delete all of an application. Raises OSError where the storage refuses."""
     remove_remains(*root_and_application(verdict.path))
 
 

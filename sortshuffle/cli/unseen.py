@@ -1,9 +1,9 @@
-"""What a command was to look at and could not: never the same as what it has looked at and found wrong.
+"""Places that a command cannot look into. That is never the same as files that it has found to be wrong.
 
-A directory that cannot be listed is passed over, and the rest is looked at; the command then exits 1. What a
-store refuses, or a service, ends the command with an exit code of its own: nothing is known of the files. So
-does a store whose library is not installed. Both are in the documents that are printed for programs, with
-path and reason, but for `dump` of what cannot be looked at, which prints none.
+A directory that cannot be listed is passed over; the command looks at the rest and then exits 1. A store or a
+service that refuses, or a store without its library, ends the command with an exit code of its own: nothing
+is known of the files. The JSON documents name both, with path and reason; only `dump` of a place that it
+cannot look into prints none.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CannotLook(click.ClickException):
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """What a store refuses is `CannotLook`, and so is a store whose library is missing."""
+    """Errors of a store, and a missing library, become `CannotLook`."""
     try:
         yield
     except WorkerSetupError as error:
@@ -47,7 +47,7 @@ def storage_errors() -> Iterator[None]:
 
 
 class PassedOver:
-    """The directories that cannot be listed. Each is said on standard error when it is met."""
+    """The directories that cannot be listed. Each is printed on standard error at once."""
 
     def __init__(self) -> None:
         self.documents: list[dict[str, str]] = []

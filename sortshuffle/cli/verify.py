@@ -1,8 +1,8 @@
-"""`sortshuffle verify`: reads everything and says of each file, in one line, whether it is what was written.
+"""`sortshuffle verify`: reads everything and prints one line for each file: whether it is as it was written.
 
-What is checked: headers, that the two files belong together, the index's checksum, that the extents cover the
-data file without gap or overlap, every buffer's and every extent's checksum, that payloads decompress and
-decode, and that raw bytes and rows are as many as the index says.
+It checks headers, that the two files belong together, the index's checksum, that the extents cover the data
+file without gap or overlap, every buffer's and every extent's checksum, that payloads decompress and decode,
+and that raw bytes and rows are as many as the index says.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOCKED = "the key that was given does not open it: its checksums are sound, its
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What is said of one file. ``verdict``: OK, FAULT, or OPEN for one that a task is writing."""
+    """The result for one file. ``verdict``: OK, FAULT, or OPEN for a file that a task is writing."""
 
     verdict: str
     path: str
