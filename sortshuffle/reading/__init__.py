@@ -1,9 +1,20 @@
-"""The consuming side: one subpartition of every map output, as batches or records in a fixed order.
+"""The consuming side: one subpartition of every map output, as batches or records in a fixed order. Knows
+nothing of Spark or of any network.
 
-    InputGate | RecordGate <- LocalInputChannel (one per map output) <- read-ahead threads
+    InputGate | RecordGate <- Fetcher: read-ahead threads <- LocalInputChannel, one per map output
         <- PartitionedFileReader
 
-Used by the result stages of `ShuffleFrame` (rows) and `ShuffleRDD` (records). For the shuffle service, whose
-consumers are many: `ReadScheduler` reads one partition for many `SubpartitionReader`s in file order. Knows
-nothing of Spark or of any network.
+For consumers in tasks: the result stages of `ShuffleFrame` (rows) and `ShuffleRDD` (records)
+
+    gate, records              the gates of a consumer
+    channel, stored_channel    one map output: files of this host, or storage that every host sees
+    fetcher, read_ahead        fetches within a budget, in threads, delivered in order
+    merge, multi_pass          merge sorted runs: in one pass, or in several
+    run_memory, spill          the memory of a run in a merge; runs on disk between passes
+    stream_ahead               runs in a store: the next part comes while one is used
+
+For the shuffle service, where a map output has many consumers
+
+    scheduler, sweep, segment_batch    read one partition for all of them, in the order of the file
+    subpartition_reader                the view of one consumer
 """

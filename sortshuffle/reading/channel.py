@@ -1,16 +1,16 @@
-"""Input channels: one consumer's view of one map output, and how it is fetched and decoded.
+"""Input channels: one consumer's view of one map output, and how its extents are fetched and decoded.
 
-    LocalInputChannel    whose files this host can open
-    StoredInputChannel   in storage that every host sees                 (`reading.stored_channel`)
+    LocalInputChannel    files that this host can open
+    StoredInputChannel   storage that every host sees                  (`reading.stored_channel`)
     RemoteInputChannel   behind the shuffle service of another host    (`service.client.remote_input_channel`)
 
-A channel knows which extents there are, and opens an `ExtentReader` for some of them; what follows, verifying
-and decoding, is the same for all. "Local" means that the data file opens and carries the promised id, never
-that a host name alone matches.
+A channel knows its extents, and opens an `ExtentReader` for some of them. Verifying and decoding are the same
+for all channels. "Local" means that the data file opens and has the promised id. A host name alone never
+decides that.
 
-What a buffer holds is the payload's affair: it makes a `Decoder` for each extent, which turns buffers into
-items, one each. Arrow: a record batch. Opaque frames and pickled chunks: the frames that end in the buffer,
-or an event.
+The payload knows the content of buffers. It makes a `Decoder` for each extent, which makes one item of each
+buffer: for Arrow a record batch, for opaque frames and pickled chunks the frames that end in the buffer, or
+an event.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from sortshuffle.storage.files.reader import PartitionedFileReader
 
 
 class Decoder(Protocol):
-    """Decodes the buffers of one extent, in their order. ``records``: in those decoded so far; None where the
-    payload cannot count them.
+    """Decodes the buffers of one extent, in their order. ``records``: so far; None where the payload cannot
+    count them.
 
     The caller closes it.
     """
@@ -46,28 +46,29 @@ class Decoder(Protocol):
     def records(self) -> int | None: ...
 
     def decode(self, memory: pa.Buffer, buffer: StoredBuffer) -> Any:
-        """The item that a verified buffer holds. Raises `Malformed`."""
+        """The item of a verified buffer. Raises `Malformed`."""
 
     def finish(self) -> None:
-        """The extent ends here. Raises `Malformed` if it must not."""
+        """The extent ends here. Raises `Malformed` if that is within a record."""
 
     def close(self) -> None:
-        """Give back what decoding holds. May be called again."""
+        """Release what decoding holds. May be called again."""
 
 
 class Payload(Protocol):
-    """Whatever is in the buffers."""
+    """The content of buffers."""
 
     def decoder(self, seconds: Seconds) -> Decoder:
         """For one extent; adds to the steps of ``seconds``."""
 
     def copied(self, raw_bytes: int) -> int:
-        """Bytes that decoding an extent of so many raw bytes holds at most beside these and the extent."""
+        """The most bytes that decoding an extent of ``raw_bytes`` holds, beside the extent and its raw
+        bytes."""
 
 
 class InputChannel(Protocol):
     """Extents of one subpartition, or of one region, of one map output, in the order of the file. Plain data:
-    it may be opened again, and in any thread."""
+    it may be opened several times, in any thread."""
 
     @property
     def map_index(self) -> int: ...
@@ -85,12 +86,12 @@ class InputChannel(Protocol):
 
     @property
     def read_ahead(self) -> int:
-        """Bytes that a reader of parts may hold beyond its part; 0 where it has nothing but that."""
+        """Bytes that a reader of parts may hold beyond its part."""
 
     @property
     def held_parts(self) -> int:
-        """How much memory a stream takes, in parts. More than one: the next is fetched while one is used.
-        That is one part more, and another for a copy that is made meanwhile."""
+        """The memory of a stream, in parts. 1: the part in use. More: the next part is fetched meanwhile,
+        which is one more, and another if it is copied."""
 
     def open(self, extents: Sequence[Extent]) -> ExtentReader:
         """A reader for these extents of the channel, which are read in this order. The caller closes it.
@@ -101,8 +102,7 @@ class InputChannel(Protocol):
 class LocalInputChannel:
     """The `InputChannel` to a map output whose files this process can open.
 
-    ``file_id``: what the data file must carry. ``writer``: who wrote it, for errors. ``key``: by which it is
-    decrypted.
+    ``file_id``: of the data file. ``writer``: who wrote it, for errors. ``key``: decrypts it.
     """
 
     file: PartitionedFile
@@ -130,14 +130,15 @@ class LocalInputChannel:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Decoded items of some extents, for Arrow record batches, and what fetching them took."""
+    """Decoded items of some extents (for Arrow: record batches), and the metrics of fetching them."""
 
     batches: list[Any]
     metrics: TaskMetrics
 
 
 class OpenReaders:
-    """The readers that a consumer's threads have open. Leaving the context gives up what they wait for."""
+    """The readers that a consumer's threads have open. When the context is left, all waits of these readers
+    are given up."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -146,7 +147,7 @@ class OpenReaders:
 
     @contextmanager
     def knowing(self, reader: ExtentReader) -> Iterator[None]:
-        """It is one of them as long as the block runs. Who opened it closes it."""
+        """Register it while the block runs. Its opener closes it."""
         with self._lock:
             self._readers[reader] = None
             given_up = self._given_up
@@ -173,18 +174,18 @@ class OpenReaders:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Consecutive extents of one channel that are read in one go."""
+    """Consecutive extents of one channel that are read together."""
 
     channel: InputChannel
     extents: tuple[Extent, ...]
 
     def memory(self, payload: Payload) -> int:
-        """Bytes that the fetch holds at most."""
+        """The most bytes that the fetch holds."""
         return sum(memory_of(extent, payload) for extent in self.extents)
 
     def run(self, payload: Payload, readers: OpenReaders | None = None) -> Fetched:
-        """Open, read, verify, decompress, decode. Raises `DataLossError` with the place. ``readers``: by
-        which another thread can give it up."""
+        """Open, read, verify, decompress, decode. Raises `DataLossError` with the place. ``readers``: lets
+        another thread give up the fetch."""
         metrics = TaskMetrics()
         batches: list[Any] = []
         with self.channel.open(self.extents) as reader, (readers or OpenReaders()).knowing(reader):
@@ -193,7 +194,7 @@ class Fetch:
                     memory = reader.read_unverified(extent)
                 with metrics.step("verify"):
                     part = reader.verified(memory, extent)
-                del memory  # what was encrypted is not held, nor charged, beside what was decrypted
+                del memory  # encrypted bytes are neither held nor charged beside the decrypted ones
                 with closing(_ExtentDecoder(reader, extent, payload, metrics)) as decoder:
                     batches.extend(decoder.decode(part))
                     decoder.finish()
@@ -202,16 +203,16 @@ class Fetch:
     def stream(
         self, payload: Payload, part_bytes: int, budget: MemoryBudget, metrics: TaskMetrics
     ) -> Generator[Any, None, None]:
-        """The same item by item, holding about ``part_bytes`` of an extent and one item at a time.
+        """The same item by item. It holds about ``part_bytes`` of an extent and one item, charged to
+        ``budget``.
 
-        What is held is charged to ``budget``. That rows and bytes are as many as promised is known, and
-        raised, only behind the last batch of an extent.
+        Whether rows and bytes are as many as promised is checked behind the last batch of each extent.
         """
         with self.channel.open(self.extents) as reader, closing(self.parts(reader, part_bytes)) as parts:
             yield from self.items(reader, parts, payload, budget, metrics)
 
     def parts(self, reader: ExtentReader, part_bytes: int) -> Generator[ExtentPart, None, None]:
-        """Of all extents, one behind the other. The caller closes it, before the reader."""
+        """The parts of all extents, in order. The caller closes it before the reader."""
         for extent in self.extents:
             yield from reader.read_parts(extent, part_bytes)
 
@@ -224,8 +225,8 @@ class Fetch:
         metrics: TaskMetrics,
         step: str = "read",
     ) -> Generator[Any, None, None]:
-        """What is in `parts`. Each is charged while it is decoded. ``step``: to which the time is added that
-        is waited for them."""
+        """The items in `parts`. Each part is charged while it is decoded. ``step``: counts the time of
+        waiting for parts."""
         timed = metrics.timed(parts, step)
         for extent in self.extents:
             with closing(_ExtentDecoder(reader, extent, payload, metrics)) as decoder:
@@ -243,8 +244,8 @@ class Fetch:
 
 
 class _ExtentDecoder:
-    """Decodes one extent, and compares its sums with what was promised: no more is decompressed than that.
-    The caller closes it."""
+    """Decodes one extent, and compares its sums with its entry: it never decompresses more than that. The
+    caller closes it."""
 
     def __init__(self, reader: ExtentReader, extent: Extent, payload: Payload, metrics: TaskMetrics) -> None:
         self._reader = reader
@@ -252,7 +253,7 @@ class _ExtentDecoder:
         self._decoder = payload.decoder(metrics.seconds)
         self._metrics = metrics
         self._part_offset = extent.offset
-        self._offset = extent.offset  # of the buffer that is decoded
+        self._offset = extent.offset  # of the current buffer
         self._raw_bytes = 0
 
     def decode(self, part: ExtentPart) -> Iterator[Any]:
@@ -308,6 +309,5 @@ class _ExtentDecoder:
 
 
 def memory_of(extent: Extent, payload: Payload) -> int:
-    """Bytes that an extent takes at most: as stored, all of its buffers decompressed, and what the payload
-    copies."""
+    """The most bytes that an extent takes: stored, decompressed, and the payload's copies."""
     return extent.bytes + extent.raw_bytes + payload.copied(extent.raw_bytes)

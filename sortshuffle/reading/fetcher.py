@@ -1,10 +1,9 @@
-"""`Fetcher`: how one consumer task fetches, with its payload, its budget and its threads.
+"""`Fetcher`: fetches for one consumer task, with its payload, its budget and its threads.
 
-Used by `InputGate` for rows in the order of arrival, by `RecordGate`, and by the merge for the runs that it
-holds whole.
+Used by `InputGate` for unsorted rows, by `RecordGate`, and by the merge for the runs that it holds whole.
 
-Fetches of a few MiB are read ahead in threads within the budget; one that is too large for that is streamed
-in parts. The order is that of the channels and their extents, whatever the threads and the memory.
+Fetches of a few MiB are read ahead in threads within the budget. A larger one is streamed in parts. The order
+is that of the channels and their extents, whatever threads and memory there are.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from sortshuffle.storage.files.extents import Extent
 
 Batches: TypeAlias = Generator[pa.RecordBatch, None, None]
 Items: TypeAlias = Generator[tuple[InputChannel, Any], None, None]
-"""What the buffers of channels hold, as their payload decodes it, and the channel that each came through."""
+"""Decoded items of channels, each with its channel."""
 
 FETCH_BYTES = 8 * MIB  # in memory; worth a thread switch
-FETCHES_IN_BUDGET = 8  # at least so many fit the read budget, so that a few threads never run dry
+FETCHES_IN_BUDGET = 8  # at least so many fit the read budget, so that a few threads always have work
 
 
 class Fetcher:
-    """``threads``: for reading ahead. Metrics and budget are touched by the consumer's own thread only."""
+    """``threads``: for reading ahead. Only the consumer's own thread uses metrics and budget."""
 
     def __init__(self, payload: Payload, budget: MemoryBudget, threads: int, metrics: TaskMetrics) -> None:
         self.payload = payload
@@ -52,6 +51,7 @@ class Fetcher:
             if self._memory(fetch) <= limit // 2:
                 small.append(fetch)
                 continue
+            # a large one: first deliver all before it, then stream it
             yield from self._read_ahead(small)
             small = []
             with closing(self.streamed(fetch, part)) as streamed:
@@ -60,8 +60,8 @@ class Fetcher:
         yield from self._read_ahead(small)
 
     def fetched(self, fetches: Sequence[Fetch]) -> Generator[list[Any], None, None]:
-        """The items of each fetch, in order, read ahead within the budget. They are the caller's, and no
-        longer charged, when they are given."""
+        """The items of each fetch, in order, read ahead within the budget. Delivered items are the caller's,
+        and no longer charged."""
         if len(fetches) <= 1:  # nothing to read ahead of: no thread for it
             yield from map(self._fetched_here, fetches)
             return
@@ -69,13 +69,13 @@ class Fetcher:
         threads = max(self._threads, CONCURRENT_FETCHES) if stored else self._threads
         readers = OpenReaders()
         run = partial(self._run, readers=readers)
-        # left in reverse: first what is still being read is given up, then the threads are waited for
+        # left in reverse: first the reads under way are given up, then the threads are waited for
         with ReadAhead(fetches, run, self._memory, self.budget, threads) as ahead, readers:
             for fetched in self.metrics.timed(iter(ahead), "wait"):
                 yield self._counted(fetched)
 
     def streamed(self, fetch: Fetch, part_bytes: int) -> Generator[Any, None, None]:
-        """The items of one fetch, of which no more than a part is held. See `Fetch.stream`."""
+        """The items of one fetch, of which only a part is held. See `Fetch.stream`."""
         return fetch.stream(self.payload, part_bytes, self.budget, self.metrics)
 
     def _read_ahead(self, fetches: Sequence[Fetch]) -> Items:

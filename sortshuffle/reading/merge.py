@@ -3,12 +3,15 @@
 Rows are ordered by (key, number of the run, position in the run), so the result is that of a stable sort of
 all runs one after the other, however they are cut into batches.
 
-A run shows a *window* of its batch. Step: the bound is the smallest (last key of the window, number) of the
-runs that can go on. What is at or below it in any run can be followed only by rows that are above it, so it
-is taken from every run, sorted together and emitted; then every run that was touched and has less than half
-a window left moves on. Runs wait in a heap by their first key, so that a step costs nothing for runs that
-lie above its bound: a thousand runs of disjoint key ranges are passed through one after the other. (Idea:
-the batch-wise form of the k-way merge, as in the design's section 4.)
+This is a k-way merge by batches. Each run has a *window*: the rows of its batch that take part now. A step is
+
+1. The bound: of all runs that have more rows behind their window, the smallest (last key of the window,
+number). No row that is not in a window yet can be below it. 2. Take all rows at or below the bound from every
+run, sort them together, and emit them. 3. Each of these runs with less than half a window left moves its
+window on.
+
+Runs wait in a heap by their first key. So a step costs nothing for runs above its bound: a thousand runs of
+disjoint key ranges pass one after the other.
 """
 
 from __future__ import annotations
@@ -27,17 +30,17 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.ordering import KeyRow, Ranks, RowOrder, concat_ranks
 
 OUTPUT_ROWS = 65_536  # rows taken into order at a time: the copy stays in cache
-# What a step takes grows with the windows, what the runs cost in all steps shrinks: merging 100 runs of two
-# numbers a row took 74 MB and 91 ns a row with 2,048, 144 MB and 61 ns with 8,192; 16 runs 39 and 37 ns
+# Larger windows take more memory in a step, and fewer steps. 100 runs of two numbers a row: 74 MB and 91 ns a
+# row with 2,048, 144 MB and 61 ns with 8,192. 16 runs: 39 and 37 ns
 WINDOW_ROWS = 2048
-SORT_BYTES_PER_ROW = 96  # what `Ranks.sort_indices` allocates besides its result; tracemalloc: 41 to 96
+SORT_BYTES_PER_ROW = 96  # that `Ranks.sort_indices` allocates besides its result; tracemalloc: 41 to 96
 
 Bound: TypeAlias = tuple[KeyRow, int]
-"""A key and the number of a run: this key's rows are taken from runs up to that number only."""
+"""A key and the number of a run: rows with this key are taken only from runs up to that number."""
 
 
 class SortedRun(Protocol):
-    """Batches sorted by key, such as a generator gives them."""
+    """Batches sorted by key, for example a generator."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]: ...
 
@@ -45,7 +48,7 @@ class SortedRun(Protocol):
 
 
 class _RunPiece:
-    """A batch of a run with its keys, taken up to ``position``."""
+    """A batch of a run with its keys. Rows before ``position`` are taken."""
 
     __slots__ = ("batch", "position", "ranks", "size")
 
@@ -60,7 +63,7 @@ class _RunPiece:
         return self.ranks.rows - self.position
 
     def copied(self) -> _RunPiece:
-        """What is left, in memory of its own."""
+        """The rows that are left, in memory of their own."""
         rows = np.arange(self.position, self.ranks.rows)
         return _RunPiece(self.batch.take(pa.array(rows)), self.ranks.take(rows))
 
@@ -70,8 +73,8 @@ class _RunPiece:
 
 
 class _Run:
-    """What is in memory of one run, charged to the budget, and the window on it: all rows up to ``_shown`` in
-    the last piece."""
+    """The rows of a run that are in memory, charged to the budget. The window ends at ``_shown`` in the last
+    piece."""
 
     __slots__ = (
         "_batches",
@@ -118,7 +121,7 @@ class _Run:
         return self._pieces[-1].ranks.key(self._shown - 1), self.number
 
     def move_on(self) -> None:
-        """Show more while less than half of a window is left, or of a batch that is smaller than that."""
+        """Enlarge the window while less than half of one is left, or of a batch that is smaller than one."""
         while not self._pieces or 2 * self.rows < min(WINDOW_ROWS, self._pieces[-1].ranks.rows):
             if not self._pieces or self._shown == self._pieces[-1].ranks.rows:
                 if not self._read():
@@ -127,7 +130,7 @@ class _Run:
             self._shown = min(self._shown + WINDOW_ROWS, self._pieces[-1].ranks.rows)
 
     def take_up_to(self, bound: Bound | None) -> list[tuple[pa.RecordBatch, Ranks]]:
-        """The rows at or below the bound (all, if there is none), which are then no longer the run's."""
+        """Take the rows of the window at or below the bound; all of them without a bound."""
         parts = []
         while self._pieces:
             piece = self._pieces[0]
@@ -155,7 +158,7 @@ class _Run:
             return False
         with self._metrics.step("merge"):
             if self._pieces:
-                # less than half a window is no reason to keep its whole batch, or the extent behind that
+                # less than half a window is left: copy it, and release its batch and the extent of that
                 self._let_go(self._pieces[-1])
                 self._hold(self._pieces.pop().copied())
             self._hold(_RunPiece(batch, self._order.ranks(batch)))
@@ -172,10 +175,10 @@ class _Run:
 def merge_runs(
     sources: Sequence[SortedRun], order: RowOrder, budget: MemoryBudget, metrics: TaskMetrics
 ) -> Generator[pa.RecordBatch, None, None]:
-    """One sorted stream of all rows of these sorted runs, holding a part of each.
+    """One sorted stream of all rows of these runs, holding a part of each.
 
-    A source is closed as soon as it has ended, and all are when this iterator ends or is closed. What is held
-    is charged to ``budget``, and released when it is handed on.
+    A source is closed as soon as it has ended. All are closed when this generator ends or is closed. Held
+    rows are charged to ``budget``, and released when they are delivered.
     """
     runs = [_Run(number, source, order, budget, metrics) for number, source in enumerate(sources)]
     with ExitStack() as closing:
@@ -187,7 +190,7 @@ def merge_runs(
             with metrics.step("merge"):
                 touched, bound = _below_common_bound(waiting)
                 parts = [part for run in touched for part in run.take_up_to(bound)]
-            if len(touched) == 1:
+            if len(touched) == 1:  # already sorted
                 while parts:
                     yield parts.pop(0)[0]
             else:
@@ -196,7 +199,7 @@ def merge_runs(
 
 
 def _move_on(runs: Sequence[_Run], waiting: list[tuple[Bound, _Run]]) -> None:
-    """Let these runs show more, and wait again if they have rows."""
+    """Move the windows of these runs on. Runs with rows wait in the heap again, the others are closed."""
     for run in runs:
         run.move_on()
         if run.rows:
@@ -208,8 +211,8 @@ def _move_on(runs: Sequence[_Run], waiting: list[tuple[Bound, _Run]]) -> None:
 def _below_common_bound(waiting: list[tuple[Bound, _Run]]) -> tuple[list[_Run], Bound | None]:
     """Take out of the heap the runs that have rows at or below the bound, in the order of their numbers.
 
-    A run that begins above the bound also ends above it, so the runs left in the heap could not lower it. A
-    single run has nothing to be merged with up to the first row of the next, so that is then the bound.
+    A run that begins above the bound also ends above it, so runs that stay in the heap cannot lower it. A
+    single run needs no merging up to the first row of the next run, so that row is its bound.
     """
     bound: Bound | None = None
     runs: list[_Run] = []
@@ -226,7 +229,7 @@ def _below_common_bound(waiting: list[tuple[Bound, _Run]]) -> tuple[list[_Run], 
 def _in_order(
     parts: list[tuple[pa.RecordBatch, Ranks]], budget: MemoryBudget, metrics: TaskMetrics
 ) -> Iterator[pa.RecordBatch]:
-    """All rows of the parts, sorted. Empties the list, because its batches are not needed any more."""
+    """All rows of the parts, sorted. Empties the list, to release its batches."""
     with metrics.step("merge"):
         rows = pa.concat_batches([batch for batch, _ in parts])
         indices = concat_ranks([ranks for _, ranks in parts]).sort_indices()

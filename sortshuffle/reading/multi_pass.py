@@ -1,17 +1,18 @@
 """Merging any number of sorted runs within the read budget: in one pass if they fit it, else in several.
 
-Used by `InputGate.sorted_batches`, and so by every group, sort and merge of a `ShuffleFrame`; and by the sort
-of a task's own rows, which are runs put aside from the start (`compute.external_sort`).
+Used by `InputGate.sorted_batches`, and so by every group, sort and merge of a `ShuffleFrame`. Also by the
+sort of a task's own rows, where all runs are on disk from the start (`compute.external_sort`).
 
-A run is *held* (read whole, ahead, in threads; its file is closed before the merge begins) or *streamed*
-(its file is open, and a part of it in memory), whichever takes less. While the runs take more memory or more
-open files together than there are, a pass merges neighbours into one run each, on disk (`reading.spill`), as
-many at a time as fit. It stops as soon as what is then there fits, so no row is put aside needlessly; the
-last pass is streamed to the consumer.
+A run is *held* (read whole, ahead, in threads; its file is closed before the merge begins) or *streamed* (its
+file is open, and a part of it in memory), whichever takes less.
 
-Only neighbours are merged, and take their place: the order stays (key, number of the run, position),
-whatever the memory is. Each pass divides the number of runs by how many fit the budget at a time, at least
-by two, so rows are written about log(runs) / log(that many) times.
+1. While the runs together take too much memory or too many open files, a pass merges groups of neighbours
+into one run each, on disk (`reading.spill`). A group has as many runs as fit. 2. A pass stops as soon as the
+remaining runs fit, so that no row is written needlessly. 3. The last pass streams to the consumer.
+
+A merged run takes the place of its group. So the order stays (key, number of the run, position), whatever
+memory there is. Each pass divides the number of runs by the size of a group, at least by two. So rows are
+written about log(runs) / log(size of a group) times.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ from sortshuffle.reading.spill import HELD_REGIONS, NewFile, SpilledRun, SpillSi
 from sortshuffle.reading.stream_ahead import StreamsAhead
 from sortshuffle.storage.writer import PartitionedFileWriter
 
-LEAST_FAN_IN = 2  # runs that a pass merges at least, whatever they take: or else it would not come to an end
+# runs that a group has at least, whatever memory they take: otherwise the passes never end
+LEAST_FAN_IN = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run that waits to be merged. ``held``, ``streamed``: bytes that it takes one way or the other.
-    ``parts``: how many of it are in memory while it is streamed."""
+    """A run that waits to be merged. ``held``, ``streamed``: the bytes that it takes either way. ``parts``:
+    how many are in memory while it is streamed."""
 
     source: Fetch | SpilledRun
     size: RunSize
@@ -56,7 +58,7 @@ class Run:
 
     @property
     def is_held(self) -> bool:
-        """Whether that takes less. The file of a spilled one is open in any case."""
+        """Whether holding it takes less. A spilled run is always streamed: its file is open anyway."""
         return self.held <= self.streamed and not self.is_spilled
 
     @property
@@ -73,8 +75,8 @@ class Run:
 class MultiPassMerge:
     """Merges runs in key order within the fetcher's budget.
 
-    ``new_file``: makes the files of passes; without it `InsufficientBuffersError` is raised where the
-    budget does not hold all runs at once.
+    ``new_file``: makes the files of passes. Without it `InsufficientBuffersError` is raised where the budget
+    is too small for one pass.
     """
 
     def __init__(
@@ -118,9 +120,9 @@ class MultiPassMerge:
     # --- a pass that is not the last -----------------------------------------------------------------------
 
     def _after_a_pass(self, runs: list[Run], stack: ExitStack) -> list[Run]:
-        """The runs that are left when groups of neighbours have become one each."""
+        """Merge groups of neighbours into one run each. Returns the runs of the next pass."""
         self._metrics.add(merge_passes=1)
-        left: list[Run | None] = []  # None: a spilled run
+        left: list[Run | None] = []  # None: a run in the new file
         with SpillWriter(
             self._file(runs), self._payload, self._spill_size, self._budget, self._metrics
         ) as spill:
@@ -135,9 +137,9 @@ class MultiPassMerge:
         return [run or self._spilled(next(spilled), stack) for run in left]
 
     def _groups(self, runs: Sequence[Run]) -> Iterable[list[Run]]:
-        """Neighbours that a pass makes one run of, and alone the runs that it leaves as they are.
+        """Divide the runs into groups of neighbours that are to be merged. A group of one run stays as it is.
 
-        A group takes runs while they fit, and no more than are needed for the rest to fit.
+        A group takes runs while they fit, and no more than it must so that the rest fits.
         """
         limit = self._budget.limit
         all_left = _load_of(runs)
@@ -164,11 +166,11 @@ class MultiPassMerge:
 
     @property
     def _pass_memory(self) -> int:
-        """What merging may take beside what writing takes."""
+        """The memory for merging in a pass, beside the memory for writing."""
         return self._budget.limit - HELD_REGIONS * self._spill_size.region - self._spill_size.buffer
 
     def _as_spilled(self, size: RunSize) -> RunSize:
-        """What a run of these rows will be when it is written."""
+        """The size of a run of these rows when it is written."""
         buffers = max(1, size.raw // self._spill_size.buffer)
         return RunSize(size.stored, size.raw, size.records, buffers)
 
@@ -190,23 +192,25 @@ class MultiPassMerge:
     # --- merging what fits ---------------------------------------------------------------------------------
 
     def _merge(self, runs: Sequence[Run], memory: int) -> Batches:
-        """The rows of runs that fit into ``memory`` bytes, or that cannot be made less."""
+        """The rows of runs that fit into ``memory`` bytes, or of the smallest group."""
         with ExitStack() as stack:
             sources = self._sources(runs, memory, stack)
             yield from merge_runs(sources, self._order, self._budget, self._metrics)
 
     def _sources(self, runs: Sequence[Run], memory: int, stack: ExitStack) -> list[SortedRun]:
-        """What the merge reads, in the order of the runs."""
+        """The inputs of a merge, in the order of the runs."""
+        # 1. read the held runs
         whole = _all_held(runs, memory)
         fetches = [run.source for run in runs if isinstance(run.source, Fetch) and (whole or run.is_held)]
         held: deque[HeldRun] = deque()
         for batches in stack.enter_context(closing(self._fetcher.fetched(fetches))):
             held.append(stack.enter_context(closing(HeldRun(batches, self._budget))))
+        # 2. share the remaining memory among the streamed runs, as larger parts
         spare = max(0, memory - _load_of(runs).memory) // max(1, len(runs) - len(held))
         streams = stack.enter_context(StreamsAhead(self._payload, self._budget, self._metrics))
         sources: list[SortedRun] = []
         for run in runs:
-            copied = 1 if run.is_fetched_ahead else 0  # while it comes, as the store's library gave it
+            copied = 1 if run.is_fetched_ahead else 0  # the store's library has a copy of a part that comes
             part = run.size.part(spare // (run.parts + copied))
             if isinstance(run.source, SpilledRun):
                 sources.append(run.source.stream(self._payload, part, self._budget, self._metrics))
@@ -220,7 +224,7 @@ class MultiPassMerge:
 
 
 class HeldRun:
-    """The batches of a run that is in memory, charged until they are taken."""
+    """The batches of a run in memory, charged until each is taken."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], budget: MemoryBudget) -> None:
         self._batches = deque((batch, batch.nbytes) for batch in batches)
@@ -247,5 +251,5 @@ def _load_of(runs: Iterable[Run]) -> Load:
 
 
 def _all_held(runs: Sequence[Run], memory: int) -> bool:
-    """Whether runs can all be read whole: the fastest way."""
+    """Whether all runs can be read whole, which is fastest."""
     return not any(run.is_spilled for run in runs) and sum(run.held for run in runs) <= memory

@@ -1,11 +1,11 @@
-"""`ReadAhead`: fetches a known list of things in threads, delivers them in order, within a budget.
+"""`ReadAhead`: fetches a list of items in threads, delivers the results in order, within a budget.
 
-The consumer's own thread starts fetches and takes results; worker threads only fetch. So there is no lock
-of ours, a failed fetch surfaces where its result is taken, and nothing can wait for ever: the item that is
-delivered next is always being fetched, whatever the budget says.
+The consumer's own thread starts fetches and takes results; worker threads only fetch. So it needs no lock,
+and a failed fetch raises where its result is taken. Nothing can wait for ever: the item that is delivered
+next is always being fetched, whatever the budget says.
 
-A result belongs to the caller once it is delivered, and is released from the budget then. `close` waits for
-fetches in flight; it is called by leaving the context, also when the consumer gives up in the middle.
+A delivered result belongs to the caller, and is released from the budget. Leaving the context calls `close`,
+which waits for fetches in flight, also when the consumer stops early.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ Result = TypeVar("Result")
 
 
 class ReadAhead(Generic[Item, Result]):
-    """``fetch`` is called in up to ``threads`` threads; ``size_of`` says what an item's result will hold
-    (bytes)."""
+    """``fetch``: called in up to ``threads`` threads. ``size_of``: bytes of an item's result."""
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class ReadAhead(Generic[Item, Result]):
             yield result
 
     def close(self) -> None:
-        """Stop: cancel what has not begun, wait for what has."""
+        """Cancel fetches that have not begun, wait for the others."""
         self._waiting.clear()
         self._pool.shutdown(wait=True, cancel_futures=True)
         while self._in_flight:
@@ -74,6 +73,7 @@ class ReadAhead(Generic[Item, Result]):
             size = self._size_of(self._waiting[0])
             if self._in_flight and self._budget.would_exceed(size):
                 return
-            future = self._pool.submit(self._fetch, self._waiting.popleft())  # may find no thread
+            # raises if no thread can be started
+            future = self._pool.submit(self._fetch, self._waiting.popleft())
             self._budget.charge(size)
             self._in_flight.append((future, size))

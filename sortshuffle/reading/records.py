@@ -1,18 +1,18 @@
 """`RecordGate`: all the channels of one consumer task, where records are opaque frames or pickled chunks.
 
-Used by `ShuffleRDD` and `engine.Input`. It is what `InputGate` is for rows, and its order is the same: (map
-index, region, position), whatever the threads and the memory.
+Used by `ShuffleRDD` and `engine.Input`, as `InputGate` is for rows. The order is the same: (map index,
+region, position), whatever threads and memory there are.
 
     every channel: frames and events .. END_OF_DATA, END_OF_PARTITION, nothing
 
 Rules
-* A stream is complete when it ended so. One that ends otherwise, or has no extents at all, is a
-  `CorruptDataError`: its producer did not finish it, or some of its extents were not asked for.
-* Frames are handed over: a view of the memory that was read, or of its own if the frame was cut. What user
-  code keeps blocks nobody. Only what is read ahead is charged to the budget.
-* A frame above `payload.spanning.SPILL_BYTES` that is cut is put together in a nameless temporary file, or,
-  where files are encrypted, in memory that no budget counts. Either ends with the last view of it, or with
-  the process.
+* A stream that ends in another way, or has no extents, is a `CorruptDataError`: its producer did not finish
+  it, or some of its extents are missing from the channel.
+* Frames are handed over: as a view of the memory that was read, or in memory of their own if a frame was cut.
+  User code may keep them. Only frames that are read ahead are charged to the budget.
+* A cut frame larger than `payload.spanning.SPILL_BYTES` is assembled in a nameless temporary file; where
+  files are encrypted, in memory that no budget counts. Both are freed with the last view, or with the
+  process.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _NO_MEMORY = (errno.ENOSPC, errno.ENOMEM)  # of a file without a disk
 
 @dataclass(frozen=True, slots=True)
 class BufferOrEvent:
-    """What one buffer held: the chunks of records that end in it, or an event (then there are no chunks).
+    """The content of one buffer: the chunks of records that end in it, or an event and no chunks.
 
-    ``map_index``: of the channel that it came through. ``chunks``: lists of objects, or `Pairs`, as they were
-    written together; of opaque frames one tuple for each, with the frame in it. They can be taken once, and
-    each is decoded when it is taken, so that large ones need not be in memory together.
+    ``map_index``: of its channel. ``chunks``: lists of objects, or `Pairs`, as they were written together; of
+    opaque frames a tuple with one frame each. They can be taken once. Each is decoded when it is taken, so
+    that large ones need not be in memory together.
     """
 
     map_index: int
@@ -59,14 +59,14 @@ class BufferOrEvent:
 
 
 def chunks_of(buffers: Iterable[BufferOrEvent]) -> Iterator[Any]:
-    """The chunks of all buffers. None is held here when the next is taken."""
+    """The chunks of all buffers. A chunk is not held here when the next is taken."""
     return chain.from_iterable(map(attrgetter("chunks"), buffers))
 
 
 class RecordGate:
-    """Reads the channels of one subpartition. ``threads``: for reading ahead. ``spill_directory``: for large
-    frames while they are put together; None for the system's. ``off_disk``: they are put together in memory
-    instead, because what lies on a disk must be encrypted."""
+    """Reads the channels of one subpartition. ``threads``: for reading ahead. ``spill_directory``: large
+    frames are assembled there; None for the system's temporary directory. ``off_disk``: they are assembled in
+    memory instead, because files on disk must be encrypted."""
 
     def __init__(
         self,
@@ -85,12 +85,13 @@ class RecordGate:
         self._fetcher = Fetcher(decoding, budget, threads, metrics)
 
     def buffers(self) -> Generator[BufferOrEvent, None, None]:
-        """Everything in every channel, the events at the ends included. Taking pickled chunks **runs what
-        the pickles name**.
+        """Everything in every channel, including the events at the ends. Taking pickled chunks **runs the
+        code that the pickles name**.
 
         Raises `DataLossError` with the place, also for a stream that does not end as it must;
-        `OutOfDiskError` if a large frame finds no room, MemoryError if that was to be memory. Taking a chunk
-        raises `CorruptDataError`, and what unpickling raises. Closing the generator lets go of everything.
+        `OutOfDiskError` if there is no disk space for a large frame, MemoryError if there is no memory for
+        it. Taking a chunk raises `CorruptDataError`, and errors of unpickling. Closing the generator lets go
+        of everything.
         """
         with closing(self._items()) as items:
             for channel, item in items:
@@ -110,7 +111,7 @@ class RecordGate:
             with self._metrics.step("decode"):
                 return self._payload.records(chunk)
         except Malformed as problem:
-            # which of the channel's extents it came from is not known any more
+            # by now it is not known from which of the channel's extents it came
             subpartition = channel.extents[0].subpartition
             place = Place(channel.path, subpartition=subpartition, writer=channel.writer)
             raise CorruptDataError(
@@ -118,7 +119,7 @@ class RecordGate:
             ) from None
 
     def _items(self) -> Items:
-        """What the buffers hold, frames or an event, of streams that end as they must."""
+        """Of each buffer its frames, or its event. Checks how streams end."""
         for channel in self._channels:
             if not channel.extents:
                 raise _Stream(channel).broken("the stream has no end: there are no extents")
@@ -141,7 +142,7 @@ class RecordGate:
 
 
 class _Stream:
-    """How far one channel's stream came: data, END_OF_DATA, END_OF_PARTITION."""
+    """The state of one channel's stream: data, END_OF_DATA, END_OF_PARTITION."""
 
     def __init__(self, channel: InputChannel) -> None:
         self.channel = channel
@@ -167,7 +168,7 @@ class _Stream:
             )
 
     def broken(self, what: str, expected: object = None, found: object = None) -> CorruptDataError:
-        """At the last extent, where the end should be."""
+        """An error at the last extent, where the end should be."""
         channel = self.channel
         last = channel.extents[-1] if channel.extents else None
         place = Place(
@@ -181,12 +182,12 @@ class _Stream:
 
 
 def spills(directory: str | None, off_disk: bool) -> Callable[[], RecordSpill]:
-    """What makes the place where a large record is put together: a file in ``directory``, or memory."""
+    """Makes the places where large records are assembled: files in ``directory``, or memory."""
     return MemorySpill if off_disk else partial(RecordSpill, directory)
 
 
 class RecordSpill:
-    """Where one large record is put together: a nameless temporary file. A `payload.spanning.Spill`."""
+    """A nameless temporary file, in which one large record is assembled. A `payload.spanning.Spill`."""
 
     def __init__(self, directory: str | None) -> None:
         self._directory = directory or tempfile.gettempdir()
@@ -199,11 +200,11 @@ class RecordSpill:
             self._append(data)
 
     def view(self) -> memoryview:
-        """Everything, mapped: the page cache's memory, not this process's."""
+        """All of it, mapped: memory of the page cache, not of this process."""
         return memoryview(calls.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def close(self) -> None:
-        """What was mapped stays readable."""
+        """A view stays readable."""
         self._file.close()
 
     def _append(self, data: memoryview) -> None:
@@ -212,7 +213,7 @@ class RecordSpill:
 
 
 class MemorySpill(RecordSpill):
-    """The same in memory that grows as the record comes, and that no budget counts: a file without a disk."""
+    """The same in memory, which grows with the record, and which no budget counts."""
 
     def __init__(self) -> None:
         self._file = io.FileIO(calls.memfd_create("sortshuffle-record", os.MFD_CLOEXEC), "r+b")

@@ -1,7 +1,8 @@
-"""`SegmentBatch`: the segments of one scheduled run, laid end to end and filled from the front.
+"""`SegmentBatch`: the segments of one scheduled run, treated as one piece of memory and filled from the
+front.
 
-Used by `ReadScheduler` and its `Sweep`: places are given out as if the segments were one piece of memory, and
-each reader gets slices of the segments that its place lies in.
+Used by `ReadScheduler` and its `Sweep`. They reserve places in the batch; each reader gets slices of the
+segments that its place covers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sortshuffle.memory.segment import MemorySegment
 class SegmentBatch:
     """Holds one reference to each segment until `release`; slices hold their own.
 
-    ``end``: bytes in all. ``used``: up to where places have been given out; the sweep moves it.
+    ``end``: bytes in all. ``used``: bytes that are reserved; the sweep moves it.
     """
 
     def __init__(self, segments: Sequence[MemorySegment], recycler: Recycler) -> None:
@@ -33,7 +34,7 @@ class SegmentBatch:
         return [self.buffers[n].slice(a, b) for n, a, b in self._parts(start, size)]
 
     def place_for(self, size: int) -> int:
-        """Where the next ``size`` bytes begin: behind the last ones, or in a new segment if they would lie in
+        """Where the next ``size`` bytes begin: behind the last ones, or in a new segment if they would cover
         more segments than their size needs."""
         within = self.used % self.segment_bytes
         needed = -(-size // self.segment_bytes) * self.segment_bytes

@@ -1,16 +1,16 @@
-"""Sorted runs that a merge puts aside on disk, and reads back once.
+"""Sorted runs that a merge writes to disk, and reads back once.
 
-All runs of one pass go into one partitioned file with one subpartition, each as some consecutive regions, so
-that any number of them takes one descriptor.
+All runs of one pass go into one partitioned file with one subpartition. Each run is some consecutive regions.
+So any number of runs takes one descriptor.
 
     writing --write_run--> writing --finish--> read, run by run --last run closed--> gone
       a call that fails, or leaving the context: gone
 
-The file can outlive nobody. While it is written it is a ``.partial`` that its writer holds locked: the
-janitor removes a killed task's. `finish()` opens it for reading and deletes both names, so that the system
-frees it with the descriptor, however the process ends.
+The file never outlives its process. While it is written it is a ``.partial`` that its writer locks: the
+janitor removes that of a killed task. `finish()` opens it for reading and deletes both names, so that the
+system frees it with the descriptor, however the process ends.
 
-What is held is charged to the budget: while writing about `HELD_REGIONS` regions' bytes of rows.
+Memory is charged to the budget: while writing, about `HELD_REGIONS` regions of rows.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from sortshuffle.writing.row_slices import sliced
 NewFile: TypeAlias = Callable[[FileHeader], PartitionedFileWriter]
 """Makes the file of a pass, under a name of its own, in a directory that has room."""
 
-HELD_REGIONS = 3  # of a region there are at most its rows, their joined copy, and their messages
-SLICE_WORTH_A_COPY = 2  # rows that keep so many times their size of memory alive are copied out of it
-# Messages of a spilled run that fit the budget. Smaller ones let more runs be merged at a time, and cost more
-# per row. 2,000 runs of 2,000 rows in 16 MiB, runs at a time and ns a row in all: 64: 15, 600; 256: 25, 650;
-# 512: 46, 1080; 1024: 85, 1120, a pass less. 1,000 of 1,000 in 2 MiB: 64: 6, 1850, but two passes more than
-# 256: 19, 2680
+HELD_REGIONS = 3  # a region's rows, their joined copy, and their messages
+SLICE_WORTH_A_COPY = 2  # rows that keep more than so many times their own memory alive are copied
+# Messages of a spilled run that fit the budget. With smaller messages more runs are merged at a time, at more
+# cost per row. 2,000 runs of 2,000 rows in 16 MiB, runs at a time and ns a row in all: 64: 15, 600; 256: 25,
+# 650; 512: 46, 1080; 1024: 85, 1120, a pass less. 1,000 of 1,000 in 2 MiB: 64: 6, 1850, but two passes more
+# than 256: 19, 2680
 SPILL_BUFFERS = 256
 LEAST_SPILL_BUFFER, MOST_SPILL_BUFFER = 4 * KIB, 256 * KIB  # below, Arrow's metadata of a message shows
 SPILL_REGIONS = 16  # regions of a spilled run that fit the budget: `HELD_REGIONS` of these are for writing
@@ -54,14 +54,14 @@ SPILL_REGIONS = 16  # regions of a spilled run that fit the budget: `HELD_REGION
 
 @dataclass(frozen=True, slots=True)
 class SpillSize:
-    """``buffer``: largest message, ``region``: rows that are collected for one gathered write; bytes."""
+    """``buffer``: bytes of the largest message; ``region``: bytes of rows for one write."""
 
     buffer: int
     region: int
 
     @staticmethod
     def within(memory: int) -> SpillSize:
-        """For runs that are written, and later merged, within so many bytes."""
+        """For runs that are written, and later merged, within ``memory`` bytes."""
         buffer = min(MOST_SPILL_BUFFER, max(LEAST_SPILL_BUFFER, memory // SPILL_BUFFERS))
         return SpillSize(buffer, max(1, memory // SPILL_REGIONS))
 
@@ -109,7 +109,7 @@ class SpillWriter:
         self._ends.append(self._writer.regions)
 
     def finish(self) -> list[SpilledRun]:
-        """The runs, in the order in which they were written. Each must be closed."""
+        """The runs, in the order in which they were written. The caller closes each."""
         with self._metrics.step("merge"):
             file_id = self._writer.header.file_id
             file = self._writer.finish(Writer(), self._payload.schema.serialize().to_pybytes())
@@ -154,7 +154,7 @@ class SpillWriter:
         working = (HELD_REGIONS - 1) * self._held
         self._budget.charge(working)
         try:
-            seconds = TaskMetrics().seconds  # all of this is time of the merge
+            seconds = TaskMetrics().seconds  # not counted: all of it is time of the merge
             pieces = sliced(rows, self._size.buffer, attrgetter("nbytes"))
             buffers = [self._payload.encode(piece, seconds) for piece in pieces]
             self._writer.start_region()
@@ -167,7 +167,7 @@ class SpillWriter:
 
 
 class SpillFile:
-    """The nameless file of a pass, closed, and so freed, with the last of its ``runs``."""
+    """The nameless file of a pass. It is closed, and so freed, with the last of its ``runs``."""
 
     def __init__(self, reader: PartitionedFileReader, runs: int) -> None:
         self.reader = reader
@@ -184,7 +184,8 @@ class SpillFile:
 
 
 class SpilledRun:
-    """One run of a pass. Read it once, or not at all; `close` it either way (may be called again)."""
+    """One run of a pass. It can be read once. The caller closes it, also if it was not read; `close` may be
+    called again."""
 
     __slots__ = ("_file", "extents")
 
@@ -195,7 +196,8 @@ class SpilledRun:
     def stream(
         self, payload: ArrowPayload, part_bytes: int, budget: MemoryBudget, metrics: TaskMetrics
     ) -> Batches:
-        """Its batches, holding about ``part_bytes`` of an extent, charged, and one batch. Closes the run."""
+        """Its batches. It holds one batch, and about ``part_bytes`` of an extent, which are charged. Closes
+        the run."""
         seconds = TaskMetrics().seconds
         try:
             assert self._file is not None

@@ -1,7 +1,7 @@
 """`StoredInputChannel`: the `InputChannel` to a map output on storage that every host sees.
 
-In a directory that all hosts have mounted its files are opened like local ones, and nothing is copied; in a
-store all extents of a fetch are asked for at once (`storage.stored.stored_reader`).
+In a directory that all hosts have mounted, its files are opened like local ones, without a copy. In a store,
+all extents of a fetch are requested at once (`storage.stored.stored_reader`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from sortshuffle.storage.files.reader import PartitionedFileReader
 from sortshuffle.storage.files.urls import mounted, patiently
 from sortshuffle.storage.stored.stored_reader import StoredFileReader
 
-# Fetches of one consumer at a time. Each waits 10 to 100 ms for a store, in which no processor is used; with
-# 8 MiB each, 16 of them are what a connection of 10 Gbit/s carries in 100 ms.
+# Fetches of one consumer at a time. Each waits 10 to 100 ms for a store, without using a processor. 16 of 8
+# MiB are as much as a connection of 10 Gbit/s carries in 100 ms.
 CONCURRENT_FETCHES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class StoredInputChannel:
-    """``file``: its base is a URL. ``file_id``: what a data file in a mounted directory must carry.
-    ``writer``: who wrote it, for errors. ``key``: by which it is decrypted."""
+    """``file``: its base is a URL. ``file_id``: of the data file. ``writer``: who wrote it, for errors.
+    ``key``: decrypts it."""
 
     file: PartitionedFile
     file_id: bytes

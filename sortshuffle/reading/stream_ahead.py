@@ -1,17 +1,18 @@
-"""`StreamsAhead`: the fetches of a merge item by item, while the next part of each is fetched in a thread.
+"""`StreamsAhead`: the items of the runs of a merge, while threads fetch the next part of each run.
 
-Used for runs in a store, where fetching a part is waiting: 30 ms, say, in which nothing is used. The merge of
-ninety runs takes a part of this run, then one of that. The next parts of the other 89 come meanwhile.
+Used for runs in a store, where a fetch is mostly waiting, about 30 ms. A merge of ninety runs uses a part of
+one run, then of another; the next parts of the other 89 come meanwhile.
 
     consumer's thread       decodes part n, charges, counts
     threads of the merge    fetch, verify and decrypt part n+1
 
 Rules
-* One thread at a time is in a reader, but for `give_up`. A failed fetch surfaces where its part is taken.
-* A stream that is closed while a part of it is under way is one of a merge that has been abandoned. So all
-  streams of the merge are given up then: each waits only for a request that is under way.
-* A merge is closed by who reads it, not left to the garbage collector: that may run in one of these threads,
-  which would wait for itself.
+* Only one thread at a time uses a reader, except for `give_up`. A failed fetch raises where its part is
+  taken.
+* If a stream is closed while a part of it is under way, its merge was abandoned. Then all streams of the
+  merge are given up, and each waits only for the request that is under way.
+* The reader of a merge closes it. The garbage collector must not: it may run in one of these threads, which
+  would then wait for itself.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ from sortshuffle.storage.files.extents import Extent, ExtentPart
 
 
 class StreamsAhead:
-    """Owns the streams and the threads. The streams are closed, and the threads have ended, when the context
-    is left."""
+    """Owns the streams and the threads. Leaving the context closes the streams and waits for the threads."""
 
     def __init__(self, payload: Payload, budget: MemoryBudget, metrics: TaskMetrics) -> None:
         self.payload = payload
@@ -42,16 +42,16 @@ class StreamsAhead:
         self._streams: list[StreamAhead] = []
 
     def stream(self, fetch: Fetch, part_bytes: int) -> StreamAhead:
-        """What `Fetch.stream` gives. The fetch of its first part begins at once. Raises RuntimeError where no
-        thread can be started."""
+        """The items of `Fetch.stream`. The fetch of the first part begins at once. Raises RuntimeError where
+        no thread can be started."""
         stream = StreamAhead(fetch, part_bytes, self)
-        self._streams.append(stream)  # before a thread reads: whoever gives up must reach it
+        self._streams.append(stream)  # before a thread reads: `give_up` must reach it
         stream.start()
         return stream
 
     def give_up(self) -> None:
-        """Cancel what no thread fetches yet. Requests that are under way are not made again."""
-        for stream in self._streams:  # all, before a thread that is free takes another
+        """Cancel fetches that have not begun. Requests that are under way are not repeated."""
+        for stream in self._streams:  # all of them first, before a free thread begins another
             stream.cancel()
         for stream in self._streams:
             stream.give_up()
@@ -63,7 +63,7 @@ class StreamsAhead:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            with ExitStack() as streams:  # which closes the others, too, where one fails
+            with ExitStack() as streams:  # closes all, also if one fails
                 for stream in self._streams:
                     streams.callback(stream.close)
         finally:
@@ -92,11 +92,11 @@ class StreamAhead(SortedRun):
         return self._items
 
     def cancel(self) -> None:
-        """A part that no thread fetches yet is not fetched."""
+        """Cancel the fetch of a part that has not begun."""
         self._parts.cancel()
 
     def give_up(self) -> None:
-        """A request that is under way is not made again."""
+        """Do not repeat a request that is under way."""
         self._reader.give_up()
 
     def close(self) -> None:
@@ -110,8 +110,8 @@ class StreamAhead(SortedRun):
 
 
 class _PartsAhead(Iterator[ExtentPart]):
-    """``parts``: all parts of ``extents``, closed by `close`. ``copies``: how many of a part there are in
-    memory while it is fetched, and until it is used; so much is charged."""
+    """``parts``: all parts of ``extents``; owned. ``copies``: how many copies of a part are in memory from
+    its fetch until its use; these are charged."""
 
     def __init__(
         self,
@@ -141,12 +141,12 @@ class _PartsAhead(Iterator[ExtentPart]):
         self._streams.budget.charge(size)
         self._charged = size
         self._next = Future()
-        # A future of its own: where no other thread can be started this raises, and yet a thread that the
-        # pool has may fetch the part. `close` looks at the future.
+        # With a future of its own: if no other thread can be started, `submit` raises, and yet a thread of
+        # the pool may fetch the part. `close` waits for this future.
         self._streams.pool.submit(_fetch, [(self._parts, self._next)])
 
     def __next__(self) -> ExtentPart:
-        if self._next is None:  # the last one, or an error, has been given
+        if self._next is None:  # after the last part, or after an error
             raise StopIteration
         try:
             part = self._next.result()
@@ -174,9 +174,9 @@ class _PartsAhead(Iterator[ExtentPart]):
 
 
 def _fetch(wanted: list[tuple[Iterator[ExtentPart], Future[ExtentPart]]]) -> None:
-    """Take what is wanted out of the list, and fetch it. An error's traceback has this frame and those of its
-    callers. With the future in one of them, it would be held by its own error, and so would the part that was
-    read, until the garbage collector comes."""
+    """Take the only element out of ``wanted``, and fetch the part. An error's traceback has this frame and
+    those of its callers. If the future were in one of these, the error would hold the future, and so the
+    part, until the garbage collector runs."""
     parts, future = wanted.pop()
     if not future.set_running_or_notify_cancel():
         return

@@ -1,32 +1,31 @@
-"""`SubpartitionReader`: what one consumer of a result partition gets, between the sweep that reads and the
-connection that sends.
+"""`SubpartitionReader`: the queue between the sweep that reads for a consumer and the connection that sends.
 
-The door that uses it is the shuffle service: a long-lived process with many consumers of each map output. A
-channel of a connection has one reader, polls it when it has credit, sends a `Delivery` in one gathered write,
-and recycles it.
+The shuffle service uses it: a long-lived process with many consumers of each map output. A channel of a
+connection has one reader, polls it when it has credit, sends a `Delivery` in one gathered write, and recycles
+it.
 
 **Extent bytes, not buffers.** A delivery is the extents' own bytes, cut only where a segment of memory ends.
-The alternative, which the ancestor chose, is to walk the buffers of an extent and hand them out one by one.
-That costs Python work, a header and a number per buffer; it believes sizes that only the consumer verifies;
-and a buffer that crosses the end of a segment must be put together or read twice. Raw bytes cost one step per
-extent and segment, however many buffers stand in it. The consumer has the index entries anyway, verifies the
-checksums of whole buffers, and finds the events that stand between them. What is lost: events inside an
-extent travel with its data and so cost credit. The one event that a consumer must hear of whatever its
-credit, the end, is not in the file: the index says what is complete.
+The ancestor walks the buffers of an extent instead, and delivers them one by one. That costs Python work, a
+header and a number per buffer. It trusts sizes that only the consumer verifies. And a buffer that crosses the
+end of a segment must be assembled or read twice. Raw bytes cost one step per extent and segment, however many
+buffers there are. The consumer has the index entries anyway, verifies the checksums of whole buffers, and
+finds the events between them. The price: events inside an extent travel with its data, and so cost credit.
+The one event that must not depend on credit, the end, is not in the file: the index says what is complete.
 
     open --(all bytes queued)--> complete --(polled)--> ended
     open | complete --fail--> failed            any --release--> released
 
 Rules
 * Pieces come in the order of the extents, region by region, and never cross an extent or a segment.
-* One credit is room for one segment's bytes at the consumer. What a delivery has of one extent, a *run*, is
-  sent as one response, and costs as many credits as segments hold it. The end costs none.
-* Nothing is read that there is no credit for: consumers who are slow to take what they have got keep no
-  memory here, and nothing is read for them in vain. (A consumer without a number of credits takes anything.)
+* One credit is room for one segment's bytes at the consumer. The pieces of a delivery from one extent are a
+  *run*. A run is sent as one response, and costs as many credits as the segments that its bytes fill. The end
+  costs none.
+* Nothing is read without credit: slow consumers keep no memory here, and nothing is read for them in vain. (A
+  consumer without a number of credits takes anything.)
 * ``on_available`` is called when there is something to poll after there was nothing, and when the reader
-  fails; in any thread, under no lock, and it must not block. What it raises is a failure of this reader.
-* Who polls a delivery recycles it. Pieces that were not polled go back with `release` or `fail`.
-* ``held`` counts pieces queued or delivered and not recycled; each keeps at most one segment from the pool.
+  fails; in any thread, under no lock. It must not block. An error of it is a failure of this reader.
+* The poller recycles a delivery. `release` and `fail` recycle pieces that were not polled.
+* ``held`` counts pieces that are queued or delivered and not recycled; each keeps at most one segment.
 
 Lock order: `_lock` is a leaf; nothing is called under it.
 """
@@ -63,20 +62,20 @@ class ReadPiece:
 
 
 class Sweeper(Protocol):
-    """Who fills readers: the `ReadScheduler`, as far as a reader knows it. Called under no lock."""
+    """Fills readers: a `ReadScheduler`, as a reader sees it. Called under no lock."""
 
     def memory_returned(self, reader: SubpartitionReader) -> None:
-        """Its consumer gave memory back, or has more credit; there may be something to read."""
+        """The consumer recycled memory, or has more credit: there may be something to read."""
 
     def leave(self, reader: SubpartitionReader) -> None:
-        """The reader takes nothing any more."""
+        """Nothing is to be read for this reader any more."""
 
 
 @dataclass(slots=True)
 class Delivery:
-    """What one poll gave. Whoever polled it calls `recycle` when it is sent.
+    """The result of one poll. The poller calls `recycle` when it is sent.
 
-    ``credits``: what these pieces cost. ``backlog``: credits that all that comes behind them needs at least.
+    ``credits``: the cost of these pieces. ``backlog``: the least credits for all bytes behind them.
     ``end_of_partition``: nothing comes behind them.
     """
 
@@ -93,7 +92,7 @@ class Delivery:
 
     @property
     def runs(self) -> Iterator[list[memoryview]]:
-        """The bytes, those of each extent by themselves. Not to be used after `recycle`."""
+        """The bytes, extent by extent. Not to be used after `recycle`."""
         for _, run in groupby(self.pieces, _identity):
             yield [piece.buffer.view for piece in run]
 
@@ -103,18 +102,18 @@ class Delivery:
         return [piece.buffer.view for piece in self.pieces]
 
     def recycle(self) -> None:
-        """Give the memory back. May be called again, but not by two threads at once."""
+        """Release the memory. May be called again, but not by two threads at once."""
         pieces, self.pieces = self.pieces, ()
         if pieces:
             self.reader.recycle(pieces)
 
 
 class SubpartitionReader:
-    """The view that one consumer has of some subpartitions of one result partition.
+    """One consumer's view of some subpartitions of one result partition.
 
-    ``cursor``: where the sweep stands in its extents; only the sweep touches it. ``segment_bytes``: what one
-    credit is worth. ``compressed``: whether the file has a codec. ``credits``: what the consumer has to begin
-    with; None if it takes anything. Made by `ReadScheduler.create_reader`.
+    ``cursor``: the sweep's position in its extents; only the sweep uses it. ``segment_bytes``: the worth of
+    one credit. ``compressed``: whether the file has a codec. ``credits``: of the consumer at the beginning;
+    None if it takes anything. Made by `ReadScheduler.create_reader`.
     """
 
     def __init__(
@@ -134,7 +133,7 @@ class SubpartitionReader:
         self._lock = threading.Lock()
         self._credits = sys.maxsize if credits is None else credits
         self._has_credits = credits is not None
-        self._left = cursor.left  # bytes that were not polled yet
+        self._left = cursor.left  # bytes that are not polled yet
         self._queue: deque[ReadPiece] = deque()
         self._held = 0
         self._complete = False
@@ -144,7 +143,7 @@ class SubpartitionReader:
 
     @property
     def wanted(self) -> int:
-        """Segments that there is credit for beyond what is queued."""
+        """Segments with credit, beyond those that are queued."""
         return self._credits - len(self._queue)  # a piece costs one credit at most
 
     @property
@@ -154,14 +153,14 @@ class SubpartitionReader:
 
     @property
     def cause(self) -> BaseException | None:
-        """Why it failed, None if it did not."""
+        """Of its failure; None if it has not failed."""
         return self._cause
 
     def poll(self, credits: int, most: int = sys.maxsize) -> Delivery | None:
-        """What is queued, as far as ``credits`` go, and the end when it is reached. The caller recycles it.
-        ``most``: bytes after which nothing more is taken.
+        """Queued pieces for at most ``credits``, and the end when it is reached. The caller recycles them.
+        ``most``: bytes after which no other piece is taken.
 
-        None if there is nothing to be had: look at `cause`, or wait for ``on_available``.
+        None if there are none: look at `cause`, or wait for ``on_available``.
         """
         with self._lock:
             pieces, cost = self._take(credits, most)
@@ -174,7 +173,7 @@ class SubpartitionReader:
             return Delivery(self, pieces, cost, self._in_credits(self._left), ends)
 
     def grant(self, credits: int) -> None:
-        """So many credits the consumer has now: there may be more to read for it."""
+        """Set the consumer's credits: there may be more to read for it."""
         with self._lock:
             if not self._has_credits:
                 return
@@ -182,32 +181,32 @@ class SubpartitionReader:
         self._sweeper.memory_returned(self)
 
     def is_available(self, credits: int) -> bool:
-        """Whether a poll makes sense: there is data and credit, or the end, or a failure to be told."""
+        """Whether to poll now: there is data and credit, or the end, or a failure."""
         with self._lock:
             return bool(self._queue and credits) or self._is_at_end() or self._released
 
     @property
     def is_queued(self) -> bool:
-        """Whether there is data that was read and not polled: with credit, it could be had."""
+        """Whether data waits for credit or a poll."""
         return bool(self._queue)
 
     def recycle(self, pieces: Sequence[ReadPiece]) -> None:
-        """Give the memory of delivered pieces back."""
-        with self._lock:  # first, so that whoever gets the memory sees that this reader has room
+        """Release the memory of delivered pieces."""
+        with self._lock:  # first: the next user of the memory must see that this reader has room
             self._held -= len(pieces)
         _recycle_all(pieces)
         self._sweeper.memory_returned(self)
 
     def release(self) -> None:
-        """The consumer wants no more. May be called again, in any state and from any thread."""
+        """End the view for the consumer. May be called again, in any state and from any thread."""
         self._stop(None)
 
     # Called by the sweep
 
     def add(self, pieces: Sequence[ReadPiece], *, complete: bool) -> None:
-        """Queue pieces; ``complete``: nothing comes behind them. Takes over their references.
+        """Queue pieces. ``complete``: nothing comes behind them. Takes over their references.
 
-        Raises `StateError` if the reader was released, and then has given the memory back.
+        Raises `StateError` if the reader was released; the memory is released then.
         """
         with self._lock:
             released = self._released
@@ -223,7 +222,7 @@ class SubpartitionReader:
             self._on_available(self)
 
     def fail(self, cause: BaseException) -> None:
-        """Give up what is queued and tell the consumer why; nothing if it is released or has failed."""
+        """Release queued pieces and tell the consumer why; nothing if it is released or has failed."""
         if self._stop(cause):
             self._on_available(self)
 
@@ -240,7 +239,7 @@ class SubpartitionReader:
         return True
 
     def _take(self, credits: int, most: int) -> tuple[tuple[ReadPiece, ...], int]:
-        """Pieces, and what they cost."""
+        """Pieces out of the queue, and their cost."""
         taken: list[ReadPiece] = []
         size = run = cost = 0
         while self._queue and size < most:
@@ -256,7 +255,7 @@ class SubpartitionReader:
         return tuple(taken), cost
 
     def _is_at_end(self) -> bool:
-        """Whether the end, which was not told yet, comes next."""
+        """Whether the end comes next, and was not polled yet."""
         return self._complete and not (self._queue or self._ended or self._released)
 
     def _in_credits(self, size: int) -> int:
@@ -264,7 +263,7 @@ class SubpartitionReader:
 
 
 def _identity(piece: ReadPiece) -> int:
-    """Tells the extents of neighbours apart; an extent of a view is one object."""
+    """Of the piece's extent: each extent of a view is one object."""
     return id(piece.extent)
 
 

@@ -1,14 +1,14 @@
-"""`Sweep`: in which order the readers of one file are served, and what is read with one call.
+"""`Sweep`: the order in which the readers of one file are served, and the plan of each read.
 
-The plan of a `ReadScheduler`: no input or output and no lock of its own (the scheduler's guards it).
+It plans for a `ReadScheduler`. It has no I/O and no lock: the scheduler's lock guards it.
 
 A *pass* takes every reader that has room, in ascending order of its next offset, and gives each one chunk. So
-offsets go back only between passes, a late reader waits for the rest of one pass and not for the end of the
-file, and readers that keep up with each other go through the file side by side.
+offsets go back only between passes, and a late reader waits for the rest of one pass, not for the end of the
+file. Readers of the same speed go through the file side by side.
 
-What the next readers of the pass want is joined to one read as long as it follows without a gap in the file,
-or is exactly the same bytes. In memory each chunk has a place of its own, so that it lies in no more segments
-than its size needs: one call fills them all (a scattered read).
+The chunks of neighbours in a pass become one read as long as they follow each other in the file without a
+gap, or are the same bytes. In memory each chunk has its own place, so that it covers no more segments than
+its size needs. One call fills them all (a scattered read).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from sortshuffle.storage.files.ranges import RangeExtent
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one reader gets of a read: ``size`` bytes of ``extent``, from ``offset`` of the file on. They go
-    to ``start`` of the batch."""
+    """One reader's share of a read: ``size`` bytes of ``extent``, from ``offset`` of the file to ``start`` of
+    the batch."""
 
     reader: SubpartitionReader
     extent: RangeExtent
@@ -47,12 +47,12 @@ class PlannedRead:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Start and size of the places in the batch that the read fills, one after the other."""
+        """Start and size of the places in the batch that the read fills, in order."""
         distinct = {chunk.start: chunk.size for chunk in self.chunks}
         return list(distinct.items())
 
     def place_by_place(self) -> list[PlannedRead]:
-        """The same in reads of one place each, with all who read what lies there."""
+        """The same as reads of one place each, each with all its readers."""
         return [
             PlannedRead([chunk for chunk in self.chunks if chunk.start == start]) for start, _ in self.places
         ]
@@ -60,50 +60,50 @@ class PlannedRead:
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """How many segments a reader may hold at this moment. ``share``: at most. ``crowded``: the partition has
-    no room for a batch more, so only readers that hold nothing may have something. ``tail``: segments that a
-    reader is given beyond that if they end its extent."""
+    """The segments that a reader may hold at this moment. ``share``: at most. ``crowded``: the partition has
+    no room for another batch, so only readers that hold nothing get something. ``tail``: further segments
+    that a reader gets if they end its extent."""
 
     share: int
     crowded: bool
     tail: int = 0
 
     def room(self, reader: SubpartitionReader) -> int:
-        """Segments that the reader may be given now."""
+        """Segments that the reader may get now."""
         held = reader.held
         return 0 if self.crowded and held else max(0, min(self.share - held, reader.wanted))
 
 
 class Sweep:
-    """The readers that have something left to read, and the pass they are in. ``passes``: begun so far."""
+    """The readers with bytes left to read, and their pass. ``passes``: begun so far."""
 
     def __init__(self) -> None:
         self.passes = 0
         self.readers: dict[SubpartitionReader, None] = {}  # a set that keeps their order
         self._pass: deque[SubpartitionReader] = deque()
-        self._is_short = False  # whether somebody wanted something, and there was no memory
+        self._is_short = False  # whether a reader wanted segments, and there was no memory
 
     def add(self, reader: SubpartitionReader) -> None:
         """It takes part from the next pass on."""
         self.readers[reader] = None
 
     def remove(self, reader: SubpartitionReader) -> None:
-        """It is read for no more; nothing if it is not there."""
+        """Nothing is to be read for it any more. May be called again."""
         self.readers.pop(reader, None)
         if reader in self._pass:
             self._pass.remove(reader)
 
     def is_due(self, limits: ReadLimits, changed: SubpartitionReader | None = None) -> bool:
-        """Whether any reader may be given something. ``changed``: who alone may have come to want more since
-        it was asked last, None if that is not known. Hundreds of others need not be looked at then, but where
-        memory kept one of them waiting."""
+        """Whether any reader may get something. ``changed``: the only reader that may want more than at the
+        last call, None if that is not known. Then hundreds of others need not be asked, unless one of them
+        waits for memory."""
         if changed is not None and not self._is_short:
             return changed in self.readers and self._is_ready(changed, limits)
         self._is_short = False
         return any(self._is_ready(reader, limits) for reader in self.readers)
 
     def begin_pass(self, limits: ReadLimits) -> None:
-        """A new pass with all readers that may have more, if the last one is through."""
+        """Begin a pass with all readers that have room, if the last one is over."""
         if self._pass:
             return
         wanting = [reader for reader in self.readers if limits.room(reader)]
@@ -111,13 +111,15 @@ class Sweep:
         self.passes += bool(wanting)
 
     def plan(self, batch: SegmentBatch, limits: ReadLimits) -> PlannedRead | None:
-        """The next read of the pass, for as many readers as it serves, with its places in the batch taken.
-        None if the pass is through or the batch used up."""
+        """The next read of the pass, for as many readers as possible. Reserves its places in the batch. None
+        if the pass is over or the batch is full."""
+        # 1. the first reader with room
         while self._pass and not limits.room(self._pass[0]):
             self._pass.popleft()
         chunk = _first_chunk(self._pass[0], limits, batch) if self._pass else None
         if chunk is None:
             return None
+        # 2. the readers behind it, while their chunks join
         read = PlannedRead([])
         while chunk is not None:
             self._pass.popleft()
@@ -141,8 +143,8 @@ def _wanted(reader: SubpartitionReader, limits: ReadLimits, batch: SegmentBatch)
 
 
 def _first_chunk(reader: SubpartitionReader, limits: ReadLimits, batch: SegmentBatch) -> Chunk | None:
-    """What a reader gets of a read that begins with it; None if the batch has no place for that any more.
-    Only a batch that is not begun may cut it: a reader with less than the others would fall out of step."""
+    """The chunk of a reader that begins a read; None if the batch has no place for it. Only an empty batch
+    may cut it: a reader that gets less than the others falls behind them."""
     wanted = _wanted(reader, limits, batch)
     start = batch.place_for(wanted)
     size = min(wanted, batch.end - start)
@@ -154,7 +156,7 @@ def _first_chunk(reader: SubpartitionReader, limits: ReadLimits, batch: SegmentB
 def _joining_chunk(
     read: PlannedRead, reader: SubpartitionReader, limits: ReadLimits, batch: SegmentBatch
 ) -> Chunk | None:
-    """What the next reader gets of the same read; None if it must have one of its own."""
+    """The chunk of the next reader in the same read; None if it needs a read of its own."""
     wanted = _wanted(reader, limits, batch)
     if not wanted:
         return None
