@@ -89,7 +89,7 @@ def clean(
     try:
         with storage_errors():
             _open_stores(directories)
-            for verdict in _judged(directories, application, older_than, passed_over):
+            for verdict in _verdicts(directories, application, older_than, passed_over):
                 if verdict.path not in done:
                     outcome = _carry_out(verdict, dry_run)
                     done[verdict.path] = outcome, verdict
@@ -142,7 +142,7 @@ def _open_stores(directories: Sequence[str]) -> None:
             open_store(url)
 
 
-def _judged(
+def _verdicts(
     directories: Sequence[str], application: str | None, older_than: float | None, passed_over: PassedOver
 ) -> Iterator[HomeVerdict]:
     for directory in directories:

@@ -151,7 +151,7 @@ def _print_table(
 ) -> None:
     named = rows if everything else rows[:LIMIT]
     out.table(columns, named)
-    _print_left_out(out, len(rows) - len(named), "more row", other_way)
+    _print_rest(out, len(rows) - len(named), "more row", other_way)
 
 
 def _facts(look: Look) -> Iterator[tuple[str, str]]:
@@ -263,7 +263,7 @@ def _print_faults(out: ConsoleOutput, look: Look, everything: bool) -> None:
         out.line(note, "yellow")
     for fault in faults:
         out.line(f"{os.path.basename(fault.place.file)}: {fault}", "red")
-    _print_left_out(out, len(look.faults) - len(faults), "more fault")
+    _print_rest(out, len(look.faults) - len(faults), "more fault")
 
 
 def _notes(look: Look) -> Iterator[str]:
@@ -328,11 +328,11 @@ def directory(out: ConsoleOutput, path: str, found: Listing, everything: bool) -
     looks = found.looks if everything else found.looks[:LIMIT]
     for parent, group in itertools.groupby(looks, lambda look: look.directory):
         _print_directory_of_pairs(out, parent, list(group))
-    _print_left_out(out, len(found.looks) - len(looks), "more map output")
+    _print_rest(out, len(found.looks) - len(looks), "more map output")
     exchanges = found.exchanges if everything else found.exchanges[:SHORT_LIMIT]
     for exchange in exchanges:
         _print_exchange(out, exchange)
-    _print_left_out(out, len(found.exchanges) - len(exchanges), "more exchange")
+    _print_rest(out, len(found.exchanges) - len(exchanges), "more exchange")
     _print_encryption(out, found)
     _print_wrong_pairs(out, found, everything)
 
@@ -346,7 +346,7 @@ def _print_directory_of_pairs(out: ConsoleOutput, parent: str, looks: list[Look]
     out.table(columns, [_pair_row(look, with_state=not is_well) for look in looks])
 
 
-def _print_left_out(out: ConsoleOutput, number: int, noun: str, other_way: str = "") -> None:
+def _print_rest(out: ConsoleOutput, number: int, noun: str, other_way: str = "") -> None:
     if number:
         out.line(f"... and {plural(number, noun)}: --all shows {_them(number)}{other_way}.", "dim")
 
@@ -397,7 +397,7 @@ def _print_wrong_pairs(out: ConsoleOutput, found: Listing, everything: bool) -> 
     named = wrong if everything else wrong[:SHORT_LIMIT]
     for look in named:
         out.line(f"{look.inspection.base}: {_reason(look)}", _STYLES[look.state].removeprefix("bold "))
-    _print_left_out(out, len(wrong) - len(named), "more such map output")
+    _print_rest(out, len(wrong) - len(named), "more such map output")
 
 
 def _reason(look: Look) -> str:

@@ -103,7 +103,7 @@ class _RowCounter:
         is_data = buffer.data_type is DataType.DATA
         return int(_decoded(self._payload, memory, buffer).num_rows) if is_data else 0
 
-    def alone(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
+    def count_loose(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
         return self.count(memory, buffer)
 
     def finish(self) -> None:
@@ -122,7 +122,7 @@ class _NoCounter:
     def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> None:
         self._payload.decoder(defaultdict(float)).decode(memory, buffer)
 
-    alone = count
+    count_loose = count
 
     def finish(self) -> None:
         pass
@@ -140,7 +140,7 @@ class _FrameCounter:
         self._last = _FramesOfExtent(self._decoding)
         return self._last
 
-    def alone(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
+    def count_loose(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
         payload = self._payload.decompressed(memory, buffer)
         if buffer.data_type is DataType.DATA:
             return None  # the buffer may begin within a frame

@@ -188,14 +188,14 @@ def merge_runs(
         _move_on(runs, waiting)
         while waiting:
             with metrics.step("merge"):
-                touched, bound = _below_common_bound(waiting)
-                parts = [part for run in touched for part in run.take_up_to(bound)]
-            if len(touched) == 1:  # already sorted
+                chosen, bound = _below_common_bound(waiting)
+                parts = [part for run in chosen for part in run.take_up_to(bound)]
+            if len(chosen) == 1:  # already sorted
                 while parts:
                     yield parts.pop(0)[0]
             else:
                 yield from _in_order(parts, budget, metrics)
-            _move_on(touched, waiting)
+            _move_on(chosen, waiting)
 
 
 def _move_on(runs: Sequence[_Run], waiting: list[tuple[Bound, _Run]]) -> None:

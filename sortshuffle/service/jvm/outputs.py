@@ -274,7 +274,7 @@ class MapOutputs:
     def known(self, file_ids: Sequence[bytes]) -> list[MapOutput | None]:
         """The map outputs with these ids; None for one that is to be opened."""
         return [
-            each if each is not None and self._is_as_known(each) else None
+            each if each is not None and self._is_unchanged(each) else None
             for each in self._known.get_all(file_ids)
         ]
 
@@ -330,7 +330,7 @@ class MapOutputs:
         if first is not None:
             raise first
 
-    def _is_as_known(self, output: MapOutput) -> bool:
+    def _is_unchanged(self, output: MapOutput) -> bool:
         """Whether a map output that this engine wrote has unchanged files. Looked at once."""
         if isinstance(output, IndexedMapOutput) or output.written is None:
             return True

@@ -433,7 +433,7 @@ def pack_find_request(channel: int, output: MapOutputAddress) -> bytes:
 
 def unpack_find_request(body: bytes | bytearray | memoryview) -> MapOutputAddress:
     """Raises `ProtocolError`."""
-    output = _unpack_address_alone(body)
+    output = _unpack_only_address(body)
     if output.attempt:
         raise ProtocolError(f"attempt {output.attempt} is looked for, where any is meant")
     return output
@@ -474,7 +474,7 @@ def pack_remove_request(channel: int, application: str, shuffle: int, token: byt
 
 def unpack_remove_request(body: bytes | bytearray | memoryview) -> MapOutputAddress:
     """Raises `ProtocolError`."""
-    output = _unpack_address_alone(body)
+    output = _unpack_only_address(body)
     if output.map_index or output.attempt:
         raise ProtocolError(f"{output} is to be removed, where whole exchanges are")
     return output
@@ -570,7 +570,7 @@ def _unpack_range(
     return output, SubpartitionRange(first, last), RegionRange(first_region, count)
 
 
-def _unpack_address_alone(body: bytes | bytearray | memoryview) -> MapOutputAddress:
+def _unpack_only_address(body: bytes | bytearray | memoryview) -> MapOutputAddress:
     output, rest = MapOutputAddress.unpack(body)
     if rest:
         raise ProtocolError(f"{len(rest)} bytes behind the address of a map output")

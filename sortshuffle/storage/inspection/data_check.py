@@ -66,7 +66,7 @@ class RecordCounter(Protocol):
     def of_extent(self) -> ExtentCounter:
         """For the next extent, in the order of the index."""
 
-    def alone(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
+    def count_loose(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
         """How many records end in a buffer of which nothing else is known; None if that cannot be told.
         Raises `Malformed` if it cannot be decoded."""
 
@@ -358,7 +358,7 @@ class _Checker:
         if self._counter is None or found.stored.encrypted:  # where a loose one belongs is not known
             return None
         with _at(found.offset):
-            return self._counter.alone(found.memory, found.stored)
+            return self._counter.count_loose(found.memory, found.stored)
 
 
 @contextmanager

@@ -382,7 +382,7 @@ class Counter:
             raise Malformed("not a frame", 0)
         return buffer.size + (buffer.size == 1000)
 
-    def alone(self, memory: pa.Buffer, buffer: StoredBuffer) -> int:
+    def count_loose(self, memory: pa.Buffer, buffer: StoredBuffer) -> int:
         return self.count(memory, buffer)
 
     def finish(self) -> None:
