@@ -209,8 +209,7 @@ def _end_of(owner: Owner) -> str:
 
 
 def _has_files_of_spark(home: str, owner: Owner, now: float) -> bool:
-    """Whether Spark may still have shuffle files of an ended executor that belong to map outputs of this
-    home."""
+    """Whether Spark may still have shuffle files of an ended executor for map outputs of this home."""
     if not (owner.leaves_outputs_to_spark and owner.has_ended()):
         return False
     try:

@@ -52,8 +52,7 @@ def summary(look: Look) -> dict[str, Any]:
 
 
 def directory(path: str, found: Listing, passed_over: list[dict[str, str]]) -> dict[str, Any]:
-    """All pairs below a directory, the exchanges of the complete ones, and directories that cannot be
-    listed."""
+    """All pairs below a directory, the exchanges of the complete ones, and unlisted directories."""
     return {
         "path": path,
         "pairs": [summary(look) for look in found.looks],

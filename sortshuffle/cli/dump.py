@@ -88,8 +88,7 @@ def _dump(path: str, wanted: DumpChoice, as_json: bool, quick: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DumpChoice:
-    """What to show of a pair. ``records``: how many of the first; None for none. ``everything``: cut
-    nothing."""
+    """What to show of a pair. ``records``: the first N; None for none. ``everything``: cut nothing."""
 
     subpartition: int | None
     records: int | None

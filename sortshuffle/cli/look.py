@@ -57,8 +57,7 @@ class Look:
 
 
 class AnyPath(click.Path):
-    """A file or directory that exists, or the URL of one. A URL of something mounted becomes its local
-    path."""
+    """A file or directory that exists, or a URL. A URL of something mounted becomes its local path."""
 
     def __init__(self) -> None:
         super().__init__(exists=True)
@@ -92,8 +91,7 @@ def look_at_all(
 
 
 def pairs_below(directory: str, on_error: Callable[[OSError], None]) -> list[str]:
-    """One path of each pair at or below a directory. ``on_error``: called for a directory that cannot be
-    listed."""
+    """One path of each pair at or below a directory. ``on_error``: gets errors of listing a directory."""
     return list(find_pairs(directory, on_error))
 
 

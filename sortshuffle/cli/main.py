@@ -1,8 +1,7 @@
 """The `sortshuffle` command: finds its subcommands and loads only the one that is called.
 
 Rules
-* `sortshuffle --help` imports click and nothing heavier. So the summaries are here; a test compares them with
-  the commands.
+* `sortshuffle --help` imports click and nothing heavier. So the summaries are here (tested).
 * Errors of the library become one line on standard error, never a traceback. So does a standard output that
   cannot be written to, whoever prints (`cli.printing`).
 """

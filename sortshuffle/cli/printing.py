@@ -18,8 +18,7 @@ import click
 
 
 class CannotPrint(click.ClickException):
-    """Standard output cannot be written to; exits 3. Prints nothing if a pipe was closed: that is on
-    purpose."""
+    """Standard output cannot be written to; exits 3. Prints nothing if a pipe was closed, on purpose."""
 
     exit_code = 3
 

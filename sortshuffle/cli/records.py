@@ -178,8 +178,7 @@ def first_rows(
     schema: str = "",
     key: EncryptionKey | None = None,
 ) -> ShownRows:
-    """The first records that the consumer of a subpartition gets from this pair, without those in bad
-    buffers.
+    """The first records of a subpartition in this pair, without those in bad buffers.
 
     Of opaque frames: their size and first bytes. Of pickled chunks: their size; with ``unpickle``, which
     **runs the code that the file names**, the objects. Of record bytes: Spark's rows, if ``schema`` has their

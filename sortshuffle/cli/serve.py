@@ -38,8 +38,7 @@ _FILE = click.Path(exists=True, dir_okay=False)
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """The options of a service that starts. ``http_host``, ``http_port``: of the status page. ``linger``:
-    seconds."""
+    """The options of a new service. ``http_host``, ``http_port``: of the status page. ``linger``: seconds."""
 
     directories: tuple[str, ...]
     host: str

@@ -30,8 +30,7 @@ _APPLICATION_COLUMNS = (
 
 
 def print_status(out: ConsoleOutput, status: ServiceStatus, page: str) -> None:
-    """Print the figures of the service, its applications, and its connections. ``page``: the URL of its
-    status page."""
+    """Print the figures of the service, its applications, its connections. ``page``: its status page."""
     out.gap()
     out.line(f"shuffle service {status.address}", "bold")
     out.fields([("page", page), *_facts(status)])

@@ -1,9 +1,7 @@
-"""Judges which applications' map outputs on storage that every host sees are to be removed, for `sortshuffle
-clean`.
+"""Judges which applications on storage that every host sees are dead, for `sortshuffle clean`.
 
 Usually there are none: a driver removes its own at its end. Nobody can tell from here whether an application
-is live. So only the application that the caller names is dead, or one that is unchanged for as long as it
-says.
+is live. So one is dead if the caller names it, or if it is unchanged for as long as the caller says.
 """
 
 from __future__ import annotations

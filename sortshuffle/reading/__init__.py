@@ -15,6 +15,7 @@ For consumers in tasks: the result stages of `ShuffleFrame` (rows) and `ShuffleR
 
 For the shuffle service, where a map output has many consumers
 
-    scheduler, sweep, segment_batch    read one partition for all of them, in the order of the file
-    subpartition_reader                the view of one consumer
+    scheduler, batch_reader, swept_file    read one partition for all of them, in the order of the file
+    sweep, segment_batch, read_shares      the plan of the reads; memory of one run; memory of all readers
+    subpartition_reader                    the view of one consumer
 """

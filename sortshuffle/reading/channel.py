@@ -5,8 +5,8 @@
     RemoteInputChannel   behind the shuffle service of another host    (`service.client.remote_input_channel`)
 
 A channel knows its extents, and opens an `ExtentReader` for some of them. Verifying and decoding are the same
-for all channels. "Local" means that the data file opens and has the promised id. A host name alone never
-decides that.
+for all channels. "Local" means that the data file opens and has the promised id. A host name
+never decides that.
 
 The payload knows the content of buffers. It makes a `Decoder` for each extent, which makes one item of each
 buffer: for Arrow a record batch, for opaque frames and pickled chunks the frames that end in the buffer, or
@@ -36,8 +36,7 @@ from sortshuffle.storage.files.reader import PartitionedFileReader
 
 
 class Decoder(Protocol):
-    """Decodes the buffers of one extent, in their order. ``records``: so far; None where the payload cannot
-    count them.
+    """Decodes the buffers of one extent, in order. ``records``: so far; None if the payload cannot count.
 
     The caller closes it.
     """
@@ -62,8 +61,7 @@ class Payload(Protocol):
         """For one extent; adds to the steps of ``seconds``."""
 
     def copied(self, raw_bytes: int) -> int:
-        """The most bytes that decoding an extent of ``raw_bytes`` holds, beside the extent and its raw
-        bytes."""
+        """The most bytes that decoding an extent of ``raw_bytes`` holds, beside extent and raw bytes."""
 
 
 class InputChannel(Protocol):
@@ -203,8 +201,7 @@ class Fetch:
     def stream(
         self, payload: Payload, part_bytes: int, budget: MemoryBudget, metrics: TaskMetrics
     ) -> Generator[Any, None, None]:
-        """The same item by item. It holds about ``part_bytes`` of an extent and one item, charged to
-        ``budget``.
+        """The same item by item. Holds about ``part_bytes`` of an extent and one item, charged to ``budget``.
 
         Whether rows and bytes are as many as promised is checked behind the last batch of each extent.
         """

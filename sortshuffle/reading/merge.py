@@ -5,10 +5,10 @@ all runs one after the other, however they are cut into batches.
 
 This is a k-way merge by batches. Each run has a *window*: the rows of its batch that take part now. A step is
 
-1. The bound: of all runs that have more rows behind their window, the smallest (last key of the window,
-number). No row that is not in a window yet can be below it. 2. Take all rows at or below the bound from every
-run, sort them together, and emit them. 3. Each of these runs with less than half a window left moves its
-window on.
+    bound   the smallest (last key of the window, number) of all runs with more rows behind their window:
+            no row that is not in a window yet can be below it
+    take    all rows at or below the bound from every run, sort them together, and emit them
+    move    the windows on, of these runs with less than half a window left
 
 Runs wait in a heap by their first key. So a step costs nothing for runs above its bound: a thousand runs of
 disjoint key ranges pass one after the other.
@@ -73,8 +73,8 @@ class _RunPiece:
 
 
 class _Run:
-    """The rows of a run that are in memory, charged to the budget. The window ends at ``_shown`` in the last
-    piece."""
+    """The rows of a run that are in memory, charged to the budget. The window ends at ``_shown`` of the
+    last piece."""
 
     __slots__ = (
         "_batches",

@@ -6,9 +6,10 @@ sort of a task's own rows, where all runs are on disk from the start (`compute.e
 A run is *held* (read whole, ahead, in threads; its file is closed before the merge begins) or *streamed* (its
 file is open, and a part of it in memory), whichever takes less.
 
-1. While the runs together take too much memory or too many open files, a pass merges groups of neighbours
-into one run each, on disk (`reading.spill`). A group has as many runs as fit. 2. A pass stops as soon as the
-remaining runs fit, so that no row is written needlessly. 3. The last pass streams to the consumer.
+* While the runs together take too much memory or too many open files, a pass merges groups of neighbours into
+  one run each, on disk (`reading.spill`). A group has as many runs as fit.
+* A pass stops as soon as the remaining runs fit, so that no row is written needlessly.
+* The last pass streams to the consumer.
 
 A merged run takes the place of its group. So the order stays (key, number of the run, position), whatever
 memory there is. Each pass divides the number of runs by the size of a group, at least by two. So rows are
@@ -92,8 +93,7 @@ class MultiPassMerge:
         self._spill_size = SpillSize.within(self._budget.limit)
 
     def merged(self, sources: Sequence[Fetch | SpilledRun]) -> Batches:
-        """All rows of these runs. Spilled ones are closed. Raises `OutOfDiskError` where a pass finds no
-        room."""
+        """All rows of these runs. Closes spilled ones. Raises `OutOfDiskError` if a pass finds no room."""
         with ExitStack() as stack:
             stack.callback(lambda: self._metrics.peak(self._budget.peak))
             for source in sources:

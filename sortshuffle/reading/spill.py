@@ -184,8 +184,7 @@ class SpillFile:
 
 
 class SpilledRun:
-    """One run of a pass. It can be read once. The caller closes it, also if it was not read; `close` may be
-    called again."""
+    """One run of a pass. It can be read once. The caller closes it; `close` may be called again."""
 
     __slots__ = ("_file", "extents")
 
@@ -196,8 +195,7 @@ class SpilledRun:
     def stream(
         self, payload: ArrowPayload, part_bytes: int, budget: MemoryBudget, metrics: TaskMetrics
     ) -> Batches:
-        """Its batches. It holds one batch, and about ``part_bytes`` of an extent, which are charged. Closes
-        the run."""
+        """Its batches. Holds one, and about ``part_bytes`` of an extent, charged. Closes the run."""
         seconds = TaskMetrics().seconds
         try:
             assert self._file is not None

@@ -7,8 +7,7 @@ one run, then of another; the next parts of the other 89 come meanwhile.
     threads of the merge    fetch, verify and decrypt part n+1
 
 Rules
-* Only one thread at a time uses a reader, except for `give_up`. A failed fetch raises where its part is
-  taken.
+* One thread at a time uses a reader, except for `give_up`. A failed fetch raises where its part is taken.
 * If a stream is closed while a part of it is under way, its merge was abandoned. Then all streams of the
   merge are given up, and each waits only for the request that is under way.
 * The reader of a merge closes it. The garbage collector must not: it may run in one of these threads, which

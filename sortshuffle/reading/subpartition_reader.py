@@ -1,8 +1,7 @@
 """`SubpartitionReader`: the queue between the sweep that reads for a consumer and the connection that sends.
 
 The shuffle service uses it: a long-lived process with many consumers of each map output. A channel of a
-connection has one reader, polls it when it has credit, sends a `Delivery` in one gathered write, and recycles
-it.
+connection has one reader, polls it when it has credit, sends a `Delivery` in one write, and recycles it.
 
 **Extent bytes, not buffers.** A delivery is the extents' own bytes, cut only where a segment of memory ends.
 The ancestor walks the buffers of an extent instead, and delivers them one by one. That costs Python work, a
@@ -18,8 +17,7 @@ The one event that must not depend on credit, the end, is not in the file: the i
 Rules
 * Pieces come in the order of the extents, region by region, and never cross an extent or a segment.
 * One credit is room for one segment's bytes at the consumer. The pieces of a delivery from one extent are a
-  *run*. A run is sent as one response, and costs as many credits as the segments that its bytes fill. The end
-  costs none.
+  *run*. A run is sent as one response, and costs as many credits as segments hold it. The end costs none.
 * Nothing is read without credit: slow consumers keep no memory here, and nothing is read for them in vain. (A
   consumer without a number of credits takes anything.)
 * ``on_available`` is called when there is something to poll after there was nothing, and when the reader

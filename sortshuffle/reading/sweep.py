@@ -23,7 +23,7 @@ from sortshuffle.storage.files.ranges import RangeExtent
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One reader's share of a read: ``size`` bytes of ``extent``, from ``offset`` of the file to ``start`` of
+    """One reader's share of a read: ``size`` bytes of ``extent``, from ``offset`` in the file to ``start`` in
     the batch."""
 
     reader: SubpartitionReader

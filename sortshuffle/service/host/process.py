@@ -60,8 +60,7 @@ def main(directory: str, listening: int, local: int) -> None:
 
 
 class RegisteredRoots:
-    """The directories in which registered executors have their homes, read again when registrations
-    change."""
+    """The directories with the homes of registered executors, read again when registrations change."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory

@@ -73,8 +73,7 @@ PRIVATE = 0o600  # mode of files
 
 @dataclass(frozen=True, slots=True)
 class Supervised:
-    """A service: where it listens, and its supervisor's process. ``namespace``: in which the process has its
-    number."""
+    """A service: where it listens, and its supervisor's process. ``namespace``: of the process number."""
 
     host: str
     port: int
@@ -143,8 +142,7 @@ def registrations(directory: str) -> list[Registration]:
 
 
 def forget_ended(directory: str) -> Life:
-    """Drop the registrations of executors that have ended and are not needed; what is known of the
-    application then."""
+    """Drop registrations that are not needed any more. Returns what is known of the application then."""
     found = registrations(directory)
     for each in found:
         if not each.is_needed():
@@ -154,8 +152,7 @@ def forget_ended(directory: str) -> Life:
 
 def dissolve(directory: str, most: Life = Life.OVER) -> bool:
     """Remove the rendezvous and the shared homes, unless more than ``most`` is known of the application; else
-    False. The directory loses its name under the lock, as a whole: a task that comes later makes a new
-    one."""
+    False. The directory loses its name under the lock, as a whole: a later task makes a new one."""
     if is_gone(directory):
         return True
     with locked(directory):

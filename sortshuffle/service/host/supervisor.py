@@ -18,8 +18,7 @@ Rules
 * The service ends with the supervisor, even with one that is killed: the pipe between them ends then. Nobody
   else has that pipe.
 
-Standard library only, about 15 MB: the service takes more and may be killed for it, the supervisor should
-not.
+Standard library only, about 15 MB: a service takes more and may be killed for it, a supervisor should not.
 """
 
 from __future__ import annotations
@@ -160,8 +159,7 @@ def main(directory: str, listening: Sequence[int]) -> None:
 
 
 def _is_recorded(directory: str) -> bool:
-    """Whether tasks find this process. An error of the system counts as yes: others depend on this
-    process."""
+    """Whether tasks find this process. An error of the system counts as yes: others depend on it."""
     try:
         return rendezvous.is_recorded(directory, os.getpid())
     except OSError as error:

@@ -50,8 +50,7 @@ INDEX_OVERHEAD_BYTES = 1400
 
 
 class KnownIndexes:
-    """Indexes of map outputs elsewhere. The longest unused is forgotten first. Thread-safe; the lock is a
-    leaf."""
+    """Indexes of map outputs elsewhere; the longest unused goes first. Thread-safe; the lock is a leaf."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes

@@ -234,8 +234,7 @@ class Engine:
         self.outputs.remove(shuffle)
 
     def note_failure(self, error: BaseException) -> None:
-        """A map output could not be written. If that was the fault of its home, the next ones go to
-        another."""
+        """Note that a map output could not be written. If its home is at fault, the next go to another."""
         if isinstance(error, OSError) and not isinstance(error, ServiceUnavailableError):
             home_failures.note_failure(error)
 

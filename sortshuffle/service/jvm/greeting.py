@@ -5,8 +5,7 @@ JVM's key, and the reply that follows says why.
 The JVM's greeting has the length of the key that follows it. The application's files are encrypted by that
 key. The launcher sends no key.
 
-Standard library only: the launcher sends a greeting, too, and each JVM's first shuffle waits for the
-launcher.
+Standard library only: the launcher sends a greeting, too, and each JVM's first shuffle waits for it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 This is the engine's end; the other end is in Java. Nothing here does I/O. Both ends first send a `greeting`.
 
 Rule: both ends are processes of one user and one application, but maybe of different releases. Whatever is
-not as documented is a `ProtocolError` and costs the peer its connection; also where bytes that must be 0 are
-not.
+not as documented is a `ProtocolError` and costs the peer its connection, also a byte that must be 0.
 """
 
 from __future__ import annotations

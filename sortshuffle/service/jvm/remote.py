@@ -65,8 +65,7 @@ PATIENCE_FACTOR = 3
 _log = logging.getLogger(__name__)
 
 Answer: TypeAlias = Known | DataLossError | ServiceUnavailableError
-"""About a map output: what is known of it, or that it is lost, or that its service does not answer or refuses
-it."""
+"""About a map output: the known index or records, a loss, or a service that does not answer or refuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +140,7 @@ class RemoteBlocks(BlocksElsewhere):
         return answers
 
     def _by_turns(self, blocks: list[tuple[int, Block]]) -> list[tuple[int, Block]]:
-        """One block of each service, then the next of each: the time-outs of services that are gone
-        overlap."""
+        """One block of each service, then the next of each: time-outs of dead services overlap."""
         seen: Counter[int] = Counter()
         turns = []
         for number, block in blocks:
@@ -182,8 +180,7 @@ class RemoteBlocks(BlocksElsewhere):
         self._clients.close()
 
     def _lost(self, place: Place, why: str) -> LostBlocksError:
-        """The blocks of this place's map output, and all others that are lost by now: the services are
-        asked."""
+        """The blocks of this place's map output, and all others that the services say are lost."""
         lost = self._blocks_of(place)
         for each in self._found:
             self._settings.known.indexes.forget(each.block.file_id)

@@ -3,8 +3,8 @@ over for a while.
 
 As a rule the host of such a service is gone. With dynamic allocation hundreds may be, and each costs a
 time-out for each shuffle. But a network that fails for a moment looks the same. So attempts that overlap
-count as one failure, and a service that is passed over is tried again after a while. The while doubles with
-each failure.
+count as one failure, and a service that is passed over is tried again after a while, which doubles with each
+failure.
 
 Thread-safe; the lock is a leaf.
 """

@@ -44,8 +44,7 @@ _REMEDY = (
 
 
 class ServerGreeting:
-    """The server's half. ``secret``: None if anybody may connect. ``segment_bytes``: what one credit is
-    worth."""
+    """The server's half. ``secret``: None if anybody may connect. ``segment_bytes``: worth of one credit."""
 
     def __init__(self, secret: bytes | None, segment_bytes: int) -> None:
         self._secret = secret
