@@ -101,9 +101,3 @@ class TaskMetrics:
                 except StopIteration:
                     return
             yield item
-
-
-def figure_table() -> str:
-    """`FIGURES` as a Markdown table."""
-    rows = [f"| `{name}` | {meaning} |" for name, meaning in FIGURES.items()]
-    return "\n".join(["| figure | meaning |", "|---|---|", *rows])

@@ -92,7 +92,7 @@ def not_told(*paths: str) -> Iterator[None]:
         return told
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(processes, "_told", processes._Told())
+        patched.setattr(processes, "_ids", processes._SystemIds())
         for name in ("open_file", "readlink"):
             patched.setattr(calls, name, failing(getattr(calls, name)))
         yield

@@ -141,7 +141,7 @@ class _Home:
 
 
 def _is_ours(name: str, status: os.stat_result) -> bool:
-    named_so = name.startswith((OWNER_FILE, SILENT_FILE, forgotten.PREFIX))
+    named_so = name.startswith((OWNER_FILE, SILENT_FILE, forgotten_exchanges.PREFIX))
     named_so = named_so or name in (LOCK_FILE, MARKER_FILE)
     named_so = named_so or PartitionedFile.of(name) is not None
     return named_so and stat.S_ISREG(status.st_mode)
@@ -149,7 +149,7 @@ def _is_ours(name: str, status: os.stat_result) -> bool:
 
 def _judge(home: _Home, older_than: float | None, now: float) -> Iterator[HomeVerdict]:
     owner = home.owner
-    if owner is not None and owner.on_this_host() and owner.is_seen and owner.is_live():
+    if owner is not None and owner.on_this_host() and owner.is_visible and owner.is_live():
         reason = f"application {owner.application} is live (process {owner.pid})"
         yield HomeVerdict(home.path, Thing.HOME, False, home.bytes, reason)
         yield from _dead_outputs(home.path, owner, now)
@@ -182,11 +182,11 @@ def _is_dead(home: _Home, has_files: bool, now: float) -> tuple[bool | None, str
         return True, "its executor ended before it wrote anything"
     if owner is None:
         return None, "it has no owner.json that can be read"
-    if owner.on_this_host() and not owner.is_seen:
+    if owner.on_this_host() and not owner.is_visible:
         return None, f"it belongs to another container of {owner.host}, whose processes are not seen here"
     if has_files:
         return None, f"{_end_of(owner)}, but Spark's shuffle service may still serve what it had finished"
-    if owner.on_this_host() and owner.outlived and not owner.sees_the_end():
+    if owner.on_this_host() and owner.outlived and not owner.application_has_ended():
         return (
             None,
             f"{_end_of(owner)}, but its application may still be served from here (sortshuffle serve)",

@@ -18,7 +18,7 @@ from sortshuffle.cli.unseen import PassedOver, storage_errors
 from sortshuffle.errors import UnsupportedError, UsageError
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.storage.inspection.contents import PairState
-from sortshuffle.storage.inspection.opened_files import is_directory
+from sortshuffle.storage.inspection.open_files import is_directory
 
 
 @click.command(short_help="Show what map outputs hold, unfinished and damaged ones too.")

@@ -19,7 +19,7 @@ from sortshuffle.storage.files.urls import is_url, mounted_path
 from sortshuffle.storage.inspection.contents import FileFault, Inspection, PairState, Totals, inspect
 from sortshuffle.storage.inspection.data_check import DataCheck, check_data, cipher_of
 from sortshuffle.storage.inspection.finding import find_pairs
-from sortshuffle.storage.inspection.opened_files import is_file, size_of
+from sortshuffle.storage.inspection.open_files import is_file, size_of
 
 
 @dataclass(frozen=True, slots=True)

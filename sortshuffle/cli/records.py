@@ -39,7 +39,7 @@ from sortshuffle.storage.inspection.data_check import (
     RecordCounter,
     cipher_of,
     open_data,
-    opened_buffers,
+    plain_buffers,
 )
 
 _UNDECODABLE = (pa.ArrowException, ValueError, OSError, EOFError, MemoryError, LookupError, OverflowError)
@@ -306,7 +306,7 @@ def _frames(source: _RecordSource, extents: Iterable[Extent], payload: FramesPay
         for extent in extents:
             with closing(decoding.decoder(defaultdict(float))) as decoder:
                 try:
-                    for found in opened_buffers(file, extent, source.cipher):
+                    for found in plain_buffers(file, extent, source.cipher):
                         item = decoder.decode(found.memory, found.stored)
                         if isinstance(item, list):
                             yield from item
@@ -320,7 +320,7 @@ def _batches(
     with open_data(source.path) as file:
         for extent in extents:
             try:
-                for found in opened_buffers(file, extent, source.cipher):
+                for found in plain_buffers(file, extent, source.cipher):
                     if found.stored.data_type is DataType.DATA:
                         yield _decoded(payload, found.memory, found.stored)
             except Malformed:

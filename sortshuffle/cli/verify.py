@@ -19,7 +19,7 @@ from sortshuffle.cli.unseen import CannotLook, PassedOver, storage_errors
 from sortshuffle.errors import UsageError
 from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.storage.files.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
-from sortshuffle.storage.inspection.opened_files import absolute, is_directory
+from sortshuffle.storage.inspection.open_files import absolute, is_directory
 
 _STYLES = {"OK": "green", "OPEN": "cyan", "FAULT": "red"}
 _UNFINISHED = "unfinished: the task that wrote it ended before it gave the file its name"

@@ -1,6 +1,13 @@
 """The file format as pure functions on bytes; `docs/format.md` is its specification.
 
-No module here opens a file, starts a thread or allocates more than it returns. What is wrong with
-given bytes is reported as `Malformed`, with the offset *within those bytes*; the storage layer, which
-knows the file, turns that into an error with a place.
+    header          the 56 bytes that open both files
+    buffer          header, payload, padding and checksum of one buffer
+    extent_run      many small extents, sealed at once
+    index           the index file
+    checksum        XXH3-64
+    encryption      payloads encrypted for their place
+    malformed       what is raised for bytes that are wrong
+
+No module here opens a file, starts a thread or allocates more than it returns. Wrong bytes raise
+`Malformed`, with the offset *within those bytes*. The storage layer knows the file, and adds the place.
 """

@@ -29,11 +29,11 @@ BUFFER_HEADER_BYTES = 8
 _HEADER = struct.Struct("<BBHI")
 _U64 = struct.Struct("<Q")
 RAW_SIZE_BYTES = _U64.size
-TAG_BYTES = 16  # behind an encrypted payload: what proves that it is the one that was written
-MAX_PAYLOAD_BYTES = 2**32 - 1 - TAG_BYTES  # whether it is encrypted or not: what a job can write is the same
+TAG_BYTES = 16  # behind an encrypted payload: proves that it is the one that was written
+MAX_PAYLOAD_BYTES = 2**32 - 1 - TAG_BYTES  # encrypted or not, so that encryption refuses no job
 _COMPRESSED = 1
 _ENCRYPTED = 2
-_BROADCAST = 4  # encrypted for a broadcast region; only with the flag before
+_BROADCAST = 4  # encrypted for a broadcast region; only together with _ENCRYPTED
 _KNOWN_FLAGS = frozenset(
     (0, _COMPRESSED, *(_ENCRYPTED | more for more in (0, _COMPRESSED, _BROADCAST, _BROADCAST | _COMPRESSED)))
 )
@@ -75,10 +75,10 @@ class SealedBuffer:
 
 
 class StoredBuffer(NamedTuple):
-    """A verified buffer found in an extent: its payload is ``extent[start : start + size]``.
+    """A verified buffer in an extent. Its payload is ``extent[start : start + size]``.
 
-    A named tuple, because one is made for each buffer that is read: it takes half of a dataclass's time.
-    ``broadcast``: encrypted for all subpartitions.
+    ``broadcast``: encrypted for all subpartitions. A named tuple takes half of a dataclass's time, and every
+    buffer that is read makes one.
     """
 
     start: int
@@ -101,49 +101,49 @@ def seal(
     records: int,
     data_type: DataType = DataType.DATA,
 ) -> SealedBuffer:
-    """Put header, padding and checksum around a raw payload of ``size`` bytes, without copying it."""
-    return _sealed(_HEADER.pack(data_type, 0, 0, _checked(size)), payload, size, size, records)
+    """A buffer of a raw payload of ``size`` bytes, which is not copied."""
+    return _seal(_HEADER.pack(data_type, 0, 0, _expect_fits(size)), payload, size, size, records)
 
 
 def seal_compressed(block: BytesLike, size: int, *, records: int, raw_bytes: int) -> SealedBuffer:
-    """The same around one block of the file's codec, which decompresses to ``raw_bytes``."""
+    """A buffer of one block of the file's codec, which decompresses to ``raw_bytes``."""
     size += _U64.size
-    header = _HEADER.pack(DataType.DATA, _COMPRESSED, 0, _checked(size)) + _U64.pack(raw_bytes)
-    return _sealed(header, block, size, raw_bytes, records)
+    header = _HEADER.pack(DataType.DATA, _COMPRESSED, 0, _expect_fits(size)) + _U64.pack(raw_bytes)
+    return _seal(header, block, size, raw_bytes, records)
 
 
 def raw_size(extent: memoryview, buffer: StoredBuffer) -> int:
-    """What a compressed buffer's block decompresses to; the block follows these 8 bytes."""
+    """Bytes that a compressed buffer's block decompresses to. The block follows these 8 bytes."""
     return int(_U64.unpack_from(extent, buffer.start)[0])
 
 
 def raw_bytes_of(extent: memoryview, buffer: StoredBuffer) -> int:
-    """Bytes of a verified buffer's payload before compression and encryption; as it says."""
+    """Bytes of a verified buffer's payload before compression and encryption, by its header."""
     if buffer.compressed:
         return raw_size(extent, buffer)
     return buffer.size - TAG_BYTES if buffer.encrypted else buffer.size
 
 
-def marked_encrypted(header: bytes, is_broadcast: bool) -> bytes:
-    """The header of a buffer, with what stands before the payload, for the same one encrypted."""
+def encrypted_header(header: bytes, is_broadcast: bool) -> bytes:
+    """The header, with the raw size where there is one, of the same buffer encrypted."""
     data_type, flags, reserved, size = _HEADER.unpack_from(header)
     flags |= _ENCRYPTED | (_BROADCAST if is_broadcast else 0)
     return _HEADER.pack(data_type, flags, reserved, size + TAG_BYTES) + header[BUFFER_HEADER_BYTES:]
 
 
-def sealed_around(header: bytes, payload: BytesLike, raw_bytes: int, records: int) -> SealedBuffer:
-    """A buffer of this header, which is whole, and this payload."""
+def seal_with_header(header: bytes, payload: BytesLike, raw_bytes: int, records: int) -> SealedBuffer:
+    """A buffer of this complete header and this payload."""
     size = _HEADER.unpack_from(header)[3]
-    return _sealed(header, payload, size, raw_bytes, records)
+    return _seal(header, payload, size, raw_bytes, records)
 
 
-def _checked(size: int) -> int:
+def _expect_fits(size: int) -> int:
     if size > MAX_PAYLOAD_BYTES:
         raise ValueError(f"a buffer holds at most {MAX_PAYLOAD_BYTES} bytes, not {size}")
     return size
 
 
-def _sealed(header: bytes, payload: BytesLike, size: int, raw_bytes: int, records: int) -> SealedBuffer:
+def _seal(header: bytes, payload: BytesLike, size: int, raw_bytes: int, records: int) -> SealedBuffer:
     padding = _PADDING[-(size + _FRAME_BYTES) % ALIGNMENT]
     digest = checksum_of_parts(header, payload, padding)
     tail = padding + _U64.pack(digest)
@@ -151,8 +151,7 @@ def _sealed(header: bytes, payload: BytesLike, size: int, raw_bytes: int, record
 
 
 class BufferScan(NamedTuple):
-    """One buffer met while walking bytes: where it ends and what its checksum is. A named tuple, as
-    `StoredBuffer` is."""
+    """One buffer, where it ends, and its checksum. A named tuple, as `StoredBuffer` is."""
 
     buffer: StoredBuffer
     end: int
@@ -174,17 +173,16 @@ def scan_buffer(extent: memoryview, position: int) -> BufferScan:
     computed = checksum(extent[position : end - CHECKSUM_BYTES])
     if computed != stored:
         raise Malformed("a buffer fails its checksum", position, f"{stored:#018x}", f"{computed:#018x}")
-    return BufferScan(_described(position, kind, flags, reserved, size), end, stored)
+    return BufferScan(_parsed_header(position, kind, flags, reserved, size), end, stored)
 
 
 def expect_known(header: BytesLike) -> None:
-    """For a buffer that is not scanned whole. Raises `Malformed` for a header that `scan_buffer` takes from
-    no buffer, whatever its checksum says."""
-    _described(0, *_HEADER.unpack_from(header))
+    """Raises `Malformed` for a header that `scan_buffer` refuses. For buffers that are not scanned whole."""
+    _parsed_header(0, *_HEADER.unpack_from(header))
 
 
-def _described(position: int, kind: int, flags: int, reserved: int, size: int) -> StoredBuffer:
-    """The buffer at ``position`` with this header. Raises `Malformed` for one that no reader takes."""
+def _parsed_header(position: int, kind: int, flags: int, reserved: int, size: int) -> StoredBuffer:
+    """The buffer at ``position`` with this header. Raises `Malformed` for values that are not known."""
     data_type = _DATA_TYPES.get(kind)
     if data_type is None or flags not in _KNOWN_FLAGS or reserved:
         raise Malformed("a buffer header has values this release does not know", position, 0, (kind, flags))
@@ -200,9 +198,9 @@ def _described(position: int, kind: int, flags: int, reserved: int, size: int) -
 
 
 def scan_extent(extent: memoryview, expected_checksum: int, expected_buffers: int) -> Iterator[StoredBuffer]:
-    """Walk a whole extent, verifying each buffer before yielding it and the extent at its end.
+    """The buffers of a whole extent. Each is verified before it is yielded, the extent at its end.
 
-    Raises `Malformed` at the first buffer that is wrong; whatever was yielded before it was verified.
+    Raises `Malformed` at the first buffer that is wrong.
     """
     position = 0
     checksums: list[int] = []

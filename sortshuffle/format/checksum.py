@@ -26,12 +26,12 @@ def checksum(data: BytesLike) -> int:
 
 
 def checksum_of_parts(*parts: BytesLike) -> int:
-    """XXH3-64 of the concatenation of ``parts``, without concatenating them."""
-    return checksum_of_all(parts)
+    """XXH3-64 of ``parts`` joined."""
+    return checksum_of_pieces(parts)
 
 
-def checksum_of_all(parts: Iterable[BytesLike]) -> int:
-    """The same of parts that come one by one."""
+def checksum_of_pieces(parts: Iterable[BytesLike]) -> int:
+    """The same for an iterable, whose parts need not all be in memory."""
     state = xxhash.xxh3_64()
     for part in parts:
         state.update(part)
@@ -39,5 +39,5 @@ def checksum_of_all(parts: Iterable[BytesLike]) -> int:
 
 
 def checksum_of_checksums(checksums: Sequence[int]) -> int:
-    """The checksum of an extent: of its buffers' checksums, 8 little-endian bytes each, in order."""
+    """An extent's checksum: that of its buffers' checksums, 8 little-endian bytes each, in order."""
     return checksum(struct.pack(f"<{len(checksums)}Q", *checksums))

@@ -1,20 +1,20 @@
 """Encryption of the payloads in a data file (`docs/format.md`, "Encryption").
 
-    EncryptionKey   an application's; from it comes a key for each file
-    FileCipher      of one file: encrypts and decrypts payloads, AES-256-GCM
+    EncryptionKey   an application's key; it gives each file a key of its own
+    FileCipher      encrypts and decrypts the payloads of one file, AES-256-GCM
 
 A payload is encrypted when its place in the file is known, after compression and before the checksum. So
-checksums are of what is stored, and whoever moves, verifies or removes files needs no key.
+checksums cover what is stored. Moving, verifying and removing files needs no key.
 
 Invariant: no two payloads are encrypted with one key and one nonce. Each file has a key of its own, made from
-the file's random id. The nonce is the buffer's offset in the file; a writer only appends, and one whose write
-failed writes nothing more.
+the file's random id. The nonce is the buffer's offset in the file. A writer only appends, and after a failed
+write it writes nothing more.
 
-What is bound to a payload, so that it opens nowhere else: its file (by the key), its offset (by the nonce),
-its header, its region and its subpartition (as associated data).
+A payload opens at its own place only: it is bound to its file (by the key), its offset (by the nonce), its
+header, region and subpartition (as associated data).
 
-The `cryptography` package is imported by what needs it, so that all else runs without it. Whether a Python
-has one that does is asked of `why_no_encryption`, everywhere.
+Functions import the `cryptography` package when they need it, so that all else runs without it.
+`why_no_encryption` says whether this Python has one that works.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from sortshuffle.format.buffer import (
     TAG_BYTES,
     SealedBuffer,
     StoredBuffer,
-    marked_encrypted,
-    sealed_around,
+    encrypted_header,
+    seal_with_header,
 )
 from sortshuffle.format.checksum import BytesLike
-from sortshuffle.format.extent_run import ExtentRun, Int64s, checksummed, laid_out
+from sortshuffle.format.extent_run import ExtentRun, Int64s, allocate_extents, fill_checksums
 from sortshuffle.format.header import CHECK_BYTES, ID_BYTES
 
 KEY_SIZES = (16, 24, 32)
@@ -58,8 +58,8 @@ _PIECE_BYTES = 2**26
 
 
 class WrongTagError(Exception):
-    """A payload does not open: the key is another one, or bytes were changed on purpose. Internal: the
-    storage layer turns it into a `DecryptionError` with the place."""
+    """A payload does not open: the key is wrong, or bytes were changed on purpose. Internal: the storage
+    layer turns it into a `DecryptionError` with the place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,13 @@ class EncryptionKey:
 
 
 def why_no_encryption() -> str:
-    """Why this Python cannot encrypt, and the remedy; empty where it can. It tries: a package may be there
-    and not load, or be too old."""
+    """Why this Python cannot encrypt, and the remedy; empty where it can. It encrypts to find out: a package
+    that is there may not load, or be too old."""
     try:
         EncryptionKey(bytes(_FILE_KEY_BYTES)).of_file(bytes(ID_BYTES)).encrypt(b"", 0, b"")
     except WorkerSetupError as error:
         return str(error)
-    except Exception as error:  # whatever a release raises that lacks what is used here
+    except Exception as error:  # an older release may raise anything
         return _without(error)
     return ""
 
@@ -112,14 +112,14 @@ class BufferPlace:
     subpartition: int | None
 
     def bound(self, header: BytesLike) -> bytes:
-        """What a payload there is bound to, beside its offset: the header as it stands in the file, and
-        region and subpartition."""
+        """The associated data of a payload there: its header as stored, region and subpartition."""
         subpartition = _OF_ALL if self.subpartition is None else self.subpartition
         return bytes(header) + _PLACE.pack(self.region, subpartition)
 
 
 class FileCipher:
-    """Of one file. ``check``: what the file's header has, by which a wrong key is known. Thread-safe."""
+    """Encrypts and decrypts one file's payloads. ``check``: the key check of the file's header, which tells a
+    wrong key. Thread-safe."""
 
     def __init__(self, key: bytes, check: bytes) -> None:
         from cryptography.exceptions import InvalidTag
@@ -128,8 +128,8 @@ class FileCipher:
         self.check = check
         self._key = key
         self._aead = AESGCM(key)
-        self._invalid = InvalidTag  # to import it takes as long as to decrypt a small payload
-        # older releases give new bytes, which are copied
+        self._invalid = InvalidTag  # importing it takes as long as decrypting a small payload
+        # older releases return new bytes, which are copied
         self._fills = hasattr(self._aead, "decrypt_into")
 
     def encrypt(self, payload: BytesLike, offset: int, bound: bytes) -> bytes:
@@ -143,8 +143,8 @@ class FileCipher:
         return b"".join([*pieces, encryptor.finalize(), encryptor.tag])
 
     def decrypt(self, stored: memoryview, offset: int, bound: bytes, target: memoryview) -> None:
-        """Fill ``target``, which is `TAG_BYTES` shorter. Raises `WrongTagError`, and then what is in
-        ``target`` is not to be used."""
+        """Fill ``target``, which is `TAG_BYTES` shorter. After a `WrongTagError` its bytes must not be
+        used."""
         try:
             if len(target) > _MOST_AT_ONCE:
                 self._decrypt_in_pieces(stored, offset, bound, target)
@@ -181,19 +181,19 @@ def _pieces(view: memoryview) -> Iterator[memoryview]:
         yield view[start : start + _PIECE_BYTES]
 
 
-def encrypted(buffer: SealedBuffer, cipher: FileCipher, place: BufferPlace) -> SealedBuffer:
-    """The same buffer with its payload encrypted for its place. The raw size of a compressed one stays
-    readable. The payload is copied."""
-    header = marked_encrypted(buffer.header, place.subpartition is None)
+def encrypt_buffer(buffer: SealedBuffer, cipher: FileCipher, place: BufferPlace) -> SealedBuffer:
+    """The buffer with its payload encrypted for its place. The raw size of a compressed one stays
+    readable."""
+    header = encrypted_header(buffer.header, place.subpartition is None)
     payload = cipher.encrypt(buffer.payload, place.offset, place.bound(header))
-    return sealed_around(header, payload, buffer.raw_bytes, buffer.records)
+    return seal_with_header(header, payload, buffer.raw_bytes, buffer.records)
 
 
-def encrypted_run(run: ExtentRun, cipher: FileCipher, region: int, offset: int) -> ExtentRun:
-    """The same extents with their payloads encrypted. ``offset``: of the first in the file."""
+def encrypt_run(run: ExtentRun, cipher: FileCipher, region: int, offset: int) -> ExtentRun:
+    """The run with its payloads encrypted. ``offset``: of its first extent in the file."""
     view = memoryview(run.data).cast("B")
     sizes: Int64s = run.raw_bytes + TAG_BYTES
-    lengths, data = laid_out(sizes, ENCRYPTED_DATA)
+    lengths, data = allocate_extents(sizes, ENCRYPTED_DATA)
     target = data.data
     plain_starts = (np.cumsum(run.bytes) - run.bytes).tolist()
     starts = (np.cumsum(lengths) - lengths).tolist()
@@ -204,13 +204,13 @@ def encrypted_run(run: ExtentRun, cipher: FileCipher, region: int, offset: int) 
         source = view[plain + BUFFER_HEADER_BYTES : plain + BUFFER_HEADER_BYTES + size]
         stored = cipher.encrypt(source, place.offset, place.bound(target[start:begin]))
         target[begin : begin + len(stored)] = stored
-    return replace(run, bytes=lengths, checksums=checksummed(data, lengths), data=target)
+    return replace(run, bytes=lengths, checksums=fill_checksums(data, lengths), data=target)
 
 
-def decrypted(
+def decrypt_buffer(
     memory: memoryview, buffer: StoredBuffer, cipher: FileCipher, place: BufferPlace, target: memoryview
 ) -> StoredBuffer:
-    """Decrypt a verified buffer of ``memory`` to the same position of ``target``, and say where it is there.
+    """Decrypt a verified buffer of ``memory`` to the same position of ``target``. Returns the plain buffer.
     Raises `WrongTagError`."""
     start, end = buffer.start, buffer.start + buffer.size
     begin = start + RAW_SIZE_BYTES if buffer.compressed else start
@@ -220,7 +220,7 @@ def decrypted(
     return StoredBuffer(start, buffer.size - TAG_BYTES, buffer.data_type, buffer.compressed)
 
 
-def decrypted_singles(
+def decrypt_singles(
     memory: memoryview,
     singles: Iterable[tuple[int, int, int]],
     cipher: FileCipher,
@@ -228,11 +228,11 @@ def decrypted_singles(
     region: int,
     target: memoryview,
 ) -> Iterator[memoryview]:
-    """The same for many buffers that are not compressed, of a unicast region: the plain payload of each, in
-    ``target``. ``singles``: of each its start in ``memory``, the bytes of its stored payload, and its
-    subpartition. ``offset``: of the memory in the file. Raises `WrongTagError` at one that does not open.
+    """Decrypt many uncompressed buffers of a unicast region to ``target``; yields each plain payload.
 
-    No objects are made for a buffer: they took 15 us, and decrypting a small payload takes 1.
+    ``singles``: start in ``memory``, bytes of the stored payload, and subpartition of each. ``offset``: of
+    ``memory`` in the file. Raises `WrongTagError` at the first that does not open. No object is made for a
+    buffer: that took 15 us, and decrypting a small payload takes 1.
     """
     for start, size, subpartition in singles:
         begin = start + BUFFER_HEADER_BYTES

@@ -1,7 +1,7 @@
 """The 56 bytes that open both files (`docs/format.md`, "File header").
 
-One struct for the data and the index file: only the magic differs, so a stray file of a pair still says
-what it belongs to, how many subpartitions it has and which codec its payloads use.
+Data and index file have the same header but for the magic. So one file of a pair, by itself, still tells
+which pair it belongs to, how many subpartitions there are, and which codec the payloads use.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class FileHeader:
 
     @property
     def version(self) -> int:
-        """The format's, by which it is written."""
+        """The version of the format in which the file is written."""
         return ENCRYPTED_VERSION if self.is_encrypted else VERSION
 
     def pack(self, magic: bytes) -> bytes:
-        """The header's bytes, for the file that ``magic`` names."""
+        """The header's bytes. ``magic``: `DATA_MAGIC` or `INDEX_MAGIC`."""
         if len(self.file_id) != ID_BYTES:
             raise ValueError(f"a file id has {ID_BYTES} bytes, not {len(self.file_id)}")
         packed = _LAYOUT.pack(

@@ -1,8 +1,7 @@
-"""The index file: entries, and the tail that makes a pair self-describing (`docs/format.md`).
+"""The index file: entries, and the tail that describes the pair (`docs/format.md`).
 
-Entries are a NumPy structured array of shape ``(regions, subpartitions)``, byte for byte the file's own
-layout and in the memory that it was read into, so that look-up is arithmetic, and an index of any size is
-held once.
+Entries are a NumPy structured array of shape ``(regions, subpartitions)``, which is the file's own layout. It
+is a view of the bytes that were read: look-up is arithmetic, and an index of any size is in memory once.
 """
 
 from __future__ import annotations
@@ -57,11 +56,10 @@ _KINDS = {kind.value: kind for kind in RegionKind}  # a tenth of the time that t
 class Writer:
     """Who wrote a map output, and how its extents are ordered. Plain JSON in the file.
 
-    ``attempt``: Spark's ``taskAttemptId``, which is unique in the application. ``driver``: what that of the
-    exchange calls itself, in hex digits: an application may have several. Empty, and then not in the file,
-    where nobody asks. ``time``: UTC, ISO 8601.
-    ``ordering``: the key columns by which each extent is sorted, as in SQL (``k``, ``k desc``); empty if it
-    is not.
+    ``attempt``: Spark's ``taskAttemptId``, unique in the application. ``driver``: the id of the exchange's
+    driver, in hex digits, because an application may have several; where it is empty the file leaves it out.
+    ``time``: UTC, ISO 8601. ``ordering``: the key columns by which each extent is sorted, as in SQL (``k``,
+    ``k desc``); empty if it is not sorted.
     """
 
     application: str = ""
@@ -91,7 +89,7 @@ class Writer:
 
     @staticmethod
     def unpack(data: bytes) -> Writer:
-        """Keys that this release does not know are left out; missing ones keep their defaults.
+        """Keys that are not known are left out; missing ones have their defaults.
 
         Raises ValueError if it is not a JSON object, TypeError for a value of another type.
         """
@@ -153,9 +151,9 @@ def pack_tail(
     records: int,
     buffers: int,
 ) -> tuple[bytes, bytes]:
-    """Everything behind the entries but for the checksum and the last magic, in two pieces (body, footer).
+    """What follows the entries, without the checksum and the last magic, as (body, footer).
 
-    ``head_and_entries`` is the size of what stands before, and must agree with ``kinds``.
+    ``head_and_entries``: bytes before it, which must agree with ``kinds``.
     """
     if head_and_entries != HEADER_BYTES + len(kinds) * subpartitions * ENTRY_BYTES:
         raise ValueError("the entries written do not match the number of regions")
@@ -166,8 +164,9 @@ def pack_tail(
 
 
 def unpack_index(data: BytesLike) -> Index:
-    """Parse and verify a whole index file. Raises `Malformed`; nothing of it is believed before that. The
-    entries are views of ``data``, which must not change from then on."""
+    """Parse and verify a whole index file. Raises `Malformed`. The entries are views of ``data``, which must
+    not change from then on."""
+    # the header, then the checksum of the whole
     data = memoryview(data).toreadonly()
     header = FileHeader.unpack(data, INDEX_MAGIC)
     if len(data) < HEADER_BYTES + FOOTER_BYTES:
@@ -180,6 +179,7 @@ def unpack_index(data: BytesLike) -> Index:
     computed = checksum(data[: len(data) - _UNCHECKED_BYTES])
     if computed != stored:
         raise Malformed("the index fails its checksum", end + 40, f"{stored:#018x}", f"{computed:#018x}")
+    # the sizes, by which the parts are found
     tail = regions + schema_bytes + writer_bytes
     expected = HEADER_BYTES + regions * header.subpartitions * ENTRY_BYTES + tail + FOOTER_BYTES
     if expected != len(data) or reserved:
@@ -195,6 +195,7 @@ def unpack_index(data: BytesLike) -> Index:
         raise Malformed(
             "reserved bytes of an index entry are set", HEADER_BYTES + entry * ENTRY_BYTES + 44, 0
         )
+    # what the entries say of the data file
     index = Index(header, entries, kinds, schema, writer, data_bytes)
     owned = index.once()
     _check_extents(entries, owned, data_bytes, end)
@@ -205,8 +206,8 @@ def unpack_index(data: BytesLike) -> Index:
 
 
 def _check_extents(entries: Entries, owned: Entries, data_bytes: int, end: int) -> None:
-    """All extents lie in the data file, and take no more than that together: so no sum of sizes overflows,
-    and nobody makes room for more than a file can hold."""
+    """All extents lie in the data file, and together are no larger. So no sum of sizes overflows, and no
+    reader allocates more than a file can hold."""
     starts, sizes = entries["offset"], entries["bytes"]
     inside = (starts <= data_bytes) & (sizes <= data_bytes - np.minimum(starts, np.uint64(data_bytes)))
     if not inside.all():
@@ -214,13 +215,13 @@ def _check_extents(entries: Entries, owned: Entries, data_bytes: int, end: int) 
         region, subpartition = divmod(at, entries.shape[1])
         what = f"the extent of region {region}, subpartition {subpartition} lies outside the data file"
         raise Malformed(what, HEADER_BYTES + at * ENTRY_BYTES, data_bytes)
-    # in floating point, which does not overflow, and is exact up to that size
+    # in floating point, which does not overflow, and is exact up to MOST_DATA_BYTES
     if data_bytes > MOST_DATA_BYTES or owned["bytes"].sum(dtype=np.float64) > data_bytes:
         raise Malformed("the extents take more than the data file has", end + 16, data_bytes)
 
 
 def _check_broadcast(entries: Entries, kinds: tuple[RegionKind, ...]) -> None:
-    """All subpartitions have the one extent of a broadcast region."""
+    """In a broadcast region all subpartitions have the same extent."""
     for region, kind in enumerate(kinds):
         if kind is RegionKind.BROADCAST and (others := entries[region] != entries[region, 0]).any():
             place = HEADER_BYTES + (region * entries.shape[1] + int(np.flatnonzero(others)[0])) * ENTRY_BYTES

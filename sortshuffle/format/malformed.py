@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class Malformed(Exception):  # noqa: N818 - it describes bytes, it is not an error of the program
-    """Bytes that are not of this format. ``offset`` counts from the start of the given bytes."""
+    """Bytes that are not of this format. ``offset`` counts from the first of the bytes that were parsed."""
 
     def __init__(self, what: str, offset: int, expected: object = None, found: object = None) -> None:
         super().__init__(what)
@@ -19,9 +19,9 @@ class Malformed(Exception):  # noqa: N818 - it describes bytes, it is not an err
 
 
 class CutShort(Malformed):
-    """The given bytes end inside a structure: read more of them, or know that the file is damaged.
+    """The bytes end inside a structure: the caller read too few, or the file is damaged.
 
-    ``expected``: bytes that the structure takes from ``offset`` on; ``found``: bytes that are there.
+    ``expected``: bytes that the structure takes from ``offset`` on. ``found``: bytes that are there.
     """
 
     def __init__(self, what: str, offset: int, expected: int, found: int) -> None:

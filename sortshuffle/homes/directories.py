@@ -165,7 +165,7 @@ def _is_made(home: str, owner: Owner) -> bool:
     except OSError as error:
         if home_failures.is_homes_fault(error):
             remove_unowned(home)
-        home_failures.remember_here(home, error)
+        home_failures.remember_in_process(home, error)
         return False
     return True
 

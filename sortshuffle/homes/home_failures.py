@@ -1,6 +1,6 @@
 """Homes that failed lately: full in the middle of a map output, read-only, gone, or on a broken disk.
 
-A home that failed is passed over for `PASSED_OVER` seconds. A disk that ran full is roomy again the moment
+A home that failed is passed over for `SKIP_SECONDS` seconds. A disk that ran full is roomy again the moment
 the unfinished file is deleted, so neither its free space nor the number of the attempt says that the next
 attempt should go elsewhere: somebody must remember. Two places do:
 
@@ -23,7 +23,7 @@ from sortshuffle import calls
 from sortshuffle.errors import OUT_OF, OutOfDiskError
 
 # seconds; Spark's next attempts follow within a few, and a disk that others have emptied is used again soon
-PASSED_OVER = 60.0
+SKIP_SECONDS = 60.0
 MARKER_FILE = "passed-over"
 _OF_THIS_PROCESS = (*OUT_OF, errno.EINTR, errno.EEXIST)
 
@@ -64,7 +64,7 @@ def note_failure(error: OSError) -> None:
 
 def remember(home: str, error: OSError) -> None:
     """Pass over this home for a while. It has an owner, or is gone."""
-    remember_here(home, error)
+    remember_in_process(home, error)
     try:
         with calls.open_file(os.path.join(home, MARKER_FILE), "w", encoding="utf-8") as opened:
             opened.write(f"{error}\n")
@@ -72,7 +72,7 @@ def remember(home: str, error: OSError) -> None:
         pass  # the others find out by themselves
 
 
-def remember_here(home: str, error: OSError) -> None:
+def remember_in_process(home: str, error: OSError) -> None:
     """The same, in this process alone: for a home that could not be made. A file in it would stay."""
     _failures[home] = Failure(time.time(), copy.copy(error))
 
@@ -85,7 +85,7 @@ def failed_at(home: str) -> float | None:
     except OSError:
         pass  # there is none, or nothing can be said of this home
     now = time.time()
-    return max((at for at in times if 0 <= now - at < PASSED_OVER), default=None)
+    return max((at for at in times if 0 <= now - at < SKIP_SECONDS), default=None)
 
 
 def last_error(home: str) -> OSError | None:

@@ -47,7 +47,7 @@ TICKS_PER_SWEEP = 5
 TRIES = 10
 # seconds for which a home or a lock is asked for again that the system does not tell of: it may be out of
 # files for minutes. What it never tells of is left to `sortshuffle clean`
-UNTOLD_FOR = 600.0
+RETRY_FOR = 600.0
 OF_THIS_PROCESS = (*OUT_OF, errno.ENOLCK)
 LOOKS_AFTER = 60.0  # seconds between looks of a worker whether homes of ended executors have a janitor
 
@@ -110,7 +110,7 @@ def main(homes: Sequence[str]) -> None:
     locks = _take_over(homes)
     unread, left = dict.fromkeys(locks), []
     looks = 0
-    while unread and looks < UNTOLD_FOR / TICK:
+    while unread and looks < RETRY_FOR / TICK:
         owners = _until_the_end(unread)
         for home, owner in owners.items():
             if owner.leaves_outputs_to_spark:
@@ -129,7 +129,7 @@ def main(homes: Sequence[str]) -> None:
 
 def _until_the_end(unread: dict[str, None]) -> dict[str, Owner]:
     """Keep homes tidy until their executor has ended; those whose owner was told, which ``unread`` loses."""
-    owners = _told_owners(unread)
+    owners = _read_owners(unread)
     listings = HomeListings()
     tick = 0
     while any(not is_gone(home) and owner.is_live() for home, owner in owners.items()):
@@ -137,17 +137,17 @@ def _until_the_end(unread: dict[str, None]) -> dict[str, Owner]:
             _tidy(home, owner, listings, whole=tick % TICKS_PER_SWEEP == 0)
         tick += 1
         time.sleep(TICK)
-        owners.update(_told_owners(unread))
+        owners.update(_read_owners(unread))
     return owners
 
 
-def _told_owners(unread: dict[str, None]) -> dict[str, Owner]:
+def _read_owners(unread: dict[str, None]) -> dict[str, Owner]:
     """The owners of these homes. A home that the system does not tell of stays in ``unread``: a janitor that
     passed it over would leave everything in it behind."""
     owners: dict[str, Owner] = {}
     for home in list(unread):
         try:
-            owner = Owner.found(home)
+            owner = Owner.load(home)
         except OSError:
             continue
         del unread[home]
@@ -174,7 +174,7 @@ def _look_after_ended(places: Iterable[str]) -> None:
             close_after_reading(held.pop(place))
             if _is_any_left(place, listings):
                 untried[place] = None
-        if not held and (not untried or looks * TICK * TICKS_PER_SWEEP >= UNTOLD_FOR):
+        if not held and (not untried or looks * TICK * TICKS_PER_SWEEP >= RETRY_FOR):
             return
         time.sleep(TICK * TICKS_PER_SWEEP)
 
@@ -257,7 +257,7 @@ def _take_over(homes: Sequence[str]) -> dict[str, int]:
     while True:
         untold = _take(homes, taken)
         tries += 1
-        if len(taken) == len(homes) or tries >= (UNTOLD_FOR / pause if untold else TRIES):
+        if len(taken) == len(homes) or tries >= (RETRY_FOR / pause if untold else TRIES):
             return taken
         time.sleep(pause)
 

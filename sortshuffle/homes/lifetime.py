@@ -93,11 +93,11 @@ def sweep_ended(place: str, listings: HomeListings | None = None) -> bool:
     for name in _names(place):
         home = os.path.join(place, name)
         try:
-            owner = Owner.found(home)
+            owner = Owner.load(home)
             if owner is None or not owner.leaves_outputs_to_spark:
                 continue
             if not owner.has_ended():
-                is_left = is_left or not owner.is_told_apart
+                is_left = is_left or not owner.knows_its_system
                 continue
             sweep(home, owner, listings)
             # listed afresh, too, before it goes

@@ -89,12 +89,12 @@ class Owner:
     def read(home: str) -> Owner | None:
         """The owner of a home; None where the file is missing or not readable as one."""
         try:
-            return Owner.found(home)
+            return Owner.load(home)
         except OSError:
             return None
 
     @staticmethod
-    def found(home: str) -> Owner | None:
+    def load(home: str) -> Owner | None:
         """The same. Raises OSError where the system does not tell."""
         try:
             with calls.open_file(os.path.join(home, OWNER_FILE), encoding="utf-8") as opened:
@@ -107,12 +107,12 @@ class Owner:
             return None
 
     @property
-    def is_seen(self) -> bool:
+    def is_visible(self) -> bool:
         """Whether its process can be seen from here: in another container it cannot. Only for this host."""
         return self.namespace in ("", process_namespace())
 
     @property
-    def is_told_apart(self) -> bool:
+    def knows_its_system(self) -> bool:
         """Whether the system has told this process what tells it from those of other machines and containers,
         as far as it has told the owner."""
         return bool(boot_id() or not self.boot) and bool(process_namespace() or not self.namespace)
@@ -123,7 +123,7 @@ class Owner:
     def is_live(self) -> bool:
         """Whether the executor still runs and still has its local directories. Only for this host. What the
         system does not tell counts as running: what is deleted cannot be had back."""
-        if not self.is_seen:
+        if not self.is_visible:
             return True
         if not is_running(self.pid, self.started):
             return False
@@ -138,7 +138,7 @@ class Owner:
         """Whether it is known to have ended, which is so only on its own host."""
         return self.on_this_host() and not self.is_live()
 
-    def sees_the_end(self) -> bool:
+    def application_has_ended(self) -> bool:
         """Whether its application is known to have ended: Spark (standalone, YARN) removes the directories
         above an executor's local ones with the application, not with the executor. Only for this host."""
         above = {os.path.dirname(directory) for directory in self.local_directories}

@@ -17,35 +17,35 @@ _ENDED = ("Z", "X", "x")  # states of a process that has ended, but that its par
 
 
 @dataclass(slots=True)
-class _Told:
+class _SystemIds:
     """What the system has told this process of itself, which stays so. Empty until it has."""
 
     boot: str = ""
     namespace: str = ""
 
 
-_told = _Told()
+_ids = _SystemIds()
 
 
 def boot_id() -> str:
     """Identifies this run of the operating system; empty where it cannot be told."""
-    if not _told.boot:
+    if not _ids.boot:
         try:
             with calls.open_file("/proc/sys/kernel/random/boot_id", encoding="ascii") as opened:
-                _told.boot = opened.read().strip()
+                _ids.boot = opened.read().strip()
         except OSError:
             pass
-    return _told.boot
+    return _ids.boot
 
 
 def process_namespace() -> str:
     """Which processes this one can see, by their numbers; empty where it cannot be told."""
-    if not _told.namespace:
+    if not _ids.namespace:
         try:
-            _told.namespace = calls.readlink("/proc/self/ns/pid")
+            _ids.namespace = calls.readlink("/proc/self/ns/pid")
         except OSError:
             pass
-    return _told.namespace
+    return _ids.namespace
 
 
 def process_start(pid: int) -> int | None:

@@ -1,13 +1,14 @@
 """One byte budget for a task, and shares of it.
 
-A budget counts; it does not allocate. Whoever holds memory charges it and releases it when the memory is
+A budget counts; it does not allocate. Code that holds memory charges it, and releases it when the memory is
 handed on or freed. The writing side asks `would_exceed` and flushes; the reading side asks and waits its
 turn. Neither ever blocks on a budget, so a budget cannot deadlock.
 
-Rules: a share's charges count in its parent too; what is charged must be released, and no more than that;
-memory that user code holds on to is not charged: it was handed over.
-
-Used from one thread only: read-ahead threads do not charge, the thread that starts them does.
+Rules
+* A share's charges count in its parent too.
+* What is charged must be released, and no more than that.
+* Memory that user code keeps is not charged: it was handed over.
+* One thread only: read-ahead threads do not charge, the thread that starts them does.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class MemoryBudget:
 
     @property
     def least(self) -> int:
-        """Bytes that may be held whatever others do: the limit, where there are no others. What a flush takes
-        is a part of this."""
+        """Bytes that may be held whatever others hold. Here that is the limit: there are no others. A flush
+        takes a part of it."""
         return self.limit
 
     def share(self, limit: int, name: str) -> MemoryBudget:
@@ -42,8 +43,8 @@ class MemoryBudget:
         return self.used + size > self.limit
 
     def charge(self, size: int) -> None:
-        """Count ``size`` bytes as held. Going over the limit is allowed: a single item may be larger than
-        any budget, and whoever holds it says so by charging it."""
+        """Count ``size`` bytes as held. This may go over the limit: a single item may be larger than any
+        budget."""
         self.used += size
         if self.used > self.peak:
             self.peak = self.used
@@ -51,7 +52,7 @@ class MemoryBudget:
             self._parent.charge(size)
 
     def release(self, size: int) -> None:
-        """Count ``size`` bytes as given back."""
+        """Count ``size`` bytes as no longer held."""
         if size > self.used:
             raise StateError(f"the {self.name} budget got back {size} bytes of {self.used} in use")
         self.used -= size
@@ -59,5 +60,5 @@ class MemoryBudget:
             self._parent.release(size)
 
     def release_all(self) -> None:
-        """Give back whatever this share still holds (after an error, or at its end)."""
+        """Release all that this share still holds (after an error, or at its end)."""
         self.release(self.used)

@@ -4,9 +4,9 @@ Used by what moves bytes in fixed pieces (frames, the service's protocol, schedu
 
     made: 1 reference --slice--> one more --recycle--> one less --> 0: the recycler's again
 
-Ownership: who makes a buffer holds its first reference. `slice` adds one, which whoever gets the result must
-recycle. At the last `recycle` the segment goes home, and must not be touched any more: another owner may be
-writing to it.
+Ownership: the maker of a buffer holds its first reference. `slice` adds one, which the holder of the slice
+must recycle. At the last `recycle` the segment goes back to its recycler. Nobody may touch it then: another
+owner may be writing to it.
 
 Rules
 * Any thread may slice and recycle. Filling a segment is for one thread, before the buffer is handed on.
@@ -36,7 +36,7 @@ _LAST, _MORE = True, False
 
 
 class Buffer:
-    """A whole segment, or with `slice` ``size`` bytes of it.
+    """A whole segment, or ``size`` bytes of it (`slice`).
 
     Raises `StateError` when it is used after its last reference was recycled, or recycled once too often.
     """
@@ -48,22 +48,22 @@ class Buffer:
         self.recycler = recycler
         self.size = segment.size
         self._start = 0
-        # As many tokens as references; the one at the bottom is the last to be popped, by one thread only
+        # One token for each reference. One thread alone pops the lowest, which is the last
         self._references = [_LAST]
 
     @property
     def references(self) -> int:
-        """How many recycles are still to come, of this buffer and all its slices."""
+        """References to the segment: of this buffer and all its slices."""
         return len(self._references)
 
     @property
     def view(self) -> memoryview:
-        """The bytes, read-only. Not to be used after the reference under which it was taken is recycled."""
+        """The bytes, read-only. Valid until the caller's reference is recycled."""
         self._expect_alive()
         return self.segment.read_only[self._start : self._start + self.size]
 
     def recycle(self) -> None:
-        """Give back one reference; with the last one the segment goes to the recycler."""
+        """Give one reference up. With the last one the segment goes to the recycler."""
         try:
             token = self._references.pop()
         except IndexError:
@@ -72,7 +72,7 @@ class Buffer:
             self.recycler.recycle(self.segment)
 
     def slice(self, start: int, stop: int) -> Buffer:
-        """Bytes ``start..stop-1``. It holds a reference."""
+        """Bytes ``start..stop-1``, with a reference of its own."""
         if not 0 <= start <= stop <= self.size:
             raise UsageError(f"bytes {start} to {stop} are not within {self}")
         self._expect_alive()

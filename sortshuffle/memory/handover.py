@@ -1,11 +1,11 @@
-"""What the pools wait and hand over with: a lock that finalizers can get past, and a place to wait in.
+"""How the pools lock and wait: a lock that a finalizer never blocks on, and one thread's wait for a segment.
 
-The difficulty: a buffer may be given back anywhere, also by a generator that ends in a garbage collection,
-which may start while this very thread holds the pool's lock. Taking the lock there would be a deadlock, and a
-lock that the same thread may take twice would let it into a half-made change. So what gives back is
-submitted: it is done at once if the lock is free, and by the thread that holds the lock, when it lets go, if
-not. Closing and destroying a pool do wait for its lock: only whoever made the pool does that, and the pool of
-a generator's partition is that partition's own, so nobody is within it when the generator ends.
+The difficulty: a finalizer may recycle a buffer at any time. Garbage collection may end a generator while
+this very thread holds the pool's lock. To take the lock there would be a deadlock, and a re-entrant lock
+would let the finalizer into a half-made change. So recycling is submitted as an action: it runs at once if
+the lock is free. If not, the thread that holds the lock runs it when it lets go. Closing and destroying a
+pool do wait for the lock: only the pool's maker does that. The pool of a generator's partition is that
+partition's own, so no thread is inside it when the generator ends.
 
 Used by `ReadBufferPool`, `NetworkBufferPool` and `LocalBufferPool`.
 """
@@ -24,12 +24,12 @@ T = TypeVar("T")
 
 
 class HandoverLock:
-    """A lock with an inbox of actions, done under it.
+    """A lock with an inbox of actions, which run under it.
 
     Rules
     * An action changes state and must not raise or block.
-    * Nothing stays in the inbox: who finds the lock taken leaves its action to the holder, and every holder
-      looks into the inbox after it has let go.
+    * Nothing stays in the inbox: a thread that finds the lock taken leaves its action to the holder, and
+      every holder looks into the inbox again after it has let go.
     """
 
     __slots__ = ("_inbox", "_lock")
@@ -39,10 +39,10 @@ class HandoverLock:
         self._inbox: deque[Callable[[], None]] = deque()
 
     def submit(self, action: Callable[[], None]) -> None:
-        """Do it under the lock, now or as soon as the lock is free. Never blocks."""
+        """Run ``action`` under the lock, now or as soon as the lock is free. Never blocks."""
         self._inbox.append(action)
-        # Where the lock is taken nothing more may happen here: a finalizer may have come in the middle of the
-        # holder's change, on the holder's own thread
+        # If the lock is taken, stop here: this may be a finalizer on the holder's own thread, in the middle
+        # of the holder's change
         if self._lock.acquire(blocking=False):
             self._let_go()
 
@@ -67,10 +67,10 @@ class HandoverLock:
 
 
 class Waiter(Generic[T]):
-    """One thread's wait for one thing, which another thread hands over or refuses, once.
+    """One thread's wait for one result, which another thread delivers or refuses, once.
 
-    Handing over is safe under any lock and in finalizers: it is one store and the release of a lock that is
-    never taken for long. (`threading.Event.set` takes a lock, which a finalizer may find taken.)
+    To deliver is safe under any lock and in finalizers: it stores the result and releases a latch.
+    (`threading.Event.set` takes a lock, which a finalizer may find taken.)
     """
 
     __slots__ = ("_cause", "_latch", "_result")
@@ -82,7 +82,7 @@ class Waiter(Generic[T]):
         self._cause: BaseException | None = None
 
     def deliver(self, result: T) -> None:
-        """Hand it over: it is the waiting thread's from now on."""
+        """The result belongs to the waiting thread from now on."""
         self._result = result
         self._latch.release()
 
@@ -92,24 +92,24 @@ class Waiter(Generic[T]):
         self._latch.release()
 
     def wait(self, seconds: float) -> None:
-        """Until something was handed over, or refused, or the time is over."""
+        """Return when there is a result, or a refusal, or the time is over."""
         if not self._latch.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX)):
             return
         self._latch.release()
 
     @property
     def is_over(self) -> bool:
-        """Whether something was handed over, or refused."""
+        """Whether a result was delivered, or refused."""
         return not self._latch.locked()
 
     @property
     def delivered(self) -> T | None:
-        """What was handed over; None if nothing was. For whoever must give it back."""
+        """The result, or None; for an interrupted thread, which must give it back."""
         return self._result
 
     @property
     def result(self) -> T | None:
-        """What was handed over; None if nothing was yet. Raises `StateError` if it was refused."""
+        """The result, or None if there is none yet. Raises `StateError` if it was refused."""
         if self._cause is not None:
             raise StateError(f"gave up waiting: {self._cause}") from self._cause
         return self._result

@@ -1,17 +1,16 @@
-"""Debug mode of the memory: recycled memory is poisoned, and what is never given back is named with the place
-that took it.
+"""Debug mode of the memory: recycled segments are poisoned, and a leak is reported with the place that took
+the segment.
 
-Switched on by the environment variable ``SORTSHUFFLE_DEBUG_MEMORY=1`` (read once, when this module is
-imported; Python workers inherit it). The test suite runs in it, and fails a test that leaves
-anything behind. Off, it costs a call each time a segment is taken or given back: 0.1 us of the 2 us that both
-take (on: 8 us, most of it poisoning 32 KiB and finding the place).
+The environment variable ``SORTSHUFFLE_DEBUG_MEMORY=1`` switches it on. It is read once, when this module is
+imported; Python workers inherit it. The test suite runs in it, and fails a test that leaks. Off, it costs 0.1
+us of the 2 us that a request and a recycle take; on, 8 us, mostly for poisoning 32 KiB and finding the place.
 
-What is followed: segments from when a pool hands them out until they come home, and local pools from when
-they are created until they are closed. A network or read pool that is destroyed logs a warning for each
-segment it misses. A local pool that is closed does not: its segments may come home later, which is no leak.
+Tracked are segments, from a pool's request until they are recycled, and local pools, until they are closed. A
+network or read pool that is destroyed logs a warning for each segment it misses. A local pool that is closed
+does not: its segments may be recycled later, which is no leak.
 
-Any thread may call anything here: the one dictionary changes by single, atomic operations, so that finalizers
-can give memory back at any point. What is followed is kept alive until it is given back or forgotten.
+Any thread may call anything here, finalizers too: the one dictionary changes by single, atomic operations. It
+keeps alive what it tracks.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _enabled = os.environ.get(VARIABLE, "") not in ("", "0")
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """Something that was taken from its owner and not given back. ``place``: ``file:line in function``, of
-    the caller and its callers."""
+    """A segment or pool that its owner has not got back. ``place``: ``file:line in function`` of the caller
+    and its callers."""
 
     what: str
     owner: object
@@ -47,7 +46,7 @@ class Leak:
         return f"{self.what}, taken at " + " < ".join(self.place)
 
 
-_taken: dict[object, Leak] = {}
+_tracked: dict[object, Leak] = {}
 
 
 def enabled() -> bool:
@@ -71,37 +70,37 @@ def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith(_PACKAGE + ".")
 
 
-def took(owner: object, things: Iterable[object], what: object) -> None:
-    """Follow these from now on: ``owner`` has just handed them out to the caller."""
+def track(owner: object, things: Iterable[object], what: object) -> None:
+    """Track these: ``owner`` has just handed them to the caller."""
     if _enabled:
         place = _here()
         for thing in things:
-            _taken[thing] = Leak(str(what), owner, place)
+            _tracked[thing] = Leak(str(what), owner, place)
 
 
-def gave_back(things: Iterable[object]) -> None:
-    """Follow these no longer, and poison segments. To be called while nobody else can have them yet."""
+def untrack(things: Iterable[object]) -> None:
+    """Track these no longer, and poison segments. Call it before another thread can have them."""
     if _enabled:
         for thing in things:
             if isinstance(thing, MemorySegment):
                 thing.fill(POISON)
-            _taken.pop(thing, None)
+            _tracked.pop(thing, None)
 
 
 def outstanding(owner: object | None = None) -> list[Leak]:
-    """What was taken and not given back (from this owner), oldest first."""
-    return [leak for leak in _taken.copy().values() if owner is None or leak.owner is owner]
+    """What is tracked (of this owner), oldest first."""
+    return [leak for leak in _tracked.copy().values() if owner is None or leak.owner is owner]
 
 
 def forget() -> list[Leak]:
-    """Follow nothing that was taken so far any more. Returns what that was."""
+    """Track nothing more of what is tracked now. Returns it."""
     leaks = outstanding()
-    _taken.clear()
+    _tracked.clear()
     return leaks
 
 
 def report(owner: object) -> None:
-    """Log what this owner, which ends now, misses."""
+    """Log the leaks of this owner, which ends now."""
     if _enabled:
         for leak in outstanding(owner):
             _log.warning("never recycled: %s", leak)

@@ -1,8 +1,8 @@
-"""How much memory a task may use, given its options and the limit Spark put on its process.
+"""How much memory a task may use, by its options and by Spark's limit on its process.
 
-``spark.executor.pyspark.memory`` becomes an address-space limit of every Python worker (RLIMIT_AS), in
-which mapped libraries and thread stacks count too. The budget is the smaller of the option and what that
-limit leaves when a reserve for the interpreter, its libraries and the user's own data is taken off.
+``spark.executor.pyspark.memory`` becomes an address-space limit of every Python worker (RLIMIT_AS). Mapped
+libraries and thread stacks count in it too. The budget is the smaller of the option and what the limit leaves
+beside a reserve for the interpreter, its libraries and the user's own data.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import resource
 from sortshuffle.errors import OptionError
 from sortshuffle.options import MIB, Options, format_size
 
-# Address space of a worker with pyarrow, NumPy and pandas imported and four reading threads started is
-# 1.1 GiB, of which 8 MiB a thread are stacks and 64 MiB an arena; measured as VmSize on Python 3.11.
+# A worker with pyarrow, NumPy and pandas imported and four reading threads has 1.1 GiB of address space, of
+# which each thread's stack is 8 MiB and its arena 64 MiB; measured as VmSize on Python 3.11
 INTERPRETER_RESERVE = 1152 * MIB
 LEAST_BUDGET = 16 * MIB
 

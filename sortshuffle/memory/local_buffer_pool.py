@@ -4,18 +4,18 @@ Used by result partitions that are written from frames (`FrameEncoder`, for `Shu
 `sortshuffle.engine`), and by the writers of the shuffle manager's engine, each of which receives one frame at
 a time.
 
-    open --close--> closed: nothing is handed out any more; what is still out goes home when it is recycled
+    open --close--> closed: requests fail; segments in use go to the network pool when they are recycled
 
-The counts: ``requested`` segments, of the ``size`` that the pool is guaranteed, were taken from the network
-pool; of these ``available`` lie here, the others are in use.
+Counts: the pool is guaranteed ``size`` segments. It has taken ``requested`` of them from the network pool, of
+which ``available`` are free here; the others are in use.
 
 Rules
-* A recycled segment goes to whoever waits first, else it stays here; to the network pool if this one is
-  closed.
-* While somebody waits, nothing lies here.
+* A recycled segment goes to the thread that has waited longest, else it stays here. If this pool is closed it
+  goes to the network pool.
+* While a thread waits, no segment is free here.
 
 Lock order: the factory lock of the `NetworkBufferPool`, then the segment lock (`SegmentStore`), which guards
-everything here. `recycle` takes neither if it has to wait for it (`HandoverLock`).
+everything here. `recycle` never waits for either (`HandoverLock`).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class PoolOwner(Protocol):
     request_timeout: float
 
     def forget(self, pool: LocalBufferPool) -> None:
-        """The pool is closed: its guaranteed segments may be promised to others."""
+        """The pool is closed: other pools may be guaranteed its segments."""
 
 
 class LocalBufferPool:
-    """Made by `NetworkBufferPool.create_pool`; the maker closes it, or the result partition that it was given
-    to. Any thread may call any method.
+    """Made by `NetworkBufferPool.create_pool`. Its maker closes it, or the result partition that owns it. Any
+    thread may call any method.
 
-    Every buffer it hands out is the caller's to recycle. Requests raise `StateError` once it is closed, and
-    those that wait then fail.
+    The caller recycles every buffer that it requests. Once the pool is closed requests raise `StateError`,
+    also those that wait then.
     """
 
     def __init__(self, owner: PoolOwner, store: SegmentStore, size: int, name: str) -> None:
@@ -63,38 +63,38 @@ class LocalBufferPool:
 
     @property
     def requested(self) -> int:
-        """Segments taken from the network pool: those lying here and those in use."""
+        """Segments taken from the network pool: free here, or in use."""
         return self._requested
 
     @property
     def available(self) -> int:
-        """Segments that lie here."""
+        """Segments that are free here."""
         return len(self._free)
 
     def reserve(self, timeout: float | None = None) -> None:
-        """Wait until the pool has taken all the segments it was guaranteed.
+        """Take all the segments that the pool is guaranteed, as soon as they are free.
 
         Raises `BufferTimeoutError` after ``timeout`` seconds (None: the network pool's), with none taken.
         """
         claim = Claim(self, lambda: self.size - self._requested, self._accept)
-        self._store.meet(claim, self._seconds(timeout), self._expect_open)
+        self._store.wait_for(claim, self._seconds(timeout), self._expect_open)
 
     def request(self) -> Buffer | None:
-        """A buffer, or None if none is free within the pool's size."""
+        """A buffer, or None if none is free."""
         with self._store.lock:
             self._expect_open()
             segment = self._take()
-        return None if segment is None else self._handed_out(segment)
+        return None if segment is None else self._buffer_of(segment)
 
     def request_blocking(self, timeout: float | None = None) -> Buffer:
         """A buffer, as soon as there is one. Raises `BufferTimeoutError` after ``timeout`` seconds (None: the
         network pool's)."""
-        begun = time.monotonic()
+        start = time.monotonic()
         waiter: Waiter[MemorySegment] = Waiter()
         self._join(waiter)
         try:
             waiter.wait(self._seconds(timeout))
-        except BaseException:  # interrupted: what was handed over meanwhile must not be lost
+        except BaseException:  # interrupted: a segment that was delivered meanwhile must not be lost
             self._leave(waiter)
             if waiter.delivered is not None:
                 self.recycle(waiter.delivered)
@@ -102,23 +102,23 @@ class LocalBufferPool:
         self._leave(waiter)
         segment = waiter.result
         if segment is None:
-            raise self._store.late(f"a buffer of {self}", time.monotonic() - begun)
-        return self._handed_out(segment)
+            raise self._store.timeout_error(f"a buffer of {self}", time.monotonic() - start)
+        return self._buffer_of(segment)
 
     def recycle(self, segment: MemorySegment) -> None:
         """Take a segment back (buffers do this at their last reference). Never blocks."""
-        leaks.gave_back((segment,))
-        self._store.lock.submit(partial(self._come_home, segment))
+        leaks.untrack((segment,))
+        self._store.lock.submit(partial(self._take_back, segment))
 
     def close(self) -> None:
-        """Hand out nothing more; whoever waits fails. A second time does nothing."""
+        """End all requests, also those that wait. A second time does nothing."""
         if self.shut():
             self._owner.forget(self)
 
     # For the network pool and the store; the segment lock is held, except for `shut`
 
     def shut(self) -> bool:
-        """Close, without telling the network pool. Returns whether it was open."""
+        """Close without `PoolOwner.forget`. Returns whether the pool was open."""
         with self._store.lock:
             if self._closed:
                 return False
@@ -130,7 +130,7 @@ class LocalBufferPool:
             free, self._free = self._free, []
             self._requested -= len(free)
             self._store.put(free)
-        leaks.gave_back((self,))
+        leaks.untrack((self,))
         return True
 
     @property
@@ -160,7 +160,7 @@ class LocalBufferPool:
         else:
             self._free.append(segment)
 
-    def _come_home(self, segment: MemorySegment) -> None:
+    def _take_back(self, segment: MemorySegment) -> None:
         if self._closed:
             self._requested -= 1
             self._store.put([segment])
@@ -168,7 +168,7 @@ class LocalBufferPool:
             self._offer(segment)
 
     def _join(self, waiting: Waiter[MemorySegment]) -> None:
-        """Hand over a segment now, or as soon as there is one."""
+        """Deliver a segment now, or as soon as there is one."""
         with self._store.lock:
             self._expect_open()
             segment = self._take()
@@ -179,13 +179,13 @@ class LocalBufferPool:
                 self._store.add_hungry(self)
 
     def _leave(self, waiter: Waiter[MemorySegment]) -> None:
-        """Wait no longer: from now on nothing is handed over."""
+        """End the wait: nothing is delivered from now on."""
         with self._store.lock:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
 
-    def _handed_out(self, segment: MemorySegment) -> Buffer:
-        leaks.took(self._owner, (segment,), self._what_leaks)
+    def _buffer_of(self, segment: MemorySegment) -> Buffer:
+        leaks.track(self._owner, (segment,), self._what_leaks)
         return Buffer(segment, self)
 
     def _seconds(self, timeout: float | None) -> float:

@@ -1,15 +1,14 @@
 """`NetworkBufferPool`: all the segments that a process moves bytes in, given to local pools.
 
 Used by the map tasks of `ShuffleRDD` and by `sortshuffle.engine`, one for each partition that is written, and
-by the shuffle manager's engine, one for all its writers. Its memory is apart from that for reading
-(`ReadBufferPool`).
+by the shuffle manager's engine, one for all its writers. Reads have memory of their own (`ReadBufferPool`).
 
-Every local pool is guaranteed its size, or is not created. It may still have to wait, for segments of closed
-pools that are in use.
+A local pool is guaranteed its size, or it is not created. It may still wait for segments of closed pools that
+are in use.
 
 Invariants, whenever the segment lock is free
 * Every segment is in one place: free in the store, or ``requested`` by one local pool, open or closed.
-* The guaranteed segments are never more than there are.
+* No more segments are guaranteed than there are.
 
 Lock order: the factory lock (which pools there are), then the segment lock (where every segment is;
 `SegmentStore`).
@@ -25,7 +24,7 @@ from sortshuffle.memory.local_buffer_pool import LocalBufferPool
 from sortshuffle.memory.segment import allocate_segments
 from sortshuffle.memory.segment_store import SegmentStore
 
-REQUEST_TIMEOUT = 30.0  # seconds; guaranteed segments that do not come home for so long are a fault (Flink's)
+REQUEST_TIMEOUT = 30.0  # seconds; guaranteed segments that nobody recycles for so long are a fault (Flink's)
 
 
 class NetworkBufferPool:
@@ -56,12 +55,12 @@ class NetworkBufferPool:
 
     @property
     def available(self) -> int:
-        """Segments that nobody has taken."""
+        """Segments that no local pool has taken."""
         return self._store.available
 
     @property
     def guaranteed(self) -> int:
-        """Segments promised to local pools."""
+        """Segments that local pools are guaranteed."""
         return sum(pool.size for pool in self._pools)
 
     def create_pool(self, size: int, name: str = "") -> LocalBufferPool:
@@ -75,12 +74,12 @@ class NetworkBufferPool:
             self._guarantee(size, f"local buffer pool {name!r}")
             pool = LocalBufferPool(self, self._store, size, name)
             self._pools.append(pool)
-            leaks.took(self, [pool], f"local buffer pool {name!r}, never closed")
+            leaks.track(self, [pool], f"local buffer pool {name!r}, never closed")
         return pool
 
     def destroy(self) -> None:
-        """End the pool and all local pools: whoever waits fails; what is recycled later is dropped. A second
-        time does nothing."""
+        """End the pool and all local pools: requests that wait fail, and what is recycled later is dropped. A
+        second time does nothing."""
         with self._factory:
             if self._destroyed:
                 return
@@ -93,13 +92,13 @@ class NetworkBufferPool:
         leaks.report(self)
 
     def forget(self, pool: LocalBufferPool) -> None:
-        """For `LocalBufferPool.close`: what the pool had may be promised to others."""
+        """For `LocalBufferPool.close`: others may be guaranteed the pool's segments."""
         with self._factory:
             if pool in self._pools:  # else all of them were shut by `destroy` meanwhile
                 self._pools.remove(pool)
 
     def _guarantee(self, count: int, what: str) -> None:
-        """Raise unless so many more can be promised."""
+        """Raise unless ``count`` more can be guaranteed."""
         self._expect_alive()
         promised = self.guaranteed
         if promised + count > self.total:

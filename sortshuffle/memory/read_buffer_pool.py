@@ -1,20 +1,21 @@
 """`ReadBufferPool`: the memory that scheduled reads fill, handed out in whole batches.
 
 Used by the scheduled reads of the service, where many consumers read many partitions in one process. Its
-memory is not that of the network pools: a process that reads and writes would else wait for itself.
+memory is apart from the network pools': a process that reads and writes would else wait for itself.
 
-A requester is one partition's scheduler. It registers, asks for a batch, fills segments with it, and whoever
-is last to use a segment recycles it.
+A requester is one partition's scheduler. It registers, requests a batch and fills its segments. The last user
+of a segment recycles it.
 
 Rules
-* A batch is handed out whole or not at all: two requesters that each hold half of one would wait forever.
-* Waiting requesters are served in the order in which they came, by the thread whose recycling completes the
-  next batch. One that waits on when a time-out is over keeps its place: nobody is overtaken for ever.
-* Every batch handed out and every recycling is progress, whoever's. A requester that waits gives up
-  (`expect_progress`) only when nobody at all got on for long: slow is not stuck.
-* `average_per_requester` is what each may hold for all to hold as much. The pool does not enforce it: a
-  requester that holds more should ask only for consumers who would have nothing else.
-* Memory is allocated at the first request, all of it.
+* A request gets a whole batch or nothing: two requesters that each held half of one would wait for ever.
+* Requesters get batches in the order in which they came. The thread whose recycling completes a batch
+  delivers it. A requester that goes on waiting after a time-out keeps its place, so it is not overtaken for
+  ever.
+* Every request that is met and every recycling is progress. A requester gives up (`expect_progress`) only
+  when no requester at all made progress for long: slow is not stuck.
+* `average_per_requester` is an equal share for each. The pool does not enforce it: a requester that holds
+  more should ask only for consumers that have nothing else.
+* All memory is allocated at the first request.
 
 Lock order: one lock, and nothing is called under it. `recycle` never blocks (`HandoverLock`).
 """
@@ -34,7 +35,7 @@ from sortshuffle.memory.segment import MemorySegment, allocate_segments
 # one batch: a spinning disk reads 4 MiB in some 25 ms, two to three times what the seek before it costs
 # (arithmetic, not measured); Flink's figure too
 BATCH_BYTES = 4 << 20
-POLL_SECONDS = 2.0  # how long a request waits before it looks whether it is still wanted (Flink's)
+POLL_SECONDS = 2.0  # a request looks so often whether it is still wanted (Flink's)
 
 
 class ReadBufferPool:
@@ -78,7 +79,7 @@ class ReadBufferPool:
 
     @property
     def average_per_requester(self) -> int:
-        """Segments that each registered requester may hold for all to hold as much."""
+        """An equal share of the segments for each registered requester."""
         return max(1, self.total_segments // max(1, len(self._requesters)))
 
     def register(self, requester: object) -> None:
@@ -88,7 +89,7 @@ class ReadBufferPool:
             self._requesters.add(requester)
 
     def unregister(self, requester: object) -> None:
-        """Count it no more. One that is not registered is ignored."""
+        """Count it no more, if it was counted."""
         with self._lock:
             self._requesters.discard(requester)
 
@@ -97,31 +98,31 @@ class ReadBufferPool:
     ) -> list[MemorySegment]:
         """One batch of `segments_per_request`, or nothing after ``timeout`` seconds. The caller recycles it.
 
-        ``still_wanted`` is asked whenever ``timeout`` seconds are over, in the caller's thread and under no
-        lock: the wait goes on while it says so, and ends with what it raises.
+        ``still_wanted`` is called each time that ``timeout`` seconds are over, in the caller's thread and
+        under no lock. The wait goes on while it returns True, and ends with what it raises.
 
         Raises `StateError` when the pool is destroyed, before or meanwhile; MemoryError, naming the option,
         when the first request finds no memory for the pool.
         """
         batch = self._take_or_wait(timeout, still_wanted)
-        leaks.took(self, batch, f"a segment of {self}")
+        leaks.track(self, batch, f"a segment of {self}")
         return batch
 
     def recycle(self, segments: MemorySegment | Sequence[MemorySegment]) -> None:
-        """Take these back, in any number: of one batch or of several. After `destroy` they are dropped.
+        """Take any number of segments back. After `destroy` they are dropped.
 
         Never blocks. Raises `StateError` when there would be more free segments than the pool has.
         """
         returned = [segments] if isinstance(segments, MemorySegment) else list(segments)
         if self.available + len(returned) > self.total_segments:
             raise StateError(f"{len(returned)} segments recycled into {self} are more than it misses")
-        leaks.gave_back(returned)
+        leaks.untrack(returned)
         self._lock.submit(partial(self._put_back, returned))
 
     def expect_progress(self, since: float, limit: float) -> None:
-        """To be called by a requester that has waited since ``since`` (the clock's time) and got nothing.
+        """For a requester that has waited since ``since`` (the clock's time) and got nothing.
 
-        Raises `BufferTimeoutError` when nobody at all got on for ``limit`` seconds of its waiting.
+        Raises `BufferTimeoutError` when there was no progress for ``limit`` seconds of that time.
         """
         idle = self._clock() - max(since, self._last_progress)
         if idle >= limit:
@@ -157,7 +158,7 @@ class ReadBufferPool:
             waiter.wait(timeout)
             while not waiter.is_over and still_wanted():
                 waiter.wait(timeout)
-        except BaseException:  # what was handed over meanwhile must not be lost
+        except BaseException:  # a batch that was delivered meanwhile must not be lost
             self._leave(waiter)
             self.recycle(waiter.delivered or [])
             raise
@@ -165,7 +166,7 @@ class ReadBufferPool:
         return waiter.result or []
 
     def _leave(self, waiter: Waiter[list[MemorySegment]]) -> None:
-        """Wait no longer: from now on nothing is handed over."""
+        """End the wait: nothing is delivered from now on."""
         with self._lock:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)

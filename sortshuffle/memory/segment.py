@@ -5,10 +5,10 @@ service and the scheduled reads. The memory is the process's own (anonymous, pri
 Arrow's heaps: `preadv` and sockets fill it, `writev` and Arrow read it, none of them through a copy.
 
 Rules
-* A segment has one owner at a time: a pool while it is free, whoever took it until it is recycled.
-* A pool's segments are mapped some MiB together, because every mapping costs microseconds. The system gives
-  them pages when they are first touched: a pool that was never used costs address space only.
-* A mapping ends when its segments and all views of them are gone; nothing ever points into unmapped memory.
+* A segment has one owner at a time: its pool while it is free, else the user who must recycle it.
+* A pool maps its segments some MiB together, because every mapping costs microseconds. The system gives a
+  page at the first touch: a pool that was never used costs address space only.
+* A mapping ends when its segments and all views of them are gone. Nothing ever points into unmapped memory.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from sortshuffle.errors import UsageError
 class MemorySegment:
     """``size`` bytes of zeroed memory that starts on a page.
 
-    ``view``: all of it, writable. ``read_only``: the same bytes. ``address``: of the first byte, for what
-    takes addresses; valid as long as the segment or a view of it is held.
+    ``view``: all of it, writable. ``read_only``: the same bytes. ``address``: of the first byte; valid as
+    long as the segment or a view of it lives.
 
     Raises MemoryError when there is no address space left (``spark.executor.pyspark.memory`` limits it).
     """
@@ -56,8 +56,8 @@ def _map(size: int) -> mmap.mmap:
         raise MemoryError(f"the system gives no {size} bytes of memory: {error}") from error
 
 
-# Segments that share a mapping, and are given back to the system together. One mapping for each took 13 ms
-# for 768 segments of 256 KiB (made and ended), 1 s for 49,152 of 4 KiB, against 1.6 and 93 ms.
+# Segments that share a mapping. One mapping for each took 13 ms for 768 segments of 256 KiB (made and ended),
+# 1 s for 49,152 of 4 KiB, against 1.6 and 93 ms.
 AREA_BYTES = 4 << 20
 
 

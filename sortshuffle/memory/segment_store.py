@@ -1,16 +1,16 @@
-"""`SegmentStore`: where the free segments of a network pool lie, and who waits for them.
+"""`SegmentStore`: the free segments of a network pool, and the threads and pools that wait for them.
 
-The part that `NetworkBufferPool` and its `LocalBufferPool`s share. Its lock, the segment lock, guards where
-every segment is, here and in all the local pools: a segment moves from one place to another in one step.
+`NetworkBufferPool` and its `LocalBufferPool`s share it. Its lock, the segment lock, guards where every
+segment is, here and in all the local pools. A segment moves from one place to another in one step.
 
 Rules
-* A claim is for several segments and gets all or none: nobody waits while holding part of what he needs.
-* A pool is hungry when threads wait for one of its segments while it has not taken all that it is guaranteed.
+* A claim is for several segments and gets all or none: no thread waits while it holds part of what it needs.
+* A pool is hungry when threads wait for one of its segments and it has not taken all that it is guaranteed.
   Hungry pools take turns.
-* Claims that can be met are met first. Those that can't do not hold up hungry pools: a pool takes only what
-  it is guaranteed, and what a claim was promised comes from closed pools.
+* Claims for which there are enough segments come first. Other claims do not hold up hungry pools: a pool
+  takes only what it is guaranteed, and a claim's segments come from closed pools.
 
-Lock order: the segment lock is the last one; under it nothing else is taken or called.
+Lock order: the segment lock is the last one. Under it no other lock is taken, and no other code called.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from sortshuffle.memory.segment import MemorySegment
 
 
 class HungryPool(Protocol):
-    """A pool for which somebody waits."""
+    """A pool for whose segments threads wait."""
 
     @property
     def is_hungry(self) -> bool:
-        """Whether it can use one more segment, now."""
+        """Whether it can use one more segment now."""
 
     def feed(self, segment: MemorySegment) -> None:
-        """Take the segment over for whoever waits first. The segment lock is held."""
+        """Deliver the segment to the thread that has waited longest. The segment lock is held."""
 
 
 class Claim(Waiter[list[MemorySegment]]):
-    """A thread's wait for several segments at once: as many as ``missing`` says when they are there."""
+    """A thread's wait for several segments at once: ``missing()``, when so many are free."""
 
     __slots__ = ("missing", "owner", "take_over")
 
@@ -57,7 +57,7 @@ class Claim(Waiter[list[MemorySegment]]):
 
 
 class SegmentStore:
-    """Free segments. All but `meet`, `late` and the counts is to be called with the `lock` held."""
+    """Free segments. Call all but `wait_for`, `timeout_error` and the counts with the `lock` held."""
 
     def __init__(self, segments: list[MemorySegment], option: str) -> None:
         self.total = len(segments)
@@ -70,29 +70,29 @@ class SegmentStore:
 
     @property
     def available(self) -> int:
-        """Segments that lie here."""
+        """Segments that are free."""
         return len(self._free)
 
     def take(self, count: int) -> list[MemorySegment]:
-        """This many, which are then the caller's; no more than there are."""
+        """This many for the caller; no more than there are."""
         split = len(self._free) - count
         taken = self._free[split:]
         del self._free[split:]
         return taken
 
     def put(self, segments: Iterable[MemorySegment]) -> None:
-        """Take these over, and hand them to whoever waits."""
+        """Take these over, and deliver them where they are waited for."""
         if not self._emptied:
             self._free.extend(segments)
             self.serve()
 
     def add_hungry(self, pool: HungryPool) -> None:
-        """Let the pool have its turn when there is something."""
+        """Give the pool a turn, if it is hungry."""
         if pool.is_hungry:
             self._hungry[pool] = None
 
     def serve(self) -> None:
-        """Hand out what is free to those who wait for it."""
+        """Deliver free segments: to claims that can be met, then to hungry pools in turn."""
         for claim in self._claims.copy():
             missing = claim.missing()
             if missing <= len(self._free):
@@ -106,24 +106,24 @@ class SegmentStore:
                 self.add_hungry(pool)
 
     def refuse(self, owner: object, cause: BaseException) -> None:
-        """Let the claims of this owner fail."""
+        """End the claims of this owner with an error."""
         for claim in self._claims.copy():
             if claim.owner is owner:
                 self._claims.remove(claim)
                 claim.refuse(cause)
 
     def empty(self) -> None:
-        """Let go of all segments, and of those that come later."""
+        """Drop all segments, and those that come later."""
         self._emptied = True
         self._free = []
 
-    def meet(self, claim: Claim, timeout: float, expect_open: Callable[[], None]) -> None:
-        """Hand over what is claimed, now or when it is free. Without the lock held.
+    def wait_for(self, claim: Claim, timeout: float, expect_open: Callable[[], None]) -> None:
+        """Wait until the claim is met. Without the lock held.
 
-        ``expect_open`` raises if the owner may claim nothing any more. Raises `BufferTimeoutError` after
-        ``timeout`` seconds, `StateError` when the owner is closed meanwhile. Nothing is taken then.
+        ``expect_open`` raises if the owner is closed. Raises `BufferTimeoutError` after ``timeout`` seconds,
+        `StateError` when the owner is closed meanwhile. Nothing is taken then.
         """
-        begun = time.monotonic()
+        start = time.monotonic()
         with self.lock:
             expect_open()
             self._claims.append(claim)
@@ -134,18 +134,19 @@ class SegmentStore:
             self._withdraw(claim)
             raise
         if self._withdraw(claim):
-            raise self.late(f"{claim.missing()} segments for {claim.owner}", time.monotonic() - begun)
+            seconds = time.monotonic() - start
+            raise self.timeout_error(f"{claim.missing()} segments for {claim.owner}", seconds)
         claim.result  # noqa: B018  # raises if it was refused
 
-    def late(self, what: str, seconds: float) -> BufferTimeoutError:
-        """The error that says what did not come."""
+    def timeout_error(self, what: str, seconds: float) -> BufferTimeoutError:
+        """The error for ``what``, which was not free in time."""
         return BufferTimeoutError(
             f"{what}: not to be had within {seconds:.1f} s, {self.available} of {self.total} segments of the"
             f" process are free. Raise {self.option}, or let fewer tasks run at a time"
         )
 
     def _withdraw(self, claim: Claim) -> bool:
-        """Whether the claim was still waiting; it no longer is."""
+        """End the wait of a claim. Returns whether it was still waiting."""
         with self.lock:
             waiting = claim in self._claims
             if waiting:

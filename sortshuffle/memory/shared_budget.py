@@ -1,17 +1,17 @@
-"""`SharedMemory`: one byte budget of a process, divided among those who hold memory at the same time.
+"""`SharedMemory`: one byte budget of a process, divided among the tasks that write at the same time.
 
-    SharedMemory.open --> ShareOfMemory (a `MemoryBudget`) --close--> its bytes are the others'
+    SharedMemory.open --> ShareOfMemory (a `MemoryBudget`) --close--> its bytes go to the other shares
 
 A budget of a task is one thread's (`memory.budget`). The shuffle manager's engine writes for many tasks at
-once, each in a thread of its own, and so each gets a share.
+once, each in a thread of its own, so each gets a share.
 
 Rules
 * A share's limit is an equal part of the whole. It shrinks when others open, and grows when they close.
-* Shrinking is lazy: who holds more than its limit finds at its next question that nothing more fits, and
-  writes what it has. Until then others are held to what is really free.
-* Whatever the others hold, a share may always hold ``floor`` bytes: nobody waits for anybody, so nobody can
-  wait for ever. So the whole may be exceeded: by ``floor`` for each share, by what two shares take that ask
-  at the same moment, and by a single item that is larger than the share.
+* Shrinking is lazy: a share that holds more than its limit hears at its next question that nothing more fits,
+  and writes what it has. Until then the others have what is really free.
+* A share may always hold ``floor`` bytes, whatever the others hold: no share waits for another, so none waits
+  for ever. The whole may therefore be exceeded: by ``floor`` for each share, by two shares that ask at the
+  same moment, and by a single item that is larger than the share.
 
 Lock order: the lock is a leaf.
 """
@@ -25,7 +25,7 @@ from sortshuffle.memory.budget import MemoryBudget
 
 
 class SharedMemory:
-    """``limit`` bytes in all. ``floor``: what each share may hold whatever the others do."""
+    """``limit`` bytes in all. ``floor``: bytes that each share may hold in any case."""
 
     def __init__(self, limit: int, floor: int) -> None:
         self.limit = limit
@@ -42,38 +42,38 @@ class SharedMemory:
 
     @property
     def shares(self) -> int:
-        """How many are open."""
+        """How many shares are open."""
         return self._shares
 
     def open(self, name: str) -> ShareOfMemory:
-        """A share, which the caller closes. ``name``: for errors."""
+        """A new share, which the caller closes. ``name``: for errors."""
         with self._lock:
             self._shares += 1
         return ShareOfMemory(self, name)
 
     def leave(self) -> None:
-        """For `ShareOfMemory.close`: one share less."""
+        """For `ShareOfMemory.close`."""
         with self._lock:
             self._shares -= 1
 
     def count(self, size: int) -> None:
-        """For shares: so many bytes more, or less, are held."""
+        """For shares: ``size`` more bytes are held; less, if it is negative."""
         with self._lock:
             self._used += size
             if self._used > self.peak:
                 self.peak = self._used
 
     def limit_of_share(self) -> int:
-        """What one share may hold now, bytes."""
+        """Bytes that one share may hold now."""
         return max(self.floor, self.limit // max(1, self._shares))
 
     def exceeds(self, size: int) -> bool:
-        """Whether so many more bytes go over the whole."""
+        """Whether ``size`` more bytes go over the whole."""
         return self._used + size > self.limit
 
 
 class ShareOfMemory(MemoryBudget):
-    """The budget of one of several that write at the same time. For one thread, as every budget."""
+    """One task's share. For one thread, as every budget."""
 
     __slots__ = ("_closed", "_whole")
 
@@ -83,8 +83,8 @@ class ShareOfMemory(MemoryBudget):
         self._closed = False
 
     def would_exceed(self, size: int) -> bool:
-        """Whether charging ``size`` more bytes would go over this share, or over the whole. ``limit`` stays
-        what it was when the share was opened; what counts is the share now."""
+        """Whether charging ``size`` more bytes would go over this share, as it is now, or over the whole.
+        ``limit`` is what the share was when it was opened."""
         wanted = self.used + size
         if wanted <= self._whole.floor:
             return False
@@ -105,7 +105,7 @@ class ShareOfMemory(MemoryBudget):
         self._whole.count(-size)
 
     def close(self) -> None:
-        """Give back whatever it still holds. May be called again."""
+        """Release all that it still holds. May be called again."""
         if not self._closed:
             self._closed = True
             self.release_all()

@@ -20,17 +20,17 @@ The methods are ``ShuffleFrame``'s; ``ShuffleRDD`` places by Python keys, with s
 `engine`, without Spark, any of them may be used.
 
 Beside the selectors: ``hash_columns``, Spark's ``F.hash`` of Arrow columns, and ``check_hashable``, which
-refuses on the driver what it can't hash; ``Reservoir``, ``shortened`` and ``determine_bounds``, from which
-ranges come. The package knows Arrow and NumPy, and nothing of files or Spark sessions.
+refuses on the driver what it can't hash; ``Reservoir``, ``shorten_texts`` and ``determine_bounds``, from
+which ranges come. The package knows Arrow and NumPy, and nothing of files or Spark sessions.
 """
 
-from sortshuffle.partitioner.given import FunctionSelector, IdSelector
+from sortshuffle.partitioner.caller_ids import FunctionSelector, IdSelector
 from sortshuffle.partitioner.hash import HashSelector
 from sortshuffle.partitioner.key_group import KeyGroupSelector
 from sortshuffle.partitioner.key_order import SortKey
 from sortshuffle.partitioner.murmur3 import check_hashable, hash_columns
 from sortshuffle.partitioner.pointwise import BroadcastSelector, GlobalSelector, RescaleSelector, forward
-from sortshuffle.partitioner.range_bounds import determine_bounds, shortened
+from sortshuffle.partitioner.range_bounds import determine_bounds, shorten_texts
 from sortshuffle.partitioner.ranges import RangeSelector
 from sortshuffle.partitioner.reservoir import Reservoir
 from sortshuffle.partitioner.round_robin import RoundRobinSelector, RowHashSelector
@@ -55,5 +55,5 @@ __all__ = [
     "forward",
     "hash_columns",
     "id_dtype",
-    "shortened",
+    "shorten_texts",
 ]

@@ -27,12 +27,12 @@ def validity(array: pa.Array) -> Bools | None:
     """Return which rows are not null, or None if none is."""
     if array.null_count == 0:
         return None
-    return unpacked_bits(array.buffers()[0], array.offset, len(array)).view(np.bool_)
+    return unpack_bits(array.buffers()[0], array.offset, len(array)).view(np.bool_)
 
 
 def bools(array: pa.Array) -> Bytes:
     """Return a boolean array's values as 0 and 1."""
-    return unpacked_bits(array.buffers()[1], array.offset, len(array))
+    return unpack_bits(array.buffers()[1], array.offset, len(array))
 
 
 def fixed_width(array: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -76,7 +76,7 @@ def all_bytes(buffer: pa.Buffer | None) -> Bytes:
     return np.frombuffer(buffer, np.uint8)
 
 
-def unpacked_bits(buffer: pa.Buffer, first: int, count: int) -> Bytes:
+def unpack_bits(buffer: pa.Buffer, first: int, count: int) -> Bytes:
     """Return ``count`` bits from bit ``first`` on, each as a byte 0 or 1."""
     packed = all_bytes(buffer)[first // 8 : (first + count + 7) // 8]
     return np.unpackbits(packed, bitorder="little")[first % 8 : first % 8 + count]

@@ -31,16 +31,16 @@ LONGEST_TEXT = 4096
 data set begin with in common, such as the head of a document: those that do are all in one range."""
 
 
-def shortened(keys: pa.RecordBatch) -> pa.RecordBatch:
+def shorten_texts(keys: pa.RecordBatch) -> pa.RecordBatch:
     """Keys of which every text and binary value, in structs too, has at most its first `LONGEST_TEXT` bytes.
     A text may then end within a character."""
-    return pa.RecordBatch.from_arrays(list(map(_shortened, keys.columns)), schema=keys.schema)
+    return pa.RecordBatch.from_arrays(list(map(_shorten, keys.columns)), schema=keys.schema)
 
 
-def _shortened(column: pa.Array) -> pa.Array:
+def _shorten(column: pa.Array) -> pa.Array:
     kind = column.type
     if pat.is_struct(kind) and kind.num_fields:  # without fields it would have no rows
-        children = [_shortened(column.field(at)) for at in range(kind.num_fields)]
+        children = [_shorten(column.field(at)) for at in range(kind.num_fields)]
         missing = column.is_null() if column.null_count else None
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=missing)
     if not is_variable_width(kind):

@@ -70,10 +70,10 @@ class RowHashSelector:
 
     def assign(self, batch: pa.RecordBatch) -> Ids:
         """Return each row's subpartition; see ``ChannelSelector.assign``."""
-        return _scaled_down(hash_rows(batch), self.subpartitions)
+        return _scale_down(hash_rows(batch), self.subpartitions)
 
 
-def _scaled_down(hashes: Hashes, size: int) -> Ids:
+def _scale_down(hashes: Hashes, size: int) -> Ids:
     """Map hashes evenly to ``0 .. size - 1`` by their upper 32 bits: hash times size, divided by 2**32."""
     scaled = hashes >> np.uint64(32)
     scaled *= np.uint64(size)

@@ -33,7 +33,7 @@ Words = npt.NDArray[np.uint32]
 
 WORD = np.dtype("<u4")
 
-LONE_ROWS = 64
+FEW_ROWS = 64
 """Rows. With fewer left, a Python loop per row (0.1 us a word) beats a round of NumPy calls
 (measured: 64 rows 7.7 us, a round 6.5 us, or 9.3 us where lengths differ). More than one, in any case."""
 
@@ -74,8 +74,8 @@ def mix_bytes(data: Bytes, starts: Positions, lengths: Positions, hashes: Words)
 
 
 def _mix_whole_words(data: Bytes, starts: Positions, words: Positions, hashes: Words) -> None:
-    if len(hashes) < LONE_ROWS:
-        _mix_each_alone(data, starts, words, hashes)
+    if len(hashes) < FEW_ROWS:
+        _mix_row_by_row(data, starts, words, hashes)
     elif (stride := _even_stride(starts, words)) is not None:
         _mix_evenly_spaced(data, int(starts[0]), stride, int(words[0]), hashes)
     else:
@@ -105,9 +105,9 @@ def _mix_uneven(data: Bytes, starts: Positions, words: Positions, hashes: Words)
     first = 0
     for k in range(int(words[-1])):
         ended = int(np.searchsorted(words, k, side="right"))
-        if len(words) - ended < LONE_ROWS:
+        if len(words) - ended < FEW_ROWS:
             rest = slice(ended, None)
-            _mix_each_alone(data, starts[rest] + 4 * k, words[rest] - k, ordered[rest])
+            _mix_row_by_row(data, starts[rest] + 4 * k, words[rest] - k, ordered[rest])
             break
         reader.drop(ended - first)
         first = ended
@@ -168,14 +168,14 @@ def _aligned_words(data: Bytes, first: int, end: int) -> tuple[int, Words]:
     return base, padded.view(WORD)
 
 
-def _mix_each_alone(data: Bytes, starts: Positions, words: Positions, hashes: Words) -> None:
+def _mix_row_by_row(data: Bytes, starts: Positions, words: Positions, hashes: Words) -> None:
     for row, (start, count) in enumerate(zip(starts.tolist(), words.tolist(), strict=True)):
-        hashes[row] = _mix_alone(data[start : start + 4 * count].view(WORD), int(hashes[row]))
+        hashes[row] = _mix_one_value(data[start : start + 4 * count].view(WORD), int(hashes[row]))
 
 
-def _mix_alone(words: Words, state: int) -> int:
+def _mix_one_value(words: Words, state: int) -> int:
     for first in range(0, len(words), BLOCK_WORDS):
-        for word in _scrambled(words[first : first + BLOCK_WORDS]).tolist():
+        for word in _scramble(words[first : first + BLOCK_WORDS]).tolist():
             # The product holds the rotation by 13: the word shifted left by 13 + 32, and by 13.
             state = (((state ^ word) * 0x2000_0000_2000 >> 32) * 5 + STEP) & 0xFFFF_FFFF
     return state
@@ -186,26 +186,26 @@ def _mix_tail_bytes(data: Bytes, starts: Positions, counts: Positions, hashes: W
     for k in range(3):
         rows = np.flatnonzero(counts > k)
         if len(rows) == len(hashes):
-            _absorb(_sign_extended(signed[starts + k]), hashes)
+            _absorb(_extend_sign(signed[starts + k]), hashes)
         elif len(rows):
             some = hashes[rows]
-            _absorb(_sign_extended(signed[starts[rows] + k]), some)
+            _absorb(_extend_sign(signed[starts[rows] + k]), some)
             hashes[rows] = some
 
 
-def _sign_extended(values: npt.NDArray[np.signedinteger[Any]]) -> Words:
+def _extend_sign(values: npt.NDArray[np.signedinteger[Any]]) -> Words:
     return values.astype(np.int32).view(np.uint32)
 
 
 def _absorb(words: Words, hashes: Words) -> None:
     """One round: mix one word into each hash."""
-    hashes ^= _scrambled(words)
+    hashes ^= _scramble(words)
     _rotate_left(hashes, 13)
     hashes *= np.uint32(5)
     hashes += np.uint32(STEP)
 
 
-def _scrambled(words: Words) -> Words:
+def _scramble(words: Words) -> Words:
     scrambled: Words = words * np.uint32(C1)
     _rotate_left(scrambled, 15)
     scrambled *= np.uint32(C2)

@@ -48,7 +48,7 @@ class ChannelSelector(Protocol):
         ...
 
 
-def checked_ids(ids: Any, rows: int, selector: Any) -> Ids:
+def check_ids(ids: Any, rows: int, selector: Any) -> Ids:
     """What a selector gave for so many rows or keys. A selector may be anybody's, and rows with wrong ids
     would be lost, or in another subpartition, without a word.
 

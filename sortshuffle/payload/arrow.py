@@ -18,7 +18,7 @@ from sortshuffle.format.header import Codec, PayloadKind
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.metrics import Seconds
 from sortshuffle.options import MIB, Options
-from sortshuffle.payload.compression import Compression, fitted
+from sortshuffle.payload.compression import Compression, copy_to_fit
 
 # A batch of so many rows or bytes is worth a call of a user's function: twice as many rows as Spark's own
 # Arrow batches have. Writers make messages of this size, readers join smaller ones to it
@@ -49,7 +49,7 @@ class ArrowPayload:
         seconds["encode"] += serialized - started
         block = self._compression.block(message)
         if block is not None:
-            block = fitted(block)
+            block = copy_to_fit(block)
         compressed = time.perf_counter()
         if self.codec is not Codec.NONE:
             seconds["compress"] += compressed - serialized

@@ -34,7 +34,7 @@ class Compression:
 
     def block(self, payload: Any) -> pa.Buffer | None:
         """The payload (anything with the buffer protocol) as one compressed block; None where that is not
-        worth it. The block has memory of the payload's size: who keeps it, copies it (`fitted`)."""
+        worth it. The block has memory of the payload's size: who keeps it, copies it (`copy_to_fit`)."""
         if self._codec is None or not 0 < len(payload) <= MOST_COMPRESSED:
             return None
         block = self._codec.compress(payload)
@@ -62,7 +62,7 @@ class Compression:
             raise Malformed(f"a buffer cannot be decompressed ({error})", 0) from None
 
 
-def fitted(block: pa.Buffer) -> pa.Buffer:
+def copy_to_fit(block: pa.Buffer) -> pa.Buffer:
     """A copy of a block in memory of its own size."""
     copy = pa.allocate_buffer(block.size)
     memoryview(copy).cast("B")[:] = memoryview(block).cast("B")

@@ -18,7 +18,7 @@ from sortshuffle.format.header import Codec, PayloadKind
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.metrics import Seconds
 from sortshuffle.options import Options
-from sortshuffle.payload.compression import Compression, fitted
+from sortshuffle.payload.compression import Compression, copy_to_fit
 from sortshuffle.payload.events import Event, unpack_event
 from sortshuffle.payload.spanning import SpanningDeserializer, Spill
 
@@ -48,12 +48,12 @@ class FramesPayload:
         """The records of one frame: itself. Raises `Malformed`."""
         return (frame,)
 
-    def compressed(
+    def compress(
         self,
         payload: memoryview,
         records: int,
         seconds: Seconds,
-        keep: Callable[[pa.Buffer], Any] = fitted,
+        keep: Callable[[pa.Buffer], Any] = copy_to_fit,
     ) -> SealedBuffer | None:
         """A buffer of this part of the stream, in which so many records end, compressed; None where that
         does not save. ``keep`` copies the block to where it is to stay (by default memory of its own); the
@@ -72,7 +72,7 @@ class FramesPayload:
         seconds["checksum"] += time.perf_counter() - compressed
         return sealed
 
-    def decompressed(self, memory: pa.Buffer, buffer: StoredBuffer) -> memoryview:
+    def decompress(self, memory: pa.Buffer, buffer: StoredBuffer) -> memoryview:
         """The part of the stream in a verified data buffer. Raises `Malformed`."""
         payload = self._compression.payload(memory, buffer)
         return memoryview(payload).cast("B").toreadonly()
@@ -113,7 +113,7 @@ class FrameDecoder:
         if buffer.compressed and buffer.data_type is not DataType.DATA:
             raise Malformed("an event is compressed", 0)
         started = time.perf_counter()
-        payload = self._payload.decompressed(memory, buffer)
+        payload = self._payload.decompress(memory, buffer)
         decompressed = time.perf_counter()
         if buffer.compressed:
             self._seconds["decompress"] += decompressed - started

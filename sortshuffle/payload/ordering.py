@@ -98,7 +98,7 @@ class RowOrder:
         for key in self.keys:
             nulls_above = key.nulls_last != key.descending
             ranks = _rank_columns(batch.column(key.column), nulls_above)
-            columns.extend(map(_reversed, ranks) if key.descending else ranks)
+            columns.extend(map(_reverse, ranks) if key.descending else ranks)
         return Ranks(columns, batch.num_rows)
 
     def ranks_of_no_rows(self, schema: pa.Schema) -> Sequence[RankColumn]:
@@ -178,7 +178,7 @@ class TextRanks:
     def comparable(self, row: int) -> Any:
         """The value of one row, which compares with others of the same direction."""
         value = self.values[row].as_py()
-        return _Reversed(value) if self.descending else value
+        return _DescendingBytes(value) if self.descending else value
 
     def numbers(self) -> Iterator[Int64s]:
         """int64 columns that order these rows as this one does. How many depends on the values."""
@@ -187,12 +187,12 @@ class TextRanks:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reversed:
+class _DescendingBytes:
     """A value that is less than what is less than it."""
 
     value: bytes
 
-    def __lt__(self, other: _Reversed) -> bool:
+    def __lt__(self, other: _DescendingBytes) -> bool:
         return other.value < self.value
 
 
@@ -200,7 +200,7 @@ def _at(column: RankColumn, indices: Int64s) -> RankColumn:
     return column[indices] if isinstance(column, np.ndarray) else column.take(indices)
 
 
-def _reversed(column: RankColumn) -> RankColumn:
+def _reverse(column: RankColumn) -> RankColumn:
     return ~column if isinstance(column, np.ndarray) else column.reversed()
 
 

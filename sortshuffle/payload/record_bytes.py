@@ -19,7 +19,7 @@ from sortshuffle.format.checksum import BytesLike
 from sortshuffle.format.header import Codec, PayloadKind
 from sortshuffle.format.malformed import Malformed
 from sortshuffle.metrics import Seconds
-from sortshuffle.payload.compression import Compression, fitted
+from sortshuffle.payload.compression import Compression, copy_to_fit
 
 # Bytes of a payload below which compression is not tried. There is little to save, and sealing small extents
 # one by one, with compression, takes some seven times as long as sealing many at once (`format.extent_run`)
@@ -50,7 +50,7 @@ class RecordBytesPayload:
         started = time.perf_counter()
         block = self._compression.block(data) if size >= LEAST_COMPRESSED else None
         if block is not None and size > MOST_PINNED * block.size:
-            block = fitted(block)
+            block = copy_to_fit(block)
         compressed = time.perf_counter()
         seconds["compress"] += compressed - started
         if block is None:

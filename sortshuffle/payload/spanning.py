@@ -83,7 +83,7 @@ class SpanningDeserializer:
         self._new_spill = new_spill
         self._spill_bytes = spill_bytes
         self._length = b""  # of a cut record, as far as it is known
-        self._record: _InMemory | _InSpill | None = None
+        self._record: _RecordInMemory | _RecordInSpill | None = None
 
     @property
     def is_cut(self) -> bool:
@@ -156,14 +156,14 @@ class SpanningDeserializer:
                 record.close()
         return end
 
-    def _new_record(self) -> _InMemory | _InSpill:
+    def _new_record(self) -> _RecordInMemory | _RecordInSpill:
         size = int(_LENGTH.unpack(self._length)[0])
         if size <= self._spill_bytes:
-            return _InMemory(size)
-        return _InSpill(size, self._new_spill())
+            return _RecordInMemory(size)
+        return _RecordInSpill(size, self._new_spill())
 
 
-class _InMemory:
+class _RecordInMemory:
     """A record that is put together in memory."""
 
     def __init__(self, size: int) -> None:
@@ -184,7 +184,7 @@ class _InMemory:
         pass
 
 
-class _InSpill:
+class _RecordInSpill:
     """A record that is put together in a file."""
 
     def __init__(self, size: int, spill: Spill) -> None:

@@ -13,7 +13,7 @@ from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.storage.files.extents import Extent, ExtentReader
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader
-from sortshuffle.storage.files.urls import mounted, patiently
+from sortshuffle.storage.files.urls import mounted, retry
 from sortshuffle.storage.stored.stored_reader import StoredFileReader
 
 # Fetches of one consumer at a time. Each waits 10 to 100 ms for a store, without using a processor. 16 of 8
@@ -51,7 +51,7 @@ class StoredInputChannel:
     def open(self, extents: Sequence[Extent]) -> ExtentReader:
         local = mounted(self.file)
         if local is not None:
-            return patiently(
+            return retry(
                 lambda: PartitionedFileReader(local, self.file_id, self.writer, mounted=True, key=self.key)
             )
         return StoredFileReader(self.file, extents, self.writer, self.key, self.file_id)

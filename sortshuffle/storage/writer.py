@@ -38,7 +38,7 @@ import xxhash
 from sortshuffle.errors import StateError
 from sortshuffle.format.buffer import SealedBuffer
 from sortshuffle.format.checksum import BytesLike, checksum_of_checksums
-from sortshuffle.format.encryption import BufferPlace, EncryptionKey, FileCipher, encrypted, encrypted_run
+from sortshuffle.format.encryption import BufferPlace, EncryptionKey, FileCipher, encrypt_buffer, encrypt_run
 from sortshuffle.format.extent_run import ExtentRun
 from sortshuffle.format.header import DATA_MAGIC, HEADER_BYTES, INDEX_MAGIC, FileHeader
 from sortshuffle.format.index import ENTRY, Entries, RegionKind, Writer, pack_tail
@@ -162,16 +162,16 @@ class PartitionedFileWriter:
     def write_extents(self, extents: Sequence[tuple[int, list[SealedBuffer]]]) -> None:
         """Append extents of these subpartitions, or parts of them, in the write order."""
         self._expect(_State.IN_REGION)
-        with self._or_failed():
+        with self._failing():
             pieces: list[BytesLike] = []
             encrypted_bytes = 0
             for subpartition, buffers in extents:
                 if not buffers:
                     continue
-                extent = self._extended(subpartition)
+                extent = self._extent_of(subpartition)
                 for buffer in buffers:
                     if self._cipher is not None:
-                        buffer = encrypted(buffer, self._cipher, self._next_place(subpartition))
+                        buffer = encrypt_buffer(buffer, self._cipher, self._next_place(subpartition))
                         encrypted_bytes += buffer.bytes
                     extent.add(buffer)
                     self.data_bytes += buffer.bytes
@@ -189,11 +189,11 @@ class PartitionedFileWriter:
         """Append whole extents of a unicast region at once, in the write order, each the only data of its
         subpartition."""
         self._expect(_State.IN_REGION)
-        with self._or_failed():
+        with self._failing():
             written = self._last_position(run)
             self._end_extent()
             if self._cipher is not None:
-                run = encrypted_run(run, self._cipher, len(self._kinds) - 1, self.data_bytes)
+                run = encrypt_run(run, self._cipher, len(self._kinds) - 1, self.data_bytes)
             for name in ("bytes", "raw_bytes", "records"):
                 self._entries[name][run.subpartitions] = getattr(run, name)
             self._entries["checksum"][run.subpartitions] = run.checksums
@@ -213,7 +213,7 @@ class PartitionedFileWriter:
         if self._written < 0:
             self._kinds.pop()
             return self._entries
-        with self._or_failed():
+        with self._failing():
             self._end_extent()
             if self._kinds[-1] is RegionKind.BROADCAST:
                 self._entries["offset"][0] = self._region_start
@@ -229,7 +229,7 @@ class PartitionedFileWriter:
     def finish(self, writer: Writer, schema: bytes = b"") -> PartitionedFile:
         """Complete the index and let both files be seen. Raises `StateError` inside a region."""
         self._expect(_State.BETWEEN_REGIONS)
-        with self._or_failed():
+        with self._failing():
             self._append_tail(writer, schema)
             self._write_index()
             self._pair.commit()
@@ -269,7 +269,7 @@ class PartitionedFileWriter:
                 return int(positions[-1])
         raise StateError(f"a run of extents comes out of order in region {len(self._kinds) - 1}")
 
-    def _extended(self, subpartition: int) -> _OpenExtent:
+    def _extent_of(self, subpartition: int) -> _OpenExtent:
         """The extent of a subpartition, which goes on or begins."""
         extent = self._extent
         if extent is None or extent.subpartition != subpartition:
@@ -339,7 +339,7 @@ class PartitionedFileWriter:
             raise StateError(f"{self.file.base} is {self._state.value}, which does not allow this call")
 
     @contextmanager
-    def _or_failed(self) -> Iterator[None]:
+    def _failing(self) -> Iterator[None]:
         try:
             yield
         except BaseException:

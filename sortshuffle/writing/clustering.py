@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
-from sortshuffle.partitioner.selector import ChannelSelector, Ids, checked_ids
+from sortshuffle.partitioner.selector import ChannelSelector, Ids, check_ids
 
 # Bytes of rows that are clustered together, at most. Random reads of `take` must find them in cache: 4 MiB
 # took 0.20 ns a byte, 8 MiB 0.28, 16 MiB 0.42, 64 MiB 0.55 (rows of 68 bytes, 32 MiB of third level cache)
@@ -119,7 +119,7 @@ def cluster(
         whole = owned(batch)
         return ClusteredUnit(whole, [0, whole.num_rows], np.array([whole.nbytes]), None)
     with metrics.step("ids"):
-        places = groups.places(checked_ids(selector.assign(batch), batch.num_rows, selector))
+        places = groups.places(check_ids(selector.assign(batch), batch.num_rows, selector))
     with metrics.step("sort"):
         numbers = groups.numbers(places)
         order = np.argsort(numbers, kind="stable")

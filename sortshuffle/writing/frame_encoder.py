@@ -240,7 +240,7 @@ class FrameEncoder:
             return
         keep = partial(self._keep, opened)
         payload = opened.content
-        sealed = self._layout.payload.compressed(payload, opened.records, self._seconds, keep)
+        sealed = self._layout.payload.compress(payload, opened.records, self._seconds, keep)
         if sealed is None:
             sealed = self._sealed(payload, opened.records)
             self._lend(opened)
@@ -282,7 +282,7 @@ class FrameEncoder:
         for part in (memoryview(pack_length(size)), *slices):
             left -= len(part)
             records = 0 if left else self._layout.payload.count(large.memory)
-            sealed = self._layout.payload.compressed(part, records, self._seconds)
+            sealed = self._layout.payload.compress(part, records, self._seconds)
             sealed = sealed or self._sealed(part, records)
             self._budget.charge(sealed.bytes)
             yield large.subpartition, [sealed]

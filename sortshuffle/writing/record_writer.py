@@ -29,7 +29,7 @@ import numpy as np
 
 from sortshuffle.errors import StateError, UsageError
 from sortshuffle.metrics import TaskMetrics
-from sortshuffle.partitioner.selector import Ids, checked_ids, id_dtype
+from sortshuffle.partitioner.selector import Ids, check_ids, id_dtype
 from sortshuffle.payload.events import Event
 from sortshuffle.writing.pickled_sizes import COLLECTED_BYTES, PickledSizes
 
@@ -130,7 +130,7 @@ class RecordWriter:
             with self._calling():
                 self._broadcast.add(columns, self._ids([0]).repeat(count), serializer)
             return
-        ids = checked_ids(self._selector.assign(keys), count, self._selector)
+        ids = check_ids(self._selector.assign(keys), count, self._selector)
         with self._calling():
             self._unicast.add(columns, ids, serializer)
 

@@ -20,7 +20,7 @@ from sortshuffle.format.buffer import (
     MAX_PAYLOAD_BYTES,
     DataType,
     SealedBuffer,
-    marked_encrypted,
+    encrypted_header,
     raw_bytes_of,
     raw_size,
     scan_buffer,
@@ -32,9 +32,9 @@ from sortshuffle.format.encryption import (
     BufferPlace,
     EncryptionKey,
     WrongTagError,
-    decrypted,
-    encrypted,
-    encrypted_run,
+    decrypt_buffer,
+    encrypt_buffer,
+    encrypt_run,
     why_no_encryption,
 )
 from sortshuffle.format.extent_run import seal_run
@@ -69,7 +69,7 @@ def opened(data: bytes, place: BufferPlace = PLACE, key: EncryptionKey = KEY) ->
     """What a verified buffer holds, and whether that is compressed."""
     target = bytearray(len(data))
     found = scan_buffer(memoryview(data), 0).buffer
-    plain = decrypted(memoryview(data), found, key.of_file(FILE_ID), place, memoryview(target))
+    plain = decrypt_buffer(memoryview(data), found, key.of_file(FILE_ID), place, memoryview(target))
     return bytes(target[plain.start : plain.start + plain.size]), plain.compressed
 
 
@@ -82,7 +82,7 @@ def test_a_file_has_a_key_and_a_check_of_its_own() -> None:
 
 @given(st.binary(max_size=300), places, st.sampled_from(DataType))
 def test_a_buffer_is_that_of_the_document(payload: bytes, place: BufferPlace, kind: DataType) -> None:
-    buffer = encrypted(seal(payload, len(payload), records=3, data_type=kind), CIPHER, place)
+    buffer = encrypt_buffer(seal(payload, len(payload), records=3, data_type=kind), CIPHER, place)
     data = stored(buffer)
     flags = 2 if place.subpartition is not None else 6
     header = struct.pack("<BBHI", kind, flags, 0, len(payload) + 16)
@@ -99,7 +99,7 @@ def test_a_buffer_is_that_of_the_document(payload: bytes, place: BufferPlace, ki
 
 
 def test_of_a_compressed_buffer_the_raw_size_can_be_read_and_not_changed() -> None:
-    data = stored(encrypted(seal_compressed(b"block", 5, records=1, raw_bytes=700), CIPHER, PLACE))
+    data = stored(encrypt_buffer(seal_compressed(b"block", 5, records=1, raw_bytes=700), CIPHER, PLACE))
     found = scan_buffer(memoryview(data), 0).buffer
     assert (raw_size(memoryview(data), found), raw_bytes_of(memoryview(data), found)) == (700, 700)
     assert opened(data) == (struct.pack("<Q", 700) + b"block", True)
@@ -112,17 +112,17 @@ def test_of_a_compressed_buffer_the_raw_size_can_be_read_and_not_changed() -> No
     ids=str,
 )
 def test_it_opens_in_its_place_alone(place: BufferPlace) -> None:
-    data = stored(encrypted(seal(b"payload", 7, records=1), CIPHER, PLACE))
+    data = stored(encrypt_buffer(seal(b"payload", 7, records=1), CIPHER, PLACE))
     with pytest.raises(WrongTagError):
         opened(data, place)
     assert opened(data) == (b"payload", False)
 
 
 def test_it_opens_with_its_key_and_in_its_file_alone() -> None:
-    data = stored(encrypted(seal(b"payload", 7, records=1), CIPHER, PLACE))
+    data = stored(encrypt_buffer(seal(b"payload", 7, records=1), CIPHER, PLACE))
     with pytest.raises(WrongTagError):
         opened(data, key=EncryptionKey(bytes(16)))
-    elsewhere = stored(encrypted(seal(b"payload", 7, records=1), KEY.of_file(bytes(16)), PLACE))
+    elsewhere = stored(encrypt_buffer(seal(b"payload", 7, records=1), KEY.of_file(bytes(16)), PLACE))
     with pytest.raises(WrongTagError):
         opened(elsewhere)
 
@@ -132,12 +132,12 @@ def test_a_run_is_what_its_extents_are_one_by_one(payloads: list[bytes], offset:
     numbers = np.arange(3, 3 + 2 * len(payloads), 2)
     sizes = np.array([len(each) for each in payloads], np.int64)
     plain = seal_run(b"".join(payloads), numbers, sizes, np.full(len(payloads), 7, np.int64))
-    run = encrypted_run(plain, CIPHER, 4, offset)
+    run = encrypt_run(plain, CIPHER, 4, offset)
     one_by_one = []
     position = offset
     for payload, subpartition in zip(payloads, numbers.tolist(), strict=True):
         place = BufferPlace(position, 4, subpartition)
-        one_by_one.append(encrypted(seal(payload, len(payload), records=7), CIPHER, place))
+        one_by_one.append(encrypt_buffer(seal(payload, len(payload), records=7), CIPHER, place))
         position += one_by_one[-1].bytes
     assert bytes(run.data) == b"".join(map(stored, one_by_one))
     assert run.bytes.tolist() == [each.bytes for each in one_by_one]
@@ -227,7 +227,7 @@ def test_a_header_of_another_cipher_is_refused(version: int, cipher: int, check:
 
 
 def test_a_release_that_fills_no_memory_gives_the_same() -> None:
-    buffer = encrypted(seal(b"some rows", 9, records=1), CIPHER, PLACE)
+    buffer = encrypt_buffer(seal(b"some rows", 9, records=1), CIPHER, PLACE)
     cipher = KEY.of_file(FILE_ID)
     cipher._fills = False  # as of releases that lack AESGCM.decrypt_into
     payload, bound = memoryview(bytes(buffer.payload)), PLACE.bound(buffer.header)
@@ -262,6 +262,6 @@ def test_a_package_that_is_too_old_is_as_good_as_none(monkeypatch: pytest.Monkey
 
 def test_the_largest_payload_has_room_for_its_tag() -> None:
     header = seal(b"", MAX_PAYLOAD_BYTES, records=1).header
-    assert marked_encrypted(header, False)[4:] == b"\xff" * 4
+    assert encrypted_header(header, False)[4:] == b"\xff" * 4
     with pytest.raises(ValueError, match="a buffer holds at most 4294967279 bytes"):
         seal(b"", MAX_PAYLOAD_BYTES + 1, records=1)

@@ -344,7 +344,7 @@ def test_the_next_attempt_goes_elsewhere_when_one_ran_out_of_space(homes: Homes)
 
 def test_a_home_is_used_again_after_a_while(homes: Homes, monkeypatch: pytest.MonkeyPatch) -> None:
     home_failures.note_failure(OutOfDiskError(homes.paths[0], 10, 0))
-    later = home_failures.time.time() + home_failures.PASSED_OVER + 1
+    later = home_failures.time.time() + home_failures.SKIP_SECONDS + 1
     monkeypatch.setattr(home_failures.time, "time", lambda: later)
     assert homes.pick(0) == homes.paths[0]
 

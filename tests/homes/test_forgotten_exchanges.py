@@ -10,23 +10,23 @@ import pytest
 from engine import names
 
 from sortshuffle import calls
-from sortshuffle.homes import forgotten
-from sortshuffle.homes.forgotten import tell, told
+from sortshuffle.homes import forgotten_exchanges
+from sortshuffle.homes.forgotten_exchanges import read_exchanges, record_exchanges
 
 
 def test_what_was_told_is_found_by_driver(tmp_path: Path) -> None:
-    assert told(str(tmp_path)) == set()
-    tell(str(tmp_path), "0a0b", [3, 5])
-    tell(str(tmp_path), "0c0d", [3])
-    assert told(str(tmp_path)) == {("0a0b", 3), ("0a0b", 5), ("0c0d", 3)}
+    assert read_exchanges(str(tmp_path)) == set()
+    record_exchanges(str(tmp_path), "0a0b", [3, 5])
+    record_exchanges(str(tmp_path), "0c0d", [3])
+    assert read_exchanges(str(tmp_path)) == {("0a0b", 3), ("0a0b", 5), ("0c0d", 3)}
 
 
 def test_what_is_told_later_comes_to_what_is_there(tmp_path: Path) -> None:
     """Tasks run in another order than their stages were planned in."""
-    tell(str(tmp_path), "0a0b", [3, 5])
-    tell(str(tmp_path), "0a0b", [3])
-    tell(str(tmp_path), "0a0b", [9])
-    assert told(str(tmp_path)) == {("0a0b", 3), ("0a0b", 5), ("0a0b", 9)}
+    record_exchanges(str(tmp_path), "0a0b", [3, 5])
+    record_exchanges(str(tmp_path), "0a0b", [3])
+    record_exchanges(str(tmp_path), "0a0b", [9])
+    assert read_exchanges(str(tmp_path)) == {("0a0b", 3), ("0a0b", 5), ("0a0b", 9)}
     assert names(tmp_path) == ["forgotten-0a0b.json"]
 
 
@@ -37,7 +37,7 @@ def test_of_two_that_tell_at_once_both_are_heard(tmp_path: Path, monkeypatch: py
     goes_on = threading.Event()
 
     def second() -> None:
-        tell(str(tmp_path), "0a0b", [5])
+        record_exchanges(str(tmp_path), "0a0b", [5])
         goes_on.set()
 
     def locking(descriptor: int, how: int) -> None:
@@ -55,30 +55,30 @@ def test_of_two_that_tell_at_once_both_are_heard(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(calls, "flock", locking)
     monkeypatch.setattr(calls, "replace", replacing)
     monkeypatch.setattr(os, "getpid", threading.get_ident)  # as two processes have names of their own
-    tell(str(tmp_path), "0a0b", [3])
+    record_exchanges(str(tmp_path), "0a0b", [3])
     others[0].join()
-    assert told(str(tmp_path)) == {("0a0b", 3), ("0a0b", 5)}
+    assert read_exchanges(str(tmp_path)) == {("0a0b", 3), ("0a0b", 5)}
     assert names(tmp_path) == ["forgotten-0a0b.json"]
 
 
 def test_a_holder_that_was_stopped_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forgotten, "LOCK_PATIENCE", 0.02)
-    with forgotten._locked(str(tmp_path)), pytest.raises(TimeoutError, match="hold the lock"):
-        tell(str(tmp_path), "0a0b", [3])
-    tell(str(tmp_path), "0a0b", [4])
-    assert told(str(tmp_path)) == {("0a0b", 4)}
+    monkeypatch.setattr(forgotten_exchanges, "LOCK_PATIENCE", 0.02)
+    with forgotten_exchanges._locked(str(tmp_path)), pytest.raises(TimeoutError, match="hold the lock"):
+        record_exchanges(str(tmp_path), "0a0b", [3])
+    record_exchanges(str(tmp_path), "0a0b", [4])
+    assert read_exchanges(str(tmp_path)) == {("0a0b", 4)}
 
 
 def test_a_process_that_was_forked_meanwhile_keeps_no_lock(tmp_path: Path) -> None:
-    with forgotten._locked(str(tmp_path)):
+    with forgotten_exchanges._locked(str(tmp_path)):
         copies = [os.dup(int(name)) for name in os.listdir("/proc/self/fd") if _is(name, tmp_path)]
     try:
-        tell(str(tmp_path), "0a0b", [3])
+        record_exchanges(str(tmp_path), "0a0b", [3])
     finally:
         for each in copies:
             os.close(each)
     assert copies
-    assert told(str(tmp_path)) == {("0a0b", 3)}
+    assert read_exchanges(str(tmp_path)) == {("0a0b", 3)}
 
 
 def _is(descriptor: str, path: Path) -> bool:
@@ -92,13 +92,13 @@ def _is(descriptor: str, path: Path) -> bool:
 def test_what_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "forgotten-0a0b.json").write_text(text)
     (tmp_path / "owner.json").write_text("[3]")
-    assert told(str(tmp_path)) == set()
-    tell(str(tmp_path), "0a0b", [3])
-    assert told(str(tmp_path)) == {("0a0b", 3)}
+    assert read_exchanges(str(tmp_path)) == set()
+    record_exchanges(str(tmp_path), "0a0b", [3])
+    assert read_exchanges(str(tmp_path)) == {("0a0b", 3)}
 
 
 def test_a_home_that_is_gone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        tell(str(tmp_path / "gone"), "0a0b", [3])
+        record_exchanges(str(tmp_path / "gone"), "0a0b", [3])
     with pytest.raises(FileNotFoundError):
-        told(str(tmp_path / "gone"))
+        read_exchanges(str(tmp_path / "gone"))

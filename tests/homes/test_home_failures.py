@@ -12,7 +12,7 @@ from engine import names, printed
 
 from sortshuffle.errors import OutOfDiskError
 from sortshuffle.homes import home_failures
-from sortshuffle.homes.home_failures import MARKER_FILE, PASSED_OVER
+from sortshuffle.homes.home_failures import MARKER_FILE, SKIP_SECONDS
 
 BROKEN = OSError(errno.EIO, "Input/output error")
 
@@ -96,9 +96,9 @@ def test_it_is_forgotten_after_a_while(tmp_path: Path, monkeypatch: pytest.Monke
     home_failures.remember(str(tmp_path), BROKEN)
     at = home_failures.failed_at(str(tmp_path))
     assert at is not None
-    monkeypatch.setattr(home_failures.time, "time", lambda: at + PASSED_OVER - 1)
+    monkeypatch.setattr(home_failures.time, "time", lambda: at + SKIP_SECONDS - 1)
     assert home_failures.failed_at(str(tmp_path)) == at
-    monkeypatch.setattr(home_failures.time, "time", lambda: at + PASSED_OVER)
+    monkeypatch.setattr(home_failures.time, "time", lambda: at + SKIP_SECONDS)
     assert home_failures.failed_at(str(tmp_path)) is None
 
 

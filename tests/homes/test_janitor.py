@@ -406,7 +406,7 @@ def test_a_directory_that_is_never_told_of_is_given_up(
     monkeypatch.setattr(janitor.time, "sleep", lambda seconds: None)
     untold = Untold("open", os.path.dirname(home), ALWAYS, monkeypatch)
     janitor._look_after_ended([os.path.dirname(home)])
-    assert ALWAYS - untold.left == janitor.UNTOLD_FOR / janitor.TICK / janitor.TICKS_PER_SWEEP
+    assert ALWAYS - untold.left == janitor.RETRY_FOR / janitor.TICK / janitor.TICKS_PER_SWEEP
 
 
 def test_a_home_whose_owner_is_never_told_keeps_no_other(

@@ -161,9 +161,9 @@ def test_owners_that_differ_have_homes_of_other_names(other: dict[str, Any]) -> 
 def test_an_owner_whose_process_cannot_be_seen_counts_as_live() -> None:
     """In a container with process numbers of its own, another process has that number, or none."""
     ended = replace(OWNER, host=host_name(), boot=boot_id(), namespace=process_namespace())
-    assert ended.on_this_host() and ended.is_seen and not ended.is_live()
+    assert ended.on_this_host() and ended.is_visible and not ended.is_live()
     elsewhere = replace(ended, namespace="pid:[1]")
-    assert elsewhere.on_this_host() and not elsewhere.is_seen and elsewhere.is_live()
+    assert elsewhere.on_this_host() and not elsewhere.is_visible and elsewhere.is_live()
 
 
 def test_an_owner_is_on_this_host_if_host_and_boot_are_its_own() -> None:
@@ -188,15 +188,15 @@ def test_what_is_above_an_executors_directories_shows_whether_the_application_go
     owner = replace(OWNER, local_directories=tuple(map(str, blocks)))
     for each in blocks:
         each.mkdir(parents=True)
-    assert not owner.sees_the_end()
+    assert not owner.application_has_ended()
     for each in blocks:
         each.rmdir()  # as an executor does at its end
-    assert not owner.sees_the_end()
+    assert not owner.application_has_ended()
     above[0].rmdir()
-    assert not owner.sees_the_end()
+    assert not owner.application_has_ended()
     above[1].rmdir()
-    assert owner.sees_the_end()
-    assert not replace(owner, local_directories=()).sees_the_end()
+    assert owner.application_has_ended()
+    assert not replace(owner, local_directories=()).application_has_ended()
 
 
 def test_the_boot_id_is_that_of_the_kernel() -> None:
@@ -284,10 +284,10 @@ def test_directories_of_which_the_system_tells_nothing_count_as_there(tmp_path: 
     assert not is_gone(unknown)
     owner = replace(living(tmp_path, os.getpid()), local_directories=(unknown,))
     assert owner.is_live()
-    assert not owner.sees_the_end()
+    assert not owner.application_has_ended()
     gone = replace(owner, local_directories=(str(tmp_path / "a" / "blockmgr"),))
     assert not gone.is_live()
-    assert gone.sees_the_end()
+    assert gone.application_has_ended()
 
 
 def test_start_times_are_found_whatever_a_program_is_called(tmp_path: Path) -> None:

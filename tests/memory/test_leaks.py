@@ -39,11 +39,11 @@ def test_the_environment_variable_decides_at_the_import(value: str | None, on: b
 
 def test_what_is_taken_is_outstanding_until_it_is_given_back() -> None:
     segments = [MemorySegment(8), MemorySegment(8)]
-    leaks.took("a pool", segments, "a segment")
-    leaks.took("another pool", ["something"], "a thing")
+    leaks.track("a pool", segments, "a segment")
+    leaks.track("another pool", ["something"], "a thing")
     assert [leak.what for leak in leaks.outstanding()] == ["a segment", "a segment", "a thing"]
     assert len(leaks.outstanding("a pool")) == 2
-    leaks.gave_back(segments[:1])
+    leaks.untrack(segments[:1])
     assert len(leaks.outstanding("a pool")) == 1
     assert [leak.what for leak in leaks.forget()] == ["a segment", "a thing"]
     assert leaks.outstanding() == []
@@ -51,13 +51,13 @@ def test_what_is_taken_is_outstanding_until_it_is_given_back() -> None:
 
 def test_giving_back_poisons_segments() -> None:
     segment = MemorySegment(3)
-    leaks.gave_back([segment])
+    leaks.untrack([segment])
     assert bytes(segment.view) == b"\xdb\xdb\xdb"
 
 
 def test_the_place_names_the_caller_and_its_callers() -> None:
     def take() -> None:
-        leaks.took("a pool", ["something"], "a thing")
+        leaks.track("a pool", ["something"], "a thing")
 
     take()
     (leak,) = leaks.forget()

@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from sortshuffle.errors import ColumnError, UsageError
 from sortshuffle.partitioner import check_hashable, hash_columns
 from sortshuffle.partitioner.murmur3 import CHUNK_ROWS
-from sortshuffle.partitioner.rounds import LONE_ROWS
+from sortshuffle.partitioner.rounds import FEW_ROWS
 
 ROWS = 400
 
@@ -285,7 +285,7 @@ def random_binary(lengths: Iterable[int], rng: np.random.Generator) -> pa.Array:
 def test_every_length_hashes_as_in_spark(spark: SparkSession) -> None:
     """Equal lengths take another path than unequal ones, and few rows another than many."""
     rng = np.random.default_rng(1)
-    rows = 3 * LONE_ROWS
+    rows = 3 * FEW_ROWS
     columns = {f"all {length}": random_binary([length] * rows, rng) for length in range(20)}
     columns |= {f"all {length}": random_binary([length] * rows, rng) for length in (39, 40, 41, 64, 67, 70)}
     columns["uneven"] = random_binary(rng.integers(0, 71, rows), rng)
@@ -297,7 +297,7 @@ def test_every_length_hashes_as_in_spark(spark: SparkSession) -> None:
 
 def test_unaligned_and_unpadded_buffers_hash_alike() -> None:
     rng = np.random.default_rng(2)
-    lengths = rng.integers(0, 30, 4 * LONE_ROWS)
+    lengths = rng.integers(0, 30, 4 * FEW_ROWS)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     data = rng.bytes(int(offsets[-1]))
     values = [data[start:end] for start, end in pairwise(offsets)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from sortshuffle.errors import UsageError
-from sortshuffle.partitioner import RangeSelector, SortKey, determine_bounds, shortened
+from sortshuffle.partitioner import RangeSelector, SortKey, determine_bounds, shorten_texts
 from sortshuffle.partitioner.range_bounds import LONGEST_TEXT
 from sortshuffle.payload.ordering import RowOrder
 
@@ -101,7 +101,7 @@ LONG = LONGEST_TEXT
 def test_keys_are_shortened_to_their_first_bytes(kind: pa.DataType) -> None:
     values = [b"x" * (LONG + 1), b"", None, b"y" * LONG, b"z" * (LONG - 1) + "é".encode() * 9, b"a"]
     keys = pa.record_batch([pa.array(values, pa.large_binary()).cast(kind)], ["k"]).slice(1)
-    found = shortened(keys)
+    found = shorten_texts(keys)
     assert found.schema == keys.schema
     expected = [None if value is None else value[:LONG] for value in values[1:]]
     assert found["k"].view(pa.large_binary() if "large" in str(kind) else pa.binary()).to_pylist() == expected
@@ -116,7 +116,7 @@ def test_keys_in_structs_are_shortened_and_others_stay(other: pa.DataType, other
     kind = pa.struct([("n", pa.int32()), ("s", pa.struct([("t", pa.string())]))])
     rows = [{"n": 1, "s": {"t": "a" * (LONG + 5)}}, None, {"n": None, "s": None}, {"n": 2, "s": {"t": "b"}}]
     keys = pa.record_batch([pa.array(rows, kind), pa.array(others, other)], ["x", "d"])
-    found = shortened(keys)
+    found = shorten_texts(keys)
     rows[0] = {"n": 1, "s": {"t": "a" * LONG}}
     assert found.schema == keys.schema
     assert found.to_pydict() == {"x": rows, "d": others}
@@ -140,7 +140,7 @@ def test_ranges_of_long_keys_ascend_and_keep_equal_keys_together(
     numbers = [others[at % 12] for at in range(len(texts))]
     rows = pa.record_batch([pa.array(texts), pa.array(numbers)], ["k", "n"])
     order = RowOrder(keys).ranks(rows).sort_indices()
-    bounds = determine_bounds(shortened(rows), np.ones(rows.num_rows), keys, subpartitions)
+    bounds = determine_bounds(shorten_texts(rows), np.ones(rows.num_rows), keys, subpartitions)
     selector = RangeSelector(keys, bounds, subpartitions)
     ids = selector.assign(rows)
     assert (np.diff(ids[order].astype(int)) >= 0).all()

@@ -71,13 +71,13 @@ def test_what_is_compressed_comes_back(codec: Codec, whole: bool) -> None:
     seconds = Seconds(float)
     memory = memoryview(b"abcdefgh" * 1000)
     part = memory if whole else memory[3:5000]
-    sealed = payload.compressed(part, 7, seconds)
+    sealed = payload.compress(part, 7, seconds)
     assert sealed is not None
     assert sealed.bytes < len(part) // 10
     assert (sealed.records, sealed.raw_bytes) == (7, len(part))
     buffer = stored(sealed)
     assert buffer[1].compressed
-    assert payload.decompressed(*buffer) == part
+    assert payload.decompress(*buffer) == part
     assert set(seconds) == {"compress", "checksum"}
 
 
@@ -85,23 +85,23 @@ def test_what_is_compressed_comes_back(codec: Codec, whole: bool) -> None:
 def test_nothing_that_would_not_save_a_twentieth_is_compressed(codec: Codec) -> None:
     payload = FramesPayload(codec)
     for size in (0, 1, 100, len(NOISE)):
-        assert payload.compressed(memoryview(NOISE)[:size], 1, Seconds(float)) is None
-    assert payload.compressed(memoryview(NOISE + bytes(100)), 1, Seconds(float)) is None
-    assert payload.compressed(memoryview(NOISE + bytes(400)), 1, Seconds(float)) is not None
+        assert payload.compress(memoryview(NOISE)[:size], 1, Seconds(float)) is None
+    assert payload.compress(memoryview(NOISE + bytes(100)), 1, Seconds(float)) is None
+    assert payload.compress(memoryview(NOISE + bytes(400)), 1, Seconds(float)) is not None
 
 
 def test_without_a_codec_nothing_is_compressed_or_decompressed() -> None:
     payload = FramesPayload(Codec.NONE)
-    assert payload.compressed(memoryview(bytes(1000)), 1, Seconds(float)) is None
-    sealed = FramesPayload(Codec.LZ4).compressed(memoryview(bytes(1000)), 1, Seconds(float))
+    assert payload.compress(memoryview(bytes(1000)), 1, Seconds(float)) is None
+    sealed = FramesPayload(Codec.LZ4).compress(memoryview(bytes(1000)), 1, Seconds(float))
     assert sealed is not None
     with pytest.raises(Malformed, match="without a codec"):
-        payload.decompressed(*stored(sealed))
+        payload.decompress(*stored(sealed))
 
 
 def test_an_uncompressed_payload_is_a_view_of_what_was_read() -> None:
     memory, buffer = stored(data(b"as it is"))
-    view = FramesPayload(Codec.LZ4).decompressed(memory, buffer)
+    view = FramesPayload(Codec.LZ4).decompress(memory, buffer)
     assert (bytes(view), view.readonly) == (b"as it is", True)
     assert np.frombuffer(view, np.uint8).ctypes.data == memory.address + buffer.start
 
@@ -110,7 +110,7 @@ def test_an_uncompressed_payload_is_a_view_of_what_was_read() -> None:
 def test_a_block_that_is_no_block_is_malformed(codec: Codec) -> None:
     wrong = seal_compressed(NOISE[:100], 100, records=1, raw_bytes=5000)
     with pytest.raises(Malformed, match="cannot be decompressed"):
-        FramesPayload(codec).decompressed(*stored(wrong))
+        FramesPayload(codec).decompress(*stored(wrong))
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -118,9 +118,9 @@ def test_a_block_that_is_no_block_is_malformed(codec: Codec) -> None:
 def test_what_compresses_best_is_within_what_a_block_is_believed(codec: Codec, size: int) -> None:
     payload = FramesPayload(codec)
     zeros = memoryview(bytes(size))
-    sealed = payload.compressed(zeros, 1, Seconds(float))
+    sealed = payload.compress(zeros, 1, Seconds(float))
     if sealed is not None:
-        assert payload.decompressed(*stored(sealed)) == zeros
+        assert payload.decompress(*stored(sealed)) == zeros
     assert (sealed is None) == (size < 20)
 
 
@@ -131,7 +131,7 @@ def test_a_size_that_a_block_cannot_have_is_not_allocated(codec: Codec, size: in
     wrong = stored(seal_compressed(block, block.size, records=1, raw_bytes=size))
     with arrow_memory() as pool:
         with pytest.raises(Malformed, match="more than it can") as caught:
-            FramesPayload(codec).decompressed(*wrong)
+            FramesPayload(codec).decompress(*wrong)
         assert pool.max_memory() == 0
     assert caught.value.found == size
 
@@ -141,7 +141,7 @@ def test_a_size_that_a_block_cannot_have_is_not_allocated(codec: Codec, size: in
 def test_a_size_below_what_a_block_has_is_malformed(codec: Codec, size: int) -> None:
     block = pa.compress(bytes(1000), {Codec.LZ4: "lz4_raw", Codec.ZSTD: "zstd"}[codec])
     with pytest.raises(Malformed, match="cannot be decompressed"):
-        FramesPayload(codec).decompressed(
+        FramesPayload(codec).decompress(
             *stored(seal_compressed(block, block.size, records=1, raw_bytes=size))
         )
 
@@ -156,9 +156,9 @@ def test_a_block_is_kept_where_the_caller_says(codec: Codec) -> None:
         kept[:] = memoryview(block).cast("B")
         return kept
 
-    sealed = payload.compressed(memoryview(bytes(1000)), 1, Seconds(float), keep)
+    sealed = payload.compress(memoryview(bytes(1000)), 1, Seconds(float), keep)
     assert sealed is not None
-    assert payload.decompressed(*stored(sealed)) == bytes(1000)
+    assert payload.decompress(*stored(sealed)) == bytes(1000)
     memory[:] = bytes(200)
     assert bytes(sealed.payload) == bytes(len(sealed.payload)), "it is not a copy"
 
@@ -167,7 +167,7 @@ def test_a_compressed_buffer_too_short_for_its_size_is_malformed() -> None:
     memory, buffer = stored(data(b"1234567"))
     short = StoredBuffer(buffer.start, buffer.size, DataType.DATA, True)
     with pytest.raises(Malformed, match="has no size"):
-        FramesPayload(Codec.LZ4).decompressed(memory, short)
+        FramesPayload(Codec.LZ4).decompress(memory, short)
 
 
 # Decoding

@@ -294,7 +294,7 @@ class Engine:
         except OSError as error:
             if home_failures.is_homes_fault(error):
                 remove_unowned(home)
-                home_failures.remember_here(home, error)
+                home_failures.remember_in_process(home, error)
             return
         home_failures.watch((home,))
         if home not in self._ready:

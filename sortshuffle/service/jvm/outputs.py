@@ -42,7 +42,7 @@ from sortshuffle.homes.directories import Directories
 from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small, read_small
 from sortshuffle.storage.files.partitioned_file import INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
-from sortshuffle.storage.files.urls import is_url, patiently
+from sortshuffle.storage.files.urls import is_url, retry
 from sortshuffle.storage.stored.stored_cleaning import remove_exchange
 from sortshuffle.storage.writer import PartitionedFileWriter
 
@@ -319,7 +319,7 @@ class MapOutputs:
         for home in self._homes():
             try:
                 if is_url(home):
-                    patiently(partial(remove_exchange, home, shuffle))
+                    retry(partial(remove_exchange, home, shuffle))
                     continue
                 for file in _files(home, prefix):
                     file.delete()

@@ -41,7 +41,7 @@ from sortshuffle.service.jvm.single_flight import SingleFlight
 from sortshuffle.service.jvm.small_outputs import SmallOutput, read_small
 from sortshuffle.storage.files.extents import Extent, extent_of
 from sortshuffle.storage.files.partitioned_file import DATA_SUFFIX, INDEX_SUFFIX, PartitionedFile
-from sortshuffle.storage.files.urls import patiently
+from sortshuffle.storage.files.urls import retry
 from sortshuffle.storage.stored.stored_cleaning import sizes_of_exchange
 from sortshuffle.storage.stored.stored_reader import read_stored_index
 
@@ -143,7 +143,7 @@ class StoredBlocks(BlocksElsewhere):
         home = self._settings.home
         expect_stored_home(home)
         try:
-            sizes = patiently(lambda: sizes_of_exchange(home, self._shuffle))
+            sizes = retry(lambda: sizes_of_exchange(home, self._shuffle))
         except OSError as error:
             _log.warning("which map outputs of shuffle %d are lost cannot be told: %s", self._shuffle, error)
             return None

@@ -16,9 +16,9 @@ Rules
 * Only homes whose owner says that they outlive their executor, of executors that ran on this host, are looked
   at. Homes that are to be kept are not looked at.
 * While the application goes on, what executors that have ended left of an exchange that Spark has forgotten
-  is deleted (`homes.forgotten`): no task reads it or adopts it any more. Homes that are left without
-  a map output go, too. Of other exchanges nothing is deleted, however old: a task that runs again may adopt
-  it, and consumers may read what another host has adopted where it lies.
+  is deleted (`homes.forgotten_exchanges`): no task reads it or adopts it any more. Homes that are left
+  without a map output go, too. Of other exchanges nothing is deleted, however old: a task that runs again may
+  adopt it, and consumers may read what another host has adopted where it lies.
 * An executor lives if its process does, or if its janitor holds the lock of one of its homes: the processes
   of other containers cannot be seen, but their locks can. A janitor that was killed holds none for a moment:
   so such a home is removed only when its application is over.
@@ -35,7 +35,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from sortshuffle import calls
 from sortshuffle.errors import DataLossError
 from sortshuffle.homes import janitor
-from sortshuffle.homes.forgotten import told
+from sortshuffle.homes.forgotten_exchanges import read_exchanges
 from sortshuffle.homes.lifetime import finished_outputs, remove_home
 from sortshuffle.homes.owner import HOME_ROOT, Owner
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -81,7 +81,7 @@ class LingeringSweep:
             return False
         since = self._ended.setdefault(application, self._clock())
         return self._clock() - since >= self._linger or all(
-            owner.is_seen and owner.sees_the_end() for owner in owners.values()
+            owner.is_visible and owner.application_has_ended() for owner in owners.values()
         )
 
 
@@ -98,7 +98,7 @@ def _without_forgotten(owners: Mapping[str, Owner]) -> list[str]:
             for file in finished_outputs(home):
                 if _is_forgotten(file, forgotten):
                     file.delete()
-            if owner.is_seen and not finished_outputs(home) and _is_removed(home):
+            if owner.is_visible and not finished_outputs(home) and _is_removed(home):
                 gone.append(home)
         except OSError:
             continue  # the next sweep tries again
@@ -107,7 +107,7 @@ def _without_forgotten(owners: Mapping[str, Owner]) -> list[str]:
 
 def _told(home: str) -> set[tuple[str, int]]:
     try:
-        return told(home)
+        return read_exchanges(home)
     except OSError:
         return set()
 
@@ -124,7 +124,7 @@ def _is_forgotten(file: PartitionedFile, forgotten: Collection[tuple[str, int]])
 
 
 def _is_live(home: str, owner: Owner) -> bool:
-    return (owner.is_seen and owner.is_live()) or janitor.is_running(home)
+    return (owner.is_visible and owner.is_live()) or janitor.is_running(home)
 
 
 def _homes_by_application(roots: Sequence[str]) -> dict[str, dict[str, Owner]]:

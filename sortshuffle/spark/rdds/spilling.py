@@ -119,7 +119,7 @@ class RecordSpillFile:
         for part in _cut(chunk, lambda: self._in_chunk):
             packed = pack_any_pairs(part) if isinstance(part, Pairs) else pack_any(part)
             self._in_chunk = max(1, min(MOST_IN_CHUNK, self._chunk_bytes * len(part) // len(packed)))
-            sealed = self._payload.compressed(memoryview(packed), len(part), seconds)
+            sealed = self._payload.compress(memoryview(packed), len(part), seconds)
             yield sealed or seal(packed, len(packed), records=len(part))
 
 
@@ -159,7 +159,7 @@ class _Reader:
         for part in self._metrics.timed(self._file.read_parts(extent, PART_BYTES), "spill"):
             for buffer in part.buffers:
                 with self._file.damage(extent.offset, extent):
-                    yield self._payload.decompressed(part.memory, buffer)
+                    yield self._payload.decompress(part.memory, buffer)
 
     def unpacked(self, packed: memoryview) -> Chunk:
         try:

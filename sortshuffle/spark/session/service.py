@@ -35,7 +35,7 @@ from sortshuffle import calls
 from sortshuffle.errors import UsageError, WorkerSetupError
 from sortshuffle.format.encryption import EncryptionKey, why_no_encryption
 from sortshuffle.homes.directories import owner_of_homes, roots
-from sortshuffle.homes.forgotten import tell
+from sortshuffle.homes.forgotten_exchanges import record_exchanges
 from sortshuffle.options import Options
 from sortshuffle.service.host import rendezvous
 from sortshuffle.service.host.registration import Registration
@@ -266,7 +266,7 @@ class HostService:
         if noted.issuperset(self.settings.forgotten):
             return
         try:
-            tell(home, self.settings.driver.hex(), self.settings.forgotten)
+            record_exchanges(home, self.settings.driver.hex(), self.settings.forgotten)
         except OSError:
             return  # a later task notes it
         _noted[of_driver] = noted.union(self.settings.forgotten)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from sortshuffle.partitioner import Reservoir, shortened
+from sortshuffle.partitioner import Reservoir, shorten_texts
 from sortshuffle.spark.worker.task import Task
 
 COLUMNS = "producer int, rows long, keys binary"
@@ -34,7 +34,7 @@ class SampleKeys:
         held = 0
         for batch in batches if size else ():
             with task.metrics.step("sample"):
-                keys = shortened(batch.select(list(self.columns)))
+                keys = shorten_texts(batch.select(list(self.columns)))
                 if reservoir is None:
                     reservoir = Reservoir(keys.schema, size, (SEED, task.partition))
                 reservoir.add(keys)

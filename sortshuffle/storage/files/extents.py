@@ -33,14 +33,14 @@ from sortshuffle.format.buffer import (
     scan_buffer,
     scan_extent,
 )
-from sortshuffle.format.checksum import CHECKSUM_BYTES, checksum_of_all, checksum_of_checksums
+from sortshuffle.format.checksum import CHECKSUM_BYTES, checksum_of_checksums, checksum_of_pieces
 from sortshuffle.format.encryption import (
     BufferPlace,
     EncryptionKey,
     FileCipher,
     WrongTagError,
-    decrypted,
-    decrypted_singles,
+    decrypt_buffer,
+    decrypt_singles,
 )
 from sortshuffle.format.header import HEADER_BYTES
 from sortshuffle.format.index import Index
@@ -183,7 +183,7 @@ class ExtentReader(ABC):
         """Of the buffer there, if it is as its bytes are. Raises `Malformed`."""
         end = position + size - CHECKSUM_BYTES
         starts = range(position, end, part_bytes)
-        computed = checksum_of_all(self.fetch(min(part_bytes, end - at), extent, at) for at in starts)
+        computed = checksum_of_pieces(self.fetch(min(part_bytes, end - at), extent, at) for at in starts)
         stored = int.from_bytes(memoryview(self.fetch(CHECKSUM_BYTES, extent, end)), "little")
         if computed != stored:
             raise Malformed("a buffer fails its checksum", 0, f"{stored:#018x}", f"{computed:#018x}")
@@ -218,30 +218,30 @@ class ExtentReader(ABC):
                 raise DecryptionError(self.place(offset, extent), what, _SOMEBODY_ELSES)
             place = BufferPlace(offset, extent.region, None if buffer.broadcast else extent.subpartition)
             try:
-                found.append(decrypted(source, buffer, cipher, place, target))
+                found.append(decrypt_buffer(source, buffer, cipher, place, target))
             except WrongTagError:
-                raise self._unopened(offset, extent) from None
+                raise self._decryption_error(offset, extent) from None
         return opened, found
 
     def plain_singles(
         self, memory: pa.Buffer, singles: Sequence[tuple[int, int, int]], offset: int, region: int
     ) -> list[memoryview]:
         """The plain payloads of many verified, encrypted extents of one uncompressed buffer each, of a
-        unicast region. Of a reader that `decrypts`. ``singles``: as of `decrypted_singles`; ``offset``: of
+        unicast region. Of a reader that `decrypts`. ``singles``: as of `decrypt_singles`; ``offset``: of
         the memory in the file. Raises `DecryptionError`."""
         assert self._key is not None
         _, target = aligned_memory(memory.size)
         source, cipher = memoryview(memory).cast("B"), self._file_cipher(self._key)
         found: list[memoryview] = []
         try:
-            found.extend(decrypted_singles(source, singles, cipher, offset, region, target))
+            found.extend(decrypt_singles(source, singles, cipher, offset, region, target))
         except WrongTagError:
             start, size, subpartition = singles[len(found)]
             extent = Extent(region, subpartition, offset + start, size, 0, 0, 0, 1)
-            raise self._unopened(offset + start, extent) from None
+            raise self._decryption_error(offset + start, extent) from None
         return found
 
-    def _unopened(self, offset: int, extent: Extent) -> DecryptionError:
+    def _decryption_error(self, offset: int, extent: Extent) -> DecryptionError:
         what = "the data does not open: the key is another one, or the bytes were changed on purpose"
         return DecryptionError(self.place(offset, extent), what, BY_KEY_ALONE)
 

@@ -121,16 +121,6 @@ def extents_of_range(
     return _non_empty(regions.of(index.regions), subpartitions, parts, placed, broadcast)
 
 
-def subpartition_bytes(index: Index) -> Counts:
-    """Stored bytes of each subpartition in all regions; a broadcast region counts for each of them."""
-    return _summed(index, "bytes")
-
-
-def subpartition_records(index: Index) -> Counts:
-    """Rows of each subpartition in all regions; a broadcast region counts for each of them."""
-    return _summed(index, "records")
-
-
 class ExtentCursor:
     """How far one consumer has come through its extents: at ``position`` of the current one. At the end there
     is none, and what asks for it raises ValueError. ``left``: bytes of all extents that are still to be read.
@@ -194,11 +184,6 @@ def _bytes_of(index: Index, subpartitions: SubpartitionRange, regions: RegionRan
     sizes = index.entries["bytes"][rows.start : rows.stop, subpartitions.first : subpartitions.last + 1]
     broadcast = _is_broadcast(index)[rows.start : rows.stop]
     return int(sizes[~broadcast].sum() + sizes[broadcast, :1].sum())
-
-
-def _summed(index: Index, name: str) -> Counts:
-    sums: Counts = index.entries[name].sum(axis=0, dtype=np.int64)
-    return sums
 
 
 def _is_broadcast(index: Index) -> npt.NDArray[np.bool_]:

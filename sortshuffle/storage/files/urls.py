@@ -172,7 +172,7 @@ def _names(url: str, error: Exception) -> bool:
     return isinstance(error, OSError) and error.filename == url
 
 
-def patiently(
+def retry(
     call: Callable[[], Result], wait: Callable[[float], None] = time.sleep, attempts: int = ATTEMPTS
 ) -> Result:
     """What ``call`` returns, tried so many times with a doubling wait. Raises what it raised last, or what

@@ -3,5 +3,5 @@
 finding         which files make up a pair
 contents        what they say
 data_check      whether all the data is what they say
-opened_files    files on this host or in a store
+open_files      files on this host or in a store
 """

@@ -39,7 +39,7 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.storage.files.extents import Extent, extent_of
 from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX
 from sortshuffle.storage.inspection.finding import PairNames
-from sortshuffle.storage.inspection.opened_files import is_being_written, opened
+from sortshuffle.storage.inspection.open_files import is_being_written, open_file
 
 _VERSION_OFFSET = 8  # in a file header
 
@@ -279,7 +279,7 @@ class _Inspector:
         if path is None:
             return None, b""
         try:
-            with opened(path) as file:
+            with open_file(path) as file:
                 content = file.read(0, file.bytes).to_pybytes()
         except OSError as error:
             self._fault(path, f"the file cannot be read: {error.strerror}")
@@ -291,7 +291,7 @@ class _Inspector:
         if path is None:
             return None
         try:
-            with opened(path) as file:
+            with open_file(path) as file:
                 start = file.read(0, HEADER_BYTES).to_pybytes()
                 size = file.bytes
         except OSError as error:

@@ -4,7 +4,7 @@ Every buffer, every extent, and every byte that no extent covers. It never raise
 whatever is wrong becomes a `FileFault` with its place. Used by the command line, after
 `storage.inspection.contents`. Knows no records: who does passes a `RecordCounter`.
 
-Payloads that are encrypted are looked at only with their key (`opened_buffers`); checksums need none.
+Payloads that are encrypted are looked at only with their key (`plain_buffers`); checksums need none.
 
 Memory is bounded: a few MiB, or the largest single buffer that fits where it is said to be.
 """
@@ -32,7 +32,7 @@ from sortshuffle.format.encryption import (
     EncryptionKey,
     FileCipher,
     WrongTagError,
-    decrypted,
+    decrypt_buffer,
 )
 from sortshuffle.format.header import HEADER_BYTES, FileHeader
 from sortshuffle.format.malformed import CutShort, Malformed
@@ -40,7 +40,7 @@ from sortshuffle.options import MIB
 from sortshuffle.storage.files.extents import Extent, aligned_memory
 from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX
 from sortshuffle.storage.inspection.contents import FileFault, FoundFile, Inspection
-from sortshuffle.storage.inspection.opened_files import OpenedFile, is_file, opened
+from sortshuffle.storage.inspection.open_files import OpenFile, is_file, open_file
 
 PART_BYTES = 8 * MIB
 _SIZE_FIELD = slice(4, 8)  # in a buffer header
@@ -143,11 +143,11 @@ def check_data(
 
 
 @contextmanager
-def open_data(path: str) -> Iterator[OpenedFile]:
+def open_data(path: str) -> Iterator[OpenFile]:
     """The data file for positioned reads. A partial file is found also if it was finished meanwhile."""
     if not is_file(path):
         path = path.removesuffix(PARTIAL_SUFFIX)
-    with opened(path) as file:
+    with open_file(path) as file:
         yield file
 
 
@@ -159,8 +159,8 @@ def cipher_of(header: FileHeader | None, key: EncryptionKey | None) -> FileCiphe
     return cipher if cipher.check == header.key_check else None
 
 
-def opened_buffers(
-    file: OpenedFile, extent: Extent, cipher: FileCipher | None, encrypts: bool | None = None
+def plain_buffers(
+    file: OpenFile, extent: Extent, cipher: FileCipher | None, encrypts: bool | None = None
 ) -> Iterator[FoundBuffer]:
     """The buffers of an extent, each verified and, with a cipher, decrypted before it is given. ``encrypts``:
     whether the file's header says that they are encrypted; None: they are if, and only if, there is a cipher.
@@ -169,7 +169,7 @@ def opened_buffers(
     for found in walk(file, extent.offset, extent.offset + extent.bytes):
         if found.stored.encrypted != encrypts:
             raise Malformed(_OTHERWISE[encrypts], found.offset)
-        yield found if cipher is None else _opened(found, extent, cipher)
+        yield found if cipher is None else _decrypt(found, extent, cipher)
 
 
 _OTHERWISE = {
@@ -178,20 +178,20 @@ _OTHERWISE = {
 }
 
 
-def _opened(found: FoundBuffer, extent: Extent, cipher: FileCipher) -> FoundBuffer:
+def _decrypt(found: FoundBuffer, extent: Extent, cipher: FileCipher) -> FoundBuffer:
     stored = found.stored
     source = memoryview(found.memory).cast("B")[stored.start - BUFFER_HEADER_BYTES :][: found.bytes]
     memory, target = aligned_memory(found.bytes)
     place = BufferPlace(found.offset, extent.region, None if stored.broadcast else extent.subpartition)
     try:
-        plain = decrypted(source, stored._replace(start=BUFFER_HEADER_BYTES), cipher, place, target)
+        plain = decrypt_buffer(source, stored._replace(start=BUFFER_HEADER_BYTES), cipher, place, target)
     except WrongTagError:
         what = "a payload does not open with the file's own key: it was changed on purpose"
         raise Malformed(what, found.offset) from None
     return replace(found, memory=memory, stored=plain)
 
 
-def walk(file: OpenedFile, start: int, end: int) -> Iterator[FoundBuffer]:
+def walk(file: OpenFile, start: int, end: int) -> Iterator[FoundBuffer]:
     """The buffers from offset ``start`` to ``end``, each verified before it is given.
 
     Raises `Malformed` at the first that is wrong, with its offset in the file; OSError if reading fails.
@@ -209,10 +209,10 @@ def walk(file: OpenedFile, start: int, end: int) -> Iterator[FoundBuffer]:
         except CutShort as problem:
             needed = problem.expected  # bytes from `position` on
             if memory.size < asked or position + needed > end:
-                raise _moved(problem, start_of_part) from None
+                raise _at_offset_of(problem, start_of_part) from None
             wanted = max(PART_BYTES, needed)
         except Malformed as problem:
-            raise _moved(problem, start_of_part) from None
+            raise _at_offset_of(problem, start_of_part) from None
 
 
 def _buffers_in(memory: pa.Buffer, start: int) -> Iterator[FoundBuffer]:
@@ -227,7 +227,7 @@ def _buffers_in(memory: pa.Buffer, start: int) -> Iterator[FoundBuffer]:
         position = scan.end
 
 
-def _moved(problem: Malformed, start: int) -> Malformed:
+def _at_offset_of(problem: Malformed, start: int) -> Malformed:
     return type(problem)(problem.what, start + problem.offset, problem.expected, problem.found)
 
 
@@ -238,7 +238,7 @@ class _Checker:
         self,
         inspection: Inspection,
         data: FoundFile,
-        file: OpenedFile,
+        file: OpenFile,
         counter: RecordCounter | None,
         advance: Callable[[int], None],
         cipher: FileCipher | None,
@@ -278,7 +278,7 @@ class _Checker:
         counter = self._counter.of_extent() if self._counter is not None else None
         end = extent.offset + extent.bytes
         try:
-            for found in opened_buffers(self._file, extent, self._cipher, self._encrypts):
+            for found in plain_buffers(self._file, extent, self._cipher, self._encrypts):
                 checksums.append(found.checksum)
                 raw_bytes += found.raw_bytes
                 if counter is not None:
@@ -337,7 +337,7 @@ class _Checker:
             for found in walk(self._file, start, self._data.bytes):
                 if self._encrypts is not None and found.stored.encrypted != self._encrypts:
                     raise Malformed(_OTHERWISE[self._encrypts], found.offset)
-                kind, records = found.stored.data_type.name, self._records_alone(found)
+                kind, records = found.stored.data_type.name, self._count_loose(found)
                 self._loose.append(LooseBuffer(found.offset, found.bytes, found.raw_bytes, kind, records))
                 self._advance(found.bytes)
         except Malformed as problem:
@@ -354,7 +354,7 @@ class _Checker:
         size = bytes(self._file.read(offset, _SIZE_FIELD.stop))[_SIZE_FIELD]
         return offset + sealed_size(int.from_bytes(size, "little"))
 
-    def _records_alone(self, found: FoundBuffer) -> int | None:
+    def _count_loose(self, found: FoundBuffer) -> int | None:
         if self._counter is None or found.stored.encrypted:  # where a loose one belongs is not known
             return None
         with _at(found.offset):

@@ -20,7 +20,7 @@ from sortshuffle.storage.files.partitioned_file import (
     PartitionedFile,
 )
 from sortshuffle.storage.files.urls import is_url, open_store, store_errors
-from sortshuffle.storage.inspection.opened_files import absolute, is_file, opened
+from sortshuffle.storage.inspection.open_files import absolute, is_file, open_file
 
 _DIGITS = re.compile(r"(\d+)")
 
@@ -75,7 +75,7 @@ def _is_ours(path: str) -> bool:
 
 def _magic(path: str) -> bytes:
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             return bytes(file.read(0, len(DATA_MAGIC)))
     except OSError:
         return b""

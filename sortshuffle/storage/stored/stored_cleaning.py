@@ -38,7 +38,7 @@ from sortshuffle.storage.files.urls import (
     application_url,
     mounted_path,
     open_store,
-    patiently,
+    retry,
     store_error,
     store_errors,
 )
@@ -46,7 +46,7 @@ from sortshuffle.storage.stored.stored_listing import StoredFile, directories_in
 
 # Of a removal for which nobody waits. The waits between them are 8.5 minutes together: a store that is away
 # for longer is left to `sortshuffle clean`
-ATTEMPTS_ALONE = 11
+ATTEMPTS_IN_BACKGROUND = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,10 +267,10 @@ def _remove_empty(filesystem: Any, url: str) -> None:
 
 def main(url: str, application: str, left: str = "") -> None:
     if not left:
-        patiently(lambda: remove_remains(url, application))
+        retry(lambda: remove_remains(url, application))
         return
     try:
-        patiently(lambda: remove_remains(url, application), attempts=ATTEMPTS_ALONE)
+        retry(lambda: remove_remains(url, application), attempts=ATTEMPTS_IN_BACKGROUND)
     except (OSError, SortShuffleError) as error:
         # whoever began this may have tidied up
         make_private(os.path.dirname(left))

@@ -14,7 +14,7 @@ Rules
   checksums say, which came with the extents from the writer itself. An object of another attempt, or another
   application, fails them.
 * A missing object is a `MissingDataError`, one that ends too early a `CorruptDataError`. Other failures of
-  the store are tried again (`urls.patiently`), and then an OSError with the URL: the data may well be
+  the store are tried again (`urls.retry`), and then an OSError with the URL: the data may well be
   there, so its producer is not run again, only the task that reads.
 
 One thread at a time, but for `give_up`. Nothing is kept open; `close` forgets what was fetched and not taken.
@@ -42,7 +42,7 @@ from sortshuffle.storage.files.urls import (
     is_final,
     mounted,
     open_store,
-    patiently,
+    retry,
     store_errors,
 )
 
@@ -156,7 +156,7 @@ class StoredFileReader(ExtentReader):
         answers: dict[RangeRequest, bytes] = {}
         try:
             self._wait(0)
-            patiently(lambda: self._ask(requests, answers), self._wait)
+            retry(lambda: self._ask(requests, answers), self._wait)
         except FileNotFoundError as error:
             raise MissingDataError(self.place(), "the data object is gone") from error
         except Exception as error:
@@ -210,12 +210,12 @@ def read_stored_index(file: PartitionedFile, file_id: bytes | None = None) -> In
     """
     local = mounted(file)
     if local is not None:
-        return patiently(lambda: read_index(local, file_id, mounted=True))
+        return retry(lambda: read_index(local, file_id, mounted=True))
     url = file.index_path
     filesystem, path = open_store(url)
     try:
         # asked for as a range, because s3fs asks for the size of an object that it reads whole
-        data: bytes = patiently(lambda: filesystem.cat_file(path, start=0))
+        data: bytes = retry(lambda: filesystem.cat_file(path, start=0))
     except FileNotFoundError as error:
         raise MissingDataError(Place(url), "the index object is gone") from error
     except Exception:

@@ -16,7 +16,7 @@ from engine import DRIVER, Pair, names, running, write_pair
 
 from sortshuffle import calls
 from sortshuffle.homes import janitor
-from sortshuffle.homes.forgotten import tell
+from sortshuffle.homes.forgotten_exchanges import record_exchanges
 from sortshuffle.homes.owner import Owner
 from sortshuffle.homes.processes import boot_id, process_start
 from sortshuffle.service.server.ended_homes import EndedHomes
@@ -119,11 +119,11 @@ def test_what_ended_executors_left_of_forgotten_exchanges_goes_while_the_applica
         home = host.home(pid)
         ended, other = host.home(NOBODY), host.home(NOBODY + 1)
         Path(PartitionedFile.named(other, 3, 17, 205).index_path).touch()  # damaged: it says of no driver
-        tell(home, DRIVER.hex(), [2, 4])
-        tell(ended, "another driver's", [3])
+        record_exchanges(home, DRIVER.hex(), [2, 4])
+        record_exchanges(ended, "another driver's", [3])
         assert host.after(10 * LINGER) == []
         assert [len(outputs(each)) for each in (home, ended, other)] == [2, 2, 3]
-        tell(home, DRIVER.hex(), [3])
+        record_exchanges(home, DRIVER.hex(), [3])
         assert host.after(0) == [ended]
         assert outputs(other) == ["exchange-3-map-17-attempt-205.index"]
         assert len(outputs(home)) == 2, "its janitor sees to what a live executor has"
@@ -140,7 +140,7 @@ def test_what_went_is_not_given_to_adopt_any_more(host: Host) -> None:
         for directory in (ended, os.path.dirname(ended)):
             os.utime(directory, (1, 1))  # so that the listing is kept
         assert left() == [PartitionedFile.named(ended, 3, 17, 204).base]
-        tell(home, DRIVER.hex(), [3])
+        record_exchanges(home, DRIVER.hex(), [3])
         assert host.after(0) == [ended]
         assert left() == []
 
@@ -160,7 +160,7 @@ def test_a_home_in_another_container_outlives_a_moment_without_a_janitor(host: H
     with executor() as pid:
         home = host.home(pid)
         other = host.home(NOBODY, namespace="pid:[1]")
-        tell(home, DRIVER.hex(), [3])
+        record_exchanges(home, DRIVER.hex(), [3])
         assert host.after(0) == []
         assert names(other) == ["owner.json"]
 

@@ -12,7 +12,7 @@ from engine import eventually
 from pyspark.sql import SparkSession
 
 import sortshuffle
-from sortshuffle.homes.forgotten import told
+from sortshuffle.homes.forgotten_exchanges import read_exchanges
 from sortshuffle.spark.session.forgotten import forgotten
 
 SETTINGS = {"spark.sortshuffle.service": "external", "spark.sortshuffle.service.port": "1"}  # nobody is there
@@ -65,5 +65,5 @@ def test_an_exchange_is_forgotten_when_nobody_can_read_it_any_more(
 
     assert rows(external).count() == 100
     (home,) = {str(path.parent) for path in tmp_path.glob(f"**/exchange-{exchange_in(tmp_path)}-*.index")}
-    assert exchange in {number for _, number in told(home)}
-    assert exchange_in(tmp_path) not in {number for _, number in told(home)}
+    assert exchange in {number for _, number in read_exchanges(home)}
+    assert exchange_in(tmp_path) not in {number for _, number in read_exchanges(home)}

@@ -20,7 +20,7 @@ import sortshuffle
 from sortshuffle import frame
 from sortshuffle.errors import UsageError, WorkerSetupError
 from sortshuffle.homes.directories import LOCAL_DIRS_VARIABLE
-from sortshuffle.homes.forgotten import told
+from sortshuffle.homes.forgotten_exchanges import read_exchanges
 from sortshuffle.options import PREFIX, Options
 from sortshuffle.service.client.client_settings import ClientTls
 from sortshuffle.service.host import rendezvous, rendezvous_directory
@@ -229,7 +229,7 @@ def test_word_is_left_for_each_driver(tmp_path: Path) -> None:
     settings = ServiceSettings(Mode.EXTERNAL, forgotten=(1, 2))
     for driver in (b"\x0a", b"\x0b"):
         HostService(EXTERNAL, "app", replace(settings, driver=driver)).tell_forgotten(str(tmp_path))
-    assert told(str(tmp_path)) == {("0a", 1), ("0a", 2), ("0b", 1), ("0b", 2)}
+    assert read_exchanges(str(tmp_path)) == {("0a", 1), ("0a", 2), ("0b", 1), ("0b", 2)}
 
 
 def test_without_services_there_is_no_address() -> None:

@@ -24,8 +24,6 @@ from sortshuffle.storage.files.ranges import (
     RegionRange,
     SubpartitionRange,
     extents_of_range,
-    subpartition_bytes,
-    subpartition_records,
 )
 from sortshuffle.storage.files.reader import read_index
 
@@ -105,19 +103,6 @@ def test_a_file_without_regions_has_no_extents_and_nothing_to_count(tmp_path: Pa
     index = index_of(tmp_path, Pair(4))
     assert list(extents_of_range(index, over(0, 3))) == []
     assert ExtentCursor(index, over(0, 3)).left == 0
-    assert subpartition_bytes(index).tolist() == subpartition_records(index).tolist() == [0, 0, 0, 0]
-
-
-def test_bytes_and_rows_are_counted_per_subpartition_over_all_regions(tmp_path: Path) -> None:
-    regions = [Region({0: [b"a", b"b"], 2: [bytes(100)]}), BROADCAST, Region({2: [b"c"]})]
-    index = index_of(tmp_path, Pair(3, first=1, regions=regions))
-    small, broadcast = sealed_size(1), sealed_size(11) + sealed_size(8)
-    assert subpartition_bytes(index).tolist() == [
-        2 * small + broadcast,
-        broadcast,
-        BUFFER + small + broadcast,
-    ]
-    assert subpartition_records(index).tolist() == [4, 2, 4]
 
 
 def test_a_range_reads_a_broadcast_region_once(tmp_path: Path) -> None:

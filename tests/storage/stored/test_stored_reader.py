@@ -388,7 +388,7 @@ def test_waits_double(monkeypatch: pytest.MonkeyPatch) -> None:
         raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        urls.patiently(fail, waits.append)
+        urls.retry(fail, waits.append)
     assert waits == [0.5, 1.0]
 
 

@@ -32,7 +32,7 @@ LOCK_PATIENCE = 0.2
 LOOK = 0.01
 
 
-def tell(home: str, driver: str, exchanges: Collection[int]) -> None:
+def record_exchanges(home: str, driver: str, exchanges: Collection[int]) -> None:
     """Leave word of these exchanges in a home, beside what is said there. Waits for others that do so, but
     not for long: TimeoutError where the turn does not come. Raises OSError."""
     path = os.path.join(home, f"{PREFIX}{driver}{SUFFIX}")
@@ -42,7 +42,7 @@ def tell(home: str, driver: str, exchanges: Collection[int]) -> None:
             replace_json(path, sorted(said.union(exchanges)))
 
 
-def told(home: str) -> set[tuple[str, int]]:
+def read_exchanges(home: str) -> set[tuple[str, int]]:
     """What tasks have left word of: drivers and their exchanges. Raises OSError."""
     names = [name for name in calls.listdir(home) if name.startswith(PREFIX) and name.endswith(SUFFIX)]
     return {

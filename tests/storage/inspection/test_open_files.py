@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sortshuffle import calls
-from sortshuffle.storage.inspection.opened_files import opened
+from sortshuffle.storage.inspection.open_files import open_file
 
 
 def test_closing_a_file_that_was_read_hides_no_other_error(
@@ -23,7 +23,7 @@ def test_closing_a_file_that_was_read_hides_no_other_error(
         raise OSError(errno.EIO, "closing fails")
 
     monkeypatch.setattr(calls, "close", close)
-    with opened(str(path)) as file:
+    with open_file(str(path)) as file:
         assert bytes(file.read(1, 3)) == b"yte"
-    with pytest.raises(ValueError, match="its own"), opened(str(path)):
+    with pytest.raises(ValueError, match="its own"), open_file(str(path)):
         raise ValueError("its own")

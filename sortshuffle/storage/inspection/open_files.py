@@ -1,6 +1,6 @@
 """Files as the command line looks into them, wherever they lie: on this host, or in a store by its URL.
 
-    OpenedFile      positioned reads; payloads are aligned in memory as in the file
+    OpenFile      positioned reads; payloads are aligned in memory as in the file
       _LocalFile      by descriptor
       _StoredFile     by ranges, some MiB at a time, because whoever looks goes through a file from its begin
 
@@ -29,7 +29,7 @@ BLOCK_BYTES = 8 * MIB  # of a store at a time: in so much, a request's latency i
 _LARGEST_OFFSET = 2**62  # that the system takes; a damaged entry may name any
 
 
-class OpenedFile(Protocol):
+class OpenFile(Protocol):
     """``bytes``: the size of the file when it was opened."""
 
     @property
@@ -40,7 +40,7 @@ class OpenedFile(Protocol):
 
 
 @contextmanager
-def opened(path: str) -> Iterator[OpenedFile]:
+def open_file(path: str) -> Iterator[OpenFile]:
     """A file for positioned reads."""
     if is_url(path):
         yield _StoredFile(path)
@@ -78,7 +78,7 @@ def size_of(path: str) -> int:
         return calls.getsize(path) if calls.isfile(path) else 0
     if not is_file(path):
         return 0
-    with opened(path) as file:
+    with open_file(path) as file:
         return file.bytes
 
 
