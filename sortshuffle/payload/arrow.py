@@ -1,7 +1,7 @@
 """Arrow record batches as payloads: one batch, one IPC message, one buffer.
 
-A message does not carry its schema: the index does, once. A batch decoded from an uncompressed message
-points into the memory that was read, and keeps it alive; a compressed one into memory of its own.
+A message has no schema: the index has it, once. A batch of an uncompressed message points into the memory
+that was read, and keeps it alive. A batch of a compressed one has memory of its own.
 
 Used by `ShuffleFrame`. The payload is thread-safe; its decoder is one thread's.
 """
@@ -20,8 +20,8 @@ from sortshuffle.metrics import Seconds
 from sortshuffle.options import MIB, Options
 from sortshuffle.payload.compression import Compression, copy_to_fit
 
-# A batch of so many rows or bytes is worth a call of a user's function: twice as many rows as Spark's own
-# Arrow batches have. Writers make messages of this size, readers join smaller ones to it
+# Batches of this size are worth a call of a user's function: twice the rows of Spark's own Arrow batches.
+# Writers make messages of this size, readers join smaller ones to it
 BATCH_ROWS = 20_000
 BATCH_BYTES = 4 * MIB
 
@@ -83,10 +83,7 @@ class ArrowPayload:
 
 
 class MessageDecoder:
-    """Decodes the buffers of one extent in their order, each into a batch.
-
-    ``records``: decoded so far.
-    """
+    """Decodes the buffers of one extent in order, each into a batch. ``records``: decoded so far."""
 
     def __init__(self, payload: ArrowPayload, seconds: Seconds) -> None:
         self.records = 0
@@ -100,7 +97,7 @@ class MessageDecoder:
         return batch
 
     def finish(self) -> None:
-        """Any buffer may be the last: each is whole."""
+        """Nothing to check: each buffer is whole."""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -13,13 +13,14 @@ from sortshuffle.format.buffer import RAW_SIZE_BYTES, StoredBuffer, raw_size
 from sortshuffle.format.header import Codec
 from sortshuffle.format.malformed import Malformed
 
-# "lz4_raw" is the block format: a frame's own header and checksum would double what a buffer has
+# "lz4_raw" is LZ4's block format: a buffer has a size and a checksum already, an LZ4 frame would add them
+# again
 _ARROW_CODECS = {Codec.LZ4: "lz4_raw", Codec.ZSTD: "zstd"}
 MOST_COMPRESSED = 0x7E000000  # bytes; LZ4_MAX_INPUT_SIZE. Only a single huge record can be larger
-# a block that saves less than a twentieth costs its reader more time than the bytes are worth
+# of the payload's size; a larger block costs its reader more time than the saved bytes are worth
 WORTH_DECOMPRESSING = 0.95
-# More than this many bytes no byte of a block decompresses to: LZ4 lengthens a match by 255 for each, ZSTD
-# has no block of less than 4 bytes for its most, 128 KiB. So a size that claims gigabytes allocates none
+# Upper bounds of the bytes that one byte of a block decompresses to: each byte lengthens an LZ4 match by 255
+# at most, and a ZSTD block of 4 bytes gives at most 128 KiB. So a damaged size allocates no gigabytes
 _MOST_PER_BYTE = {Codec.LZ4: 255, Codec.ZSTD: 2**15}
 
 
@@ -33,8 +34,8 @@ class Compression:
             self._codec = pa.Codec(_ARROW_CODECS[codec], level if codec is Codec.ZSTD else None)
 
     def block(self, payload: Any) -> pa.Buffer | None:
-        """The payload (anything with the buffer protocol) as one compressed block; None where that is not
-        worth it. The block has memory of the payload's size: who keeps it, copies it (`copy_to_fit`)."""
+        """The payload (anything with the buffer protocol) as one compressed block; None where that saves too
+        little. The block's memory is of the payload's size: copy a block to keep it (`copy_to_fit`)."""
         if self._codec is None or not 0 < len(payload) <= MOST_COMPRESSED:
             return None
         block = self._codec.compress(payload)
@@ -43,8 +44,8 @@ class Compression:
         return block
 
     def payload(self, extent: pa.Buffer, buffer: StoredBuffer) -> pa.Buffer:
-        """The payload of a verified buffer as it was before compression; of an uncompressed one a slice of
-        ``extent``. Raises `Malformed`."""
+        """The decompressed payload of a verified buffer; a slice of ``extent`` if it is not compressed.
+        Raises `Malformed`."""
         if not buffer.compressed:
             return extent.slice(buffer.start, buffer.size)
         if self._codec is None:

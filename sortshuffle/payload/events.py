@@ -1,12 +1,11 @@
-"""Events: control records that stand in a stream between its data, alone in a buffer each.
+"""Events: control records between the data of a stream, each in a buffer of its own.
 
-Used by partitions that are written from frames: those of `ShuffleRDD`, which have the events at the end, and
-of `engine`, whose users send the others. What kind of event a buffer holds is its header's data type; the
-payload has the event's fields and nothing else (`docs/format.md`, "Events"). They carry no version of their
-own: the file's version, or the protocol's, is theirs.
+Used by partitions that are written from frames: `ShuffleRDD`'s have the two events at the end, users of
+`engine` send the others. A buffer's data type says which event it holds; the payload is the event's fields
+(`docs/format.md`, "Events"). The file's version, or the protocol's, is the events' version too.
 
-Rules: an event is never compressed, counts as no record, and keeps its place among the data. Bytes that are
-too few, too many, or of a kind that is not known are `Malformed`.
+Rules: an event is never compressed, counts as no record, and keeps its place among the data. Too few bytes,
+too many, and a kind that is not known are `Malformed`.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from sortshuffle.format.malformed import CutShort, Malformed
 
 MAX_NUMBER = 2**64 - 1
 MAX_NAME_BYTES = 2**16 - 1
-# Of the options of a barrier, the data of a user event. What a buffer holds is the limit, and rounded down so
-# that the other fields fit too
+# Of a barrier's options and a user event's data: what a buffer holds, less room for the other fields
 MAX_DATA_BYTES = 2**32 - 2**17
 
 _BARRIER = struct.Struct("<QQI")  # id, time, bytes of options
@@ -33,7 +31,7 @@ _USER_EVENT = struct.Struct("<HI")  # bytes of name, bytes of data
 
 @dataclass(frozen=True, slots=True)
 class EndOfData:
-    """The producer has no more records: those before it are all that there are."""
+    """The producer has no more records."""
 
     data_type: ClassVar[DataType] = DataType.END_OF_DATA
 
@@ -54,8 +52,8 @@ class Superstep:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """A cut through all streams of a job. ``time``: microseconds since 1970, UTC. ``options``: whatever its
-    sender and its receivers agreed on."""
+    """A cut through all streams of a job. ``time``: microseconds since 1970, UTC. ``options``: bytes that
+    sender and receivers agree on."""
 
     data_type: ClassVar[DataType] = DataType.BARRIER
 
@@ -71,7 +69,7 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class UserEvent:
-    """What a job tells its consumers. ``name`` says how to read ``data``."""
+    """A job's own message to its consumers. ``name`` says how to read ``data``."""
 
     data_type: ClassVar[DataType] = DataType.USER_EVENT
 
@@ -122,7 +120,7 @@ def seal_event(event: Event) -> SealedBuffer:
 
 
 def _number(name: str, value: SupportsIndex) -> int:
-    """Of a barrier. NumPy's integers as well."""
+    """A field of a barrier as an int; NumPy's integers too."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -133,7 +131,7 @@ def _number(name: str, value: SupportsIndex) -> int:
 
 
 def _data(what: str, data: bytes | bytearray | memoryview) -> bytes:
-    """As they are now: an event does not change."""
+    """A copy of ``data``, because an event does not change."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise UsageError(f"the {what} must be bytes, not a {type(data).__name__}")
     size = memoryview(data).nbytes

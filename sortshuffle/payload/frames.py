@@ -1,7 +1,7 @@
-"""Opaque frames as payloads: any bytes, one record each, spanning the buffers of their extent.
+"""Opaque frames as payloads: any bytes, one record each, cut over the buffers of their extent.
 
-What `payload.pickled` is made of, whose frames this package reads itself. No door writes opaque ones: the
-shuffle manager's records are `payload.record_bytes`. `sortshuffle dump` counts and shows them.
+`payload.pickled` is made of them. No door writes opaque frames: the shuffle manager's records are
+`payload.record_bytes`. `sortshuffle dump` counts and shows them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sortshuffle.payload.events import Event, unpack_event
 from sortshuffle.payload.spanning import SpanningDeserializer, Spill
 
 Frames: TypeAlias = "list[memoryview]"
-"""The frames that end in one buffer, read-only; none in the midst of a long one."""
+"""The frames that end in one buffer, read-only; none if a longer frame goes on."""
 
 
 class FramesPayload:
@@ -41,7 +41,7 @@ class FramesPayload:
         return cls(Codec[options.codec.upper()], options.codec_level)
 
     def count(self, frame: memoryview) -> int:
-        """How many records a frame is: one. Raises `Malformed` for what cannot be a frame of this kind."""
+        """Records in a frame: one. Raises `Malformed` for what cannot be a frame of this kind."""
         return 1
 
     def records(self, frame: memoryview) -> Any:
@@ -55,9 +55,9 @@ class FramesPayload:
         seconds: Seconds,
         keep: Callable[[pa.Buffer], Any] = copy_to_fit,
     ) -> SealedBuffer | None:
-        """A buffer of this part of the stream, in which so many records end, compressed; None where that
-        does not save. ``keep`` copies the block to where it is to stay (by default memory of its own); the
-        payload is not needed any more then. Adds to the steps compress and checksum."""
+        """A compressed buffer of this part of the stream, in which ``records`` end; None where that saves too
+        little. ``keep`` copies the block to where it stays (by default memory of its own); the payload may be
+        overwritten then. Adds to the steps compress and checksum."""
         if self.codec is Codec.NONE:
             return None
         started = time.perf_counter()
@@ -80,15 +80,16 @@ class FramesPayload:
 
 @dataclass(frozen=True, slots=True)
 class FrameDecoding:
-    """How the frames of an extent are found. ``new_spill``: makes the file of a frame above `SPILL_BYTES`
-    that is cut."""
+    """How the frames of an extent are found. ``new_spill``: makes the file of a cut frame above
+    `SPILL_BYTES`."""
 
     payload: FramesPayload
     new_spill: Callable[[], Spill]
 
     def copied(self, raw_bytes: int) -> int:
-        """All of them, if frames are cut that often: from what was decompressed, which whole frames keep
-        alive. Without a codec nothing is decompressed, and a copy takes its place."""
+        """Bytes that are in memory twice: all, at worst. Cut frames are copied out of decompressed buffers,
+        which the whole frames in them keep alive. Without a codec the copies take the decompressed buffers'
+        place."""
         return 0 if self.payload.codec is Codec.NONE else raw_bytes
 
     def decoder(self, seconds: Seconds) -> FrameDecoder:
@@ -97,7 +98,7 @@ class FrameDecoding:
 
 
 class FrameDecoder:
-    """Decodes the buffers of one extent in their order: each into the frames that end in it, or an event.
+    """Decodes the buffers of one extent in order: each into the frames that end in it, or an event.
 
     ``records``: decoded so far. The caller closes it.
     """

@@ -2,16 +2,19 @@
 
 The order is that of Spark's ``SortOrder``: each key ascends or descends, with its nulls at either end; NaN is
 greater than any number and equal to itself, -0.0 equals 0.0. Ties keep the order in which the rows came. A
-struct is turned round as a whole, the nulls inside it included; only the nulls of the column itself go to the
-end that is asked for.
+descending struct is reversed as a whole, with the nulls inside it; only the nulls of the column itself go to
+the end that is asked for.
 
 A key column becomes *rank columns*: int64 NumPy arrays whose order is the key's order (integers, dates,
 times, booleans, floats, decimals, validity), or `TextRanks`, bytes without nulls (strings, binary). A struct
-gives those of its fields. Lists and maps have none and are refused on the driver (`RowOrder.check`).
+has those of its fields. Lists and maps have none and are refused on the driver (`RowOrder.check`).
 
-Directions are in the rank columns, so what compares them knows of none. Numbers are turned round by ``~``,
-which cannot overflow. That does not do for bytes, of which a prefix would still be less than the whole: so
-`TextRanks` knows which way it goes. Nulls are ranked below or above all values before a column is turned.
+Rank columns include the direction, so comparing needs none. ``~`` reverses numbers, and cannot overflow. It
+cannot reverse bytes: a prefix would still be less than the whole. So `TextRanks` has a direction. Nulls are
+ranked below or above all values before a column is reversed.
+
+Sorting, step by step: rank columns; text as words, which are numbers; a sort by one number column after the
+other, until no two rows are equal.
 """
 
 from __future__ import annotations
@@ -36,12 +39,12 @@ _INT64_MAX = np.iinfo(np.int64).max
 _INT64_MIN = np.iinfo(np.int64).min
 _NAN = np.float64("nan")
 _LONGEST_INT64_DECIMAL = 18
-_WORD = 8  # bytes of a string that one int64 holds
-# longer strings are rare as keys, and each further word costs 10 ms for a million rows
-_LONGEST_IN_WORDS = 8 * _WORD
-# for a word of which only k bytes belong to the string, k = 0..8: those, the first in the highest byte
-_LEADING_BYTES = np.array([(2**64 - 1) ^ (2 ** (64 - 8 * k) - 1) for k in range(_WORD + 1)], np.uint64)
-_SIGN = np.uint64(1 << 63)
+WORD_BYTES = 8  # of a text that one int64 holds
+# longer texts are rare as keys, and each further word costs 10 ms for a million rows
+_LONGEST_IN_WORDS = 8 * WORD_BYTES
+# Masks for a word of which only the first k bytes belong to the text, k = 0..8; the first is the highest byte
+LEADING_BYTES = np.array([(2**64 - 1) ^ (2 ** (64 - 8 * k) - 1) for k in range(WORD_BYTES + 1)], np.uint64)
+SIGN = np.uint64(1 << 63)  # flips unsigned order into signed order
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,8 @@ class SortKey:
     nulls_last: bool = False
 
     def describe(self, name: str) -> str:
-        """This key of the column ``name`` as in SQL, without what is the rule there: ascending, and nulls
-        where the least value is."""
+        """This key of the column ``name`` as in SQL, without SQL's defaults: ascending, and nulls beside the
+        least value."""
         words = [name, *(["desc"] if self.descending else [])]
         if self.nulls_last != self.descending:
             words.append("nulls last" if self.nulls_last else "nulls first")
@@ -116,14 +119,15 @@ class Ranks:
 
     @property
     def nbytes(self) -> int:
-        """What the rank columns hold beside the batch, with which they share strings and some numbers."""
+        """Bytes that the rank columns hold beside the batch, with which they share strings and some
+        numbers."""
         return sum(
             column.nbytes * column.flags.owndata if isinstance(column, np.ndarray) else 8 * self.rows
             for column in self.columns
         )
 
     def sort_indices(self) -> Int64s:
-        """Positions of the rows in key order, ties in the order in which they stand. int64, shape (rows,)."""
+        """Positions of the rows in key order, ties in their own order. int64, shape (rows,)."""
         return _sort_numbers((part for column in self.columns for part in _as_numbers(column)), self.rows)
 
     def key(self, row: int) -> KeyRow:
@@ -133,7 +137,7 @@ class Ranks:
     def count_up_to(self, bound: KeyRow, *, inclusive: bool = True) -> int:
         """How many of these sorted rows are at or below ``bound`` (below, if not ``inclusive``).
 
-        Column by column: rows before the range of equal ones are below, those behind it above.
+        Column by column the range of equal rows shrinks: rows before it are below, those behind it above.
         """
         start, stop = 0, self.rows
         for column, value in zip(self.columns, bound, strict=True):
@@ -188,7 +192,7 @@ class TextRanks:
 
 @dataclass(frozen=True, slots=True)
 class _DescendingBytes:
-    """A value that is less than what is less than it."""
+    """Bytes in descending order: the greater value is the lesser one here."""
 
     value: bytes
 
@@ -218,12 +222,11 @@ def concat_ranks(parts: Sequence[Ranks]) -> Ranks:
 
 
 # --- from key columns to rank columns --------------------------------------------------------------------
-# Ascending. How many there are depends on the type alone, never on the values, so that any two batches
-# compare.
+# Ascending. The type alone says how many there are, never the values: so any two batches compare.
 
 
 def _rank_columns(column: pa.Array, nulls_above: bool = False) -> Iterator[RankColumn]:
-    """``nulls_above``: the column's own nulls rank above all values rather than below them."""
+    """``nulls_above``: the column's own nulls rank above all values, else below."""
     kind = column.type
     if pa.types.is_struct(kind):
         yield _validity(column, nulls_above)
@@ -245,15 +248,13 @@ def _rank_columns(column: pa.Array, nulls_above: bool = False) -> Iterator[RankC
         yield numbers
     else:
         yield _validity(column, nulls_above)
-        # as bytes, because Spark's strings need not be UTF-8; with 64-bit offsets, so that concatenating
-        # cannot overflow them
+        # bytes, because Spark's strings need not be UTF-8; 64-bit offsets, which joining cannot overflow
         values = column.cast(pa.large_binary())
         yield TextRanks(values.fill_null(b"") if values.null_count else values)
 
 
 def _as_int64(column: pa.Array) -> Int64s | None:
-    """Numbers in the order of the values, anything in place of nulls that come with a column of their own.
-    None if the type has none."""
+    """Numbers in the order of the values; None if the type has none. The numbers of nulls mean nothing."""
     kind = column.type
     numbers: Int64s
     if pa.types.is_floating(kind):
@@ -275,7 +276,7 @@ def _may_use_every_int64(kind: pa.DataType) -> bool:
 
 
 def _validity(column: pa.Array, nulls_above: bool) -> Int64s:
-    """Ones, and for nulls what is below or above that."""
+    """1 for values; for nulls 0, or 2 if ``nulls_above``."""
     if column.null_count == 0:
         return np.ones(len(column), np.int64)
     valid = np.asarray(column.is_valid()).astype(np.int64)
@@ -310,7 +311,7 @@ def _as_numbers(column: RankColumn) -> Iterator[Int64s]:
 
 
 def _text_numbers(column: pa.Array) -> Iterator[Int64s]:
-    """The same for bytes, ascending; here they depend on the values."""
+    """The same for text, ascending: how many columns there are depends on the values."""
     skipped = column.offset * np.dtype(np.int64).itemsize
     offsets = np.frombuffer(column.buffers()[1], np.int64, count=len(column) + 1, offset=skipped)
     lengths = np.diff(offsets)
@@ -322,26 +323,29 @@ def _text_numbers(column: pa.Array) -> Iterator[Int64s]:
 
 
 def _words(column: pa.Array, offsets: Int64s, lengths: Int64s, longest: int) -> Iterator[Int64s]:
-    """Strings as big-endian words padded with zeros, and their lengths, which tell "a" from "a\\0".
+    """Texts as big-endian words padded with zeros, and their lengths, which tell "a" from "a\\0".
 
-    A million random strings of 10 to 20 characters were put in order in 70 ms this way, in 370 ms by Arrow's
-    sort_indices (55 and 280 ms with only 1,000 different ones; 100 and 450 ms for UUIDs): numbers are sorted
-    by vector instructions, and mostly the first word or two decide.
+    A million random strings of 10 to 20 characters took 70 ms to sort this way, 370 ms by Arrow's
+    sort_indices (55 and 280 ms with only 1,000 different ones; 100 and 450 ms for UUIDs): vector instructions
+    sort numbers, and mostly the first word or two decide.
     """
+    # the bytes, padded so that a word can begin at each
     first, last = int(offsets[0]), int(offsets[-1])
-    data = np.zeros(last - first + _WORD, np.uint8)
+    data = np.zeros(last - first + WORD_BYTES, np.uint8)
     if last > first:
-        data[:-_WORD] = np.frombuffer(column.buffers()[2], np.uint8, count=last - first, offset=first)
+        data[:-WORD_BYTES] = np.frombuffer(column.buffers()[2], np.uint8, count=last - first, offset=first)
     word_at = np.ndarray((last - first + 1,), np.dtype(">u8"), data, strides=(1,))
-    for done in range(0, longest, _WORD):
-        left = np.clip(lengths - done, 0, _WORD)
+    for done in range(0, longest, WORD_BYTES):
+        left = np.clip(lengths - done, 0, WORD_BYTES)
         starts = np.minimum(offsets[:-1] - first + done, last - first)
-        word = word_at[starts].astype(np.uint64) & _LEADING_BYTES[left]
-        yield (word ^ _SIGN).view(np.int64)
+        # without the bytes of the next text; in signed order
+        word = word_at[starts].astype(np.uint64) & LEADING_BYTES[left]
+        yield (word ^ SIGN).view(np.int64)
     yield lengths
 
 
 def _ranks_by_arrow(column: pa.Array) -> Int64s:
+    """For long texts: Arrow sorts them, and a row's rank is the number of changes before it."""
     order = np.asarray(pc.sort_indices(column))
     changed = _differs_from_previous(TextRanks(column.take(pa.array(order))))
     ranks = np.zeros(len(column), np.int64)
@@ -350,11 +354,11 @@ def _ranks_by_arrow(column: pa.Array) -> Int64s:
 
 
 def _sort_numbers(columns: Iterable[Int64s], rows: int) -> Int64s:
-    """Stable order of rows by int64 columns, of which no more are asked for than are needed.
+    """Stable order of rows by int64 columns, which are made only as far as they are needed.
 
-    An unstable sort, then a second one of (rank, position) packed into one int64, is stable. NumPy sorts
-    int64 with vector instructions that it has only for unstable sorts: 65,536 random keys took 0.9 ms
-    this way, 3.6 ms with ``kind="stable"``, 4.2 ms with Arrow's sort_indices.
+    For each column: an unstable sort by value, then one of (rank, row) packed into one int64, which makes it
+    stable. NumPy has vector instructions for unstable sorts only: 65,536 random keys took 0.9 ms this way,
+    3.6 ms with ``kind="stable"``, 4.2 ms with Arrow's sort_indices.
     """
     if rows >= 2**31:
         return np.lexsort((np.arange(rows), *reversed(list(columns))))
@@ -364,30 +368,32 @@ def _sort_numbers(columns: Iterable[Int64s], rows: int) -> Int64s:
         if ranks is None:
             if _is_constant(column):
                 continue
-            packed = _packed(column, order)
-        elif ranks[-1] == rows - 1:
+            packed = _sort_packed(column, order)
+        elif ranks[-1] == rows - 1:  # no two rows are equal any more
             break
         else:
             values = column[order]
-            if not _tells_apart(values, ranks):
+            if not _splits_ties(values, ranks):
                 continue
-            packed = _packed(_dense_ranks_of_each(values) | ranks << 32, order)
+            # the rank so far decides, then this column's
+            packed = _sort_packed(_dense_ranks_of_each(values) | ranks << 32, order)
         ranks, order = packed >> 32, packed & 0xFFFFFFFF
     return order
 
 
-def _packed(values: Int64s, rows: Int64s) -> Int64s:
-    """(dense rank of the value, row) of every row, sorted."""
+def _sort_packed(values: Int64s, rows: Int64s) -> Int64s:
+    """(dense rank of the value, row) of every row, packed and sorted."""
     positions = np.argsort(values)
     return np.sort(_dense_ranks(values[positions]) << 32 | rows[positions])
 
 
-def _tells_apart(values: Int64s, ranks: Int64s) -> bool:
-    """Whether any neighbours of equal rank have different values."""
+def _splits_ties(values: Int64s, ranks: Int64s) -> bool:
+    """Whether neighbours of equal rank have different values."""
     return bool(((values[1:] != values[:-1]) & (ranks[1:] == ranks[:-1])).any())
 
 
 def _dense_ranks_of_each(values: Int64s) -> Int64s:
+    """The dense rank of each value among all."""
     positions = np.argsort(values)
     ranks = np.empty(len(values), np.int64)
     ranks[positions] = _dense_ranks(values[positions])

@@ -1,16 +1,16 @@
 """Pickled chunks as payloads: Python objects, pickled many at a time.
 
-Used by `ShuffleRDD` and `engine`. A chunk is a frame (`payload.frames`) of a number of records (u32,
-little-endian) and one pickle (protocol 5) that holds so many. So they can be counted, and checked, without
-unpickling them: that would run whatever code the pickle names. What is pickled is one of
+Used by `ShuffleRDD` and `engine`. A chunk is a frame (`payload.frames`): the number of its records (u32,
+little-endian) and one pickle (protocol 5) that holds them. So records are counted without unpickling, which
+would run whatever code the pickle names. A pickle holds one of
 
     [record, ...]                      any objects
     ([key, ...], [value, ...])         pairs
     ([key, ...], [combiner, ...], None)   pairs of a key and what was made of several values of it
     ([key, ...], [value, ...], [n, ...])  keys, the values of all of them, and how many each of them has
 
-Keys and values stand apart because a tuple for each pair costs pickle more than what is in it: pairs of an
-int and a short string take 45 ns to pickle and 89 to unpickle as tuples, 16 and 24 so.
+Keys and values are in lists of their own, because a tuple for each pair costs pickle more than its content: a
+pair of an int and a short string takes 45 ns to pickle and 89 to unpickle as a tuple, 16 and 24 this way.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _STOP = ord(pickle.STOP)
 
 @dataclass(slots=True)
 class Pairs:
-    """Pairs of keys and values, apart.
+    """Keys and values in lists of their own.
 
-    ``counts`` None and not ``combined``: a value for each key. ``combined``: a combiner for each key.
-    ``counts``: how many of ``values`` each key has, one after the other.
+    One value for each key; with ``combined`` one combiner for each; with ``counts`` the next ``counts[i]``
+    values for key i.
     """
 
     keys: Sequence[Any]
@@ -76,15 +76,15 @@ def pack_chunk(objects: Sequence[Any]) -> bytearray:
 
 
 def pack_content(count: int, content: Any, dumps: Callable[[Any, int], bytes] = pickle.dumps) -> bytearray:
-    """The frame of what holds so many records. ``dumps``: pickles an object by a protocol, such that pickle
-    can read it. Raises what that raises for objects that it cannot take."""
+    """The frame of ``content``, which holds ``count`` records. ``dumps``: pickles an object by a protocol.
+    Raises what ``dumps`` raises."""
     chunk = bytearray(_COUNT.pack(count))
     chunk += dumps(content, PROTOCOL)
     return chunk
 
 
 def count_objects(chunk: memoryview) -> int:
-    """How many objects a chunk says that it holds. Raises `Malformed`."""
+    """The number of objects in a chunk's head. Raises `Malformed`."""
     if len(chunk) <= _COUNT.size or chunk[-1] != _STOP:
         raise Malformed("a chunk of objects is no pickle or has bytes behind it", 0)
     return int(_COUNT.unpack_from(chunk)[0])
@@ -131,7 +131,7 @@ class PickledPayload(FramesPayload):
     kind: ClassVar[PayloadKind] = PayloadKind.PICKLE
 
     def count(self, frame: memoryview) -> int:
-        """How many objects a chunk holds, as it says."""
+        """The number of objects in a chunk's head."""
         return count_objects(frame)
 
     def records(self, frame: memoryview) -> Chunk:

@@ -1,8 +1,7 @@
 """Record bytes as payloads: records that a foreign serializer made, one behind the other.
 
-The records delimit themselves: only the serializer that wrote them can tell where one ends. This package
-moves them, and counts what it is told. Buffers cut the bytes of an extent anywhere; an extent begins and ends
-with a record.
+Only the serializer that wrote the records can tell where one ends. This package moves them; their writer says
+how many there are. Buffers cut the bytes of an extent anywhere; an extent begins and ends with a record.
 
 Used by the shuffle manager's engine (`service.jvm`), whose records are Spark's. Thread-safe.
 """
@@ -21,17 +20,17 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.metrics import Seconds
 from sortshuffle.payload.compression import Compression, copy_to_fit
 
-# Bytes of a payload below which compression is not tried. There is little to save, and sealing small extents
-# one by one, with compression, takes some seven times as long as sealing many at once (`format.extent_run`)
+# Bytes; smaller payloads are not compressed. There is little to save, and sealing small extents one by one,
+# with compression, takes seven times as long as sealing many at once (`format.extent_run`)
 LEAST_COMPRESSED = 512
-# A block stands in memory of its payload's size. It is copied out of it only if it leaves more than this part
-# of it unused: copying all took 0.2 ns for each byte of payload, of 2.5 for writing it. Whoever keeps blocks
-# reckons with so many times their size
+# A block lies in memory of its payload's size. It is copied out if that is more than so many times the
+# block's own size: copying all took 0.2 ns for each byte of payload, of 2.5 for writing it. So a block that
+# is kept may hold so many times its size
 MOST_PINNED = 2
 
 
 class RecordBytesPayload:
-    """Seals bytes of records into buffers, and gives them back."""
+    """Seals bytes of records into buffers, and reads them back."""
 
     kind: ClassVar[PayloadKind] = PayloadKind.RECORD_BYTES
 
@@ -40,11 +39,10 @@ class RecordBytesPayload:
         self._compression = Compression(codec, level)
 
     def seal(self, data: BytesLike, records: int, seconds: Seconds) -> SealedBuffer:
-        """A buffer of these bytes, for which so many records are counted; adds to the steps compress and
-        checksum.
+        """A buffer of these bytes, which hold ``records``; adds to the steps compress and checksum.
 
-        An uncompressed buffer points to ``data``. A compressed one stands in memory of up to `MOST_PINNED`
-        times its size: it lives only until the next gathered write.
+        An uncompressed buffer points to ``data``. A compressed one lies in memory of up to `MOST_PINNED`
+        times its size, and lives only until the next gathered write.
         """
         size = len(data)
         started = time.perf_counter()
@@ -61,8 +59,8 @@ class RecordBytesPayload:
         return sealed
 
     def raw(self, memory: pa.Buffer, buffer: StoredBuffer) -> pa.Buffer:
-        """The bytes of records in a verified buffer; of an uncompressed one a slice of ``memory``.
-        Raises `Malformed`."""
+        """The bytes of records in a verified buffer; a slice of ``memory`` if it is not compressed. Raises
+        `Malformed`."""
         return self._compression.payload(memory, buffer)
 
     def decoder(self, seconds: Seconds) -> RecordBytesDecoder:
@@ -75,7 +73,7 @@ class RecordBytesPayload:
 
 
 class RecordBytesDecoder:
-    """Gives the bytes of each buffer. ``records``: nobody here can count them."""
+    """Returns the bytes of each buffer. ``records``: None, because they cannot be counted here."""
 
     records = None
 
@@ -93,7 +91,7 @@ class RecordBytesDecoder:
         return raw
 
     def finish(self) -> None:
-        """Any buffer may be the last."""
+        """Nothing to check: any buffer may be the last."""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -1,4 +1,4 @@
-"""What putting rows in order takes beside the rows: the arithmetic by which sorts keep within their budget.
+"""The memory that sorting takes beside the rows, by which sorts keep within their budget.
 
 Used by the row encoder, for the runs of sorted extents, and by the sort of a task's own rows.
 """
@@ -25,8 +25,8 @@ TEXT_BYTES = 56
 
 @dataclass(frozen=True, slots=True)
 class SortMemory:
-    """What sorting by one order takes. ``per_row``: bytes. ``copies_of_rows``: 1 where a key is copied whole,
-    which may be all of the row, because it is text."""
+    """The memory that sorting by one order takes. ``per_row``: bytes. ``copies_of_rows``: 1 if a key is text:
+    it is copied, and may be all of the row."""
 
     per_row: int
     copies_of_rows: int
@@ -40,5 +40,5 @@ class SortMemory:
         return SortMemory(per_row, min(texts, 1))
 
     def sorting(self, size: Number, rows: Number) -> Number:
-        """Bytes that finding the order of rows takes beside them. ``size``: of the rows, bytes."""
+        """Bytes that the sort takes beside the rows. ``size``: of the rows, bytes."""
         return self.copies_of_rows * size + self.per_row * rows

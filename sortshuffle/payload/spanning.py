@@ -1,15 +1,16 @@
 """Records as a stream of bytes that is cut over buffers: length (u32, little-endian), then the record.
 
-Used by `ShuffleRDD` on both sides: its records are pickled chunks. Records are cut anywhere, inside a
-length as well; a stream starts and ends on a record (`docs/format.md`, "Records").
+Used by `ShuffleRDD` on both sides: its records are pickled chunks. Buffers cut records anywhere, also inside
+a length; a stream starts and ends on a record (`docs/format.md`, "Records").
 
 Rules
-* Writing copies a record once, into the buffers. Reading copies only what is cut: a record that lies whole in
-  one buffer is handed out as a view of it, and keeps that memory alive.
+* Writing copies a record once, into the buffers. Reading copies only cut records: a record that lies whole in
+  one buffer is a view of it, and keeps that memory alive.
 * A cut record is put together in memory of its own, above `SPILL_BYTES` in a `Spill`, a temporary file that
-  the caller makes: this module does no I/O. Whoever gives up on a deserializer closes it, and so the file.
-* What a length says is believed up to `SPILL_BYTES`; beyond, only what has come takes room. So a damaged one
-  costs no gigabytes before the stream is found to be too short for it.
+  the caller makes: this module does no I/O. The caller closes a deserializer that it does not use to the end,
+  and with it the file.
+* A length allocates at most `SPILL_BYTES`; a longer record takes room only as its bytes come. So a damaged
+  length costs no gigabytes.
 * Single-threaded; one deserializer for each stream.
 """
 
@@ -27,8 +28,8 @@ from sortshuffle.options import MIB
 
 LENGTH_BYTES = 4
 MAX_RECORD_BYTES = 2**32 - 1
-# A cut record above this size is put together in a file. The ancestor's figure; below it a task with some
-# channels in work holds a few MiB beside its budget, and a file costs more than the copy it saves.
+# A cut record above this size is put together in a file. The ancestor's figure: so a task with some channels
+# at work holds only a few MiB beside its budget, and a file for less would cost more than the copy it saves
 SPILL_BYTES = 5 * MIB
 
 _LENGTH = struct.Struct("<I")
@@ -38,7 +39,7 @@ class Target(Protocol):
     """What a record is written into: an open buffer of `FrameEncoder`."""
 
     def append(self, data: memoryview) -> int:
-        """Take as much of ``data`` as fits; how many bytes that is."""
+        """Append as much of ``data`` as fits. Returns how many bytes that is."""
 
 
 class Spill(Protocol):
@@ -48,33 +49,32 @@ class Spill(Protocol):
         """Append ``data``, all of it."""
 
     def view(self) -> memoryview:
-        """Everything written, read-only. Lives as long as the view or a slice of it does, also when the spill
-        is closed."""
+        """Everything written, read-only. It stays valid when the spill is closed."""
 
     def close(self) -> None:
         """Delete the file. May be called again."""
 
 
 def pack_length(size: int) -> bytes:
-    """What stands before a record of ``size`` bytes. Raises `UsageError` above `MAX_RECORD_BYTES`."""
+    """The length before a record of ``size`` bytes. Raises `UsageError` above `MAX_RECORD_BYTES`."""
     if size > MAX_RECORD_BYTES:
         raise UsageError(f"a record has at most {MAX_RECORD_BYTES} bytes, not {size}: cut it")
     return _LENGTH.pack(size)
 
 
 def serialize(record: memoryview, target: Target, next_target: Callable[[], Target]) -> Target:
-    """Append a record and its length to ``target``, and go on in what ``next_target`` gives each time that
-    one is full. Returns the target that took the last byte. The record is of bytes (format ``B``)."""
+    """Append a record's length and the record (of format ``B``) to ``target``, and to ``next_target()`` each
+    time that one is full. Returns the target that has the last byte."""
     for piece in (memoryview(pack_length(len(record))), record):
-        taken = target.append(piece)
-        while taken < len(piece):
+        written = target.append(piece)
+        while written < len(piece):
             target = next_target()
-            taken += target.append(piece[taken:])
+            written += target.append(piece[written:])
     return target
 
 
 class SpanningDeserializer:
-    """Finds the records in the buffers of one stream, given in their order.
+    """Finds the records in the buffers of one stream, which it gets in order.
 
     ``new_spill``: makes the file of a cut record of more than ``spill_bytes``.
     """
@@ -87,13 +87,14 @@ class SpanningDeserializer:
 
     @property
     def is_cut(self) -> bool:
-        """Whether what was given so far ends within a record."""
+        """Whether the data so far ends within a record."""
         return self._record is not None or bool(self._length)
 
     def records(self, data: memoryview) -> list[memoryview]:
-        """The records that end in ``data``, which is read-only and of bytes."""
+        """The records that end in ``data``, which is read-only and of format ``B``."""
         found: list[memoryview] = []
         position, size = 0, len(data)
+        # the rest of a cut record, then whole records, then the begin of another cut one
         if self.is_cut:
             position = self._continue(data, found)
         last_length = size - LENGTH_BYTES
@@ -123,21 +124,21 @@ class SpanningDeserializer:
         raise problem
 
     def close(self) -> None:
-        """Forget what was not put together. May be called again."""
+        """Drop a cut record. May be called again."""
         record, self._record = self._record, None
         self._length = b""
         if record is not None:
             record.close()
 
     def _begin(self, rest: memoryview) -> None:
-        """The first bytes of a record that is cut."""
+        """Keep the first bytes of a cut record."""
         self._length = bytes(rest[:LENGTH_BYTES])
         if len(self._length) == LENGTH_BYTES:
             self._record = self._new_record()
             self._record.append(rest[LENGTH_BYTES:])
 
     def _continue(self, data: memoryview, found: list[memoryview]) -> int:
-        """Go on with the cut record; where in ``data`` the next begins."""
+        """Add to the cut record. Returns where in ``data`` the next record begins."""
         position = 0
         if self._record is None:
             position = LENGTH_BYTES - len(self._length)
@@ -164,8 +165,6 @@ class SpanningDeserializer:
 
 
 class _RecordInMemory:
-    """A record that is put together in memory."""
-
     def __init__(self, size: int) -> None:
         self.size = size
         self.filled = 0
@@ -185,8 +184,6 @@ class _RecordInMemory:
 
 
 class _RecordInSpill:
-    """A record that is put together in a file."""
-
     def __init__(self, size: int, spill: Spill) -> None:
         self.size = size
         self.filled = 0

@@ -33,8 +33,8 @@ _EPOCH = datetime(1970, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class RowField:
-    """``value``: of the field's word and, for what has no fixed size, its bytes. ``is_day``: it is a date,
-    which has four bytes of the word."""
+    """``value``: makes a field's value of its word and, where it has no fixed size, its bytes. ``is_day``: a
+    date, which has four bytes of the word."""
 
     name: str
     value: Callable[[bytes, bytes], Any]
@@ -84,8 +84,8 @@ class UnsafeRows:
 
     @staticmethod
     def of(schema: str) -> UnsafeRows:
-        """``schema``: as in Spark's DDL, ``a long, b string, c decimal(12,2)``. Raises `UsageError` for what
-        is none, `UnsupportedError` for types that are not decoded (arrays, maps, structs, ..)."""
+        """``schema``: as in Spark's DDL, ``a long, b string, c decimal(12,2)``. Raises `UsageError` where it
+        is wrong, `UnsupportedError` for types that are not decoded (arrays, maps, structs, ..)."""
         columns = [_column(text) for text in _split(schema)]
         if not columns:
             raise UsageError(f"{schema!r} names no column: give a schema such as 'a long, b string'")
@@ -97,8 +97,8 @@ class UnsafeRows:
         return tuple(field.name for field in self.fields)
 
     def rows(self, pieces: Iterator[bytes | memoryview]) -> Iterator[list[Any]]:
-        """The rows in a stream of record bytes, which may be cut anywhere. Raises `UnsupportedError` where
-        the bytes are no rows of these fields."""
+        """The rows in a stream of record bytes, cut anywhere. Raises `UnsupportedError` for bytes that are no
+        rows of these fields."""
         pending = bytearray()
         for piece in pieces:
             pending += piece
@@ -145,7 +145,7 @@ class UnsafeRows:
 
 
 def _split(schema: str) -> list[str]:
-    """At the commas that are in no brackets, and in no quoted name."""
+    """Split at commas outside of brackets and quoted names."""
     parts, depth, is_quoted = [""], 0, False
     for character in schema:
         is_quoted ^= character == "`"
