@@ -20,8 +20,18 @@ The methods are ``ShuffleFrame``'s; ``ShuffleRDD`` places by Python keys, with s
 `engine`, without Spark, any of them may be used.
 
 Beside the selectors: ``hash_columns``, Spark's ``F.hash`` of Arrow columns, and ``check_hashable``, which
-refuses on the driver what it can't hash; ``Reservoir``, ``shorten_texts`` and ``determine_bounds``, from
-which ranges come. The package knows Arrow and NumPy, and nothing of files or Spark sessions.
+refuses on the driver what it can't hash; ``Reservoir``, ``shorten_texts`` and ``determine_bounds``, which
+make the bounds of ranges.
+
+    selector                          what a selector is
+    hash, murmur3, rounds             Spark's placement, its hash of columns, MurmurHash3
+    round_robin, row_hash             even placement without keys, the hash of whole rows
+    ranges, range_bounds, reservoir   placement by ranges, their bounds, the sample that bounds come from
+    key_order                         the keys of an order as int64 columns
+    caller_ids, key_group, pointwise  the other selectors
+    arrow_views                       Arrow arrays as NumPy arrays
+
+The package knows Arrow and NumPy, and nothing of files or Spark sessions.
 """
 
 from sortshuffle.partitioner.caller_ids import FunctionSelector, IdSelector

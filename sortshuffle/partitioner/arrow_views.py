@@ -2,10 +2,9 @@
 
 The one place in this package that knows Arrow's memory layout. Rules:
 
-* An array may be a slice of a longer one: every function here honours the array's own offset, and what it
-  returns has one entry per row of the slice.
-* A null row's value is whatever lies in the buffer. It may be read, never relied on: callers mask it with
-  ``validity``.
+* An array may be a slice of a longer one: every function honours its offset, and returns one entry per row of
+  the slice.
+* The value of a null row means nothing: callers mask it with ``validity``.
 * Extents (``starts``, ``lengths``) are absolute positions in the returned child or bytes, int64 both.
 """
 
@@ -87,7 +86,7 @@ def _list_view_extents(array: pa.Array) -> tuple[pa.Array, Positions, Positions]
     starts = _values(array.buffers()[1], dtype, array.offset, len(array)).astype(np.int64)
     lengths = _values(array.buffers()[2], dtype, array.offset, len(array)).astype(np.int64)
     valid = validity(array)
-    if valid is not None:  # alone among the lists, a null view may point outside its child
+    if valid is not None:  # a null list view may point outside its child, unlike other lists
         starts, lengths = starts * valid, lengths * valid
     return array.values, starts, lengths
 

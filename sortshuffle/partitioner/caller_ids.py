@@ -1,7 +1,7 @@
-"""Placement that somebody else has decided: a column of ids, or a user's function on a batch.
+"""Placement by ids that the caller computes: a column of ids, or a function on batches.
 
 ``IdSelector``         ``ShuffleFrame.repartitionById``: Spark's rule for ids that are null or too large
-``FunctionSelector``   a function on batches: through `engine`. What it returns is a claim, so it is checked
+``FunctionSelector``   a function on batches: through `engine`. What it returns is checked
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sortshuffle.partitioner.selector import Ids, check_subpartitions, id_dtype
 class IdSelector:
     """Places each row by the int32 in its column ``column``, as Spark's ``repartitionById`` does.
 
-    An id counts modulo the number of subpartitions, with a result that is never negative, and a null counts
-    as 0. A column of Arrow's null type is all nulls. Raises UsageError for a position that can't be.
+    The subpartition is the id modulo the number of subpartitions, never negative; for a null it is 0. A
+    column of Arrow's null type is all nulls. Raises UsageError for an impossible position.
     """
 
     is_broadcast: ClassVar[bool] = False
@@ -40,15 +40,15 @@ class IdSelector:
 
     def assign(self, batch: pa.RecordBatch) -> Ids:
         """Return each row's subpartition. Raises ColumnError if the column is not of type int32."""
-        given = batch.column(self.column)
-        if pat.is_null(given.type):
-            return np.zeros(len(given), id_dtype(self.subpartitions))
-        if not pat.is_int32(given.type):
+        column = batch.column(self.column)
+        if pat.is_null(column.type):
+            return np.zeros(len(column), id_dtype(self.subpartitions))
+        if not pat.is_int32(column.type):
             raise ColumnError(
-                f"the ids in column #{self.column} are of type {given.type}: cast them to int32"
+                f"the ids in column #{self.column} are of type {column.type}: cast them to int32"
             )
-        ids = positive_modulo(fixed_width(given, np.int32), self.subpartitions)
-        valid = validity(given)
+        ids = positive_modulo(fixed_width(column, np.int32), self.subpartitions)
+        valid = validity(column)
         if valid is not None:
             ids *= valid
         return ids
@@ -87,10 +87,10 @@ class FunctionSelector:
             )
         return ids.astype(id_dtype(self.subpartitions))
 
-    def _array(self, given: Any) -> np.ndarray[Any, Any]:
-        if isinstance(given, pa.Array | pa.ChunkedArray) and given.null_count:
-            raise self._wrong(f"found {given.null_count} nulls among the ids")
-        array: np.ndarray[Any, Any] = np.asarray(given)
+    def _array(self, ids: Any) -> np.ndarray[Any, Any]:
+        if isinstance(ids, pa.Array | pa.ChunkedArray) and ids.null_count:
+            raise self._wrong(f"found {ids.null_count} nulls among the ids")
+        array: np.ndarray[Any, Any] = np.asarray(ids)
         return array
 
     def _wrong(self, what: str) -> UsageError:

@@ -1,8 +1,8 @@
 """Hash placement: a row goes where Spark's own HashPartitioning would put it.
 
-The invariant everything above relies on: for every row and every n, the id is
-``F.pmod(F.hash(*keys), F.lit(n))``, bit for bit. So ``.toDF()`` can tell Spark's planner the truth, and
-a join with a side that Spark shuffled itself finds its rows.
+Invariant: for every row and every n, the id is ``F.pmod(F.hash(*keys), F.lit(n))``, bit for bit. So
+``.toDF()`` can tell Spark's planner how rows are placed, and a join with a side that Spark shuffled itself
+finds its rows.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from sortshuffle.partitioner.selector import Ids, check_columns, check_subpartit
 class HashSelector:
     """Places each row by Spark's hash of its key columns.
 
-    ``keys`` are the key columns' positions, in the order in which Spark would hash them; with none, all
-    rows go to one subpartition, the one that Spark would choose. Raises UsageError for a number of
-    subpartitions or a position that can't be.
+    ``keys``: the key columns' positions, in the order in which Spark would hash them; without any, all rows
+    go to the one subpartition that Spark would choose. Raises UsageError for an impossible number of
+    subpartitions or position.
     """
 
     is_broadcast: ClassVar[bool] = False
@@ -47,7 +47,8 @@ class HashSelector:
 
 def positive_modulo(hashes: npt.NDArray[np.int32], divisor: int) -> Ids:
     """Return Spark's ``pmod``: the remainder with the divisor's sign, here never negative."""
-    # NumPy divides by a constant with SIMD but not so its remainder: 6 us against 25 us for 16 Ki rows.
+    # NumPy has SIMD for a division by a constant, but not for its remainder: 6 us against 25 us for 16 Ki
+    # rows
     remainders = hashes // np.int32(divisor)
     remainders *= np.int32(divisor)
     np.subtract(hashes, remainders, out=remainders)

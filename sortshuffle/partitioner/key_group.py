@@ -1,11 +1,11 @@
 """Placement by key group: keys keep their group when the number of subpartitions changes.
 
-A key belongs to one of ``max_parallelism`` groups for ever, and groups are dealt to subpartitions in
-contiguous ranges, as Flink deals them to operators. So going from n to m subpartitions splits or joins
-ranges of groups, where a hash modulo n would move almost every key.
+A key belongs to one of ``max_parallelism`` groups for ever. Each subpartition has a contiguous range of
+groups, as Flink's operators have. So going from n to m subpartitions splits or joins ranges of groups, where
+a hash modulo n would move almost every key.
 
-Used through `engine`, for an exchange whose number of consumers is decided after it was written: each of them
-reads a range of its subpartitions. Frames keep to Spark's hash placement, which has no groups.
+Used through `engine`, for an exchange whose number of consumers is decided after it was written: each
+consumer reads a range of subpartitions. Frames keep to Spark's hash placement, which has no groups.
 """
 
 from __future__ import annotations

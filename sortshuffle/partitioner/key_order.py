@@ -1,8 +1,8 @@
-"""The keys of an order as int64 columns, made one by one when they are asked for: for placing rows, where
-mostly the first one or two decide.
+"""The keys of an order as int64 columns, each made when it is first used.
 
-The order is that of `payload.ordering`, whose rank columns these are made of: numbers as they are, text word
-by word. What is sorted as a whole, such as the samples of a range exchange, uses those directly.
+They are for placing rows, where mostly the first one or two columns decide. They are made of the rank columns
+of `payload.ordering`, and so have its order: numbers as they are, text word by word. Whole sorts, such as of
+the samples of a range exchange, use the rank columns directly.
 
 Used by the range selector: ``ShuffleFrame.repartitionByRange`` and ``sort``.
 """
@@ -17,22 +17,25 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sortshuffle.partitioner.arrow_views import Bytes, Positions, byte_extents
-from sortshuffle.payload.ordering import Int64s, RowOrder, SortKey, TextRanks
+from sortshuffle.payload.ordering import (
+    LEADING_BYTES,
+    SIGN,
+    WORD_BYTES,
+    Int64s,
+    RowOrder,
+    SortKey,
+    TextRanks,
+)
 
 __all__ = ["KeyColumns", "Part", "SortKey"]
 
-WORD_BYTES = 8
 LENGTH = -1  # the "word" after the last: how many bytes there are
-
-# for a word of which only k bytes belong to the text, k = 0..8: those, the first in the highest byte
-_LEADING_BYTES = np.array([(2**64 - 1) ^ (2 ** (64 - 8 * k) - 1) for k in range(WORD_BYTES + 1)], np.uint64)
-_SIGN = np.uint64(1 << 63)
-_BITS_OF_BYTES = np.uint64(3)
+_BITS_OF_BYTES = np.uint64(3)  # bytes shifted left by this are bits
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One int64 column of the keys: rank column ``rank`` of key ``key``, of text only word ``word``."""
+    """One int64 column: of key ``key``, its rank column ``rank``; of text, word ``word`` of that."""
 
     key: int
     rank: int
@@ -42,9 +45,9 @@ class Part:
 class KeyColumns:
     """The keys of a batch as int64 columns: rows compare as these do, from the first to the last of `parts`.
 
-    Text is compared word by word, eight bytes padded with zeros, and then by its length, which tells
-    ``a`` from ``a\\0``. That is right for text of any length as long as the *other* side of the comparison
-    has no more words than there are parts for, so the parts are those of the bounds.
+    Text compares word by word, eight bytes padded with zeros, and then by its length, which tells ``a`` from
+    ``a\\0``. One side of a comparison may be text of any length if the other has no more words than there are
+    parts: so the parts are those of the bounds.
     """
 
     def __init__(self, batch: pa.RecordBatch, keys: Sequence[SortKey]) -> None:
@@ -53,7 +56,7 @@ class KeyColumns:
         self._ranks: dict[int, list[Int64s | _Text]] = {}
 
     def parts(self) -> Iterator[Part]:
-        """What these keys consist of, the most significant part first."""
+        """The parts of these keys, the most significant first."""
         for key in range(len(self._keys)):
             for rank, column in enumerate(self._columns(key)):
                 if isinstance(column, np.ndarray):
@@ -63,7 +66,7 @@ class KeyColumns:
                     yield Part(key, rank, LENGTH)
 
     def values(self, part: Part, rows: Positions | None = None) -> Int64s:
-        """The values of a part, of these rows or (None) of all."""
+        """The values of a part, of these rows, or of all (None)."""
         column = self._columns(part.key)[part.rank]
         if isinstance(column, np.ndarray):
             return column if rows is None else column[rows]
@@ -85,7 +88,7 @@ class KeyColumns:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """Text as its extents in ``data``, of which there are at least as many bytes as a word has."""
+    """Text as extents in ``data``, which has at least `WORD_BYTES` bytes."""
 
     data: Bytes
     starts: Positions
@@ -110,15 +113,16 @@ class _Text:
             starts, lengths = starts[rows], lengths[rows]
         done = number * WORD_BYTES
         words = self._words_at(starts + done)
+        # without the bytes behind the text's end
         left = lengths - done
         if left.min(initial=WORD_BYTES) < WORD_BYTES:
-            words &= _LEADING_BYTES[np.clip(left, 0, WORD_BYTES, out=left)]
-        words ^= _SIGN
+            words &= LEADING_BYTES[np.clip(left, 0, WORD_BYTES, out=left)]
+        words ^= SIGN
         signed: Int64s = words.view(np.int64)
         return signed
 
     def _words_at(self, starts: Positions) -> npt.NDArray[np.uint64]:
-        """The eight bytes from each start on, the first in the highest byte, zeros behind the data's end."""
+        """The eight bytes from each start on, the first one highest, with zeros behind the data's end."""
         last = len(self.data) - WORD_BYTES
         word_at = np.ndarray((last + 1,), np.dtype(">u8"), self.data, strides=(1,))
         words: npt.NDArray[np.uint64]
@@ -126,7 +130,7 @@ class _Text:
             words = word_at[starts].astype(np.uint64)
             return words
         words = word_at[np.minimum(starts, last)].astype(np.uint64)
-        # what was read for starts behind the last begins too early, by so many bytes
+        # a word whose start is behind the last possible one was read so many bytes too early
         early = np.maximum(starts - last, 0).astype(np.uint64)
         words <<= early << _BITS_OF_BYTES  # by 64 bits and more NumPy gives zero
         return words

@@ -1,10 +1,10 @@
 """Spark's hash of Arrow columns, bit for bit: what ``F.hash(*columns)`` returns.
 
-Placement by this hash is what lets a ``ShuffleFrame`` tell Spark's planner that it is partitioned by its
-keys. So a value that is hashed at all is hashed as Spark would; a type for which that is not known is
-refused.
+By this hash a ``ShuffleFrame`` may tell Spark's planner that it is partitioned by its keys. So every value is
+hashed as Spark would hash it; a type for which that is not known is refused.
 
-How Spark hashes (``HashExpression``, ``Murmur3Hash``):
+How: each column in turn is folded into a running hash per row, by the function for its type (``_FOLDS``).
+``rounds`` has the arithmetic. How Spark hashes (``HashExpression``, ``Murmur3Hash``):
 
 =============================================  =====================================================
 Arrow type                                     hashed as
@@ -25,15 +25,15 @@ dictionary                                     its values
 
 Invariants:
 
-* The running hash is the seed of the next value: of the next column, field, element. A null leaves it as
+* The running hash is the seed of the next value: of the next column, field or element. A null leaves it as
   it is, and so do an empty list and an empty struct.
-* Columns are worked in chunks of ``CHUNK_ROWS`` rows, so that all that a round touches stays in cache and
-  memory in work does not grow with the number of rows. Chunks don't change the result.
+* Columns are hashed in chunks of ``CHUNK_ROWS`` rows, so that a round stays in cache and memory does not grow
+  with the number of rows. Chunks don't change the result.
 * A list of n elements takes n rounds of some 40 us per chunk, whatever the other rows hold: keys of
-  a thousand elements are fine, of a million they are slow. ``rounds`` states the same limit for long strings.
+  a thousand elements are fine, of a million slow. ``rounds`` has the same limit for long strings.
 
-Not seen here: the collation of a string. Spark hashes collated strings by their collation key, Arrow's type
-does not carry it, so whoever knows the Spark schema must refuse them.
+Arrow's type does not have a string's collation. Spark hashes collated strings by their collation key, so the
+caller, who knows the Spark schema, must refuse them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SPARK_SEED = 42
 CHUNK_ROWS = 1 << 15
 """Rows hashed at a time. Measured in ns per row, ids included, on one core with 1 MiB of L2 cache, for 4, 8,
 16 and 32 Ki rows: int64 9.5, 6.4, 4.8, 4.1; strings of 40 bytes 36, 24, 19, 16; strings of 30 to 50 bytes
-78, 57, 48, 42. Beyond, there is a tenth to win, and smaller caches to lose."""
+78, 57, 48, 42. More rows gain a tenth at most, and are slower where caches are smaller."""
 
 LONG_DECIMAL_DIGITS = 18
 """Digits. Up to so many, Spark keeps a decimal in a long."""
@@ -82,8 +82,8 @@ Unsigned = TypeVar("Unsigned", np.uint32, np.uint64)
 def hash_columns(columns: Sequence[pa.Array], rows: int, seed: int = SPARK_SEED) -> npt.NDArray[np.int32]:
     """Return Spark's hash of each row of ``columns``: shape ``(rows,)``, dtype int32.
 
-    ``columns`` are arrays of ``rows`` rows each, slices included; with none, every row's hash is the
-    seed, as Spark has it. The algorithm is MurmurHash3 by Austin Appleby in Spark's variant, see ``rounds``.
+    ``columns``: arrays, or slices, of ``rows`` rows each. Without any, every row's hash is the seed, as
+    Spark's is. The algorithm is MurmurHash3 by Austin Appleby in Spark's variant, see ``rounds``.
 
     Raises ColumnError if a column's type can't be hashed, UsageError if a column is longer or shorter.
     """
@@ -164,7 +164,7 @@ def _remedy(kind: pa.DataType) -> str:
 
 
 def _fold(array: pa.Array, hashes: Words) -> None:
-    """Hash each row of ``array`` with its running hash as the seed, in place; nulls leave theirs."""
+    """Hash each row of ``array`` into its running hash, in place; a null leaves it as it is."""
     if pat.is_dictionary(array.type):
         array = array.dictionary_decode()  # first: the dictionary may hold nulls of its own
     fold_values = _FOLDS[array.type.id]
@@ -250,8 +250,8 @@ def _fold_decimal128(array: pa.Array, hashes: Words) -> None:
 def _shortest_big_endian(unscaled: Bytes) -> tuple[Bytes, Positions, Positions]:
     """Return the bytes of Java's ``BigInteger.toByteArray`` and each row's extent in them.
 
-    ``unscaled`` has 16 bytes a row, little endian, two's complement. A leading byte can go if it only
-    repeats the sign and the byte after it shows the same sign.
+    ``unscaled`` has 16 bytes a row, little endian, two's complement. A leading byte is dropped if it only
+    repeats the sign and the byte after it has the same sign.
     """
     big_endian = np.ascontiguousarray(unscaled[:, ::-1])
     sign = np.where(big_endian[:, :1] >= 0x80, 0xFF, 0x00).astype(np.uint8)
@@ -281,8 +281,9 @@ def _fold_struct(array: pa.Array, hashes: Words) -> None:
 
 
 def _fold_list(array: pa.Array, hashes: Words) -> None:
-    """Fold the k-th elements of all lists that have one, for every k, in order of the lists' lengths."""
+    """For every k fold the k-th elements of all lists that have one."""
     elements, starts, lengths = list_extents(array)
+    # by length, so that the lists with a k-th element are a slice
     order = rounds.stable_order(lengths)
     starts, lengths, ordered = starts[order], lengths[order], hashes[order]
     for k in range(int(lengths[-1])):
@@ -295,7 +296,7 @@ def _fold_null(array: pa.Array, hashes: Words) -> None:
     """Leave every hash: there is nothing but nulls."""
 
 
-# Arrow's type ids are reached through an instance of each type: their names are private to pyarrow.
+# Ids of instances, because the names of Arrow's type ids are private to pyarrow
 _FOLDS: dict[int, Fold] = {
     pa.null().id: _fold_null,
     pa.bool_().id: _fold_bools,

@@ -1,8 +1,7 @@
 """Placement by where a row was produced, whatever is in it.
 
 ======================  ============================================================================
-``GlobalSelector``      every row to one subpartition. Any exchange into one subpartition uses it: there
-                        is nothing to decide, so nothing is computed
+``GlobalSelector``      every row to one subpartition, for exchanges that have only one
 ``forward``             producer i to subpartition i
 ``RescaleSelector``     each producer to a few subpartitions of its own, in turn
 ``BroadcastSelector``   every row to every subpartition. For the small side of a broadcast join
@@ -26,7 +25,7 @@ from sortshuffle.partitioner.selector import Ids, check_subpartitions, id_dtype
 
 @dataclass(frozen=True)
 class GlobalSelector:
-    """Sends every row to subpartition ``target``. Raises UsageError if there is none of that number."""
+    """Sends every row to subpartition ``target``. Raises UsageError if there is no such subpartition."""
 
     is_broadcast: ClassVar[bool] = False
 
@@ -52,12 +51,12 @@ def forward(producer: int, producers: int) -> GlobalSelector:
 
 @dataclass
 class RescaleSelector:
-    """Deals rows out in turn among the subpartitions that are this producer's own.
+    """Sends rows in turn to this producer's own subpartitions.
 
-    The subpartitions are shared out among the producers in order and as evenly as can be. If there are
-    fewer than producers, neighbouring producers share one, and each sends all its rows there: nothing
-    depends on the order of rows then. Otherwise ``RoundRobinSelector``'s condition holds here as well: use
-    it only for an input that a retry sees in the same order, one selector per task attempt.
+    The subpartitions are divided among the producers in order, as evenly as possible. If there are fewer than
+    producers, neighbouring producers share one, and each sends all its rows there: the order of rows does not
+    matter then. Otherwise ``RoundRobinSelector``'s condition holds here too: use it only for an input that a
+    retry sees in the same order, one selector per task attempt.
 
     Raises UsageError unless ``0 <= producer < producers``.
     """
@@ -91,7 +90,7 @@ class RescaleSelector:
 
 @dataclass(frozen=True)
 class BroadcastSelector:
-    """Says that every row goes to every subpartition: the writer broadcasts, and asks for no ids."""
+    """Every row goes to every subpartition: the writer broadcasts, and asks for no ids."""
 
     is_broadcast: ClassVar[bool] = True
 

@@ -1,12 +1,11 @@
-"""From a sample of keys to the bounds of a range exchange, by the rule of Spark's ``RangePartitioner``.
+"""The bounds of a range exchange, made of a sample of keys by the rule of Spark's ``RangePartitioner``.
 
 Used by ``ShuffleFrame.repartitionByRange`` and ``sort``: producers shorten the keys that they sample, the
-driver makes bounds of them. From the same sample and weights come the same bounds as Spark's, number and
-values, but for keys with longer texts, below.
+driver makes bounds of them. The same sample and weights give the same bounds as Spark's, but for keys with
+long texts.
 
-Any strictly ascending keys are bounds, whether or not a row has them: equal rows are at or below the same
-ones. So a bound need not be a whole key. Of a long text it has the first `LONGEST_TEXT` bytes: keys that have
-these in common are in one range.
+Any strictly ascending keys are bounds, whether or not a row has them. So a bound need not be a whole key: of
+a long text it has the first `LONGEST_TEXT` bytes. Keys that begin with the same ones are in one range.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ Weights = npt.NDArray[np.float64]
 
 LONGEST_TEXT = 4096
 """Bytes of a text in a bound. Every task has all bounds, and compares 8 bytes of all its rows at a time (some
-40 us for few rows), so bounds of megabytes would take minutes and gigabytes. Far more than what the keys of a
-data set begin with in common, such as the head of a document: those that do are all in one range."""
+40 us for few rows): bounds of megabytes would take minutes and gigabytes. The common beginnings of a data
+set's keys, such as the head of a document, are far shorter."""
 
 
 def shorten_texts(keys: pa.RecordBatch) -> pa.RecordBatch:
-    """Keys of which every text and binary value, in structs too, has at most its first `LONGEST_TEXT` bytes.
-    A text may then end within a character."""
+    """The keys with every text and binary value, in structs too, cut to its first `LONGEST_TEXT` bytes. A
+    text may then end within a character."""
     return pa.RecordBatch.from_arrays(list(map(_shorten, keys.columns)), schema=keys.schema)
 
 
@@ -57,12 +56,13 @@ def determine_bounds(
 ) -> pa.RecordBatch:
     """Return keys that cut the samples into ``subpartitions`` ranges of about equal weight, ascending.
 
-    ``samples``: rows of which ``keys`` decide the order. ``weights``: how many rows each stands for; float64,
-    shape (rows,). Fewer than ``subpartitions - 1`` bounds come out where there are fewer different keys.
-    Raises UsageError if there is not one weight for each row.
+    ``keys``: the order of the samples. ``weights``: how many rows each sample stands for; float64, shape
+    (rows,). Where there are fewer different keys there are fewer than ``subpartitions - 1`` bounds. Raises
+    UsageError if there is not one weight for each row.
     """
     if len(weights) != samples.num_rows:
         raise UsageError(f"there are {samples.num_rows} samples and {len(weights)} weights")
+    # sort the samples, find where keys change, then cut by weight
     ranks = RowOrder(keys).ranks(samples)
     order = ranks.sort_indices()
     next_key = np.append(ranks.take(order).group_starts(), samples.num_rows)
@@ -74,7 +74,7 @@ def _bound_rows(weight_up_to: Weights, next_key: npt.NDArray[np.int64], ranges: 
     """Positions of the bounds among sorted samples. ``next_key``: where each key begins, and the end.
 
     A bound is the first sample that completes a range's weight and whose key is not a bound yet. A key that
-    fills several ranges is a bound once, and the next key follows at once.
+    fills several ranges is a bound once; the next bound is the next key.
     """
     rows: list[int] = []
     step = float(weight_up_to[-1]) / ranges if ranges else 0.0

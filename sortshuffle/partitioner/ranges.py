@@ -3,15 +3,15 @@
 Used by ``ShuffleFrame.repartitionByRange`` and ``sort``.
 
 Bounds are keys, strictly ascending in the order of the selector. Subpartition i takes the rows above bound
-i - 1 and up to, and with, bound i; the last one takes what is above every bound. So subpartitions are
-disjoint and ascending ranges of keys, and equal keys are always together.
+i - 1, up to and including bound i; the last one takes the rows above every bound. So subpartitions are
+disjoint and ascending ranges of keys, and equal keys are together.
 
-How: the keys are compared one int64 column at a time (`KeyColumns`). A column places every row but those
-that equal a bound in all columns so far; only these go on to the next column. Where bounds share their first
-columns, a row is looked for among those bounds only that have the same prefix as it.
+How: keys are compared one int64 column at a time (`KeyColumns`). A column places every row but those that
+equal a bound in all columns so far; only these go on to the next column. Where bounds share their first
+columns, a row is looked up only among the bounds that have the same prefix.
 
-Rows are placed in chunks, so that what a column touches stays in cache. A selector fills tables as rows ask
-for them, so it serves one thread.
+Rows are placed in chunks, which stay in cache. A selector makes its tables as rows need them, so it is for
+one thread.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from sortshuffle.payload.ordering import Int64s, RowOrder, SortKey
 
 CHUNK_ROWS = 1 << 14
 """Rows placed at a time. Measured in ns per row on one core with 1 MiB of L2 cache and 200 bounds, for 8, 16,
-32 and 64 Ki rows: int64 20, 17, 19, 32; strings of 40 bytes 27, 24, 22, 44. Not the larger of the two in the
-middle, because other machines have smaller caches."""
+32 and 64 Ki rows: int64 20, 17, 19, 32; strings of 40 bytes 27, 24, 22, 44. 16 Ki rather than 32, because
+other machines have smaller caches."""
 
 FEW_BOUNDS = 8
-"""Up to so many bounds each is compared with every value: about 1 ns per row and bound. Any number of bounds
-can be looked up in the sorted values, instead of the values in the bounds, for 12 ns per row."""
+"""Up to so many bounds each is compared with every value: about 1 ns per row and bound. More bounds are
+looked up in the sorted values, for 12 ns per row whatever their number."""
 
 
 @dataclass
 class RangeSelector:
     """Places each row by the first bound that is not below its key.
 
-    ``keys``: the columns that decide and their directions. ``bounds``: at most ``subpartitions - 1`` rows
-    with one column for each key, in that order and of its type, strictly ascending. With fewer bounds the
-    last subpartitions stay empty. Raises UsageError for bounds that can't be.
+    ``keys``: the key columns and their directions. ``bounds``: at most ``subpartitions - 1`` rows, strictly
+    ascending, with one column for each key, in that order and of its type. With fewer bounds the last
+    subpartitions stay empty. Raises UsageError for bounds of another form.
     """
 
     is_broadcast: ClassVar[bool] = False
@@ -74,9 +74,10 @@ class RangeSelector:
 
     def _place(self, batch: pa.RecordBatch, ids: Ids) -> None:
         columns = KeyColumns(batch, self.keys)
-        rows: Positions | None = None  # those still to be told from a bound, None for all
-        prefixes: Positions | None = None  # which bounds' prefix each of them has
+        rows: Positions | None = None  # rows that equal a bound so far, None for all
+        prefixes: Positions | None = None  # which prefix each of them has
         for number, part in enumerate(self._parts):
+            # look the rows up among the bounds with their prefix
             level = self._level(number)
             values = columns.values(part, rows)
             found, equal = level.find(values, prefixes)
@@ -85,6 +86,7 @@ class RangeSelector:
                 ids[:] = places
             else:
                 ids[rows] = places
+            # go on with the rows that equal a bound in this part, too
             if equal.all():
                 prefixes = found
                 continue
@@ -95,7 +97,7 @@ class RangeSelector:
             prefixes = found[undecided]
 
     def _level(self, number: int) -> _Level:
-        """The table of a part, made when the first row gets that far: long text has many."""
+        """The table of a part. It is made when the first row needs it: long text has many."""
         if number == len(self._levels):
             above = self._levels[-1].prefix_of_bound if self._levels else np.zeros(self.bounds.num_rows, int)
             values = self._bound_columns.values(self._parts[number])
@@ -105,13 +107,15 @@ class RangeSelector:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """What the bounds have in one part of the keys.
+    """The bounds' values in one part of the keys.
 
-    A prefix is what a bound has in all parts up to this one. Prefixes are numbered in ascending order.
+    A prefix is a bound's values in all parts up to this one. Prefixes are numbered in ascending order; the
+    prefix above is that up to the part before.
 
-    ``values``: the different ones in this part, ascending. ``codes``: of each prefix, made of the prefix
-    above and the value; None where all bounds are equal above, and so the values are the prefixes.
-    ``first_bound``: with each prefix, and behind them the number of bounds. ``prefix_of_bound``: of each.
+    ``values``: the distinct ones of this part, ascending. ``codes``: of each prefix, made of the prefix above
+    and the value; None where all bounds are equal above, so that the values are the prefixes.
+    ``first_bound``: the first bound with each prefix, and behind them the number of bounds.
+    ``prefix_of_bound``: of each bound.
     """
 
     values: Int64s
@@ -130,8 +134,8 @@ class _Level:
         return _Level(distinct, codes, first_bound, prefixes)
 
     def find(self, values: Int64s, above: Positions | None) -> tuple[Positions, Bools]:
-        """For each value behind the prefix above: how many prefixes are below it, and whether it equals
-        the next."""
+        """For each row's prefix above and value: how many prefixes are below, and whether the next one is
+        equal."""
         found = _count_below(self.values, values)
         equal = self.values.take(found, mode="clip") == values
         if self.codes is None:
@@ -143,8 +147,8 @@ class _Level:
 
 
 def _codes(above: Positions, places: Positions, equal: Bools | bool, distinct: int) -> Int64s:
-    """Numbers that order (prefix above, value) as the keys are ordered. A value has an odd number of its own,
-    what lies between two values the even one between theirs."""
+    """Numbers that have the order of (prefix above, value). A bound's value has an odd number, what lies
+    between two values the even number between theirs."""
     codes: Int64s = above * (2 * distinct + 1)
     codes += places
     codes += places
@@ -155,8 +159,8 @@ def _codes(above: Positions, places: Positions, equal: Bools | bool, distinct: i
 def _count_below(bounds: Int64s, values: Int64s) -> Positions:
     """How many of the ascending ``bounds`` are below each value.
 
-    Looks the bounds up in the sorted values where there are enough of these: 12 ns per value with 20, 200 and
-    2,000 bounds alike; NumPy's searchsorted of the values in the bounds takes 20, 39 and 58 ns.
+    With enough values the bounds are looked up in the sorted values: 12 ns per value with 20, 200 and 2,000
+    bounds alike; NumPy's searchsorted of the values in the bounds takes 20, 39 and 58 ns.
     """
     if len(bounds) <= FEW_BOUNDS:
         counts = np.zeros(len(values), np.int64)
@@ -165,6 +169,7 @@ def _count_below(bounds: Int64s, values: Int64s) -> Positions:
         return counts
     if len(values) < len(bounds):
         return np.searchsorted(bounds, values)
+    # sort the values, cut them into runs between bounds; a run's number is the count of bounds below it
     order = np.argsort(values)
     stops = np.searchsorted(values, bounds, side="right", sorter=order)
     runs = np.diff(stops, prepend=0, append=len(values))

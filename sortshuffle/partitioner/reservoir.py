@@ -1,10 +1,10 @@
-"""A uniform sample of the rows that go by, of a fixed size, without knowing how many will come.
+"""A uniform sample, of a fixed size, of a stream of rows whose length is not known.
 
 Used by ``ShuffleFrame.repartitionByRange``: each producer samples its own keys.
 
-Every row draws a random number, and the rows with the smallest ones are kept. That is the same distribution
-as of Vitter's reservoir (algorithm R, which Spark uses), but decided for a batch at a time: once the
-reservoir is full, a row is only looked at again if its number is below the largest one kept.
+Every row draws a random number, and the rows with the smallest numbers are kept. The distribution is that of
+Vitter's reservoir (algorithm R, which Spark uses), but a batch is sampled at once: when the reservoir is
+full, a row comes in only if its number is below the largest one kept.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Reservoir:
 
     @property
     def nbytes(self) -> int:
-        """What the kept rows hold."""
+        """Bytes of the kept rows."""
         return sum(int(batch.nbytes) for batch in self._kept) + int(self._numbers.nbytes)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Look at these rows. Those that are kept are copied."""
+        """Sample these rows too. The rows that are kept are copied."""
         numbers = self._random.random(batch.num_rows)
         self.rows += batch.num_rows
         chosen = np.flatnonzero(numbers < self._below)

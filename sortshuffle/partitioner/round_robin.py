@@ -1,8 +1,8 @@
 """Even placement without keys: what ``repartition(n)`` means.
 
-Two selectors, because "deal the rows out in turn" is only sound when a re-run of the task sees its rows
-in the same order. If it doesn't, a consumer that has read some producers' first attempts and then the re-run
-of another loses some rows and gets others twice.
+Two selectors, because placement in turn is sound only when a re-run of the task sees its rows in the same
+order. If it doesn't, a consumer that reads the first attempts of some producers and the re-run of another
+loses some rows and gets others twice.
 
 =======================  ==============================================================================
 ``RoundRobinSelector``   by position; perfectly even; for inputs with a reproducible order: our own scan,
@@ -29,9 +29,9 @@ from sortshuffle.partitioner.selector import Ids, check_subpartitions, id_dtype
 class RoundRobinSelector:
     """Sends row i of the task to subpartition ``(start + i) mod subpartitions``.
 
-    It carries its position from batch to batch, so that the cuts between batches don't matter: use one
-    per task attempt. Give tasks different ``start``s, or the first subpartitions get a row more from each.
-    Raises UsageError unless ``0 <= start < subpartitions``.
+    It keeps its position from batch to batch, so that the cuts between batches don't matter: use one per task
+    attempt. Tasks need different ``start``s, or the first subpartitions get a row more from each. Raises
+    UsageError unless ``0 <= start < subpartitions``.
     """
 
     is_broadcast: ClassVar[bool] = False
@@ -57,8 +57,8 @@ class RoundRobinSelector:
 class RowHashSelector:
     """Sends each row where a hash of all its columns says, whatever its position.
 
-    Takes every Arrow type, and is independent of Spark's own placement: rows that lie together because of
-    Spark's hash are spread evenly.
+    It takes every Arrow type, and is independent of Spark's placement: it spreads rows evenly that Spark's
+    hash has put together.
     """
 
     is_broadcast: ClassVar[bool] = False

@@ -1,21 +1,24 @@
 """MurmurHash3's rounds, 32 bits wide, over NumPy arrays: many hashes at a time.
 
-MurmurHash3_x86_32 is by Austin Appleby. What stands here is the variant that Spark calls ``Murmur3_x86_32``
-(``hashInt``, ``hashLong``, ``hashUnsafeBytes``). It differs from the original in one thing: each of the up
-to three bytes after the last whole word is sign-extended and mixed by a round of its own, where the original
-packs them into one half round.
+MurmurHash3_x86_32 is by Austin Appleby. This is the variant that Spark calls ``Murmur3_x86_32`` (``hashInt``,
+``hashLong``, ``hashUnsafeBytes``). It differs from the original in one thing: it sign-extends each of the up
+to three bytes after the last whole word and mixes it by a round of its own, where the original packs them
+into one half round.
+
+A hash: a round for each word (``_absorb``), a round for each byte behind the last word, then the length and a
+final mix (``_finish``).
 
 Invariants:
 
-* ``hashes`` is a contiguous uint32 array that holds the seeds and is overwritten with the results, row by
-  row. All arithmetic is modulo 2**32. Rows never influence each other.
-* A round depends on the round before, so a value of n words takes n rounds whatever is done. Rows are
-  therefore mixed side by side: round k works on all rows that have a k-th word.
-* Memory in work is a few arrays of one entry per row, never rows times the longest value.
+* ``hashes`` is a contiguous uint32 array. It holds the seeds and is overwritten with the results. All
+  arithmetic is modulo 2**32. Rows never influence each other.
+* A round depends on the round before, so a value of n words takes n rounds. Rows are therefore mixed side by
+  side: round k is for all rows that have a k-th word.
+* Memory is a few arrays of one entry per row, never rows times the longest value.
 
-Limit: when few rows are left, calling NumPy costs more than it computes, and the rest of each is mixed by
-a loop over Python ints: 10 M words/s, measured 2.6 s for a value of 100 MB. Keys like that are hashed
-correctly, not fast.
+Limit: when few rows are left, a NumPy call costs more than it computes. A loop over Python ints then mixes
+the rest of each row: 10 M words/s, measured 2.6 s for a value of 100 MB. Such keys are hashed correctly, not
+fast.
 
 Words are little endian, and so must the machine be.
 """
@@ -38,7 +41,7 @@ FEW_ROWS = 64
 (measured: 64 rows 7.7 us, a round 6.5 us, or 9.3 us where lengths differ). More than one, in any case."""
 
 BLOCK_WORDS = 1 << 16
-"""Words. How much of a lone long value is turned into Python ints at a time: 2.5 MB of them."""
+"""Words of a long value that become Python ints at a time: 2.5 MB of them."""
 
 C1 = 0xCC9E2D51
 C2 = 0x1B873593
@@ -67,7 +70,7 @@ def mix_bytes(data: Bytes, starts: Positions, lengths: Positions, hashes: Words)
 
     Row i is ``data[starts[i] : starts[i] + lengths[i]]``. Extents may lie in any order.
     """
-    words = lengths >> 2
+    words = lengths >> 2  # of four bytes
     _mix_whole_words(data, starts, words, hashes)
     _mix_tail_bytes(data, starts + 4 * words, lengths & 3, hashes)
     _finish(hashes, lengths.astype(np.uint32))
@@ -83,7 +86,7 @@ def _mix_whole_words(data: Bytes, starts: Positions, words: Positions, hashes: W
 
 
 def _even_stride(starts: Positions, words: Positions) -> int | None:
-    """Return the distance between neighbours if all are as long and as far apart as each other."""
+    """Return the distance of neighbours if all rows have one length and one distance, else None."""
     if words.min() != words.max():
         return None
     strides = np.diff(starts)
@@ -104,6 +107,7 @@ def _mix_uneven(data: Bytes, starts: Positions, words: Positions, hashes: Words)
     reader = _WordReader(data, starts, int((starts + 4 * words).max()))
     first = 0
     for k in range(int(words[-1])):
+        # rows before `ended` have no k-th word
         ended = int(np.searchsorted(words, k, side="right"))
         if len(words) - ended < FEW_ROWS:
             rest = slice(ended, None)
@@ -122,18 +126,17 @@ def stable_order(lengths: Positions) -> npt.NDArray[np.intp]:
 
 
 class _WordReader:
-    """Reads the rows' next words, which may start at any byte, out of words that start at every fourth.
+    """Reads the rows' next words, which may start at any byte, out of aligned words.
 
-    A word that straddles two aligned ones is put together from both; the upper one is the next round's
-    lower, so a round gathers only once. For 16 Ki rows: 14 us, against 44 us where NumPy gathers
-    unaligned words itself.
+    An unaligned word is made of parts of two aligned ones. The upper one is the next round's lower one, so a
+    round gathers once. For 16 Ki rows: 14 us, against 44 us where NumPy gathers unaligned words itself.
     """
 
     def __init__(self, data: Bytes, starts: Positions, end: int) -> None:
         base, self._aligned = _aligned_words(data, int(starts.min()), end)
         self._at = (starts - base) >> 2
         self._down: Words = ((starts - base) << 3 & 31).astype(np.uint32)
-        # A word that straddles nothing is shifted up by 32, for which NumPy gives zero, unlike C.
+        # An aligned word is shifted up by 32, for which NumPy gives zero, unlike C
         self._up: Words = np.uint32(32) - self._down
         self._low = self._gather()
 
@@ -150,7 +153,7 @@ class _WordReader:
         return words
 
     def _gather(self) -> Words:
-        # Beyond the end lies only the upper neighbour of a word that does not straddle: any value will do.
+        # Behind the end is only the upper neighbour of an aligned word, which is not used: any value will do
         return self._aligned.take(self._at, mode="clip")
 
 
@@ -176,7 +179,7 @@ def _mix_row_by_row(data: Bytes, starts: Positions, words: Positions, hashes: Wo
 def _mix_one_value(words: Words, state: int) -> int:
     for first in range(0, len(words), BLOCK_WORDS):
         for word in _scramble(words[first : first + BLOCK_WORDS]).tolist():
-            # The product holds the rotation by 13: the word shifted left by 13 + 32, and by 13.
+            # The product has the rotation by 13 in it: the word shifted left by 13 + 32, and by 13
             state = (((state ^ word) * 0x2000_0000_2000 >> 32) * 5 + STEP) & 0xFFFF_FFFF
     return state
 

@@ -1,26 +1,29 @@
-"""A hash of whole rows: equal rows hash equal, whatever batch, position, attempt or process they come in.
+"""A hash of whole rows: equal rows have equal hashes, in every batch, position, attempt and process.
 
-It serves to spread rows when the order of the input can't be relied on. It need not equal anybody
-else's hash, so unlike ``murmur3`` it takes every Arrow type, maps included, and reads long values at memory
-speed.
+It spreads rows when the order of the input may change. It need not equal any other hash. So unlike
+``murmur3`` it takes every Arrow type, maps too, and reads long values at memory speed.
 
 Rules:
 
-* A row's hash is a function of that row's values alone. No path may be chosen by looking at a whole batch or
-  chunk: every choice is made by type, or value by value.
-* Layout is not value: slices, dictionaries, run ends, large and view types hash as the plain values that they
-  stand for. But bits are: 0.0 and -0.0 differ, as do maps with the same entries in another order.
-* It must not follow Spark's placement: rows that are already placed by Spark's hash (same function,
-  seed 42) have to spread evenly. Hence other seeds, and 64-bit mixing on top.
+* A row's hash is a function of that row's values alone. Code may branch by type, or value by value, never by
+  what a whole batch or chunk holds.
+* Layout does not count: slices, dictionaries, run ends, large and view types hash as the plain values that
+  they stand for. Bits count: 0.0 and -0.0 differ, as do maps with the same entries in another order.
+* It must be independent of Spark's placement: rows that Spark's hash (same function, seed 42) has put
+  together must spread evenly. Hence other seeds, and 64-bit mixing on top.
 
-How: each value becomes a 64-bit fingerprint. Fixed-width values are their own bits. The bytes of short
-strings go through Murmur3, side by side; long ones through XXH3, one call each. A list of fixed-width
-values is hashed as its bytes, any other as the sum of its elements' fingerprints, each mixed with its place.
-Columns and struct fields are mixed in their order. The last mixer is the finalizer of MurmurHash3's 128-bit
-variant (``fmix64``), by Austin Appleby; XXH3 is by Yann Collet.
+How, step by step:
 
-Memory in work is a few times ``CHUNK_BYTES``, or some 40 bytes for each list element of a single row where
-that is more; lists of fixed-width values without nulls are read where they lie.
+1. Each value becomes a 64-bit fingerprint. Fixed-width values are their own bits. Short strings go through
+   Murmur3 side by side, long ones through XXH3, one call each. A list of fixed-width values is hashed as its
+   bytes, any other as the sum of its elements' fingerprints, each mixed with its place.
+2. Fingerprints of struct fields, and of columns, are mixed in their order.
+3. The finalizer of MurmurHash3's 128-bit variant (``fmix64``) spreads the bits.
+
+MurmurHash3 is by Austin Appleby, XXH3 by Yann Collet.
+
+Memory is a few times ``CHUNK_BYTES``, or some 40 bytes for each list element of a single row where that is
+more; lists of fixed-width values without nulls are not copied.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ STRING_SEED = 0x6C65_726F
 """Arbitrary, but not Spark's 42."""
 
 NULL = 0x6E75_6C6C_6E75_6C6D
-"""What a null mixes in. A value that happens to equal it costs nothing but evenness."""
+"""The fingerprint of a null. A value with the same one costs nothing but evenness."""
 
 STEP = 0x9E37_79B9_7F4A_7C15
 """2**64 divided by the golden ratio: odd, and its multiples are far apart."""
@@ -93,7 +96,7 @@ def _chunk_rows(batch: pa.RecordBatch) -> int:
 def _size(batch: pa.RecordBatch) -> int:
     try:
         return int(batch.nbytes)
-    except pa.ArrowTypeError:  # older pyarrows can't tell how much of a view's buffers a slice uses
+    except pa.ArrowTypeError:  # older pyarrows don't know how much of a view's buffers a slice uses
         return int(batch.get_total_buffer_size())
 
 
@@ -171,6 +174,7 @@ def _of_fixed_width(array: pa.Array) -> Hashes:
 
 
 def _of_bytes(data: Bytes, starts: Positions, lengths: Positions) -> Hashes:
+    """Short values by Murmur3, all at once, long ones as if empty; then the long ones by XXH3."""
     long = np.flatnonzero(lengths > LONG_VALUE_BYTES)
     hashes = np.full(len(lengths), STRING_SEED, np.uint32)
     if len(long) == 0:
@@ -214,9 +218,9 @@ def _of_general_lists(elements: pa.Array, starts: Positions, lengths: Positions)
 
 
 def _of_primitive_lists(elements: pa.Array, width: int, starts: Positions, lengths: Positions) -> Hashes:
-    """Hash lists as the bytes of their elements, nulls as zeros, plus where the nulls are.
+    """Hash lists as the bytes of their elements, nulls as zeros, plus the places of nulls.
 
-    A list without nulls adds nothing for them, so its hash doesn't depend on its neighbours' nulls.
+    A list without nulls adds nothing, so its hash doesn't depend on its neighbours' nulls.
     """
     data = _value_bytes(elements, width)
     valid = validity(elements)
@@ -236,7 +240,8 @@ def _value_bytes(array: pa.Array, width: int) -> Bytes:
 
 
 def _members(starts: Positions, lengths: Positions) -> tuple[Positions, Hashes]:
-    """Return each member of each list: its position among the elements, and a number made of its place."""
+    """Return, for each member of each list, its position among the elements and a number made of its
+    place."""
     before = np.cumsum(lengths) - lengths
     place = np.arange(int(lengths.sum())) - np.repeat(before, lengths)
     numbers: Hashes = (place + 1).astype(np.uint64) * np.uint64(STEP)
@@ -252,13 +257,13 @@ def _sum_by_list(contributions: Hashes, lengths: Positions) -> Hashes:
 
 
 def _of_anything(array: pa.Array) -> Hashes:
-    """Hash the values' Python representations: slow, but there for every type (unions come this way)."""
+    """Hash the values' Python representations: slow, but every type has one (unions, for example)."""
     texts = pa.array([repr(value) for value in array.to_pylist()], pa.large_string())
     return _of_bytes(*byte_extents(texts))
 
 
 def _mix_in(fingerprints: Hashes, hashes: Hashes) -> None:
-    """Mix one fingerprint into each hash; the order of the calls matters."""
+    """Mix one fingerprint into each hash. The order of calls matters."""
     hashes ^= fingerprints
     hashes *= np.uint64(STEP)
     hashes ^= hashes >> np.uint64(32)

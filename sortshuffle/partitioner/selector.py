@@ -38,22 +38,19 @@ class ChannelSelector(Protocol):
     @property
     def subpartitions(self) -> int:
         """How many subpartitions there are."""
-        ...
 
     def assign(self, batch: pa.RecordBatch) -> Ids:
         """Return one id per row of ``batch``: shape ``(num_rows,)``, dtype ``id_dtype(subpartitions)``.
 
         Every id is in ``0 .. subpartitions - 1``.
         """
-        ...
 
 
 def check_ids(ids: Any, rows: int, selector: Any) -> Ids:
-    """What a selector gave for so many rows or keys. A selector may be anybody's, and rows with wrong ids
-    would be lost, or in another subpartition, without a word.
+    """A selector's ids, as ``id_dtype(subpartitions)``. A user may have written the selector, and rows with
+    wrong ids would be lost, or in another subpartition, without an error.
 
-    Returns them as ``id_dtype(subpartitions)``. Raises UsageError unless there is an integer for each row,
-    from 0 to ``subpartitions - 1``.
+    Raises UsageError unless there is an integer for each row, from 0 to ``subpartitions - 1``.
     """
     name = type(selector).__name__
     is_plain = isinstance(ids, np.ndarray) and not isinstance(ids, np.ma.MaskedArray)
