@@ -5,7 +5,6 @@
     stored        pairs in a store that every host sees, by fsspec
     inspection    what a pair holds, whatever state it is in
 
-It moves sealed buffers and extents, and knows nothing of records, owners or Spark (`homes`). Positioned reads
-and appends only. The doors of `writing` and `reading` use it in tasks, the command line uses it on kept
-files.
+It moves sealed buffers and extents by positioned reads and appends. It knows nothing of records, owners or
+Spark (`homes`). `writing` and `reading` use it in tasks, the command line on kept files.
 """

@@ -1,24 +1,23 @@
 """`PartitionedFileWriter`: appends regions to a data file, and their entries to an index file.
 
     created --start_region--> in a region --finish_region--> between regions --finish--> finished
-       a call that fails --> failed; nothing but abandon is left, because what was placed may not be written
+       a call that fails --> failed; only abandon is allowed, because a placed extent may be half written
        any state --abandon--> abandoned (both files deleted)
 
 Rules
-* `finish()` or `abandon()`, nothing between; used as a context manager, an exception abandons.
-* A subpartition's buffers in a region come together, in one part or several: coming back to one is a
-  `StateError`.
-* Subpartitions come in the file's order (`write_order`). Where each begins is computed when the region ends:
-  an empty one gets the offset where it would have been.
-* Where the bytes go is the affair of a `NewPair`: files of this host (`storage.files.local_pair`) or, if the
-  base path is a URL, objects of a store (`storage.stored.stored_pair`). Until `finish()` neither has its
-  name.
-* With a key, payloads are encrypted when they are appended: only then their place is known, to which each is
-  bound (`format.encryption`). What is encrypted at a time is `ENCRYPTED_AT_ONCE` and a buffer, or one run.
+* The last call is `finish()` or `abandon()`. As a context manager, an exception abandons.
+* A subpartition's buffers in a region come together, in one call or several: to come back to a subpartition
+  is a `StateError`.
+* Subpartitions come in the file's order (`write_order`). Their offsets are computed when the region ends. An
+  empty one has the offset where it would begin.
+* A `NewPair` takes the bytes: files of this host (`storage.files.local_pair`) or, if the base path is a URL,
+  objects of a store (`storage.stored.stored_pair`). Neither has its name before `finish()`.
+* With a key, payloads are encrypted when they are appended: each is bound to its place, which is known only
+  then (`format.encryption`). At most `ENCRYPTED_AT_ONCE` and a buffer, or one run, is encrypted at a time.
 * A region is one gathered append (several, past `PIECES_AT_ONCE`). The last region's entries and the index's
   end are one write.
-* No fsync: like Spark's own shuffle files these do not outlive the machine's crash, and a damaged one is
-  found by its checksums.
+* No fsync: like Spark's own shuffle files these need not survive a crash of the machine, and checksums find a
+  damaged one.
 
 Single-threaded. Owns the new pair. Does not own the buffers: they may be freed when a call returns.
 """
@@ -48,10 +47,10 @@ from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.urls import is_url, mounted
 from sortshuffle.storage.stored.stored_pair import StoredPair
 
-PIECES_AT_ONCE = IOV_MAX  # that are gathered for one append; no more go into one write to a local file
+PIECES_AT_ONCE = IOV_MAX  # gathered for one append; one write to a local file takes no more
 _PIECES_PER_BUFFER = 3
-# Of ciphertext, which stands in memory beside the plain buffers until it is appended. An append of that size
-# takes far longer than the call
+# Bytes of ciphertext that are in memory beside the plain buffers until they are appended. An append of that
+# size takes far longer than its call
 ENCRYPTED_AT_ONCE = 8 * MIB
 
 
@@ -64,10 +63,10 @@ class NewPair(Protocol):
     def append_index(self, data: bytes) -> None: ...
 
     def commit(self) -> None:
-        """Let both be seen under their names, the index last."""
+        """Give both their names, the index last."""
 
     def discard(self) -> None:
-        """Leave nothing of either."""
+        """Delete both."""
 
 
 class _State(Enum):
@@ -105,9 +104,8 @@ class PartitionedFileWriter:
     called out of order, FileExistsError when this attempt's file is there already (a store is not asked),
     OSError with the URL when a store fails.
 
-    ``makes_directory``: a directory that all hosts have mounted is made if need be. Otherwise, and on a disk
-    of this host, FileNotFoundError is raised where it is not there. ``key``: the application's, where its
-    files are encrypted."""
+    ``makes_directory``: make the directory, if all hosts have mounted it. Else, and on a disk of this host, a
+    missing directory is a FileNotFoundError. ``key``: the application's, where its files are encrypted."""
 
     def __init__(
         self,
@@ -205,9 +203,8 @@ class PartitionedFileWriter:
             self._pair.append_data([run.data])
 
     def finish_region(self, is_last: bool = False) -> Entries:
-        """End the region; one without any bytes leaves no trace. Its entries, shape (subpartitions,).
-        ``is_last``: `finish` comes next. Until then, or the next region's end, its entries are not in the
-        index file."""
+        """End the region and return its entries, shape (subpartitions,). A region without bytes does not
+        count. ``is_last``: `finish` is the next call, and writes the entries to the index file."""
         self._expect(_State.IN_REGION)
         self._state = _State.BETWEEN_REGIONS
         if self._written < 0:
@@ -227,7 +224,7 @@ class PartitionedFileWriter:
         return self._entries
 
     def finish(self, writer: Writer, schema: bytes = b"") -> PartitionedFile:
-        """Complete the index and let both files be seen. Raises `StateError` inside a region."""
+        """Complete the index and give both files their names. Raises `StateError` inside a region."""
         self._expect(_State.BETWEEN_REGIONS)
         with self._failing():
             self._append_tail(writer, schema)
@@ -252,14 +249,14 @@ class PartitionedFileWriter:
         self.abandon()
 
     def _next_place(self, subpartition: int) -> BufferPlace:
-        """Of the buffer that is appended next. No other of this file is ever encrypted for its offset: an
-        append that fails leaves nothing but `abandon`."""
+        """The place of the next buffer. No other buffer is ever encrypted for its offset: after a failed
+        append only `abandon` is allowed."""
         is_broadcast = self._kinds[-1] is RegionKind.BROADCAST
         return BufferPlace(self.data_bytes, len(self._kinds) - 1, None if is_broadcast else subpartition)
 
     def _last_position(self, run: ExtentRun) -> int:
-        """Where a run's last subpartition stands in the write order. Raises `StateError` unless they come in
-        that order, behind what is written."""
+        """The position of a run's last subpartition in the write order. Raises `StateError` unless the run is
+        in that order, behind what is written."""
         first, count = self.header.first_subpartition, self.header.subpartitions
         numbers = run.subpartitions
         if len(numbers) and int(numbers.min()) >= 0 and int(numbers.max()) < count:
@@ -270,7 +267,7 @@ class PartitionedFileWriter:
         raise StateError(f"a run of extents comes out of order in region {len(self._kinds) - 1}")
 
     def _extent_of(self, subpartition: int) -> _OpenExtent:
-        """The extent of a subpartition, which goes on or begins."""
+        """The open extent of a subpartition; a new one if another is open."""
         extent = self._extent
         if extent is None or extent.subpartition != subpartition:
             self._begin_extent(subpartition)
@@ -294,7 +291,7 @@ class PartitionedFileWriter:
         self._written = position
 
     def _end_extent(self) -> None:
-        """Fill in the entry of the extent that was begun last."""
+        """Fill in the entry of the open extent."""
         extent, self._extent = self._extent, None
         if extent is not None:
             self._entries[extent.subpartition] = extent.entry()
@@ -302,7 +299,7 @@ class PartitionedFileWriter:
             self.buffers += len(extent.checksums)
 
     def _place_extents(self) -> None:
-        """Give each subpartition its offset: they stand one behind the other, in the write order."""
+        """Give each subpartition its offset: one behind the other, in the write order."""
         count = self.header.subpartitions
         order = (np.arange(count) + self.header.first_subpartition) % count
         sizes = self._entries["bytes"][order]
@@ -330,7 +327,7 @@ class PartitionedFileWriter:
         self._index.append(data)
 
     def _write_index(self) -> None:
-        """One write for all that was added: each call gives Python's lock away."""
+        """One write for all that was added, because each call releases Python's lock."""
         self._pair.append_index(b"".join(self._index))
         self._index.clear()
 

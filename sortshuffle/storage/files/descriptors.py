@@ -1,4 +1,4 @@
-"""Descriptors of files that are read, and of locks: what every module does with them alike.
+"""Descriptors of files that are read, and of locks: what several modules do with them.
 
 Standard library only: the janitor uses it, too.
 """
@@ -14,14 +14,14 @@ from sortshuffle import calls
 
 
 def close_after_reading(descriptor: int) -> None:
-    """Close it. The system has closed it even where it gives an error, which can only tell of bytes that were
-    written: none were, and those that were read have been verified."""
+    """Close it and ignore an error: the descriptor is closed all the same, and the error can only be about
+    written bytes, of which there are none."""
     with suppress(OSError):
         calls.close(descriptor)
 
 
 def read_at(descriptor: int, size: int, offset: int) -> bytes:
-    """``size`` bytes, fewer at the end of the file only: one call may give less. Raises OSError."""
+    """``size`` bytes, fewer only at the end of the file. Raises OSError."""
     data = calls.pread(descriptor, size, offset)
     while len(data) < size and (more := calls.pread(descriptor, size - len(data), offset + len(data))):
         data += more
@@ -29,8 +29,8 @@ def read_at(descriptor: int, size: int, offset: int) -> bytes:
 
 
 def lock_until(descriptor: int, path: str, until: float, pause: float) -> None:
-    """Take the lock of a file. ``until``: on the monotonic clock; ``pause``: seconds between looks. Raises
-    TimeoutError where others hold it until then, and any other OSError."""
+    """Take the lock of a file. ``until``: on the monotonic clock; ``pause``: seconds between tries. Raises
+    TimeoutError if others hold it until then, and any other OSError."""
     while True:
         try:
             calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

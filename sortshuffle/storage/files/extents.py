@@ -1,16 +1,15 @@
 """Extents as a reader needs them, and the reader that verifies them, wherever their bytes come from.
 
-    ExtentReader            what is handed out was verified; where it lies is in every error
+    ExtentReader            hands out verified buffers only; every error names the place
       PartitionedFileReader   a data file that this process can open        (`storage.files.reader`)
       StoredFileReader        ranges of an object, by fsspec                (`storage.stored.stored_reader`)
       RemoteReader            the shuffle service of another host           (`service.client.remote_reader`)
 
-A reader of bytes says only how they are fetched (`ExtentReader.fetch`).
+A subclass says how bytes are fetched (`ExtentReader.fetch`).
 
-What is encrypted is decrypted here, after it was verified: whoever decodes gets plain payloads. A reader
-without a key moves and verifies (`checked`, `checked_parts`, `verify`), and raises `DecryptionError` where
-payloads are asked for. A reader with a key takes no payload that is not encrypted: somebody else has written
-it.
+Encrypted payloads are decrypted here, after they were verified: decoders get plain payloads. A reader without
+a key moves and verifies (`checked`, `checked_parts`, `verify`), and raises `DecryptionError` where payloads
+are asked for. A reader with a key refuses payloads that are not encrypted: somebody else has written them.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ from sortshuffle.format.malformed import CutShort, Malformed
 
 Self = TypeVar("Self", bound="ExtentReader")
 
-# what to do about data that does not open
+# remedies for data that does not open
 BY_KEY_ALONE = "It opens with the key of the application that wrote it alone (spark.io.encryption.enabled)"
 _SOMEBODY_ELSES = "Somebody else wrote it: see who can write to this directory"
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where one extent lies and what it must be: an index entry with its region and subpartition."""
+    """An index entry with its region and subpartition: where an extent lies and what it must be."""
 
     region: int
     subpartition: int
@@ -79,9 +78,9 @@ class ExtentPart:
 class ExtentReader(ABC):
     """Reads the extents of one result partition.
 
-    ``path``: of its data file, ``writer``: who wrote it; for errors. ``key``: the application's, and
-    ``file_id``: the file's own, from which comes what decrypts it; None where nothing is to be decrypted. The
-    caller closes the reader. Memory that is handed out belongs to the pyarrow buffers.
+    ``path``: of its data file, ``writer``: who wrote it; for errors. ``key``: the application's, which with
+    ``file_id`` gives the file's key; None where nothing is to be decrypted. The caller closes the reader.
+    Memory that is handed out belongs to the pyarrow buffers.
     """
 
     def __init__(
@@ -97,49 +96,48 @@ class ExtentReader(ABC):
     def fetch(self, size: int, extent: Extent, position: int = 0) -> pa.Buffer:
         """``size`` bytes of the extent from ``position`` on, in `aligned_memory`, not verified.
 
-        Positions ascend, but for one thing: what follows the last whole buffer of a part is asked for again.
-        Raises `DataLossError` with the place if they cannot be had.
+        Positions ascend, except that bytes behind the last whole buffer of a part are fetched again. Raises
+        `DataLossError` with the place if they cannot be read.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything. May be called again."""
+        """Free everything. May be called again."""
 
     def give_up(self) -> None:  # noqa: B027  # most readers wait for nobody
-        """Whoever waits for bytes in another thread waits no longer, and gets an error. For readers that wait
-        for somebody; it is closed all the same."""
+        """End a wait for bytes in another thread, with an error there. The reader must still be closed."""
 
     def read_extent(self, extent: Extent) -> ExtentPart:
-        """The whole extent in one go, all of it verified and plain."""
+        """The whole extent, verified and plain."""
         return self.verified(self.read_unverified(extent), extent)
 
     def read_unverified(self, extent: Extent) -> pa.Buffer:
-        """The bytes of the extent. They must go through `verified` before anyone else sees them."""
+        """The bytes of the extent. They must go through `verified` before they are used."""
         return self.fetch(extent.bytes, extent)
 
     def verified(self, memory: pa.Buffer, extent: Extent) -> ExtentPart:
-        """What `read_unverified` returned, every checksum verified, and plain. Raises `DecryptionError`."""
+        """The bytes of `read_unverified`, every checksum verified, and plain. Raises `DecryptionError`."""
         return self._plain_part(self.checked(memory, extent), extent, 0)
 
     def checked(self, memory: pa.Buffer, extent: Extent) -> ExtentPart:
-        """What `read_unverified` returned, every checksum verified, as it is stored."""
+        """The bytes of `read_unverified`, every checksum verified, as stored."""
         with self.damage(extent.offset, extent):
             buffers = list(scan_extent(memoryview(memory), extent.checksum, extent.buffers))
         return ExtentPart(memory, buffers, extent.bytes)
 
     def read_parts(self, extent: Extent, part_bytes: int) -> Iterator[ExtentPart]:
-        """The extent in parts of at most ``part_bytes``, whole buffers each, verified buffer by buffer; a
-        larger buffer is a part of its own; plain. That none is lost, doubled or foreign is verified before
-        the last part is handed out. Raises `DecryptionError`."""
+        """The extent in parts of at most ``part_bytes``, of whole buffers, plain. A larger buffer is a part
+        of its own. Each buffer is verified; the extent as a whole is verified before the last part is handed
+        out, so that no buffer is lost, doubled or foreign. Raises `DecryptionError`."""
         position = 0
         for part in self.checked_parts(extent, part_bytes):
             plain = [self._plain_part(part, extent, position)]
             position += part.bytes
-            del part  # what was encrypted is not held while the caller has what was decrypted
+            del part  # the encrypted bytes are not held while the caller has the plain ones
             yield plain.pop()
 
     def checked_parts(self, extent: Extent, part_bytes: int) -> Iterator[ExtentPart]:
-        """The same as it is stored."""
+        """The same parts, as stored."""
         position = 0
         checksums: list[int] = []
         wanted = part_bytes = max(part_bytes, ALIGNMENT)
@@ -148,7 +146,7 @@ class ExtentReader(ABC):
             memory = self.fetch(min(wanted, left), extent, position)
             with self.damage(extent.offset + position, extent):
                 buffers, end, needed = _whole_buffers(memory, left, checksums)
-            if needed:
+            if needed:  # fetch again, enough for the first buffer
                 wanted = needed
                 continue
             if end == left:
@@ -161,7 +159,7 @@ class ExtentReader(ABC):
             yield part.pop()
 
     def verify(self, extent: Extent, part_bytes: int) -> None:
-        """Every checksum, in memory of ``part_bytes`` however large a buffer is, or says that it is. Raises
+        """Verify every checksum, in memory of ``part_bytes`` even where a buffer is larger. Raises
         `CorruptDataError`."""
         position = 0
         checksums: list[int] = []
@@ -180,7 +178,7 @@ class ExtentReader(ABC):
             _check_extent(extent, checksums)
 
     def _checksum_of_large(self, extent: Extent, position: int, size: int, part_bytes: int) -> int:
-        """Of the buffer there, if it is as its bytes are. Raises `Malformed`."""
+        """The checksum of the buffer there, computed piece by piece. Raises `Malformed` if it is wrong."""
         end = position + size - CHECKSUM_BYTES
         starts = range(position, end, part_bytes)
         computed = checksum_of_pieces(self.fetch(min(part_bytes, end - at), extent, at) for at in starts)
@@ -191,7 +189,7 @@ class ExtentReader(ABC):
 
     @property
     def decrypts(self) -> bool:
-        """Whether it has a key, and so takes nothing that is not encrypted."""
+        """Whether the reader has a key, and so takes only encrypted payloads."""
         return self._key is not None
 
     def plain(
@@ -203,8 +201,7 @@ class ExtentReader(ABC):
         into: tuple[pa.Buffer, memoryview] | None = None,
     ) -> tuple[pa.Buffer, list[StoredBuffer]]:
         """These verified buffers, decrypted. ``position``: of the memory in the extent. ``into``: memory of
-        the same size to decrypt to, as `aligned_memory` gives it; without it new memory is made. Raises
-        `DecryptionError`."""
+        the same size to decrypt to, from `aligned_memory`; None for new memory. Raises `DecryptionError`."""
         if self._key is None:
             self._expect_plain(buffers, extent)
             return memory, buffers
@@ -226,9 +223,9 @@ class ExtentReader(ABC):
     def plain_singles(
         self, memory: pa.Buffer, singles: Sequence[tuple[int, int, int]], offset: int, region: int
     ) -> list[memoryview]:
-        """The plain payloads of many verified, encrypted extents of one uncompressed buffer each, of a
-        unicast region. Of a reader that `decrypts`. ``singles``: as of `decrypt_singles`; ``offset``: of
-        the memory in the file. Raises `DecryptionError`."""
+        """The plain payloads of many verified, encrypted extents of one uncompressed buffer each, in a
+        unicast region. Only for a reader that `decrypts`. ``singles``: as for `decrypt_singles`; ``offset``:
+        of the memory in the file. Raises `DecryptionError`."""
         assert self._key is not None
         _, target = aligned_memory(memory.size)
         source, cipher = memoryview(memory).cast("B"), self._file_cipher(self._key)
@@ -259,26 +256,26 @@ class ExtentReader(ABC):
         return ExtentPart(memory, buffers, part.bytes)
 
     def _file_cipher(self, key: EncryptionKey) -> FileCipher:
-        """Of this file; threads that come together make it twice."""
+        """This file's cipher, made once; harmlessly twice by threads that come at the same time."""
         if self._cipher is None:
             self._cipher = key.of_file(self._file_id)
         return self._cipher
 
     @contextmanager
     def damage(self, offset: int, extent: Extent | None = None) -> Iterator[None]:
-        """Turn `Malformed` bytes read from ``offset`` on into a `CorruptDataError` with its place."""
+        """Turn `Malformed` for bytes from ``offset`` on into a `CorruptDataError` with the place."""
         try:
             yield
         except Malformed as problem:
             raise self.damaged(problem, offset, extent) from None
 
     def damaged(self, problem: Malformed, offset: int, extent: Extent | None = None) -> CorruptDataError:
-        """The error for `Malformed` bytes that were read from ``offset`` on."""
+        """The error for `Malformed` bytes from ``offset`` on."""
         place = self.place(offset + problem.offset, extent)
         return CorruptDataError(place, problem.what, expected=problem.expected, found=problem.found)
 
     def place(self, offset: int | None = None, extent: Extent | None = None) -> Place:
-        """Where that is in the data file, for errors."""
+        """The place in the data file, for errors."""
         return Place(
             self.path,
             extent.region if extent else None,
@@ -303,8 +300,8 @@ class ExtentReader(ABC):
 
 
 def aligned_memory(size: int) -> tuple[pa.Buffer, memoryview]:
-    """Memory for bytes of an extent that begin with a buffer, and a view to fill it through: shifted, so that
-    payloads stand on 64-byte boundaries in memory as they do in the file."""
+    """Memory for bytes of an extent that begin with a buffer, and a writable view of it. It is shifted, so
+    that payloads start on 64-byte boundaries in memory as in the file."""
     memory = pa.allocate_buffer(HEADER_BYTES + size)
     return memory.slice(HEADER_BYTES), memoryview(memory).cast("B")[HEADER_BYTES:]
 
@@ -322,8 +319,8 @@ def extent_of(entry: object, region: int, subpartition: int) -> Extent:
 
 
 def _whole_buffers(memory: pa.Buffer, left: int, checksums: list[int]) -> tuple[list[StoredBuffer], int, int]:
-    """The buffers that lie whole in ``memory``, where the last of them ends, and if there is none how many
-    bytes the first one takes. ``left``: bytes of the extent from here on; a buffer must end within them."""
+    """The whole buffers in ``memory``, where the last of them ends, and, if there is none, the size of the
+    first buffer. ``left``: bytes of the extent from here on; a buffer must end within them."""
     view = memoryview(memory)
     position = 0
     buffers: list[StoredBuffer] = []

@@ -3,10 +3,10 @@
     new --append_data, append_index--> new --commit--> both have their names
                                            --discard--> nothing is left
 
-On a local disk the data file is locked until the index has its name: a ``.partial`` without a lock holder is
-a dead task's, and anyone may delete it (`homes.lifetime`). A directory that all hosts have mounted
-(``file:///mount``) has no janitor and needs no lock; but there, closing is what brings the last bytes to the
-server, and tells of the room that they did not find: so the files are closed before they get their names.
+On a local disk the data file is locked until the index has its name. A ``.partial`` without a lock is a dead
+task's, and anyone may delete it (`homes.lifetime`). A directory that all hosts have mounted
+(``file:///mount``) has no janitor and needs no lock. There the last bytes reach the server at the close,
+which fails if it has no room: so the files are closed before they get their names.
 
 Single-threaded. Owns both descriptors; they are closed by `commit` and `discard`, whatever these raise.
 """
@@ -65,8 +65,8 @@ class LocalPair:
         self._close()
 
     def discard(self) -> None:
-        """Delete both files, and tell nothing: the task has failed already, and its own error must be the one
-        that is seen. What cannot be deleted is nobody's ``.partial`` from now on, which others delete."""
+        """Delete both files. Errors are ignored: the task has failed already, and its own error must be seen.
+        A file that cannot be deleted is a ``.partial`` without a lock, which others delete."""
         with suppress(OSError):
             self._file.delete_unfinished()
         with suppress(OSError):
@@ -100,7 +100,7 @@ def _create_pair(file: PartitionedFile, locked: bool) -> tuple[int, int]:
 
 
 def _expect_nothing_at(path: str) -> None:
-    """So that a finished file is not replaced. ``lexists`` would say no where the system does not tell."""
+    """So that no finished file is replaced. (``lexists`` would take an error for "not there".)"""
     try:
         with _failing_at(path):
             calls.lstat(path)
@@ -122,7 +122,7 @@ def _close(descriptor: int, path: str) -> None:
 
 
 def _write_all(descriptor: int, pieces: Sequence[BytesLike], path: str) -> None:
-    """Append all pieces, in as few gathered writes as the system allows, finishing short ones."""
+    """Append all pieces, in as few gathered writes as the system allows. A short write is completed."""
     views = [piece if isinstance(piece, bytes) else memoryview(piece).cast("B") for piece in pieces]
     start = 0
     while start < len(views):
@@ -149,7 +149,7 @@ def _failing_at(path: str) -> Iterator[None]:
 
 
 def _fail(error: OSError, path: str, wanted: int) -> NoReturn:
-    """Raises it as the package's own, with place and remedy, where it is none that callers look for."""
+    """Raise the package's own error, with place and remedy; as it is, an error that callers look for."""
     if isinstance(error, FileNotFoundError | FileExistsError) or error.errno is None:
         raise error
     if error.errno not in _NO_SPACE:
@@ -159,7 +159,7 @@ def _fail(error: OSError, path: str, wanted: int) -> NoReturn:
 
 
 def _free_below(directory: str) -> int:
-    """Bytes; 0 where the system does not tell, which must not hide that the disk is full."""
+    """Bytes; 0 on an error, which must not hide that the disk is full."""
     try:
         space = calls.statvfs(directory)
     except OSError:

@@ -1,6 +1,6 @@
-"""A `PartitionedFile`: the names of one result partition's two files.
+"""`PartitionedFile`: the names of one result partition's two files.
 
-The pair is named by a base path; the four names it can have on disk are derived here and nowhere else.
+A base path names the pair. Only this module makes the four names on disk of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PartitionedFile:
 
     @staticmethod
     def prefix_of(exchange: int) -> str:
-        """What the names of all map outputs of an exchange begin with."""
+        """The beginning of the names of all map outputs of an exchange."""
         return f"exchange-{exchange}-map-"
 
     @staticmethod
@@ -76,22 +76,21 @@ class PartitionedFile:
         return int(match[3]) if match else None
 
     def delete(self) -> None:
-        """Remove whatever there is of the pair; the index first, so that half a pair is never complete.
-        Raises OSError, when all were tried."""
+        """Remove all files of the pair; the index first, so that half a pair is never complete. Raises
+        OSError when all were tried."""
         _unlink_all([self.index_path, self.data_path, self.partial_index_path, self.partial_data_path])
 
     def delete_unfinished(self) -> None:
-        """Remove what a writer that did not finish has left. A finished pair of that name stays. Raises
-        OSError, when all were tried."""
+        """Remove what an unfinished writer has left. A finished pair of that name stays. Raises OSError when
+        all were tried."""
         paths = [self.partial_index_path, self.partial_data_path]
-        if is_gone(self.index_path):  # an index that is only not seen belongs to a finished pair
+        if is_gone(self.index_path):  # certainly: with an index the pair is finished
             paths.append(self.data_path)  # the writer ended between the two renames of its `finish()`
         _unlink_all(paths)
 
 
 def _unlink_all(paths: Iterable[str]) -> None:
-    """Remove these files, as far as they are there. One that cannot be removed does not save the others.
-    Raises the first OSError, when all were tried."""
+    """Remove those of these files that are there. Raises the first OSError when all were tried."""
     failed: OSError | None = None
     for path in paths:
         try:

@@ -1,6 +1,7 @@
-"""What the system tells of a path: whether anything is there, and whether its writer still works on it.
+"""Whether anything is at a path, and whether its writer still works on it.
 
-What the system does not tell, because it is out of files for example, never counts as gone or as left.
+Where the system gives an error instead of an answer, for example for lack of descriptors, a path counts as
+there, and as locked.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from sortshuffle.storage.files.descriptors import close_after_reading
 
 
 def is_gone(path: str) -> bool:
-    """Whether nothing has that name. What the system does not tell counts as there."""
+    """Whether nothing has that name."""
     try:
         calls.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -24,13 +25,13 @@ def is_gone(path: str) -> bool:
 
 
 def is_locked(path: str) -> bool:
-    """Whether another process holds a lock on this file, as writers do until they are done with it."""
+    """Whether another process holds a lock on this file, as its writer does."""
     try:
         descriptor = calls.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # cannot be told: leave it alone
+        return True
     try:
         calls.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

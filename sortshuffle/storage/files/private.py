@@ -7,13 +7,13 @@ import os
 from sortshuffle import calls
 
 MODE = 0o700
-TRIES = 10  # whoever removes what was above, because it was empty, does so once
+TRIES = 10  # each other process that removes an empty directory above does so once
 
 
 def make_private(directory: str) -> None:
-    """Make a directory, and those above it that are missing, all with `MODE`: ``os.makedirs`` gives a mode to
-    the last one alone. One that is there stays as it is. One above that another process removes meanwhile, as
-    `homes.lifetime.remove_home` does with empty ones, is made again. Raises OSError."""
+    """Make a directory, and those above it that are missing, all with `MODE`: ``os.makedirs`` gives the mode
+    only to the last one. A directory that is there stays as it is. One above that another process removes
+    meanwhile (`homes.lifetime.remove_home` removes empty ones) is made again. Raises OSError."""
     for left in reversed(range(TRIES)):
         above = os.path.dirname(directory)
         if above and above != directory and not calls.exists(above):
@@ -21,7 +21,7 @@ def make_private(directory: str) -> None:
         try:
             calls.mkdir(directory, MODE)
             return
-        except (FileExistsError, FileNotFoundError):  # it was there, or what is above is gone, a moment ago
+        except (FileExistsError, FileNotFoundError):  # another process made it, or removed one above
             if calls.isdir(directory):
                 return
             if not left:

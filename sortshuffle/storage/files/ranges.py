@@ -1,8 +1,8 @@
 """Ranges of subpartitions: where their bytes lie in the data file, and how much there is of them.
 
 Pure arithmetic on an `Index`; no file is touched. Used by the shuffle service and the shuffle manager's
-engine, whose consumers ask for one subpartition or, where an adaptive plan has joined small ones, for a range
-of them.
+engine. Their consumers ask for one subpartition or, where an adaptive plan has joined small ones, for a
+range.
 
 Rules
 * The subpartitions ``a..b`` of a region are one contiguous extent of the file, or two where the range goes
@@ -10,7 +10,7 @@ Rules
   range ascend through the whole file.
 * A broadcast region has one extent for all: it is read once, with the number of subpartitions it stands for.
 * Empty extents are left out.
-* A consumer that goes on where it stopped asks for a part of a range (`RangePart`).
+* A consumer that stopped and goes on asks for a part of a range (`RangePart`).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class SubpartitionRange:
         return self
 
     def in_write_order(self, first_written: int) -> tuple[SubpartitionRange, ...]:
-        """The one or two parts that are contiguous in a region whose first extent is ``first_written``'s, in
-        the order in which they stand there."""
+        """The one or two parts that are contiguous in a region that begins with subpartition
+        ``first_written``, in file order."""
         if self.first < first_written <= self.last:
             return SubpartitionRange(first_written, self.last), SubpartitionRange(
                 self.first, first_written - 1
@@ -71,7 +71,7 @@ class RegionRange:
     count: int = 0
 
     def of(self, regions: int) -> range:
-        """Their numbers, where there are so many regions."""
+        """The numbers of these regions, out of so many."""
         end = regions if not self.count else min(regions, self.first + self.count)
         return range(min(self.first, end), end)
 
@@ -81,8 +81,7 @@ ALL_REGIONS = RegionRange()
 
 @dataclass(frozen=True, slots=True)
 class RangePart:
-    """Which bytes of a range are wanted: those of its extents in these regions, one after the other, without
-    the first ``skip``."""
+    """Bytes of a range: those of its extents in these regions, without the first ``skip``."""
 
     regions: RegionRange = ALL_REGIONS
     skip: int = 0
@@ -112,9 +111,10 @@ def extents_of_range(
     """The non-empty extents of the range in these regions, ascending in the file.
 
     They are made one at a time: a service has thousands of consumers, each with an extent per region.
-    Raises `UsageError` for subpartitions that are not there; `Malformed` if extents that must follow each
-    other do not, with the place in the index.
+    Raises `UsageError` for subpartitions that are not there; `Malformed`, with the place in the index, if
+    extents do not follow each other.
     """
+    # split at the rotation point, add each part up in every region, then list region by region
     parts = subpartitions.checked(index).in_write_order(index.header.first_subpartition)
     broadcast = _is_broadcast(index)
     placed = [_contiguous(index, part, ~broadcast) for part in parts]
@@ -122,8 +122,8 @@ def extents_of_range(
 
 
 class ExtentCursor:
-    """How far one consumer has come through its extents: at ``position`` of the current one. At the end there
-    is none, and what asks for it raises ValueError. ``left``: bytes of all extents that are still to be read.
+    """One consumer's place in its extents: ``position`` in the current one. ``left``: bytes of all extents
+    that are still to be read. At the end there is no current extent, and properties of it raise ValueError.
 
     Raises as `extents_of_range` does, and `UsageError` where the part begins behind the last byte.
     """
@@ -159,7 +159,7 @@ class ExtentCursor:
         return self.current.bytes - self.position
 
     def advance(self, size: int) -> None:
-        """Go over ``size`` bytes of the current extent, and to the next one if that was its end."""
+        """Go forward by ``size`` bytes of the current extent, and to the next one at its end."""
         if size > self.left_in_extent:
             raise ValueError(f"{size} bytes are more than the {self.left_in_extent} left of the extent")
         self.position += size
@@ -179,7 +179,7 @@ class ExtentCursor:
 
 
 def _bytes_of(index: Index, subpartitions: SubpartitionRange, regions: RegionRange) -> int:
-    """What is read of the file for the range in these regions: a broadcast region once."""
+    """Bytes read of the file for the range in these regions; a broadcast region counts once."""
     rows = regions.of(index.regions)
     sizes = index.entries["bytes"][rows.start : rows.stop, subpartitions.first : subpartitions.last + 1]
     broadcast = _is_broadcast(index)[rows.start : rows.stop]

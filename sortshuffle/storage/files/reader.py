@@ -1,15 +1,15 @@
 """`PartitionedFileReader`: extents of a finished result partition whose files this process can open.
 
 Rules
-* Positioned reads only, whole extents or whole buffers of one; no shared seek position, so one reader may
-  be used by many threads.
+* Positioned reads only, of whole extents or whole buffers. There is no shared seek position, so many threads
+  may use one reader.
 * Nothing is handed out before its checksum was verified (`storage.files.extents`).
 * Whatever is wrong with the files becomes a `CorruptDataError` or `MissingDataError` with the place. Only an
-  OSError that says something of this process (too many open files, no memory) is let through.
+  OSError about this process (too many open files, no memory) becomes a `FileAccessError`.
 * In a directory that all hosts have mounted a file is lost only if it is not there. Any other error may be
-  the server's, which is away for a moment: it becomes an OSError with URL and remedy.
+  its server's, for a moment: it becomes an OSError with URL and remedy.
 
-The caller closes the reader. Memory read into belongs to the pyarrow buffers that are handed out.
+The caller closes the reader. Memory that is handed out belongs to the pyarrow buffers.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from sortshuffle.storage.files.extents import BY_KEY_ALONE, Extent, ExtentReader
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.urls import MOUNTED_SCHEMES, store_error
 
-INDEX_READ_BYTES = 64 << 20  # at a time, where a mount gives less of an index than was asked for
+INDEX_READ_BYTES = 64 << 20  # at a time, where a mount gives less of an index than was requested
 
 
 class PartitionedFileReader(ExtentReader):
     """Reads the extents of one data file.
 
-    ``file_id``: the id the file must have, None to take it as it is. ``writer``: who wrote it, for errors.
+    ``file_id``: the id that the file must have; None for any. ``writer``: who wrote it, for errors.
     ``mounted``: it is in a directory that all hosts have mounted. ``key``: the application's, where its files
-    are encrypted and payloads are to be read. A key that is not this file's is known at once.
-    Raises `MissingDataError` if the file is gone or another, `CorruptDataError` if its header is damaged.
+    are encrypted and payloads are to be read. Raises `MissingDataError` if the file is gone or another one,
+    `CorruptDataError` if its header is damaged, `DecryptionError` for a wrong key.
     """
 
     def __init__(
@@ -97,10 +97,9 @@ class PartitionedFileReader(ExtentReader):
         return memory
 
     def expect_size(self, wanted: int) -> None:
-        """``wanted``: bytes that the file has by its index. One that is cut short is found before a byte of
-        it is handed out: so whoever looks at many learns of all that are damaged like that at once. Not for
-        mounted files: their server may tell an old size.
-        Raises `CorruptDataError`."""
+        """Check the file's size. ``wanted``: bytes by its index. So a file that is cut short is found before
+        a byte of it is read, and a reader of many files finds all of them at once. Not for mounted files:
+        their server may report an old size. Raises `CorruptDataError`."""
         try:
             found = calls.fstat(self._descriptor).st_size
         except OSError as error:
@@ -146,7 +145,7 @@ def read_index(file: PartitionedFile, file_id: bytes | None = None, mounted: boo
 
 
 def _raise_unless_lost(error: OSError, path: str, mounted: bool) -> None:
-    """Raises what does not say that the file is lost."""
+    """Raise an error that does not mean that the file is lost."""
     if error.errno in OUT_OF:
         raise FileAccessError(error.errno, path) from error
     if mounted and not isinstance(error, FileNotFoundError):
@@ -154,8 +153,8 @@ def _raise_unless_lost(error: OSError, path: str, mounted: bool) -> None:
 
 
 def _contents(path: str) -> bytes:
-    """By four system calls, where ``open`` takes nine. Each gives Python's lock away, for which many threads
-    of the shuffle manager's engine wait."""
+    """The bytes of a file, by four system calls, where ``open`` takes nine. Each releases Python's lock, for
+    which many threads of the shuffle manager's engine wait."""
     descriptor = calls.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = calls.fstat(descriptor).st_size

@@ -1,17 +1,17 @@
-"""Storage that every host sees, named by a URL: what a URL means, and how its errors are told.
+"""Storage that every host sees, named by a URL: what a URL means, its errors, and trying again.
 
     file:///mount/dir      a directory that all hosts have mounted: read and written by descriptor
     s3://bucket/prefix     and any other that fsspec knows: read by ranges, written in one stream each
 
-Used by `PartitionedFileWriter` (`storage.stored.stored_pair`), by `StoredFileReader`, and by whoever cleans
-up. A map output lies at ``<URL>/<application>-<token>/exchange-E-map-M-attempt-A``: an application's id is
-its master's, and two masters may give one twice; the token is random. There is no level of hashes above it:
-S3 divides a range of keys by itself where the requests are, and what is asked for at one time, the outputs of
-one exchange, differs in the number of the map.
+Used by `PartitionedFileWriter` (`storage.stored.stored_pair`), `StoredFileReader`, and for removal. A map
+output lies at ``<URL>/<application>-<token>/exchange-E-map-M-attempt-A``. The token is random, because two
+masters may give two applications one id. There is no level of hashes above it: S3 divides a range of keys by
+itself where the requests are, and the outputs of one exchange, which are read together, differ in the number
+of the map.
 
-Address and keys of a store are no options of ours: its library takes them from where it always does. For S3
-those are the ``AWS_*`` variables and files, and fsspec's own configuration (``FSSPEC_S3_*`` variables, files
-in ``~/.config/fsspec``), on the driver and on every host.
+Address and keys of a store are no options of this package: the store's library takes them from its usual
+places. For S3 those are the ``AWS_*`` variables and files, and fsspec's own configuration (``FSSPEC_S3_*``
+variables, files in ``~/.config/fsspec``), on the driver and on every host.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Result = TypeVar("Result")
 MOUNTED_SCHEMES = ("file://", "local://")
 _WITH_TOKEN = re.compile(r"(.+)-[0-9a-f]{32}")
 _READ_ONLY = ("data", "git", "github", "http", "https", "tar", "zip")  # of what fsspec knows
-# What the library of a store has tried some times by itself (s3fs: five times, for 5 s where nothing listens)
-# is tried again, for a store that is busy for longer: a task that fails reads everything again.
+# The library of a store has tried a request already (s3fs: five times, for 5 s where nothing listens). It is
+# tried again for a store that is busy for longer: a task that fails reads everything again
 ATTEMPTS = 3
 FIRST_WAIT = 0.5  # seconds; doubled before each further attempt
-# it does not help to ask again
+# errors that another try would get again
 _FINAL = (
     FileNotFoundError,
     PermissionError,
@@ -46,7 +46,7 @@ _FINAL = (
     ImportError,
     DataLossError,
 )
-# of errors that are raised without one
+# errno for errors that have none
 _CODES = (
     (FileNotFoundError, errno.ENOENT),
     (PermissionError, errno.EACCES),
@@ -65,7 +65,7 @@ def is_url(path: str) -> bool:
 
 
 def mounted_path(url: str) -> str | None:
-    """The local path of a URL of a directory that all hosts have mounted, or of something in it."""
+    """The local path of a URL in a directory that all hosts have mounted; None for other URLs."""
     for scheme in MOUNTED_SCHEMES:
         if url.startswith(scheme):
             return url.removeprefix(scheme)
@@ -73,14 +73,14 @@ def mounted_path(url: str) -> str | None:
 
 
 def mounted(file: PartitionedFile) -> PartitionedFile | None:
-    """The same by its local path, if it is in a mounted directory."""
+    """The same map output by its local path, if it is in a mounted directory."""
     base = mounted_path(file.base)
     return None if base is None else PartitionedFile(base)
 
 
 def why_unknown(url: str) -> str:
-    """Why fsspec cannot know the storage of a URL; empty where it does. Only the URL's scheme is looked at:
-    whoever asks need not reach the storage, nor have its library."""
+    """Why fsspec does not know the storage of a URL; empty where it does. Only the scheme counts: the caller
+    need not reach the storage, nor have its library."""
     from fsspec.registry import known_implementations, registry
 
     scheme = url.partition("://")[0]
@@ -93,8 +93,8 @@ def why_unknown(url: str) -> str:
 
 
 def why_not_shared(url: str) -> str:
-    """Why several processes cannot share the storage of a URL and write there; empty where they can, as far
-    as its scheme tells."""
+    """Why several processes cannot write to the storage of a URL together; empty where, by its scheme, they
+    can."""
     if url.startswith("memory://"):
         return "no other process sees that. Name storage that all hosts see"
     if url.partition("://")[0] in _READ_ONLY:
@@ -119,7 +119,7 @@ def application_url(root: str, name: str) -> str:
 
 
 def root_and_application(url: str) -> tuple[str, str]:
-    """What `application_url` was made of."""
+    """The inverse of `application_url`."""
     root, _, application = url.rpartition("/")
     return root, application
 
@@ -147,7 +147,7 @@ def open_store(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def store_errors(doing: str, url: str) -> Iterator[None]:
-    """Turn whatever the library of a store raises into an OSError that names the URL and a remedy."""
+    """Turn any error of a store's library into an OSError that names the URL and a remedy."""
     try:
         yield
     except SortShuffleError:
@@ -155,11 +155,12 @@ def store_errors(doing: str, url: str) -> Iterator[None]:
     except Exception as error:
         if _names(url, error):
             raise
-        raise store_error(doing, url, error) from error  # of no variable: that would hold what was read
+        # not of a variable: it would keep alive what was read
+        raise store_error(doing, url, error) from error
 
 
 def store_error(doing: str, url: str, error: Exception) -> OSError:
-    """The OSError to raise for ``error``; of its own kind, such as PermissionError, where it has one."""
+    """The OSError to raise for ``error``, of the same kind where there is one, such as PermissionError."""
     code = error.errno if isinstance(error, OSError) else None
     if code is None:
         code = next((number for kind, number in _CODES if isinstance(error, kind)), errno.EIO)
@@ -168,15 +169,15 @@ def store_error(doing: str, url: str, error: Exception) -> OSError:
 
 
 def _names(url: str, error: Exception) -> bool:
-    """Whether an error says already what could not be read."""
+    """Whether an error names the URL already."""
     return isinstance(error, OSError) and error.filename == url
 
 
 def retry(
     call: Callable[[], Result], wait: Callable[[float], None] = time.sleep, attempts: int = ATTEMPTS
 ) -> Result:
-    """What ``call`` returns, tried so many times with a doubling wait. Raises what it raised last, or what
-    asking again would not mend."""
+    """What ``call`` returns. It is tried up to ``attempts`` times, with a doubling wait. Raises its last
+    error, or at once one that is final (`is_final`)."""
     for attempt in range(attempts - 1):
         try:
             return call()
@@ -188,11 +189,11 @@ def retry(
 
 
 def is_final(error: Exception) -> bool:
-    """Whether the store would say the same again."""
+    """Whether another try would get the same error."""
     return isinstance(error, _FINAL) or is_behind_the_end(error)
 
 
 def is_behind_the_end(error: Exception) -> bool:
-    """Whether the store says that an object ends before the range that was asked for."""
+    """Whether the store says that an object ends before the requested range."""
     response = getattr(error.__cause__, "response", None)
     return isinstance(response, dict) and response.get("Error", {}).get("Code") == _OUT_OF_RANGE

@@ -2,6 +2,6 @@
 
 finding         which files make up a pair
 contents        what they say
-data_check      whether all the data is what they say
+data_check      whether all the data is as they say
 open_files      files on this host or in a store
 """

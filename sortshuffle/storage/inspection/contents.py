@@ -1,17 +1,17 @@
 """What a pair of files holds, whatever state it is in: finished, unfinished, damaged or half missing.
 
-The engine's reader (`storage.files.reader`) gives nothing of a file that is not whole. This module is for
-people who want to know what is there all the same. It never raises for what the bytes are: whatever is wrong
-becomes a `FileFault` with its place. Used by the command line.
+The engine's reader (`storage.files.reader`) refuses files that are not whole. This module shows people what
+is there all the same. Wrong bytes never raise: they become a `FileFault` with its place. Used by the command
+line.
 
-`inspect` reads the index and both headers, not the data: cheap, whatever the size of the file. What the data
-is, `storage.inspection.data_check` says.
+`inspect` reads the index and both headers, not the data: it is cheap, whatever the size of the file.
+`storage.inspection.data_check` reads the data.
 
 Rules
-* Of a finished index nothing is believed unless all of it verifies. A partial index has no checksum: of it
-  those regions count that lie exactly one behind the other in the data file, where a writer would put them.
+* A finished index counts only if all of it verifies. A partial index has no checksum: its regions count as
+  long as they lie exactly one behind the other in the data file, where a writer would put them.
 * The index is read before the data, because a live writer appends in the other order.
-* Files are opened for reading only. Locks are tried, and let go at once.
+* Files are opened for reading only. Locks are tried, and released at once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FileFault:
 
     @property
     def where(self) -> str:
-        """The place within the file; empty if the fault is the file's as a whole."""
+        """The place within the file; empty for a fault of the whole file."""
         return str(self.place).removeprefix(self.place.file).removeprefix(", ")
 
     def __str__(self) -> str:
@@ -90,14 +90,14 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True)
 class RegionTable:
-    """The entries of all regions that are known, shape (regions, subpartitions), and the regions' kinds."""
+    """The entries of all known regions, shape (regions, subpartitions), and the regions' kinds."""
 
     entries: Entries
     kinds: tuple[RegionKind, ...]
 
     def extents(self, subpartition: int | None = None) -> Iterator[Extent]:
         """Every extent once, empty ones too, in the order of regions; a broadcast region's as subpartition
-        0's. With ``subpartition``: those that its consumer reads."""
+        0's. With ``subpartition``: the extents that its consumer reads."""
         for region, kind in enumerate(self.kinds):
             if subpartition is not None:
                 yield extent_of(self.entries[region, subpartition], region, subpartition)
@@ -109,12 +109,12 @@ class RegionTable:
         return self.kinds[region] is RegionKind.BROADCAST
 
     def per_subpartition(self, field: str) -> Int64s:
-        """What each consumer gets: a field of the entries summed over regions, shape (subpartitions,)."""
+        """A field of the entries summed over regions, for each consumer: shape (subpartitions,)."""
         return np.asarray(self.entries[field].sum(axis=0), np.int64)
 
     @property
     def totals(self) -> Totals:
-        """Of everything in the file, a broadcast region counted once."""
+        """Totals of the file; a broadcast region counts once."""
         owned = [_owned(row, kind) for row, kind in zip(self.entries, self.kinds, strict=True)]
         return Totals.of(np.concatenate(owned) if owned else np.empty(0, ENTRY))
 
@@ -162,7 +162,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How evenly something is spread over subpartitions. ``largest``: the subpartition that has the most."""
+    """How evenly an amount is spread over subpartitions. ``largest``: the subpartition that has the most."""
 
     least: int
     median: float
@@ -226,16 +226,16 @@ def inspect(path: str) -> Inspection:
     names = PairNames.of(path)
     found = _Inspector(names).inspect()
     names_now = names.now()
-    # a task that finishes renames its files under our hands
+    # a task that finishes meanwhile renames its files
     return found if names_now == names else _Inspector(names_now).inspect()
 
 
 class _Inspector:
-    """Collects what can be known of one pair, and the faults met on the way."""
+    """Collects what is known of one pair, and its faults."""
 
     def __init__(self, names: PairNames) -> None:
         self._names = names
-        # of a pair that is just being made, the index is missing for a moment, and the data file is empty
+        # while a writer makes a pair, the index is missing for a moment, and the data file is empty
         self._is_written = names.unfinished and names.data is not None and is_being_written(names.data)
         self._faults: list[FileFault] = []
         self._table: RegionTable | None = None
@@ -268,7 +268,7 @@ class _Inspector:
             self._schema,
             names.unfinished,
             self._is_written,
-            # if the other header is sound, a version that is not known is damage
+            # with one sound header, an unknown version in the other is damage
             self._is_known_version or header is not None,
             self._is_pair,
             tuple(self._faults),
@@ -363,7 +363,8 @@ def completed_regions(content: bytes, header: FileHeader) -> RegionTable:
     """The regions of a partial index, which has no tail yet.
 
     The last row may be cut, or be the beginning of a tail: regions count as long as each begins in the data
-    file where the one before it ended. Their kinds follow: only in a broadcast region are entries equal.
+    file where the one before it ended. Their entries tell the kinds: they are equal only in a broadcast
+    region.
     """
     rows = max(0, len(content) - HEADER_BYTES) // (ENTRY_BYTES * header.subpartitions)
     if rows == 0:
@@ -382,8 +383,8 @@ def completed_regions(content: bytes, header: FileHeader) -> RegionTable:
 
 
 def misplaced(table: RegionTable, header: FileHeader, path: str) -> list[FileFault]:
-    """Entries that leave a gap or overlap: the extents must lie one behind the other, from the header to the
-    end of the data file."""
+    """Faults for entries that leave a gap or overlap: the extents must lie one behind the other, from the
+    header to the end of the data file."""
     faults: list[FileFault] = []
     position = HEADER_BYTES
     for region, kind in enumerate(table.kinds):
@@ -409,7 +410,7 @@ def _in_write_order(row: Entries, kind: RegionKind, header: FileHeader) -> Entri
 
 
 def _misplaced_entries(owned: Entries, position: int) -> npt.NDArray[np.bool_]:
-    """Which of a region's entries, in write order, no writer that is at ``position`` can have made."""
+    """Which of a region's entries, in write order, a writer at ``position`` cannot have made."""
     starts = np.concatenate(([np.uint64(position)], (owned["offset"] + owned["bytes"])[:-1]))
     is_empty = owned["bytes"] == 0
     return np.asarray(

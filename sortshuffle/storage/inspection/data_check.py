@@ -1,12 +1,12 @@
 """`check_data`: reads all the data of a pair, whatever state it is in, and says what is wrong with it.
 
-Every buffer, every extent, and every byte that no extent covers. It never raises for what the bytes are:
-whatever is wrong becomes a `FileFault` with its place. Used by the command line, after
-`storage.inspection.contents`. Knows no records: who does passes a `RecordCounter`.
+It checks every buffer, every extent, and every byte that no extent covers. Wrong bytes never raise: they
+become a `FileFault` with its place. Used by the command line, after `storage.inspection.contents`. It knows
+no records: a caller that does passes a `RecordCounter`.
 
-Payloads that are encrypted are looked at only with their key (`plain_buffers`); checksums need none.
+Encrypted payloads are read only with their key (`plain_buffers`); checksums need none.
 
-Memory is bounded: a few MiB, or the largest single buffer that fits where it is said to be.
+Memory is bounded: a few MiB, or the largest single buffer that fits where its extent is.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _SIZE_FIELD = slice(4, 8)  # in a buffer header
 
 
 class ExtentCounter(Protocol):
-    """Counts the records of one extent, whose verified buffers it is given in order."""
+    """Counts the records of one extent. It gets the verified buffers in order."""
 
     def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
-        """How many records end in a buffer; None where the payload cannot count them. Raises `Malformed` if
-        it cannot be decoded."""
+        """Records that end in a buffer; None where they cannot be counted. Raises `Malformed` if it cannot be
+        decoded."""
 
     def finish(self) -> None:
         """The extent ends here. Raises `Malformed` if that is within a record."""
@@ -67,11 +67,11 @@ class RecordCounter(Protocol):
         """For the next extent, in the order of the index."""
 
     def count_loose(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
-        """How many records end in a buffer of which nothing else is known; None if that cannot be told.
-        Raises `Malformed` if it cannot be decoded."""
+        """Records that end in a buffer of no known extent; None if they cannot be counted. Raises `Malformed`
+        if it cannot be decoded."""
 
     def finish(self) -> None:
-        """The pair is finished and sound, and has no more extents. Raises `Malformed` if it must have."""
+        """A finished, sound pair has no more extents. Raises `Malformed` if it should have more."""
 
 
 # ---- what is found --------------------------------------------------------------------------------------
@@ -79,8 +79,8 @@ class RecordCounter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FoundBuffer:
-    """A verified buffer in the data file. ``bytes``: with header and padding. ``memory`` holds it, and
-    ``stored`` says where in that."""
+    """A verified buffer in the data file. ``bytes``: with header and padding. ``stored``: its place in
+    ``memory``."""
 
     offset: int
     bytes: int
@@ -103,8 +103,8 @@ class LooseBuffer:
 
 @dataclass(frozen=True, slots=True)
 class DataCheck:
-    """What reading all the data found. ``stopped_at``: the offset from which on nothing can be told, because
-    the region being written breaks off there, or because it is not known where the next buffer begins."""
+    """The result of reading all the data. ``stopped_at``: the offset where the check had to stop, because the
+    region being written breaks off there, or because it is not known where the next buffer begins."""
 
     faults: tuple[FileFault, ...] = ()
     loose: tuple[LooseBuffer, ...] = ()
@@ -125,10 +125,11 @@ def check_data(
     advance: Callable[[int], None] = lambda size: None,
     cipher: FileCipher | None = None,
 ) -> DataCheck:
-    """Read and verify the whole data file of a pair. ``advance`` is told of bytes as they are done.
-    ``cipher``: what decrypts the payloads; without one encrypted records are not counted.
+    """Read and verify the whole data file of a pair. ``advance`` gets the number of bytes as they are done.
+    ``cipher`` decrypts the payloads; without one encrypted records are not counted.
 
-    One fault for each damaged extent, at its first bad buffer. Data of another format version is left alone.
+    There is one fault for each damaged extent, at its first bad buffer. Data of another format version is not
+    read.
     """
     data = inspection.data
     if data is None or data.bytes <= HEADER_BYTES or not inspection.is_known_version:
@@ -144,7 +145,7 @@ def check_data(
 
 @contextmanager
 def open_data(path: str) -> Iterator[OpenFile]:
-    """The data file for positioned reads. A partial file is found also if it was finished meanwhile."""
+    """The data file for positioned reads; of a partial file that was finished meanwhile, the finished one."""
     if not is_file(path):
         path = path.removesuffix(PARTIAL_SUFFIX)
     with open_file(path) as file:
@@ -152,7 +153,7 @@ def open_data(path: str) -> Iterator[OpenFile]:
 
 
 def cipher_of(header: FileHeader | None, key: EncryptionKey | None) -> FileCipher | None:
-    """What decrypts a file; None if it is not encrypted, if there is no key, or if the key is another one."""
+    """The cipher of a file; None if it is not encrypted, or if there is no key or a wrong one."""
     if key is None or header is None or not header.is_encrypted:
         return None
     cipher = key.of_file(header.file_id)
@@ -162,9 +163,10 @@ def cipher_of(header: FileHeader | None, key: EncryptionKey | None) -> FileCiphe
 def plain_buffers(
     file: OpenFile, extent: Extent, cipher: FileCipher | None, encrypts: bool | None = None
 ) -> Iterator[FoundBuffer]:
-    """The buffers of an extent, each verified and, with a cipher, decrypted before it is given. ``encrypts``:
-    whether the file's header says that they are encrypted; None: they are if, and only if, there is a cipher.
-    Raises as `walk` does, and `Malformed` for a buffer that is otherwise."""
+    """The buffers of an extent, each verified and, with a cipher, decrypted before it is yielded.
+    ``encrypts``: whether the file's header says that they are encrypted; None: they are if, and only if,
+    there is a cipher. Raises as `walk` does, and `Malformed` for a buffer that disagrees with
+    ``encrypts``."""
     encrypts = cipher is not None if encrypts is None else encrypts
     for found in walk(file, extent.offset, extent.offset + extent.bytes):
         if found.stored.encrypted != encrypts:
@@ -192,7 +194,7 @@ def _decrypt(found: FoundBuffer, extent: Extent, cipher: FileCipher) -> FoundBuf
 
 
 def walk(file: OpenFile, start: int, end: int) -> Iterator[FoundBuffer]:
-    """The buffers from offset ``start`` to ``end``, each verified before it is given.
+    """The buffers from offset ``start`` to ``end``, each verified before it is yielded.
 
     Raises `Malformed` at the first that is wrong, with its offset in the file; OSError if reading fails.
     """
@@ -232,7 +234,7 @@ def _at_offset_of(problem: Malformed, start: int) -> Malformed:
 
 
 class _Checker:
-    """One pass over a data file: the extents that the index knows, then what lies behind them."""
+    """One pass over a data file: the extents of the index, then the bytes behind them."""
 
     def __init__(
         self,
@@ -316,12 +318,12 @@ class _Checker:
     def _walk_loose(self, start: int) -> None:
         """List the buffers that no entry covers.
 
-        Past a bad one the walk goes on where its size says that the next begins, if a good one does.
+        After a bad one the walk goes on where, by its size, the next begins, if a good one does.
         """
         problem = self._list_buffers(start)
         while problem is not None:
             if isinstance(problem, CutShort) and self._inspection.unfinished:
-                self._stopped_at = problem.offset  # a task that is stopped leaves its file cut anywhere
+                self._stopped_at = problem.offset  # a killed task leaves its file cut anywhere
                 return
             place = Place(self._data.path, offset=problem.offset)
             self._faults.append(FileFault(place, problem.what, problem.expected, problem.found))
@@ -332,7 +334,7 @@ class _Checker:
             problem = self._list_buffers(behind)
 
     def _list_buffers(self, start: int) -> Malformed | None:
-        """Add the buffers from ``start`` on; gives what ended that before the end of the file."""
+        """Add the buffers from ``start`` on. Returns the error that ended this before the end of the file."""
         try:
             for found in walk(self._file, start, self._data.bytes):
                 if self._encrypts is not None and found.stored.encrypted != self._encrypts:
@@ -355,7 +357,7 @@ class _Checker:
         return offset + sealed_size(int.from_bytes(size, "little"))
 
     def _count_loose(self, found: FoundBuffer) -> int | None:
-        if self._counter is None or found.stored.encrypted:  # where a loose one belongs is not known
+        if self._counter is None or found.stored.encrypted:  # a loose buffer's region is not known
             return None
         with _at(found.offset):
             return self._counter.count_loose(found.memory, found.stored)
@@ -363,7 +365,7 @@ class _Checker:
 
 @contextmanager
 def _at(offset: int) -> Iterator[None]:
-    """What a counter finds wrong is wrong there in the file."""
+    """Give a counter's `Malformed` this offset in the file."""
     try:
         yield
     except Malformed as problem:

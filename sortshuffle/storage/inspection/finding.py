@@ -28,9 +28,9 @@ _DIGITS = re.compile(r"(\d+)")
 def find_pairs(directory: str, on_error: Callable[[OSError], None] | None = None) -> Iterator[str]:
     """One path of each pair at or below a directory, sorted with numbers as numbers.
 
-    Symbolic links are not followed. Other programs' files with the same suffixes (Spark's own shuffle files
-    stand beside ours) are passed over: a file is ours by its name or by its magic, in a store by its name.
-    ``on_error`` is told of directories that cannot be listed; that a store cannot be is an OSError.
+    Symbolic links are not followed. Other programs' files with the same suffixes, such as Spark's own shuffle
+    files, are passed over: a file is ours by its name or by its magic, in a store by its name. ``on_error``
+    gets the errors of directories that cannot be listed; a store that cannot be listed raises OSError.
     """
     if is_url(directory):
         yield from _pairs_in_store(directory)
@@ -41,7 +41,7 @@ def find_pairs(directory: str, on_error: Callable[[OSError], None] | None = None
 
 
 def _pairs_in_store(url: str) -> Iterator[str]:
-    """By their names only: to look into every other file would take a request each."""
+    """By names only: the magic would take a request for each file."""
     with store_errors("listing files", url):
         filesystem, top = open_store(url)
         filesystem.invalidate_cache()
@@ -91,8 +91,8 @@ class PairNames:
 
     @staticmethod
     def of(path: str) -> PairNames:
-        """The pair that a file belongs to. Where finished and partial names are both there, those of the
-        same kind as ``path`` go first. Raises `UsageError` if the file is not ours."""
+        """The pair that a file belongs to. If it has finished and partial files, those of the kind of
+        ``path`` come first. Raises `UsageError` if the file is not ours."""
         path = absolute(path)
         if not is_file(path):
             raise UsageError(f"{path} is not a file")

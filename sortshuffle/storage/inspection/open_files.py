@@ -1,12 +1,12 @@
-"""Files as the command line looks into them, wherever they lie: on this host, or in a store by its URL.
+"""Files that the command line reads, on this host or in a store by URL.
 
     OpenFile      positioned reads; payloads are aligned in memory as in the file
       _LocalFile      by descriptor
-      _StoredFile     by ranges, some MiB at a time, because whoever looks goes through a file from its begin
+      _StoredFile     by ranges, some MiB at a time, because files are read from front to back
 
-Used by `storage.inspection.finding`, `storage.inspection.contents` and `storage.inspection.data_check`. A URL
-of a mounted directory is not for this module: it has a local path (`urls.mounted_path`). Errors are
-OSErrors with the path.
+Used by `storage.inspection.finding`, `storage.inspection.contents` and `storage.inspection.data_check`. For a
+URL of a mounted directory callers use its local path (`urls.mounted_path`). Errors are OSErrors with the
+path.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sortshuffle.storage.files.extents import aligned_memory
 from sortshuffle.storage.files.presence import is_locked
 from sortshuffle.storage.files.urls import is_url, open_store, store_errors
 
-BLOCK_BYTES = 8 * MIB  # of a store at a time: in so much, a request's latency is lost
-_LARGEST_OFFSET = 2**62  # that the system takes; a damaged entry may name any
+BLOCK_BYTES = 8 * MIB  # of a store at a time: reading so much takes far longer than a request's latency
+_LARGEST_OFFSET = 2**62  # that the system takes; a damaged entry may have any
 
 
 class OpenFile(Protocol):
@@ -87,7 +87,8 @@ def absolute(path: str) -> str:
 
 
 def is_being_written(path: str) -> bool:
-    """Whether a live task writes this partial file; it holds a lock. Of a store that cannot be told."""
+    """Whether a live task writes this partial file and holds its lock. False in a store, which has no
+    locks."""
     return not is_url(path) and is_locked(path)
 
 

@@ -1,22 +1,22 @@
 """What applications have left on storage that every host sees, and how it is removed.
 
-Map outputs of frames are not deleted there one at a time. The driver removes what its application wrote when
-that ends (`spark.session.shared_storage`), and `sortshuffle clean` what a driver left that could not. The
-shuffle manager's, in a directory of their own (`homes.shared_home`), are deleted when Spark unregisters a
-shuffle, and when the application ends. All of these find
+Map outputs of frames are not deleted there one at a time. The driver removes its application's when that ends
+(`spark.session.shared_storage`); what it could not remove, `sortshuffle clean` does. The shuffle manager's
+map outputs, in a directory of their own (`homes.shared_home`), are deleted when Spark unregisters a shuffle,
+and when the application ends. Removed are
 
 * map outputs, ``<URL>/<application>-<token>/exchange-E-map-M-attempt-A.{data,index}`` and ``.partial``;
-* on S3, uploads of such that were begun and never completed: they are billed, but no listing shows them.
+* on S3, their uncompleted uploads: they are billed, but no listing shows them.
 
 Nothing else is touched, whatever its name, and nothing in directories below an application's.
 
-Below, an application is the name of its directory, but where ``remains_below`` is asked for one: there its id
+In this module an application is the name of its directory; only ``remains_below`` also takes an id, which
 means all directories of that id.
 
 Run as a program, ``python -m sortshuffle.storage.stored.stored_cleaning URL APPLICATION`` removes what the
-application left: for a driver that is at its own end (`spark.session.shared_storage`). With the path of a
-file as a third argument nobody waits for it (`service.host.rendezvous`): it tries for some minutes, and if it
-cannot remove everything, it writes to the file why.
+application left: for a driver at its own end (`spark.session.shared_storage`). A third argument, the path of
+a file, is for callers that do not wait (`service.host.rendezvous`): the program tries for some minutes, and
+if something is left, it writes the reason to the file.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from sortshuffle.storage.files.urls import (
 )
 from sortshuffle.storage.stored.stored_listing import StoredFile, directories_in, files_in
 
-# Of a removal for which nobody waits. The waits between them are 8.5 minutes together: a store that is away
-# for longer is left to `sortshuffle clean`
+# Of a removal for which no caller waits. The waits between them are 8.5 minutes together; what a store that
+# is away for longer still has is for `sortshuffle clean`
 ATTEMPTS_IN_BACKGROUND = 11
 
 
@@ -85,8 +85,8 @@ class _Found:
 
 
 def remains_below(root: str, application: str | None = None) -> list[Remains]:
-    """What applications have left below a URL, or only those of one id, or that of one directory's name.
-    Raises OSError where it cannot be listed."""
+    """What applications have left below a URL. ``application``: only those of this id, or of this directory's
+    name. Raises OSError where it cannot be listed."""
     by_application: dict[str, list[_Found]] = {}
     for found in _found_below(root, application):
         by_application.setdefault(found.application, []).append(found)
@@ -107,7 +107,7 @@ def remove_remains(root: str, application: str) -> None:
             for upload in _uploads_of(root, application):
                 if upload.file is not None:
                     _give_up(filesystem, upload)
-        except Exception as error:  # whoever may not see uploads removes the files all the same
+        except Exception as error:  # a user who may not list uploads removes the files all the same
             refusal = error
         _remove_files(
             filesystem,
@@ -119,13 +119,13 @@ def remove_remains(root: str, application: str) -> None:
 
 
 def clean_command(root: str, application: str) -> str:
-    """What removes it when the storage can be used again."""
+    """The command that removes it when the storage can be used again."""
     return f"sortshuffle clean {root} --application {application}"
 
 
 def sizes_of_exchange(directory: str, exchange: int) -> dict[str, int]:
-    """The finished files of an exchange in an application's directory: bytes by name. One request for each
-    thousand. Raises OSError where it cannot be listed."""
+    """Bytes of the finished files of an exchange, by name, in an application's directory. One request for
+    each thousand. Raises OSError where it cannot be listed."""
     return {file.name: file.bytes for file in _files_of_exchange(directory, exchange)}
 
 
@@ -193,18 +193,18 @@ def _files_of(root: str, application: str, is_named: bool) -> list[StoredFile]:
     except PermissionError:
         if is_named:
             raise
-        return []  # another user's directory: it is for that user to look into, and to remove
+        return []  # another user's directory, which that user removes
 
 
 def _application(root_path: str, path: str) -> str:
-    """Whose directory something lies in, directly; empty for what lies elsewhere."""
+    """The application in whose directory a path lies directly; empty for other paths."""
     below = path.removeprefix(root_path.rstrip("/")).lstrip("/").split("/")
     return below[0] if len(below) == 2 else ""
 
 
 def _uploads_below(filesystem: Any, path: str) -> Iterator[_Found]:
-    """Unfinished uploads, where the store has such: on S3, for which s3fs has no call that asks for a part of
-    the bucket, or for more than a thousand."""
+    """Unfinished uploads, which only S3 has. s3fs's own call lists the whole bucket, and at most a
+    thousand."""
     if not hasattr(filesystem, "call_s3"):
         return
     bucket, key, _ = filesystem.split_path(path)
@@ -221,7 +221,7 @@ def _uploads_below(filesystem: Any, path: str) -> Iterator[_Found]:
 
 
 def _remove_files(filesystem: Any, list_paths: Callable[[], list[str]]) -> None:
-    """Remove what is listed. Somebody else may be removing the same files. Raises OSError where some stay."""
+    """Remove the listed files. Others may remove the same ones. Raises OSError where some stay."""
     paths = list_paths()
     if not paths:
         return
@@ -272,7 +272,7 @@ def main(url: str, application: str, left: str = "") -> None:
     try:
         retry(lambda: remove_remains(url, application), attempts=ATTEMPTS_IN_BACKGROUND)
     except (OSError, SortShuffleError) as error:
-        # whoever began this may have tidied up
+        # the caller may have removed the directory
         make_private(os.path.dirname(left))
         with calls.open_file(left, "w", encoding="utf-8") as opened:
             opened.write(f"{error}\nRemove what is left with: {clean_command(url, application)}\n")

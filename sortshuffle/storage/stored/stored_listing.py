@@ -1,14 +1,15 @@
 """What lies at a URL: the files of a directory there, and the directories.
 
-Used by whoever looks for map outputs that are lost, or to be removed (`storage.stored.stored_cleaning`).
+Used to find map outputs that are lost, or to be removed (`storage.stored.stored_cleaning`).
 
 Rules
-* What cannot be listed is an error, never an empty directory: whoever gets a list takes what is not in it for
-  gone. So fsspec's ``ls`` is asked, because its ``find`` and ``walk`` pass over directories that fail. Of an
-  object store ``find`` by a prefix is one listing, and fails as ``ls`` does.
-* A directory that is not there has nothing in it. What goes while it is listed is passed over, because others
+* A directory that cannot be listed is an error, never empty: callers take what is not in a list for gone. So
+  fsspec's ``ls`` is used, because its ``find`` and ``walk`` pass over directories that fail. In an object
+  store ``find`` by a prefix is one listing, and fails as ``ls`` does.
+* A missing directory is empty. A file that goes while its directory is listed is passed over, because others
   remove files too.
-* In a mounted directory names are compared before a file is looked at: over NFS each look is a request.
+* In a mounted directory names are compared before the system is asked about a file: over NFS that is a
+  request.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 from sortshuffle import calls
 from sortshuffle.storage.files.urls import mounted_path, open_store
 
-# under which the file systems of fsspec tell when a file was written
+# fields in which fsspec's file systems say when a file was written
 _TIMES = ("LastModified", "mtime", "last_modified", "updated", "created")
 
 
@@ -42,7 +43,7 @@ class StoredFile:
 
 
 def files_in(url: str, prefix: str = "") -> list[StoredFile]:
-    """The files of a directory whose names begin like that. Raises what the store's library raises."""
+    """The files of a directory whose names begin with ``prefix``. Raises what the store's library raises."""
     directory = mounted_path(url)
     if directory is not None:
         return list(_mounted_files(directory, prefix))
@@ -86,7 +87,8 @@ def _scanned(directory: str) -> list[os.DirEntry[str]]:
 
 
 def _entries(url: str, prefix: str = "") -> list[dict[str, Any]]:
-    """Of a directory in a store, or of an object store only those that begin like that."""
+    """fsspec's entries of a directory in a store; in an object store only those that begin with
+    ``prefix``."""
     filesystem, path = open_store(url)
     filesystem.invalidate_cache()  # others have written since this process last looked
     try:
@@ -100,7 +102,7 @@ def _entries(url: str, prefix: str = "") -> list[dict[str, Any]]:
 
 def _changed(about: dict[str, Any]) -> float:
     """When a file was written; now, for a store that does not say."""
-    told = next((about[name] for name in _TIMES if about.get(name) is not None), None)
-    if isinstance(told, datetime):
-        return told.timestamp()
-    return float(told) if isinstance(told, int | float) else time.time()
+    moment = next((about[name] for name in _TIMES if about.get(name) is not None), None)
+    if isinstance(moment, datetime):
+        return moment.timestamp()
+    return float(moment) if isinstance(moment, int | float) else time.time()

@@ -10,11 +10,11 @@ means a complete pair. How that is done depends on the store:
   nobody sees until the upload is completed (`_Upload`). One smaller than a part is put in one request;
 * elsewhere the object is written under a name that ends in ``.partial`` and then moved (`_Moved`).
 
-What a killed process leaves is an upload that was not completed, or a ``.partial``: the driver removes it at
-its end, or `sortshuffle clean` does.
+A killed process leaves an uncompleted upload, or a ``.partial``. The driver removes it at its end, or
+`sortshuffle clean` does.
 
-Single-threaded. What is appended is copied: up to a part of each object is held here, and twice as much again
-by fsspec while a part is on its way.
+Single-threaded. Appended bytes are copied: up to a part of each object is held here, and fsspec holds twice
+as much while it sends a part.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sortshuffle.storage.files.urls import open_store, store_errors
 # S3 takes 5 MiB and more for every part but the last, and 10,000 parts: with this an object has up to 78 GiB.
 # A request's latency of some 50 ms is as long as 5 MB take at 100 MB/s, so much smaller parts are slower.
 PART_BYTES = 8 * MIB
-BLOCK_BYTES = 256 * KIB  # of one write call elsewhere: from there on a larger one is not quicker
+BLOCK_BYTES = 256 * KIB  # of one write call elsewhere; larger ones are not quicker
 
 
 class StoredPair:
@@ -56,9 +56,9 @@ class StoredPair:
         self._index.commit()
 
     def discard(self) -> None:
-        """Leave nothing of either, also where `commit` failed after the first, and tell nothing: the task has
-        failed already, and its own error must be the one that is seen. What cannot be removed now goes with
-        what killed processes leave."""
+        """Delete both, also after a `commit` that failed between them. Errors are ignored: the task has
+        failed already, and its own error must be seen. What stays is removed with what killed processes
+        leave."""
         _discard(self._index)
         _discard(self._data)
 
@@ -84,7 +84,7 @@ def _new_object(url: str) -> _Object:
 
 
 class _Upload:
-    """An object that is uploaded in parts of `PART_BYTES`, or if it is smaller than one, put whole."""
+    """An object that is uploaded in parts of `PART_BYTES`; one that is smaller is put whole."""
 
     def __init__(self, filesystem: Any, path: str, url: str) -> None:
         self._filesystem = filesystem
@@ -106,12 +106,12 @@ class _Upload:
 
     def commit(self) -> None:
         with store_errors("writing", self._url):
-            self._is_put = True  # perhaps, even if the answer does not arrive
+            self._is_put = True  # it may be, also where no answer arrives
             if self._stream is None:
                 self._filesystem.pipe_file(self._path, bytes(self._held))
             else:
                 self._stream.write(self._held)
-                self._stream.close()  # sends the last part; as the stream was opened, completes nothing
+                self._stream.close()  # sends the last part; without autocommit it completes nothing
                 self._stream.commit()
         self._held = bytearray()
 
@@ -125,7 +125,7 @@ class _Upload:
                 _remove(self._filesystem, self._path)
 
     def _send(self) -> None:
-        """Send a part: what is held, which is as large as the stream's own blocks."""
+        """Send the held bytes as a part: they are as many as one block of the stream."""
         with store_errors("writing", self._url):
             if self._stream is None:
                 self._stream = self._filesystem.open(
@@ -156,7 +156,7 @@ class _Moved:
     def commit(self) -> None:
         with store_errors("writing", self._url):
             self._stream.close()
-            self._is_moved = True  # perhaps, even if the answer does not arrive
+            self._is_moved = True  # it may be, also where no answer arrives
             self._filesystem.mv(self._partial, self._path)
 
     def discard(self) -> None:
@@ -168,7 +168,7 @@ class _Moved:
 
 
 def _in_blocks(pieces: Sequence[BytesLike]) -> Iterator[BytesLike]:
-    """The same bytes with small pieces joined, in blocks of at least `BLOCK_BYTES` but for the last."""
+    """The same bytes in blocks of at least `BLOCK_BYTES`, but for the last: small pieces are joined."""
     held = bytearray()
     for piece in pieces:
         if not held and len(piece) >= BLOCK_BYTES:
@@ -194,4 +194,4 @@ def _remove(filesystem: Any, path: str) -> None:
     try:
         filesystem.rm_file(path)
     except FileNotFoundError:
-        pass  # it had not come to that
+        pass  # it was not made yet

@@ -1,23 +1,23 @@
 """`StoredFileReader`: extents of a finished result partition in a store, by ranges of its data object.
 
 Rules
-* Only ranges whose place and length are known are asked for: the control rows, or else the index, say them.
-  No listing, no question whether the object is there or how large it is, no reading ahead of what is wanted.
-* The first extent that is asked for whole brings all those that the reader was opened for: in as few requests
-  as `planned_requests` finds, and as many of them at a time as `CONCURRENT_REQUESTS`. Whoever opens a reader
-  for several extents takes them one behind the other, and has counted the memory of all
-  (`reading.channel.Fetch`). A part of an extent is a request of its own, less what the part before it has
-  brought already: whoever reads in parts still holds that one when it asks for the next.
-* What the store gives is copied once, into aligned memory, and let go of: for a moment the extents of a fetch
-  are held twice. That is within what a fetch counts, which has their decoded bytes beside the stored ones.
-* The data object's own header is not read, it would cost a request: that the bytes are the promised ones the
-  checksums say, which came with the extents from the writer itself. An object of another attempt, or another
-  application, fails them.
+* Only ranges of known place and length are requested: the control rows, or else the index, have them. There
+  are no listings, no requests for the object's existence or size, and no reading ahead.
+* The first whole extent that is fetched brings all extents that the reader was opened for: in as few requests
+  as `planned_requests` finds, `CONCURRENT_REQUESTS` at a time. The caller takes them one behind the other,
+  and has counted the memory of all (`reading.channel.Fetch`). A part of an extent is a request of its own,
+  without the bytes that the part before has already: the caller still holds that one when it fetches the
+  next.
+* The store's bytes are copied once, into aligned memory, and freed: for a moment the extents of a fetch are
+  held twice. A fetch counts enough for that: decoded bytes beside the stored ones.
+* The data object's own header is not read, because it would cost a request. The checksums, which came with
+  the extents from the writer, prove that the bytes are the right ones: an object of another attempt, or
+  another application, fails them.
 * A missing object is a `MissingDataError`, one that ends too early a `CorruptDataError`. Other failures of
-  the store are tried again (`urls.retry`), and then an OSError with the URL: the data may well be
-  there, so its producer is not run again, only the task that reads.
+  the store are tried again (`urls.retry`), and then become an OSError with the URL: the data may well be
+  there, so only the task that reads runs again, not the producer.
 
-One thread at a time, but for `give_up`. Nothing is kept open; `close` forgets what was fetched and not taken.
+One thread at a time, but for `give_up`. Nothing is kept open; `close` drops extents that were not taken.
 """
 
 from __future__ import annotations
@@ -46,14 +46,13 @@ from sortshuffle.storage.files.urls import (
     store_errors,
 )
 
-# What lies between two extents is read with them up to here: at 100 MB/s a connection, 512 KiB take 5 ms, and
-# another request takes 10 to 100 ms until its first byte.
+# Extents with no larger gap are read in one request: at 100 MB/s a connection, 512 KiB take 5 ms, and another
+# request takes 10 to 100 ms until its first byte
 GAP_BYTES = 512 * KIB
-# More than that is asked for in several requests, which come in together over as many connections. Amazon
-# advises ranges of 8 to 16 MB.
+# More bytes are read in several requests, over as many connections. Amazon advises ranges of 8 to 16 MB
 REQUEST_BYTES = 8 * MIB
-# Of one reader at a time. More of them wait in s3fs, whose pool of connections, 10 unless its configuration
-# says otherwise, serves all readers of the process.
+# Of one reader at a time. They share s3fs's pool of connections, 10 by default, with all readers of the
+# process
 CONCURRENT_REQUESTS = 16
 
 
@@ -67,8 +66,8 @@ class RangeRequest:
 
 
 class StoredFileReader(ExtentReader):
-    """``extents``: those that will be asked for, in this order. ``writer``: who wrote them, for errors.
-    ``key`` and ``file_id``: by which they are decrypted.
+    """``extents``: those that will be fetched, in this order. ``writer``: who wrote them, for errors. ``key``
+    and ``file_id`` decrypt them.
 
     Raises `WorkerSetupError` where the store's library is missing. No request is made before the first fetch.
     """
@@ -103,7 +102,7 @@ class StoredFileReader(ExtentReader):
         self._last_part = None
 
     def give_up(self) -> None:
-        """A request that is under way is waited for. None is made any more."""
+        """Make no more requests. A running one is waited for."""
         self._given_up.set()
 
     def _part(self, size: int, extent: Extent, position: int) -> pa.Buffer:
@@ -118,8 +117,8 @@ class StoredFileReader(ExtentReader):
         return memory
 
     def _copy_known(self, start: int, view: memoryview) -> int:
-        """Fill the view, which is for the bytes from ``start`` on, with what the last part has of them; how
-        many that are."""
+        """Copy to the view, which is for the bytes from ``start`` on, those that the last part has. Returns
+        how many."""
         if self._last_part is None:
             return 0
         last_start, last = self._last_part
@@ -138,7 +137,7 @@ class StoredFileReader(ExtentReader):
         self._fetched = {extent: memory for extent, (memory, _) in memories.items()}
 
     def _check_length(self, request: RangeRequest, data: bytes) -> None:
-        """Raises `CorruptDataError` for the first extent that the object does not have all of."""
+        """Raises `CorruptDataError` for the first extent that goes beyond the object's end."""
         end = request.start + len(data)
         if end == request.end:
             return
@@ -151,8 +150,7 @@ class StoredFileReader(ExtentReader):
                 raise self.cut_short(extent, max(0, end - extent.offset))
 
     def _read(self, requests: Sequence[RangeRequest]) -> Iterable[tuple[RangeRequest, bytes]]:
-        """The bytes of each request, which are gone from here when the next is taken. Fewer than asked for,
-        where the object ends."""
+        """The bytes of each request, fewer where the object ends. They are freed when the next is taken."""
         answers: dict[RangeRequest, bytes] = {}
         try:
             self._wait(0)
@@ -168,7 +166,7 @@ class StoredFileReader(ExtentReader):
             yield request, answers.pop(request)
 
     def _ask(self, requests: Sequence[RangeRequest], answers: dict[RangeRequest, bytes]) -> None:
-        """Ask for what is not yet answered. Raises the worst of what the store says instead."""
+        """Make the requests that have no answer yet. Raises the worst of the store's errors."""
         errors = self._take_answers(requests, answers)
         if errors:
             try:
@@ -179,7 +177,7 @@ class StoredFileReader(ExtentReader):
     def _take_answers(
         self, requests: Sequence[RangeRequest], answers: dict[RangeRequest, bytes]
     ) -> list[Exception]:
-        """Add what the store gives; what it says of the others."""
+        """Add the store's answers. Returns its errors."""
         missing = [request for request in requests if request not in answers]
         errors: list[Exception] = []
         for request, answer in zip(missing, self._cat(missing), strict=True):
@@ -193,7 +191,7 @@ class StoredFileReader(ExtentReader):
         paths = [self._object] * len(requests)
         starts = [request.start for request in requests]
         ends = [request.end for request in requests]
-        # only an asynchronous file system knows the bound; the others make one request at a time
+        # only asynchronous file systems take the bound; others make one request at a time
         bound = {"batch_size": CONCURRENT_REQUESTS} if self._filesystem.async_impl else {}
         found: list[Any] = self._filesystem.cat_ranges(paths, starts, ends, on_error="return", **bound)
         return found
@@ -214,7 +212,7 @@ def read_stored_index(file: PartitionedFile, file_id: bytes | None = None) -> In
     url = file.index_path
     filesystem, path = open_store(url)
     try:
-        # asked for as a range, because s3fs asks for the size of an object that it reads whole
+        # as a range, because s3fs requests the size of an object that it reads whole
         data: bytes = retry(lambda: filesystem.cat_file(path, start=0))
     except FileNotFoundError as error:
         raise MissingDataError(Place(url), "the index object is gone") from error
@@ -225,8 +223,8 @@ def read_stored_index(file: PartitionedFile, file_id: bytes | None = None) -> In
 
 
 def planned_requests(extents: Iterable[Extent]) -> list[RangeRequest]:
-    """Requests for whole extents, in the order of the file: neighbours with no more than `GAP_BYTES` between
-    them in one, up to `REQUEST_BYTES`; an extent that is larger in several."""
+    """Requests for whole extents, in file order. Neighbours with no more than `GAP_BYTES` between them share
+    a request, up to `REQUEST_BYTES`; a larger extent takes several."""
     requests: list[RangeRequest] = []
     group: list[Extent] = []
     for extent in sorted(extents, key=lambda extent: extent.offset):
@@ -249,7 +247,7 @@ def _end(extent: Extent) -> int:
 
 
 def _copy(request: RangeRequest, data: bytes, extent: Extent, view: memoryview) -> None:
-    """Copy what the request gave of an extent to its place in the extent's memory."""
+    """Copy the request's bytes of an extent to their place in the extent's memory."""
     start, end = max(request.start, extent.offset), min(request.end, _end(extent))
     part = memoryview(data)[start - request.start : end - request.start]
     view[start - extent.offset : end - extent.offset] = part
