@@ -3,19 +3,20 @@
     from sortshuffle import calls
     calls.pread(descriptor, size, offset)
 
-One place in between, so that a test can make any of them fail, be short or slow, or be the last one before
-the process is killed (`tests/faults.py`). A name here is the system's function itself: a call costs what
-``os.pread`` costs. A socket's methods are short functions, which cost some 40 ns: an encrypted socket has
-methods of its own, and those must be called.
+Through this one place a test can make any call fail, be short or slow, or be the last one before the process
+is killed (`tests/faults.py`). A name here is the system's function itself: a call costs what ``os.pread``
+costs. A socket's methods are called by short functions, for some 40 ns, because an encrypted socket has
+methods of its own.
 
 Rules
 * Nothing is decided here: no error is translated, nothing is tried again.
-* Callers name the module (``calls.pread``), never a name out of it: a test replaces the module's names.
-* Not here: what only looks at text (``os.path.join``), what says something of this process (``os.getpid``),
-  closing a socket, which tells nothing, and stores, whose file system objects are a seam of their own.
+* Callers use the module (``calls.pread``) and never import a name out of it: a test replaces the module's
+  names.
+* Not here: functions on text (``os.path.join``) and of this process (``os.getpid``), closing a socket, which
+  gives no error, and stores, whose file system objects tests replace.
 
-`tests/test_layers.py` finds whoever makes such a call elsewhere. Standard library only, and of that only what
-is small: supervisors and janitors import this.
+`tests/test_layers.py` finds such calls elsewhere. Only small modules of the standard library are imported:
+supervisors and janitors import this.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ readlink = os.readlink
 stat = os.stat
 lstat = os.lstat
 statvfs = os.statvfs
-# These say no, or nothing, where the system gives an error
+# These turn an error of the system into "no", or nothing
 exists = os.path.exists
 lexists = os.path.lexists
 isfile = os.path.isfile
@@ -148,7 +149,7 @@ def shutdown(one: socket.socket, how: int) -> None:
     one.shutdown(how)
 
 
-# Of the TCP connection itself: an encrypted socket's own method would only forget the encryption
+# Of the TCP connection itself: an encrypted socket's own method would drop the encryption
 shutdown_tcp = socket.socket.shutdown
 
 

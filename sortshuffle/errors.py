@@ -37,8 +37,8 @@ import os
 from dataclasses import dataclass
 
 OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errnos that say nothing of the file, or the peer: this process or its host has no more descriptors, or no
-more memory."""
+"""Errnos about this process or its host, which lacks descriptors or memory, not about the file or the
+peer."""
 
 
 class SortShuffleError(Exception):
@@ -54,11 +54,11 @@ class OptionError(UsageError):
 
 
 class ColumnError(UsageError, LookupError):
-    """A column is named that is not there, is ambiguous, or cannot be used for this."""
+    """A named column is not there, is ambiguous, or cannot be used for this."""
 
 
 class SchemaMismatchError(UsageError, TypeError):
-    """A user function returned something else than its declared schema."""
+    """A user function returned data of another schema than it declared."""
 
 
 class UnsupportedError(UsageError, NotImplementedError):
@@ -70,12 +70,12 @@ class StateError(SortShuffleError, RuntimeError):
 
 
 class ResultOverflowError(SortShuffleError, OverflowError):
-    """What was computed does not fit its type, and wrapping around was not asked for."""
+    """A result does not fit its type, and the caller did not ask for wrapping around."""
 
 
 class WorkerSetupError(SortShuffleError, ImportError):
-    """The Python that Spark's workers run lacks something this package needs; or this Python does. ``path``:
-    the URL for which it is needed; None where it is needed for something else."""
+    """The Python of Spark's workers, or this one, lacks something that this package needs. ``path``: the URL
+    for which it is needed; None where it is for something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Place:
 
 
 class DataLossError(SortShuffleError):
-    """Written data cannot be had back: the task that produced it must run again."""
+    """Written data cannot be read: the task that produced it must run again."""
 
     def __init__(self, place: Place, what: str, *, expected: object = None, found: object = None) -> None:
         self.place = place
@@ -128,11 +128,11 @@ def _rebuild_data_loss(
 
 
 class CorruptDataError(DataLossError, ValueError):
-    """Bytes are there but are not the ones that were written."""
+    """The bytes are not the ones that were written."""
 
 
 class MissingDataError(DataLossError, FileNotFoundError):
-    """A file is gone, or is another file than the one that was promised."""
+    """A file is gone, or another file is in its place."""
 
 
 class OutOfDiskError(SortShuffleError, OSError):
@@ -153,9 +153,9 @@ class OutOfDiskError(SortShuffleError, OSError):
 
 
 class FileAccessError(SortShuffleError, OSError):
-    """The system refused a call on a file, for another reason than that the disk is full.
+    """The system refused a call on a file, though the disk is not full.
 
-    ``errno`` and ``filename``: as the system's own error has them.
+    ``errno`` and ``filename``: those of the system's error.
     """
 
     def __init__(self, number: int, path: str) -> None:
@@ -174,14 +174,14 @@ def _remedy_of(number: int) -> str:
 
 
 class InsufficientBuffersError(SortShuffleError, MemoryError):
-    """What was asked for can never be had from this pool: it is too small, or promised to others."""
+    """The pool can never give so many buffers: it is too small, or others are guaranteed them."""
 
 
 class ServiceUnavailableError(SortShuffleError, ConnectionError):
-    """A shuffle service could not be reached, or did not answer, for as long as it was given.
+    """A shuffle service could not be reached, or did not answer, within its time.
 
-    ``address``: its host:port, where that is known. ``refused``: what was asked for, where the service
-    answers and cannot serve just this; None where it is unavailable as a whole, or has no room or time.
+    ``address``: its host:port, where that is known. ``refused``: what the service, which answers, cannot
+    serve; None where it is unavailable as a whole, or has no room or time.
     """
 
     address = ""
@@ -193,10 +193,10 @@ class AuthenticationError(SortShuffleError, PermissionError):
 
 
 class DecryptionError(SortShuffleError, ValueError):
-    """Encrypted data cannot be opened: there is no key, or another one, or bytes were changed on purpose. Or
-    data is not encrypted where all is: somebody else wrote it. No producer runs again for any of these: with
-    the wrong key, what it would write could not be read either, and what somebody wrote on purpose is for a
-    person to look at. ``remedy``: what to do, the end of the message.
+    """Encrypted data does not open: there is no key, or a wrong one, or bytes were changed on purpose. Or
+    data is not encrypted where all should be: somebody else wrote it. No producer runs again: with a wrong
+    key its new output could not be read either, and changes on purpose are for a person to look at.
+    ``remedy``: the end of the message.
     """
 
     def __init__(self, place: Place, what: str, remedy: str) -> None:
@@ -210,9 +210,9 @@ class DecryptionError(SortShuffleError, ValueError):
 
 
 class ProtocolError(SortShuffleError, ConnectionError):
-    """A peer sent what is not in the protocol."""
+    """A peer broke the protocol."""
 
 
 class BufferTimeoutError(SortShuffleError, TimeoutError):
-    """Buffers did not become free in time: nobody who reads got on, or those that were promised did not
-    come home."""
+    """Buffers did not become free in time: no reader made progress, or guaranteed buffers were not
+    recycled."""

@@ -1,8 +1,8 @@
 """What one task did: counts, bytes and seconds per step, as one mergeable record.
 
-Used by every layer that does work worth naming: the caller passes a `TaskMetrics` down, the layer adds to
-it. Single-threaded by rule: worker threads of a task return their figures, and the task's own thread adds
-them up. The driver receives one record per task (`spark.worker.reports`).
+The caller passes a `TaskMetrics` down, and each layer adds to it. Single-threaded: worker threads of a task
+return their figures, and the task's own thread adds them up. The driver receives one record per task
+(`spark.worker.reports`).
 """
 
 from __future__ import annotations

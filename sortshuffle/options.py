@@ -27,7 +27,7 @@ _TIME_UNITS = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "min": 60.0, "h": 3600
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """What is known of one option beside its default."""
+    """One option, without its default."""
 
     key: str
     parse: Callable[[str], Any]
@@ -100,7 +100,7 @@ def _path(text: str) -> str:
 
 
 def _program(text: str) -> str:
-    """A path that says from where, or a bare name that is looked up on the PATH."""
+    """A path that begins with / or ./, or a bare name that is looked up on the PATH."""
     program = text.strip()
     if "/" in program and not program.startswith(("/", "./")):
         raise ValueError(text)
@@ -117,7 +117,7 @@ def _directories(text: str) -> tuple[str, ...]:
 
 
 def _checked_url(text: str) -> str:
-    """A URL without a slash at its end. Whether there is such storage is found out where it is used."""
+    """A URL without a slash at its end. Whether there is such storage shows when it is used."""
     scheme, _, rest = text.rstrip("/").partition("://")
     is_mounted = scheme in ("file", "local")
     if not rest or (is_mounted and not rest.startswith("/")):
@@ -355,8 +355,8 @@ class Options:
 
     @property
     def storage_url(self) -> str:
-        """Storage that every host sees, where map outputs are written there; empty where they are written to
-        local directories."""
+        """The URL of storage that every host sees; empty where map outputs are written to local
+        directories."""
         return self.directories[0] if self.directories and _is_url(self.directories[0]) else ""
 
     @property
@@ -366,7 +366,7 @@ class Options:
 
     @staticmethod
     def of(settings: Mapping[str, str]) -> Options:
-        """The options that these settings give; keys outside ``spark.sortshuffle.`` are not looked at.
+        """The options of these settings; keys outside ``spark.sortshuffle.`` are ignored.
 
         Raises `OptionError` for a name that does not exist or a value that is not allowed.
         """

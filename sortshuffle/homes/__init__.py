@@ -1,14 +1,14 @@
 """Homes: the directories where executors keep their map outputs, each with an owner.
 
 owner, processes                      who owns map outputs, and whether that process still runs
-lifetime, forgotten                   when map outputs may be deleted
+lifetime, forgotten_exchanges         when map outputs may be deleted
 directories                           where a task writes
-janitor                               the process that deletes what is dead
+janitor                               the process that deletes dead files
 shared_home                           homes of an application and a host, not of an executor
-listings, home_listings               what is in homes, looked at again and again
+listings, home_listings               what is in homes, for sweeps that repeat
 home_failures, loss                   disks that fail, map outputs that are lost
-host, environment, small_files        names of hosts; environments of our processes; JSON for each other
+host, environment, small_files        names of hosts; environments of our processes; small JSON files
 
-What this package knows of Spark stands here alone: how Spark names its shuffle files and its local
-directories, and what it removes when. `storage` below knows files; `service` and `spark` above ask here.
+Only this package knows how Spark names its shuffle files and its local directories, and when it removes them.
+`storage` below knows files; `service` and `spark` above ask here.
 """

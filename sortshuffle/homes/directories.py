@@ -1,11 +1,11 @@
 """Where a task writes: the executor's homes in the local directories, used in turn.
 
-A task calls `Homes.of` once. It makes the homes it can (mode 0700), records their owner, and starts the
-janitor. A directory that cannot be used is passed over; only when none is left is that an error.
+A task calls `Homes.of` once. It makes the homes (mode 0700), records their owner, and starts the janitor. A
+directory that cannot be used is passed over; it is an error only if none can be used.
 
 A home is skipped when it has no room, when it is read-only or gone, and for a while after it failed
-(`homes.home_failures`): the next attempt of a task that ran out of space in the middle of its map
-output goes elsewhere, though the space that the attempt had taken is free again.
+(`homes.home_failures`). So the next attempt of a task that ran out of space in the middle of its map output
+goes elsewhere, though the first attempt's space is free again.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class Directories:
     paths: tuple[str, ...]
 
     def pick(self, turn: int) -> str:
-        """The home for a task: ``turn`` goes around those that have room and did not fail lately.
+        """The home for a task: number ``turn``, round and round, of those with room that did not fail lately.
 
-        Raises `OutOfDiskError` if none has room, OSError if none can be used at all; the message, or its
-        cause, says why of each.
+        Raises `OutOfDiskError` if none has room, OSError if none can be used at all. The message, or its
+        cause, has the reason for each.
         """
         return self._in_turn(turn)[0]
 
     def create(self, turn: int, make: Callable[[str], Made]) -> Made:
-        """What ``make`` makes in the home for a task, or where the home fails, in the next one.
+        """The result of ``make`` in the home for a task, or if the home fails, in the next one.
 
-        ``make`` is given a home, and raises OSError where it cannot make a file in it. Raises as `pick` does.
+        ``make`` gets a home, and raises OSError if it cannot make a file there. Raises as `pick` does.
         """
         for home in self._in_turn(turn):
             try:
@@ -61,8 +61,8 @@ class Directories:
         raise self._unusable()
 
     def _in_turn(self, turn: int) -> list[str]:
-        """The homes with room, at least one, in the order in which to try them: those that failed lately
-        come last, for they are better than none."""
+        """The homes with room, at least one, in the order in which to try them. Those that failed lately come
+        last: better than none."""
         roomy = [home for home in self.paths if _free_bytes(home) >= LEAST_FREE]
         if not roomy:
             raise self._unusable()
@@ -72,7 +72,7 @@ class Directories:
         return [*sound[start:], *sound[:start], *sorted(failures, key=failures.__getitem__)]
 
     def _unusable(self) -> OSError:
-        """The error when no home is left, caused by what is known of each."""
+        """The error when no home is left. Its cause has the reason for each."""
         free = {home: _free_bytes(home) for home in self.paths}
         reasons = OSError("; ".join(f"{home}: {_reason(home, free[home])}" for home in self.paths))
         roomiest = max(self.paths, key=free.__getitem__)
@@ -109,8 +109,8 @@ class Homes(Directories):
 def roots(options: Options, served_by_spark: bool = False) -> tuple[str, ...]:
     """The local directories in which this executor has its homes. Raises `UsageError` if none is known.
 
-    Where Spark's shuffle files outlive the executor these are not the executor's directories but those above,
-    of the application: from an ended executor's Spark deletes all but its own kinds of files.
+    Where Spark's shuffle files outlive the executor these are the application's directories above the
+    executor's: in an ended executor's Spark deletes all files but its own kinds.
     """
     found = options.directories or (application_directories() if served_by_spark else spark_directories())
     if not found:
@@ -135,17 +135,17 @@ def owner_of_homes(options: Options, application: str, served_by_spark: bool = F
 
 
 def spark_directories() -> tuple[str, ...]:
-    """Those in which the executor that this process works for has its blocks; none if it works for none."""
+    """The block directories of the executor that this process works for; none if it works for none."""
     return tuple(filter(None, os.environ.get(LOCAL_DIRS_VARIABLE, "").split(",")))
 
 
 def application_directories() -> tuple[str, ...]:
-    """Those above, which Spark (standalone, YARN) makes for the application, for all executors of a host."""
+    """The directories above, which Spark (standalone, YARN) makes for all executors of the application."""
     return tuple(dict.fromkeys(map(os.path.dirname, spark_directories())))
 
 
 def _make_homes(roots: Sequence[str], owner: Owner) -> tuple[str, ...]:
-    """The homes that can be made. One that lately could not be is tried only if no other can."""
+    """The homes that could be made. One that failed lately is tried only if no other can be made."""
     homes = [os.path.join(root, HOME_ROOT, owner.application, owner.home_name) for root in roots]
     failed = [home for home in homes if home_failures.failed_at(home) and not calls.isdir(home)]
     made = [home for home in homes if home not in failed and _is_made(home, owner)]
@@ -177,7 +177,7 @@ def _make_home(home: str, owner: Owner) -> None:
 
 
 def _free_bytes(home: str) -> int:
-    """Bytes that may be written; -1 where nothing can be, and the reason is remembered."""
+    """Bytes that may be written; -1 if none can be: then the reason is remembered."""
     try:
         space = calls.statvfs(home)
         if space.f_flag & os.ST_RDONLY:

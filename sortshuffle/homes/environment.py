@@ -1,19 +1,19 @@
-"""The environment of our own processes: janitors, services and their supervisors, and what ends a driver's
-storage; and what of it Spark's workers have, too."""
+"""The environment of our own processes: janitors, services, their supervisors, and the removal of a driver's
+storage. Spark's workers have a part of it too."""
 
 from __future__ import annotations
 
 import os
 
-# How long pyarrow's allocator keeps freed memory before it gives it back to the system, milliseconds. A task
-# frees and takes a region's memory again and again; with the default of 10 ms every page is faulted in anew.
-# The engine, 1 GB, 64 subpartitions, two warm runs each: 40,000 to 55,000 page faults against 600 to 4,400,
-# 0.2 s of encoding against 0.1 s; the whole 1.8 to 2.0 s against 1.8 s, because writing outweighs it.
+# Milliseconds for which pyarrow's allocator keeps freed memory. A task frees and takes a region's memory
+# again and again; with the default of 10 ms every page is faulted in anew. The engine, 1 GB, 64
+# subpartitions, two warm runs each: 40,000 to 55,000 page faults against 600 to 4,400, 0.2 s of encoding
+# against 0.1 s; the whole 1.8 to 2.0 s against 1.8 s, because writing outweighs it.
 ALLOCATOR_VARIABLE, ALLOCATOR_DELAY = "MIMALLOC_PURGE_DELAY", "3000"
 
 
 def environment() -> dict[str, str]:
-    """Of a Python process that imports this package, wherever it was imported from here."""
+    """The environment of a Python process that imports this package from the same place."""
     package_root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # above sortshuffle/homes/
     path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
     return {ALLOCATOR_VARIABLE: ALLOCATOR_DELAY, **os.environ, "PYTHONPATH": path}

@@ -1,14 +1,14 @@
-"""Exchanges that Spark has forgotten: nobody will read or adopt their map outputs any more.
+"""Exchanges that Spark has forgotten: no task will read or adopt their map outputs.
 
-With external services the map outputs of ended executors stay for tasks that run again. Whether any may still
-run, only the driver knows. It gives what it knows to its tasks, and a task that writes leaves it in the home
-that it writes to. The host's service reads it there, and deletes what ended executors have of these exchanges
-(`service.server.linger`). So a host on which executors come and go hears of it without a message of its own.
+With external services the map outputs of ended executors stay, for tasks that run again. Only the driver
+knows whether any may still run. It gives its tasks the forgotten exchanges, and a task that writes records
+them in its home. The host's service reads them there, and deletes what ended executors have of these
+exchanges (`service.server.linger`). So hosts on which executors come and go need no message of their own.
 
     <home>/forgotten-<driver>.json      a list of exchange numbers
 
-Exchange numbers are a driver's own (`format.index.Writer.driver`). Tasks that leave word at once do so one
-after another, by a lock on the home's directory. So what is said once is never taken back.
+Exchange numbers are a driver's own (`format.index.Writer.driver`). Tasks record one after another, under a
+lock on the home's directory, and only add.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from sortshuffle.storage.files.descriptors import close_after_reading, lock_unti
 
 PREFIX = "forgotten-"
 SUFFIX = ".json"
-# Seconds for the lock, and between looks at it. Whoever has it writes some hundred bytes. Where that takes
-# longer, because the holder was stopped, a later task leaves the word
+# Seconds to wait for the lock, and between tries. Its holder writes some hundred bytes. If that takes longer,
+# because the holder was stopped, a later task records the exchanges
 LOCK_PATIENCE = 0.2
 LOOK = 0.01
 
 
 def record_exchanges(home: str, driver: str, exchanges: Collection[int]) -> None:
-    """Leave word of these exchanges in a home, beside what is said there. Waits for others that do so, but
-    not for long: TimeoutError where the turn does not come. Raises OSError."""
+    """Add these exchanges to a home's record. Waits for others that do so, but not for long: then it raises
+    TimeoutError. Raises OSError."""
     path = os.path.join(home, f"{PREFIX}{driver}{SUFFIX}")
     with _locked(home):
-        said = _read(path)
-        if not said.issuperset(exchanges):
-            replace_json(path, sorted(said.union(exchanges)))
+        known = _read(path)
+        if not known.issuperset(exchanges):
+            replace_json(path, sorted(known.union(exchanges)))
 
 
 def read_exchanges(home: str) -> set[tuple[str, int]]:
-    """What tasks have left word of: drivers and their exchanges. Raises OSError."""
+    """The drivers and exchanges that tasks have recorded in a home. Raises OSError."""
     names = [name for name in calls.listdir(home) if name.startswith(PREFIX) and name.endswith(SUFFIX)]
     return {
         (name.removeprefix(PREFIX).removesuffix(SUFFIX), exchange)
@@ -60,7 +60,7 @@ def _locked(home: str) -> Iterator[None]:
         try:
             yield
         finally:
-            # not by closing it alone: a process that was forked meanwhile has the descriptor, too
+            # closing is not enough: a process that was forked meanwhile has the descriptor too
             calls.flock(descriptor, fcntl.LOCK_UN)
     finally:
         close_after_reading(descriptor)

@@ -1,7 +1,7 @@
-"""`HomeListings`: what is in homes, and which task attempts Spark knows, for sweeps that come again.
+"""`HomeListings`: what is in homes, and which task attempts Spark knows, for sweeps that repeat.
 
-A sweep costs what has changed since the last one: directories that did not change are not listed, names that
-were there before are not parsed, and no file is looked at for which Spark has its own of the same attempt.
+A sweep looks only at changes since the last one: directories that did not change are not listed, known names
+are not parsed again, and a file is not looked at if Spark has its own of the same attempt.
 
 Only the standard library is imported here: the janitor must stay small.
 """
@@ -38,7 +38,7 @@ class _HomeNames:
 
 
 class HomeListings:
-    """For one thread. One that is made anew knows nothing, and lists all."""
+    """For one thread. A new one lists everything."""
 
     def __init__(self) -> None:
         self._homes: Listings[_HomeNames] = Listings(_home_names)
@@ -61,21 +61,21 @@ class HomeListings:
         return found is not None and bool(found.finished)
 
     def forget_unvisited(self) -> None:
-        """Forget what was not looked at since the last call: executors come and go."""
+        """Forget directories that were not looked at since the last call: executors come and go."""
         for listings in (self._homes, self._local, self._blocks):
             listings.forget_unvisited()
 
     def forgotten(self, home: str, local_directories: Iterable[str]) -> list[PartitionedFile]:
-        """Those that Spark has forgotten: no local directory of the executor has Spark's index file of their
-        task attempt any more. Raises OSError where something cannot be read."""
-        found = self._homes.list_if_changed(home)  # first: what is finished meanwhile is left alone
+        """The finished pairs that Spark has forgotten: no local directory of the executor has Spark's index
+        file of their task attempt. Raises OSError where something cannot be read."""
+        found = self._homes.list_if_changed(home)  # first: a pair that is finished meanwhile is not in it
         if found is None or not found.finished:
             return []
         known = self._known_to_spark(local_directories)
         return _files(home, [name for name, attempt in found.finished.items() if attempt not in known])
 
     def _known_to_spark(self, local_directories: Iterable[str]) -> set[int]:
-        """Task attempts that have index files."""
+        """Task attempts that have Spark's index files."""
         blocks = [
             os.path.join(directory, name)
             for directory in local_directories

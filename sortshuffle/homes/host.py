@@ -1,9 +1,9 @@
 """What this host is called: in the names of homes, in map outputs, and to other hosts.
 
-The name is an identity, not an address: whoever has the same one may find the files of a map output by their
-path. Spark's own variables come first, because they tell apart executors that stand for hosts of their own on
-one machine (workers that were each given a loopback address), and reach every Python worker of an executor.
-(Tried on 4.3: a worker process started with ``SPARK_LOCAL_IP=127.0.0.2`` hands it to its executors' Python.)
+The name is an identity, not an address: processes with the same one find the files of a map output by their
+path. Spark's own variables come first. They distinguish executors that stand for hosts of their own on one
+machine (workers with a loopback address each), and reach every Python worker of an executor. (Tried on 4.3: a
+worker process started with ``SPARK_LOCAL_IP=127.0.0.2`` hands it to its executors' Python.)
 
 Only the standard library is imported here: the janitor must stay small.
 """
@@ -25,13 +25,12 @@ def host_name() -> str:
 
 
 def named_by_spark() -> str:
-    """The name or address that Spark was told this host has; empty if it was told none."""
+    """This host's name or address in Spark's settings; empty if there is none."""
     return os.environ.get(NAME_VARIABLE) or os.environ.get(ADDRESS_VARIABLE) or ""
 
 
 def is_this_host(name: str) -> bool:
-    """Whether that is a name, or an address, of the machine or container that this process runs in, whatever
-    this process itself calls it."""
+    """Whether that is a name, or an address, of the machine or container that this process runs in."""
     return name in (host_name(), socket.gethostname()) or _is_own_address(name)
 
 

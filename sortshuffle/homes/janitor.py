@@ -1,22 +1,22 @@
-"""The janitor: one small process beside each executor that deletes what is dead in its homes.
+"""The janitor: one small process beside each executor that deletes dead files in its homes.
 
-Why a process: Spark kills the worker of a cancelled task with SIGKILL, so the task itself cannot remove its
+Why a process: Spark kills the worker of a cancelled task with SIGKILL, so the task cannot remove its
 unfinished files; and an executor that dies by SIGKILL leaves everything behind. The janitor outlives both.
 
     python -m sortshuffle.homes.janitor HOME [HOME ...]
 
-* One per home: it holds a lock on ``janitor.lock`` there while the executor lives, and one that finds all its
-  homes taken ends within a second. An executor has one janitor, or more if its tasks came to use further
-  directories later, or if its frames have different settings.
+* One per home: it holds the lock ``janitor.lock`` there while the executor lives. A janitor whose homes all
+  have one ends within a second. An executor has several janitors if its tasks use further directories later,
+  or if its frames have different settings.
 * Every second it removes unfinished files without a writer; every five, finished ones that Spark has
   forgotten (`homes.lifetime` says which).
-* When the executor ends it deletes the homes and ends itself, within two seconds. Where files are to be kept,
-  or outlive the executor, it deletes only the unfinished ones. It ends as well when its homes are gone.
-* Where Spark's external shuffle service serves what an ended executor has left, map outputs go with Spark's
-  own files, one by one. The first janitor whose executor has ended sees to that, for all ended executors
-  whose homes are in the same directory of the application: it holds the lock of that directory. Others leave
-  it to that one, and end. So executors may come and go, and there is one process for all that went. If it is
-  killed, the next task of the application that looks starts another.
+* When the executor ends it deletes the homes and ends itself, within two seconds. Where files are kept, or
+  outlive the executor, it deletes only the unfinished ones. It also ends when its homes are gone.
+* Where Spark's external shuffle service serves an ended executor's files, map outputs are deleted one by one,
+  with Spark's own files. The first janitor whose executor has ended does that, for all ended executors whose
+  homes are in the same directory of the application: it holds that directory's lock. The others end. So there
+  is one process for all executors that have ended. If it is killed, a later task of the application starts
+  another.
 
 Started by the first producer task of an executor (`ensure`). Standard library only: about 10 MB.
 """
@@ -45,19 +45,19 @@ LOCK_FILE = "janitor.lock"
 TICK = 1.0  # seconds between looks at the executor and its unfinished files
 TICKS_PER_SWEEP = 5
 TRIES = 10
-# seconds for which a home or a lock is asked for again that the system does not tell of: it may be out of
-# files for minutes. What it never tells of is left to `sortshuffle clean`
+# seconds for which a home or a lock is tried again after an error of the system, which may be out of
+# descriptors for minutes. After that the home is left to `sortshuffle clean`
 RETRY_FOR = 600.0
 OF_THIS_PROCESS = (*OUT_OF, errno.ENOLCK)
-LOOKS_AFTER = 60.0  # seconds between looks of a worker whether homes of ended executors have a janitor
+LOOKS_AFTER = 60.0  # seconds between a worker's checks whether homes of ended executors have a janitor
 
-_looked: dict[str, float] = {}  # applications' directories, and when this process last looked
-_started: list[subprocess.Popen[bytes]] = []  # keeps them from being reported as forgotten
+_last_looks: dict[str, float] = {}  # of applications' directories: when this process last looked
+_janitors: list[subprocess.Popen[bytes]] = []  # started here; else Python warns of processes still running
 
 
 def ensure(homes: Sequence[str]) -> None:
-    """Start a janitor for those of these homes that have none, and one for homes of ended executors beside
-    them that should have one. The caller has made the homes."""
+    """Start a janitor for those of these homes that have none, and another for homes of ended executors
+    beside them, if they need one. The caller has made the homes."""
     unattended = [home for home in homes if not is_running(home)]
     if unattended:
         _start(unattended)
@@ -67,16 +67,16 @@ def ensure(homes: Sequence[str]) -> None:
 
 
 def _unattended_ended(place: str) -> str | None:
-    """A home of an ended executor in an application's directory, if these have no janitor. Looked at now and
-    then: that a janitor was killed is seen soon enough, and there may be many homes."""
+    """A home of an ended executor in an application's directory, if these have no janitor. It looks only now
+    and then, because there may be many homes."""
     now = time.monotonic()
-    if now < _looked.get(place, float("-inf")) + LOOKS_AFTER:
+    if now < _last_looks.get(place, float("-inf")) + LOOKS_AFTER:
         return None
-    _looked[place] = now
+    _last_looks[place] = now
     lock = _lock_place_soon(place)
     if lock is None:
         return None
-    # before the homes are looked at: a janitor that found it taken leaves them to us
+    # before the homes are read: a janitor that found this lock taken leaves them to us
     close_after_reading(lock)
     try:
         homes = [os.path.join(place, name) for name in calls.listdir(place)]
@@ -91,8 +91,8 @@ def _is_left_to_spark(owner: Owner) -> bool:
 
 
 def _start(homes: Sequence[str]) -> None:
-    _started[:] = [process for process in _started if process.poll() is None]
-    _started.append(
+    _janitors[:] = [process for process in _janitors if process.poll() is None]
+    _janitors.append(
         calls.Popen(
             [sys.executable, "-m", __name__, *homes],
             stdin=subprocess.DEVNULL,
@@ -106,29 +106,30 @@ def _start(homes: Sequence[str]) -> None:
 
 
 def main(homes: Sequence[str]) -> None:
-    """Run until the executor has ended and left nothing to look after."""
+    """Run until the executor has ended and its homes need nothing more."""
     locks = _take_over(homes)
-    unread, left = dict.fromkeys(locks), []
+    unread, ended_homes = dict.fromkeys(locks), []
     looks = 0
     while unread and looks < RETRY_FOR / TICK:
         owners = _until_the_end(unread)
         for home, owner in owners.items():
             if owner.leaves_outputs_to_spark:
-                left.append(home)
+                ended_homes.append(home)
             else:
                 _clear(home, owner)
-            # a home that nobody holds can be removed: `sortshuffle clean --older-than`
+            # `sortshuffle clean --older-than` may remove a home without this lock
             close_after_reading(locks.pop(home))
         looks = 0 if owners else looks + 1
         if unread:
             time.sleep(TICK)
     for lock in locks.values():
         close_after_reading(lock)
-    _look_after_ended(map(os.path.dirname, left))
+    _look_after_ended(map(os.path.dirname, ended_homes))
 
 
 def _until_the_end(unread: dict[str, None]) -> dict[str, Owner]:
-    """Keep homes tidy until their executor has ended; those whose owner was told, which ``unread`` loses."""
+    """Sweep homes until their executor has ended. Returns the owners that could be read; their homes leave
+    ``unread``."""
     owners = _read_owners(unread)
     listings = HomeListings()
     tick = 0
@@ -142,8 +143,8 @@ def _until_the_end(unread: dict[str, None]) -> dict[str, Owner]:
 
 
 def _read_owners(unread: dict[str, None]) -> dict[str, Owner]:
-    """The owners of these homes. A home that the system does not tell of stays in ``unread``: a janitor that
-    passed it over would leave everything in it behind."""
+    """The owners of these homes. A home that the system cannot read now stays in ``unread``, so that it is
+    tried again: else everything in it would be left behind."""
     owners: dict[str, Owner] = {}
     for home in list(unread):
         try:
@@ -159,30 +160,30 @@ def _read_owners(unread: dict[str, None]) -> dict[str, Owner]:
 def _look_after_ended(places: Iterable[str]) -> None:
     """Sweep the homes of ended executors in these directories until none is left, or others do so.
 
-    An executor has ended before its janitor comes here. So whoever finds a lock taken can rely on the holder,
-    which looks once more when it has let go of the lock.
+    An executor has ended before its janitor comes here. So a janitor that finds a lock taken can rely on its
+    holder, which looks once more after it has released the lock.
     """
-    untried, held = dict.fromkeys(places), dict[str, int]()
+    untried, locks = dict.fromkeys(places), dict[str, int]()
     listings = HomeListings()
     looks = 0
     while True:
-        held.update(_locks_of(untried))
+        locks.update(_locks_of(untried))
         looks = looks + 1 if untried else 0
-        for place in list(held):
+        for place in list(locks):
             if _is_any_left(place, listings):
                 continue
-            close_after_reading(held.pop(place))
+            close_after_reading(locks.pop(place))
             if _is_any_left(place, listings):
                 untried[place] = None
-        if not held and (not untried or looks * TICK * TICKS_PER_SWEEP >= RETRY_FOR):
+        if not locks and (not untried or looks * TICK * TICKS_PER_SWEEP >= RETRY_FOR):
             return
         time.sleep(TICK * TICKS_PER_SWEEP)
 
 
 def _locks_of(untried: dict[str, None]) -> dict[str, int]:
-    """The locks of these directories that this process gets. A directory whose lock cannot be asked for now
-    stays in ``untried``: nobody else may have it."""
-    taken: dict[str, int] = {}
+    """The locks of these directories that this process gets. A directory whose lock cannot be tried now stays
+    in ``untried``: perhaps no other process has it."""
+    locks: dict[str, int] = {}
     for place in list(untried):
         try:
             lock = _lock_place(place)
@@ -190,20 +191,20 @@ def _locks_of(untried: dict[str, None]) -> dict[str, int]:
             continue
         del untried[place]
         if lock is not None:
-            taken[place] = lock
-    return taken
+            locks[place] = lock
+    return locks
 
 
 def _is_any_left(place: str, listings: HomeListings) -> bool:
     try:
         return sweep_ended(place, listings)
     except OSError:
-        return True  # it cannot be told: the next look tries again
+        return True  # unknown: the next look tries again
 
 
 def _lock_place(place: str) -> int | None:
     """A descriptor that holds the lock of an application's directory, None if another process has it, or the
-    directory is gone. Raises OSError where the system does not tell."""
+    directory is gone. Raises OSError."""
     try:
         descriptor = calls.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -212,7 +213,7 @@ def _lock_place(place: str) -> int | None:
 
 
 def _lock_place_soon(place: str) -> int | None:
-    """The same in a task, which is not kept for long: None as well where the system does not tell."""
+    """The same in a task, which cannot wait for long: None also after some errors."""
     for _ in range(TRIES):
         try:
             return _lock_place(place)
@@ -248,36 +249,36 @@ def _clear(home: str, owner: Owner) -> None:
 
 
 def _take_over(homes: Sequence[str]) -> dict[str, int]:
-    """The homes whose locks this process gets, and the descriptors that hold these. Tries for a while: a task
-    that looks whether there is a janitor holds a lock for a moment. Longer where the system does not tell
-    whether a lock is free: the next task might be long in coming."""
-    taken: dict[str, int] = {}
+    """The homes whose locks this process gets, with the descriptors that hold them. It tries for a while,
+    because a task that checks for a janitor holds the lock for a moment; for longer after an error of the
+    system, because the next task may come late."""
+    locks: dict[str, int] = {}
     pause = TICK / TRIES
     tries = 0
     while True:
-        untold = _take(homes, taken)
+        has_errors = _try_locks(homes, locks)
         tries += 1
-        if len(taken) == len(homes) or tries >= (RETRY_FOR / pause if untold else TRIES):
-            return taken
+        if len(locks) == len(homes) or tries >= (RETRY_FOR / pause if has_errors else TRIES):
+            return locks
         time.sleep(pause)
 
 
-def _take(homes: Sequence[str], taken: dict[str, int]) -> bool:
-    """Add the locks that are free to ``taken``. Whether the system does not tell of some."""
-    untold = False
-    for home in (home for home in homes if home not in taken):
+def _try_locks(homes: Sequence[str], locks: dict[str, int]) -> bool:
+    """Add the free locks to ``locks``. Returns whether the system gave an error for any."""
+    has_errors = False
+    for home in (home for home in homes if home not in locks):
         try:
             lock = _lock(home)
         except OSError:
-            untold = True
+            has_errors = True
             continue
         if lock is not None:
-            taken[home] = lock
-    return untold
+            locks[home] = lock
+    return has_errors
 
 
 def is_running(home: str) -> bool:
-    """Whether a janitor holds the home's lock. What the system does not tell counts as held."""
+    """Whether a janitor holds the home's lock; True where the system gives an error."""
     try:
         return is_locked(os.path.join(home, LOCK_FILE))
     except OSError:
@@ -286,19 +287,19 @@ def is_running(home: str) -> bool:
 
 def _lock(home: str) -> int | None:
     """A descriptor that holds the lock, None if another process has it, or the home takes no lock. Raises
-    OSError where the host is out of something for the moment."""
+    OSError where the host lacks descriptors, memory or locks for the moment."""
     try:
         descriptor = calls.open(os.path.join(home, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         return _locked(descriptor)
     except OSError as error:
         if error.errno in OF_THIS_PROCESS:
             raise
-        return None  # other homes of this janitor must not wait for it
+        return None  # this janitor's other homes must not wait for this one
 
 
 def _locked(descriptor: int) -> int | None:
-    """The descriptor, which holds its lock now. None if another process has the lock; then, and where this
-    raises OSError, the descriptor is closed."""
+    """The descriptor, which holds its lock now; None if another process has the lock. The descriptor is
+    closed then, and where this raises OSError."""
     try:
         calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

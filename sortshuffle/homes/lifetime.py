@@ -1,17 +1,19 @@
-"""When map outputs may be deleted. Who owns them, and where they lie, says `homes.owner`.
+"""When map outputs may be deleted. `homes.owner` says who owns them, and where they lie.
 
-A map output lives exactly as long as Spark's own shuffle files of the same task attempt. What is dead:
+A map output lives exactly as long as Spark's own shuffle files of the same task attempt. Dead are
 
-* a ``.partial`` pair whose data file nobody holds a lock on (its task failed or was killed);
-* a finished pair older than the grace time for which none of the executor's local directories has
-  ``shuffle_<any>_<attempt>_0.index`` any more (Spark removes that when no frame can use it);
-* a whole home whose executor has ended: its process is gone, or Spark removed its local directories. But
-  where Spark's own shuffle files outlive the executor (`Owner.served_by_spark`) each map output of an ended
-  executor goes with its own, without a grace time: none of its tasks can still finish. And where an external
-  service of this package serves map outputs they outlive it, and the service sweeps them.
+* a ``.partial`` pair whose data file has no lock (its task failed or was killed);
+* a finished pair older than the grace time if none of the executor's local directories has
+  ``shuffle_<any>_<attempt>_0.index`` (Spark removes that when no frame can use it);
+* a whole home whose executor has ended: its process is gone, or Spark removed its local directories.
 
-Only the standard library is imported here: the janitor process (`homes.janitor`) must stay small.
-Nothing outside directories named as there is ever deleted, and symbolic links are never followed.
+Two exceptions for an executor that has ended. Where Spark's own shuffle files outlive it
+(`Owner.served_by_spark`) each map output is deleted with its own shuffle files, without a grace time: none of
+its tasks can still finish. Where an external service of this package serves map outputs they outlive it too,
+and the service sweeps them.
+
+Only the standard library is imported here: the janitor process (`homes.janitor`) must stay small. Only
+directories named like homes are deleted, and symbolic links are never followed.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_gone, is_locked
 
 BLOCKS = "blockmgr-*"  # an executor's local directories, in those that Spark makes for the application
-# seconds; a file is created before it is locked, and renamed before it is unlocked: both take
-# microseconds, so a partial that nobody has touched for this long is in neither of those moments
+# seconds; a file is created before it is locked, and renamed before it is unlocked. Both take microseconds,
+# so a partial that was not written to for this long is not in between
 PARTIAL_SETTLES = 5.0
 
 
 def dead_partials(home: str, now: float, listings: HomeListings | None = None) -> Iterator[PartitionedFile]:
-    """Unfinished pairs that no process is writing any more. ``listings``: what is known of earlier ones."""
+    """Unfinished pairs that no process writes. ``listings``: kept between sweeps."""
     for file in (listings or HomeListings()).partial(home):
         # in this order: a pair that is finished meanwhile was unlocked after its index was written
         if not _is_being_written(file) and _last_touched(file, now) > PARTIAL_SETTLES:
@@ -45,29 +47,29 @@ def dead_partials(home: str, now: float, listings: HomeListings | None = None) -
 def dead_outputs(
     home: str, owner: Owner, now: float, listings: HomeListings | None = None
 ) -> Iterator[PartitionedFile]:
-    """Finished pairs that Spark has forgotten for longer than the grace time; of an executor that has ended,
-    and has left them to Spark, those that Spark does not have. Raises OSError where Spark's directories
-    cannot be read: then nothing is known to be dead. ``listings``: what is known of earlier ones."""
+    """Finished pairs that Spark has forgotten, older than the grace time. There is no grace time if the
+    executor has ended and left them to Spark. Raises OSError where Spark's directories cannot be read.
+    ``listings``: kept between sweeps."""
     if owner.keep or not owner.local_directories:
         return
-    # asked before the files are listed: then no task of an executor that has ended adds one
+    # before the files are listed: no task of an ended executor adds one
     grace = float("-inf") if owner.leaves_outputs_to_spark and owner.has_ended() else owner.grace
     forgotten = (listings or HomeListings()).forgotten(home, owner.local_directories)
     dead = [file for file in forgotten if _last_touched(file, now) > grace]
-    if dead and listings is not None:  # rare: what is kept does not decide alone
+    if dead and listings is not None:  # rare: kept listings may be late, so list again before a deletion
         afresh = set(HomeListings().forgotten(home, owner.local_directories))
         dead = [file for file in dead if file in afresh]
     yield from dead
 
 
 def finished_outputs(home: str) -> list[PartitionedFile]:
-    """The finished pairs of a home, and what is left of such. Raises OSError."""
+    """The finished pairs of a home, and halves of pairs. Raises OSError."""
     return HomeListings().finished(home)
 
 
 def control_files(directories: Iterable[str], attempt: int) -> Iterator[str]:
-    """Spark's own shuffle files written by a task attempt: those of our control rows. ``directories``: local
-    ones of executors, or those above them, which Spark makes for the application."""
+    """Spark's own shuffle files of a task attempt, which hold our control rows. ``directories``: local ones
+    of executors, or those above them, which Spark makes for the application."""
     name = f"shuffle_*_{attempt}_0.*"
     for directory in map(glob.escape, directories):
         yield from calls.iglob(os.path.join(directory, "??", name))
@@ -75,8 +77,8 @@ def control_files(directories: Iterable[str], attempt: int) -> Iterator[str]:
 
 
 def sweep(home: str, owner: Owner, listings: HomeListings | None = None) -> list[str]:
-    """Delete what is dead in a home whose executor lives, or has left its map outputs to Spark; returns the
-    base paths deleted. Raises OSError. ``listings``: what is known of earlier ones."""
+    """Delete dead files in a home whose executor lives, or has left its map outputs to Spark. Returns their
+    base paths. Raises OSError. ``listings``: kept between sweeps."""
     deleted = sweep_partials(home, time.time(), listings)
     for file in dead_outputs(home, owner, time.time(), listings):
         file.delete()
@@ -85,8 +87,8 @@ def sweep(home: str, owner: Owner, listings: HomeListings | None = None) -> list
 
 
 def sweep_ended(place: str, listings: HomeListings | None = None) -> bool:
-    """The same for all homes in an application's directory whose executors have ended and have left their map
-    outputs to Spark. Homes without a map output are removed; returns whether any is left. A home whose owner
+    """The same for all homes in an application's directory whose executors have ended and left their map
+    outputs to Spark. Removes homes without a map output. Returns whether any home is left; one whose owner
     cannot be read for the moment counts as left."""
     is_left = False
     listings = listings or HomeListings()
@@ -97,7 +99,7 @@ def sweep_ended(place: str, listings: HomeListings | None = None) -> bool:
             if owner is None or not owner.leaves_outputs_to_spark:
                 continue
             if not owner.has_ended():
-                is_left = is_left or not owner.knows_its_system
+                is_left = is_left or not owner.is_host_known
                 continue
             sweep(home, owner, listings)
             # listed afresh, too, before it goes
@@ -121,8 +123,8 @@ def sweep_partials(home: str, now: float, listings: HomeListings | None = None) 
 def remove_home(home: str) -> None:
     """Delete a dead executor's home, and the directories above it that this leaves empty.
 
-    Its owner goes last, so that what cannot be removed, or an interrupted removal, is found again.
-    Raises `UsageError` for a directory that is not named like a home.
+    The owner file is deleted last, so that a removal that failed or was interrupted is tried again. Raises
+    `UsageError` for a directory that is not named like a home.
     """
     if not _is_home(home):
         raise UsageError(f"{home} is not <directory>/{HOME_ROOT}/<application>/<home>: not deleted")
@@ -136,8 +138,8 @@ def remove_home(home: str) -> None:
 
 
 def remove_unowned(home: str) -> None:
-    """Remove a home that no owner could be written to, and the directories above it that this leaves empty.
-    No janitor would know of it. One that another process has written an owner to meanwhile stays."""
+    """Remove a home whose owner file could not be written, and the directories above it that this leaves
+    empty: no janitor would know of it. It stays if another process has written an owner file meanwhile."""
     application = os.path.dirname(home)
     _remove_empty(home, application, os.path.dirname(application))
 
@@ -173,7 +175,7 @@ def _remove(path: str) -> None:
     except IsADirectoryError:
         calls.rmtree(path, ignore_errors=True)
     except OSError:
-        pass  # seen by the caller: the name is still there
+        pass  # the caller sees that the name is still there
 
 
 def _last_touched(file: PartitionedFile, now: float) -> float:

@@ -1,13 +1,13 @@
-"""`Listings`: what is in directories, which are listed anew only where something came or went.
+"""`Listings`: what is in directories. A directory is listed again only when a name came or went.
 
-For whoever looks at the same directories again and again (the janitor, the shuffle service): a look at one
+For the janitor and the shuffle service, which look at the same directories again and again: a look at one
 that did not change costs one call, however many files it has.
 
 Rules
-* A directory's time of change says that something came or went. One that changed a moment before it was
-  looked at may change again without another time, so it is listed again with the next look.
-* Whoever deletes lists afresh before, with new `Listings`: a system may note changes later than it should.
-* What is made of a listing is kept; names that were there before need not be looked at again (``before``).
+* A directory's time of change says that a name came or went. A directory that changed just before a look may
+  change again at the same time, so the next look lists it again.
+* Before a deletion list afresh, with new `Listings`: a system may note changes late.
+* The result of a listing is kept, so that known names need not be parsed again (``before``).
 
 Not for several threads at once. Only the standard library is imported here: the janitor must stay small.
 """
@@ -20,8 +20,8 @@ from typing import Generic, TypeVar
 
 from sortshuffle import calls
 
-# seconds; longer than a tick of the clock by which file systems note changes: 10 ms on most, one second on
-# ext3 and old NFS, two on FAT
+# seconds; longer than a tick of the clock of file systems: 10 ms on most, one second on ext3 and old NFS, two
+# on FAT
 SETTLES = 2.5
 
 Made = TypeVar("Made")
@@ -29,8 +29,8 @@ Stamp = tuple[int, int, int]
 
 
 class Listings(Generic[Made]):
-    """What ``make`` makes of the names in a directory, and of what it made of them before, if it did.
-    ``clock``: seconds since 1970, as file systems note changes."""
+    """``make``: makes a result of the names in a directory and of its result before, if there is one.
+    ``clock``: seconds since 1970, as in the times of file systems."""
 
     def __init__(
         self, make: Callable[[list[str], Made | None], Made], clock: Callable[[], float] = time.time
@@ -45,9 +45,9 @@ class Listings(Generic[Made]):
         return iter(list(self._known))
 
     def list_if_changed(self, directory: str) -> Made | None:
-        """As the directory is now; None if there is none. Raises OSError where the system does not tell."""
+        """The result for the directory as it is now; None if there is none. Raises OSError."""
         self._unvisited.discard(directory)
-        now = self._clock()  # before all else: what changes later has a later time than one that is settled
+        now = self._clock()  # first: a later change has a later time than a settled directory
         try:
             stamp = _stamp(directory)
             known, made = self._known.get(directory, (None, None))
@@ -65,7 +65,7 @@ class Listings(Generic[Made]):
         self._unvisited = set(self._known)
 
     def forget(self, directories: Iterable[str]) -> None:
-        """Nobody looks at these any more."""
+        """Forget these directories."""
         for directory in directories:
             self._known.pop(directory, None)
 
@@ -76,5 +76,5 @@ def _stamp(directory: str) -> Stamp:
 
 
 def _is_settled(stamp: Stamp, now: float) -> bool:
-    """Whether a directory gets another stamp when it changes from then on."""
+    """Whether a later change gives the directory another stamp."""
     return now - stamp[2] / 1e9 > SETTLES

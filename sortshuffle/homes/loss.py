@@ -1,9 +1,9 @@
-"""What is done where a map output turns out to be lost: Spark is made to run its producer again.
+"""Lost map outputs: how Spark is made to run their producers again.
 
 Spark knows a map output by its own shuffle files, which hold the control rows. Python code cannot tell Spark
-that a fetch failed; but where those files are gone, the next task that asks for them is a failed fetch, and
-Spark runs the map task again. So whoever can reach them removes them: the consumer on the same host, or the
-shuffle service of the host where they lie.
+that a fetch failed. But if those files are gone, the next task that asks for them has a failed fetch, and
+Spark runs the map task again. So they are removed: by a consumer on the same host, or by the shuffle service
+of the host where they lie.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from sortshuffle.storage.files.partitioned_file import DATA_SUFFIX, PartitionedF
 def make_producer_run_again(file: PartitionedFile, own_directories: tuple[str, ...] = ()) -> None:
     """Remove Spark's own control files of this map output, as far as this process can reach them.
 
-    ``own_directories``: Spark's local ones of the executor that this process works for, if it does, or those
-    above them. They are looked through where no home says who wrote the map output: on storage that every
-    host sees, or because the home is gone. Attempts have numbers of their own in all of an application.
+    ``own_directories``: local directories of the executor that this process works for, or those above them.
+    They are searched where no home says who wrote the map output: on storage that every host sees, or because
+    the home is gone. Attempt numbers are unique in an application.
     """
     if file.attempt is None:
         return
@@ -34,18 +34,18 @@ def make_producer_run_again(file: PartitionedFile, own_directories: tuple[str, .
 
 
 def remove_control_files(directories: Iterable[str], attempt: int) -> None:
-    """Remove Spark's own files of a task attempt from these local directories of its application, or those
-    below."""
+    """Remove Spark's own files of a task attempt from these local directories of its application, and from
+    those below."""
     for path in control_files(directories, attempt):
         try:
             calls.unlink(path)
         except OSError:
-            continue  # whoever removed it meant the same
+            continue  # another process may have removed it
 
 
 def _keep_from_adoption(file: PartitionedFile) -> None:
-    """Delete the pair, under all names that it has in homes of its application: the map task that runs again
-    would find it and take it for its finished output."""
+    """Delete the pair, under all its names in homes of its application. Else the map task that runs again
+    would adopt it as its finished output."""
     homes = os.path.dirname(os.path.dirname(file.base))
     map_output = os.path.basename(file.base).rpartition("-attempt-")[0]
     pattern = os.path.join(glob.escape(homes), "*", f"{glob.escape(map_output)}-attempt-*{DATA_SUFFIX}")
@@ -65,4 +65,4 @@ def _delete(file: PartitionedFile) -> None:
     try:
         file.delete()
     except OSError:
-        pass  # it cannot be read either, then
+        pass  # then it cannot be read either

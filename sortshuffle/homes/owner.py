@@ -1,8 +1,8 @@
 """`Owner`: the executor that a home belongs to, as the home's ``owner.json`` says.
 
 Homes lie in ``<local directory>/sortshuffle/<application>/<host>-<pid>-<digest>/``. The process is the
-executor's JVM; the digest is of all that ``owner.json`` says (`Owner.home_name`). So no two executors ever
-have one home, in whichever containers they are, and what is to happen to its files never changes.
+executor's JVM; the digest is of the whole ``owner.json`` (`Owner.home_name`). So no two executors share a
+home, whatever containers they are in, and the rules for a home's files never change.
 
 Only the standard library is imported here: the janitor process (`homes.janitor`) must stay small.
 """
@@ -29,12 +29,12 @@ NAME_DIGEST_BYTES = 6  # of a few executors and settings of one host and pid
 class Owner:
     """The executor that a home belongs to.
 
-    ``pid`` and ``started``: its JVM and the start time of that process in clock ticks since boot, so that
-    a recycled pid is not taken for it. ``namespace``: of process numbers, in which the JVM has its own; empty
-    if unknown. ``local_directories``: Spark's, empty if unknown. ``keep``: the user wants finished files
-    left where they are. ``outlived``: finished files outlive the executor, because the host's shuffle
-    service serves them until it sweeps (`sortshuffle serve`). ``served_by_spark``: Spark's own shuffle files
-    outlive the executor, because Spark's external shuffle service serves them.
+    ``pid`` and ``started``: its JVM and that process's start time in clock ticks since boot, so that a later
+    process of the same pid is not taken for it. ``namespace``: of process numbers; empty if unknown.
+    ``local_directories``: Spark's; empty if unknown. ``keep``: finished files stay where they are.
+    ``outlived``: finished files outlive the executor, because the host's shuffle service serves them until it
+    sweeps (`sortshuffle serve`). ``served_by_spark``: Spark's own shuffle files outlive the executor, because
+    Spark's external shuffle service serves them.
     """
 
     application: str
@@ -59,7 +59,7 @@ class Owner:
         outlived: bool = False,
         served_by_spark: bool = False,
     ) -> Owner:
-        """A process that this one can see. One that has ended is an owner that is not live."""
+        """The owner that is this process, which must be visible from here. One that has ended is not live."""
         return Owner(
             application,
             host_name(),
@@ -76,7 +76,7 @@ class Owner:
 
     @property
     def home_name(self) -> str:
-        """What the homes are called in which everything belongs to this owner."""
+        """The name of this owner's homes."""
         from hashlib import blake2b  # 4 MB, which the janitor does without
 
         digest = blake2b(json.dumps(asdict(self)).encode(), digest_size=NAME_DIGEST_BYTES).hexdigest()
@@ -95,7 +95,7 @@ class Owner:
 
     @staticmethod
     def load(home: str) -> Owner | None:
-        """The same. Raises OSError where the system does not tell."""
+        """The same, but raises OSError where the system cannot read it for the moment."""
         try:
             with calls.open_file(os.path.join(home, OWNER_FILE), encoding="utf-8") as opened:
                 found = json.load(opened)
@@ -108,21 +108,21 @@ class Owner:
 
     @property
     def is_visible(self) -> bool:
-        """Whether its process can be seen from here: in another container it cannot. Only for this host."""
+        """Whether its process is visible from here: in another container it is not. Only for this host."""
         return self.namespace in ("", process_namespace())
 
     @property
-    def knows_its_system(self) -> bool:
-        """Whether the system has told this process what tells it from those of other machines and containers,
-        as far as it has told the owner."""
+    def is_host_known(self) -> bool:
+        """Whether this process can tell if the owner is on this host: it knows its own boot id and namespace,
+        where it knows the owner's."""
         return bool(boot_id() or not self.boot) and bool(process_namespace() or not self.namespace)
 
     def on_this_host(self) -> bool:
         return self.boot == boot_id() and is_this_host(self.host)
 
     def is_live(self) -> bool:
-        """Whether the executor still runs and still has its local directories. Only for this host. What the
-        system does not tell counts as running: what is deleted cannot be had back."""
+        """Whether the executor still runs and still has its local directories. Only for this host. If that is
+        unknown it counts as running, because a deletion cannot be undone."""
         if not self.is_visible:
             return True
         if not is_running(self.pid, self.started):
@@ -131,11 +131,11 @@ class Owner:
 
     @property
     def leaves_outputs_to_spark(self) -> bool:
-        """Whether what it had finished when it ended stays as long as Spark serves its own shuffle files."""
+        """Whether its finished files stay after its end, as long as Spark serves its own shuffle files."""
         return self.served_by_spark and bool(self.local_directories) and not (self.outlived or self.keep)
 
     def has_ended(self) -> bool:
-        """Whether it is known to have ended, which is so only on its own host."""
+        """Whether it is known to have ended. Only its own host knows."""
         return self.on_this_host() and not self.is_live()
 
     def application_has_ended(self) -> bool:

@@ -1,7 +1,7 @@
-"""Processes of this host: how one is told from a later one of the same number, and whether it still runs.
+"""Processes of this host: what identifies one, and whether it still runs.
 
-A number alone does not name a process: the system gives it again. What does is the number, when the process
-began, and the run of the system (`boot_id`) and the namespace in which it has that number.
+A number does not identify a process, because the system uses it again. The number and the start time do, with
+the run of the system (`boot_id`) and the namespace of the number.
 
 Only the standard library is imported here: the janitor process (`homes.janitor`) must stay small.
 """
@@ -18,7 +18,7 @@ _ENDED = ("Z", "X", "x")  # states of a process that has ended, but that its par
 
 @dataclass(slots=True)
 class _SystemIds:
-    """What the system has told this process of itself, which stays so. Empty until it has."""
+    """This process's boot id and namespace, which never change. Empty until they are known."""
 
     boot: str = ""
     namespace: str = ""
@@ -28,7 +28,7 @@ _ids = _SystemIds()
 
 
 def boot_id() -> str:
-    """Identifies this run of the operating system; empty where it cannot be told."""
+    """Identifies this run of the operating system; empty if unknown."""
     if not _ids.boot:
         try:
             with calls.open_file("/proc/sys/kernel/random/boot_id", encoding="ascii") as opened:
@@ -39,7 +39,7 @@ def boot_id() -> str:
 
 
 def process_namespace() -> str:
-    """Which processes this one can see, by their numbers; empty where it cannot be told."""
+    """The namespace of process numbers in which this process sees others; empty if unknown."""
     if not _ids.namespace:
         try:
             _ids.namespace = calls.readlink("/proc/self/ns/pid")
@@ -50,14 +50,14 @@ def process_namespace() -> str:
 
 def process_start(pid: int) -> int | None:
     """Start time of a process in ticks since boot, None if there is no such process or it has ended.
-    Raises OSError if the system does not tell."""
+    Raises OSError if it cannot be read."""
     fields = _stat_fields(pid)
     return None if fields is None or fields[0] in _ENDED else int(fields[19])
 
 
 def is_running(pid: int, started: int) -> bool:
-    """Whether the process that began then still runs. What the system does not tell, because it is out of
-    files for example, counts as running."""
+    """Whether the process with that start time still runs. If that cannot be read, for example for lack of
+    descriptors, it counts as running."""
     try:
         return process_start(pid) == started
     except OSError:
@@ -80,7 +80,7 @@ def executor_pid() -> int:
 
 def _stat_fields(pid: int) -> list[str] | None:
     """Fields of /proc/<pid>/stat behind the command name, which may contain anything; None if there is no
-    such process. Raises OSError if the system does not tell."""
+    such process. Raises OSError if they cannot be read."""
     try:
         with calls.open_file(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as opened:
             return opened.read().rpartition(")")[2].split()

@@ -4,18 +4,18 @@
     <URL>/<application>-<token>/                                on storage that every host sees
 
 The shuffle manager's map outputs lie there, written by the engine of the host. They outlive the executors,
-and go when Spark unregisters their shuffle, or with the application: whoever ends the host's service
-removes the home (`service.host.rendezvous`). The home at a URL is the whole application's, so only the
-driver's host removes it.
+and are removed when Spark unregisters their shuffle, or with the application: the process that ends the
+host's service removes the home (`service.host.rendezvous`). The home at a URL is the whole application's, so
+only the driver's host removes it.
 
 Rules
 * ``token`` is random and one application's, and ``boot`` is one run of one system. So two applications of one
-  id, two containers, or a machine that was restarted never meet in one home.
-* The home at a URL of a directory that all hosts have mounted is made by the driver, and by nobody else. So a
-  host on which it is not there has not mounted the directory, or another one: its engine writes nothing, and
-  tells of no loss (`expect_stored_home`).
-* The directory that Spark makes for an application, and removes with it, is never made here: it would tell
-  for ever that the application lives. A home whose root is such a directory, and is gone, stays gone.
+  id, two containers, or a machine that was restarted never share a home.
+* Only the driver makes the home at a URL of a directory that all hosts have mounted. A host where it is
+  missing has not mounted the directory, or has mounted another one: its engine writes nothing, and reports no
+  loss (`expect_stored_home`).
+* The directory that Spark makes for an application, and removes with it, is never made here: it would say for
+  ever that the application lives. A home whose root is such a directory, and is gone, stays gone.
 * Its owner is the process that keeps the service running. `sortshuffle clean` removes a home whose owner has
   ended; the janitors do not look at it. The home at a URL has no owner.
 
@@ -46,23 +46,23 @@ from sortshuffle.storage.files.urls import (
 )
 
 PREFIX = "shared-"
-_SHOWN = 8  # characters of the boot id in the name; it tells apart, and what is random is the token
+_SHOWN = 8  # characters of the boot id in the name; the token is what makes it unique
 
 
 def shared_home(root: str, application: str, boot: str, token: str) -> str:
-    """The home of an application below a root. ``boot``: the run of the system in which it is one's."""
+    """The home of an application below a root. ``boot``: the run of the system (`processes.boot_id`)."""
     shown = boot.replace("-", "")[:_SHOWN] or "unknown"
     return os.path.join(root, HOME_ROOT, application, f"{PREFIX}{shown}-{token}")
 
 
 def stored_home(url: str, application: str, token: str) -> str:
-    """The home of an application below a URL. It is directly below, so that `sortshuffle clean` finds it as
-    an application's directory."""
+    """The home of an application directly below a URL, where `sortshuffle clean` finds it as an application's
+    directory."""
     return application_url(url, stored_name(application, token))
 
 
 def make_stored_home(home: str) -> None:
-    """Make the home at a URL, where that is a mounted directory, for this user only. By the driver's host.
+    """Make the home at a URL, where that is a mounted directory, for this user only. For the driver's host.
     Raises OSError."""
     path = mounted_path(home)
     if path is not None:
@@ -95,7 +95,7 @@ def is_shared(home: str) -> bool:
 
 def make_shared_home(home: str, keeper: int, keep: bool, *, makes_root: bool = True) -> None:
     """Make it, for this user only. ``keeper``: the process that keeps the service running. ``keep``: finished
-    files stay when the application ends. ``makes_root``: its root is made if need be. Raises OSError."""
+    files stay when the application ends. ``makes_root``: make its root too. Raises OSError."""
     if makes_root:
         make_private(home)
     else:
@@ -107,7 +107,7 @@ def make_shared_home(home: str, keeper: int, keep: bool, *, makes_root: bool = T
 
 
 def _make_below_root(home: str) -> None:
-    """One directory after the other, so that the first one fails where the root is gone."""
+    """Make one directory after the other: the first one fails where the root is gone."""
     of_application = os.path.dirname(home)
     for directory in (os.path.dirname(of_application), of_application, home):
         try:
@@ -117,15 +117,15 @@ def _make_below_root(home: str) -> None:
 
 
 def remove_shared_home(home: str) -> bool:
-    """Remove it with everything in it; whether it is gone."""
+    """Remove it with everything in it. Returns whether it is gone."""
     if not is_gone(home):
         remove_home(home)
     return is_gone(home)
 
 
 def begin_to_remove_stored_home(home: str, left: str) -> subprocess.Popen[bytes]:
-    """Remove the home at a URL, in a process of its own. Nobody has to wait for it: a store may take minutes,
-    and the libraries that talk to it are large. ``left``: a file, which says why if something is left."""
+    """Remove the home at a URL, in a process of its own, for which no caller waits: a store may take minutes,
+    and its libraries are large. ``left``: a file, which gets the reason if something is left."""
     return calls.Popen(
         [
             sys.executable,
@@ -138,6 +138,6 @@ def begin_to_remove_stored_home(home: str, left: str) -> subprocess.Popen[bytes]
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=environment(),
-        start_new_session=True,  # it goes on when whoever began it ends
+        start_new_session=True,  # it goes on when its parent ends
         cwd="/",
     )

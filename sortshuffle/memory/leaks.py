@@ -2,8 +2,8 @@
 the segment.
 
 The environment variable ``SORTSHUFFLE_DEBUG_MEMORY=1`` switches it on. It is read once, when this module is
-imported; Python workers inherit it. The test suite runs in it, and fails a test that leaks. Off, it costs 0.1
-us of the 2 us that a request and a recycle take; on, 8 us, mostly for poisoning 32 KiB and finding the place.
+imported; Python workers inherit it. The test suite runs in it, and fails a test that leaks. Off, it costs
+0.1 us of the 2 us that a request and a recycle take; on, 8 us, mostly for poisoning 32 KiB and for the place.
 
 Tracked are segments, from a pool's request until they are recycled, and local pools, until they are closed. A
 network or read pool that is destroyed logs a warning for each segment it misses. A local pool that is closed

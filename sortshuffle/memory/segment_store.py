@@ -76,9 +76,9 @@ class SegmentStore:
     def take(self, count: int) -> list[MemorySegment]:
         """This many for the caller; no more than there are."""
         split = len(self._free) - count
-        taken = self._free[split:]
+        segments = self._free[split:]
         del self._free[split:]
-        return taken
+        return segments
 
     def put(self, segments: Iterable[MemorySegment]) -> None:
         """Take these over, and deliver them where they are waited for."""

@@ -63,12 +63,12 @@ class FramesPayload:
         started = time.perf_counter()
         raw_bytes = len(payload)
         block = self._compression.block(payload)
-        kept = None if block is None else keep(block)
+        stored = None if block is None else keep(block)
         compressed = time.perf_counter()
         seconds["compress"] += compressed - started
-        if kept is None:
+        if stored is None:
             return None
-        sealed = seal_compressed(kept, len(kept), records=records, raw_bytes=raw_bytes)
+        sealed = seal_compressed(stored, len(stored), records=records, raw_bytes=raw_bytes)
         seconds["checksum"] += time.perf_counter() - compressed
         return sealed
 

@@ -42,12 +42,12 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path
     for each in made:
         each.mkdir()
     monkeypatch.setenv(LOCAL_DIRS_VARIABLE, ",".join(map(str, made)))
-    janitor._started.clear()
+    janitor._janitors.clear()
     yield made
-    for process in janitor._started:
+    for process in janitor._janitors:
         process.kill()
         process.wait()
-    janitor._started.clear()
+    janitor._janitors.clear()
 
 
 def test_there_is_a_home_in_each_of_sparks_local_directories(local: list[Path]) -> None:
@@ -119,7 +119,7 @@ def test_homes_carry_the_name_that_spark_was_told(local: list[Path], monkeypatch
 def test_every_home_is_attended(local: list[Path]) -> None:
     homes = Homes.of(Options(), "app-1")
     eventually(lambda: all(map(janitor.is_running, homes.paths)), "the janitor takes its locks")
-    assert len(janitor._started) == 1
+    assert len(janitor._janitors) == 1
 
 
 def test_another_task_of_the_executor_finds_the_same_homes(local: list[Path]) -> None:
@@ -128,7 +128,7 @@ def test_another_task_of_the_executor_finds_the_same_homes(local: list[Path]) ->
     before = [os.stat(os.path.join(home, "owner.json")).st_ino for home in first.paths]
     assert Homes.of(Options(), "app-1") == first
     assert [os.stat(os.path.join(home, "owner.json")).st_ino for home in first.paths] == before
-    assert len(janitor._started) == 1
+    assert len(janitor._janitors) == 1
 
 
 def test_other_settings_are_recorded(local: list[Path]) -> None:
@@ -165,7 +165,7 @@ def test_if_no_directory_can_be_used_the_reason_is_raised(local: list[Path]) -> 
         each.touch()
     with pytest.raises(NotADirectoryError):
         Homes.of(Options(), "app-1")
-    assert janitor._started == []
+    assert janitor._janitors == []
 
 
 def test_a_directory_that_could_not_be_used_lately_is_not_tried_again(local: list[Path]) -> None:

@@ -389,7 +389,7 @@ def test_a_task_is_not_kept_while_the_host_is_out_of_files(
     home, _ = served_by_spark(executor, tmp_path / "application")
     executor.end()
     monkeypatch.setattr(janitor.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(janitor, "_looked", {})
+    monkeypatch.setattr(janitor, "_last_looks", {})
     untold = Untold("open", os.path.dirname(home), LONG, monkeypatch)
     assert janitor._unattended_ended(os.path.dirname(home)) is None
     assert untold.left == LONG - janitor.TRIES
@@ -534,13 +534,13 @@ def test_what_it_cannot_delete_does_not_end_it(executor: Executor) -> None:
 @pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[bytes]]]:
     """The janitors that this process has started; they end with the test at the latest."""
-    janitor._started.clear()
-    janitor._looked.clear()
-    yield janitor._started
-    for process in janitor._started:
+    janitor._janitors.clear()
+    janitor._last_looks.clear()
+    yield janitor._janitors
+    for process in janitor._janitors:
         process.kill()
         process.wait()
-    janitor._started.clear()
+    janitor._janitors.clear()
 
 
 def test_a_home_gets_a_janitor_once(executor: Executor, started: list[subprocess.Popen[bytes]]) -> None:

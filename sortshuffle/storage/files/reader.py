@@ -88,12 +88,12 @@ class PartitionedFileReader(ExtentReader):
         while done < size:
             at = extent.offset + position + done
             try:
-                got = calls.preadv(self._descriptor, [view[done:]], at)
+                count = calls.preadv(self._descriptor, [view[done:]], at)
             except OSError as error:
                 self._fail(error, extent)
-            if got == 0:
+            if count == 0:
                 raise self.cut_short(extent, position + done)
-            done += got
+            done += count
         return memory
 
     def expect_size(self, wanted: int) -> None:

@@ -200,8 +200,8 @@ def walk(file: OpenFile, start: int, end: int) -> Iterator[FoundBuffer]:
     """
     position, wanted = start, PART_BYTES
     while position < end:
-        asked = min(wanted, end - position)
-        memory = file.read(position, asked)
+        size = min(wanted, end - position)
+        memory = file.read(position, size)
         start_of_part = position
         try:
             for found in _buffers_in(memory, start_of_part):
@@ -210,7 +210,7 @@ def walk(file: OpenFile, start: int, end: int) -> Iterator[FoundBuffer]:
             wanted = PART_BYTES
         except CutShort as problem:
             needed = problem.expected  # bytes from `position` on
-            if memory.size < asked or position + needed > end:
+            if memory.size < size or position + needed > end:
                 raise _at_offset_of(problem, start_of_part) from None
             wanted = max(PART_BYTES, needed)
         except Malformed as problem:
@@ -300,9 +300,9 @@ class _Checker:
             ("raw bytes", extent.raw_bytes, raw_bytes),
             ("records", extent.records, extent.records if records is None else records),
         )
-        for what, expected, got in comparisons:
-            if expected != got:
-                self._faults.append(FileFault(place, f"the extent has other {what}", expected, got))
+        for what, expected, actual in comparisons:
+            if expected != actual:
+                self._faults.append(FileFault(place, f"the extent has other {what}", expected, actual))
                 return
 
     def _check_end(self) -> None:

@@ -102,10 +102,10 @@ class _LocalFile:
         done = 0
         while done < size:
             at = offset + done
-            got = calls.preadv(self._descriptor, [view[done:]], at) if at < _LARGEST_OFFSET else 0
-            if got == 0:
+            count = calls.preadv(self._descriptor, [view[done:]], at) if at < _LARGEST_OFFSET else 0
+            if count == 0:
                 break
-            done += got
+            done += count
         return memory.slice(0, done)
 
 

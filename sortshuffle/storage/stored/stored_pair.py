@@ -169,17 +169,17 @@ class _Moved:
 
 def _in_blocks(pieces: Sequence[BytesLike]) -> Iterator[BytesLike]:
     """The same bytes in blocks of at least `BLOCK_BYTES`, but for the last: small pieces are joined."""
-    held = bytearray()
+    block = bytearray()
     for piece in pieces:
-        if not held and len(piece) >= BLOCK_BYTES:
+        if not block and len(piece) >= BLOCK_BYTES:
             yield piece
             continue
-        held += piece
-        if len(held) >= BLOCK_BYTES:
-            yield held
-            held = bytearray()
-    if held:
-        yield held
+        block += piece
+        if len(block) >= BLOCK_BYTES:
+            yield block
+            block = bytearray()
+    if block:
+        yield block
 
 
 def _abort(stream: Any) -> None:

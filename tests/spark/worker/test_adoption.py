@@ -62,10 +62,10 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("served", "second"):
         (tmp_path / name).mkdir()
     yield tmp_path / "served"
-    for process in janitor._started:
+    for process in janitor._janitors:
         process.kill()
         process.wait()
-    janitor._started.clear()
+    janitor._janitors.clear()
 
 
 @pytest.fixture
