@@ -28,7 +28,7 @@ from enum import Enum
 
 from sortshuffle import calls
 from sortshuffle.cli.durations import duration
-from sortshuffle.homes import forgotten
+from sortshuffle.homes import forgotten_exchanges
 from sortshuffle.homes.home_failures import MARKER_FILE
 from sortshuffle.homes.host import is_this_host
 from sortshuffle.homes.janitor import LOCK_FILE

@@ -141,7 +141,7 @@ class _FrameCounter:
         return self._last
 
     def count_loose(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
-        payload = self._payload.decompressed(memory, buffer)
+        payload = self._payload.decompress(memory, buffer)
         if buffer.data_type is DataType.DATA:
             return None  # the buffer may begin within a frame
         unpack_event(buffer.data_type, payload)
@@ -245,7 +245,7 @@ def _unsafe_rows(
     rows = UnsafeRows.of(schema)
     with open_data(source.path) as file:
         # extent by extent: a record never continues in the next one
-        found = (_record_bytes(opened_buffers(file, each, source.cipher), payload) for each in extents)
+        found = (_record_bytes(plain_buffers(file, each, source.cipher), payload) for each in extents)
         every = (row for each in found for row in rows.rows(each))
         return rows.names, tuple([printable(value) for value in row] for row in islice(every, count))
 

@@ -126,7 +126,7 @@ class Registration:
         owner = self.owner
         if owner.is_live():
             return Life.LIVE
-        if owner.sees_the_end():
+        if owner.application_has_ended():
             return Life.OVER
         if self.is_read_after_end():
             return Life.LIVE
