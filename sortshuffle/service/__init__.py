@@ -2,8 +2,9 @@
 
 consumer's task                                     host of the map outputs, one process
 InputGate <- RemoteInputChannel                     Server: one loop over all connections
-    <- RemoteReader <- ExtentStream                   -> Connection -> ServerChannel: turns, credit
-    <- ClientChannel <- ClientConnection  ---TCP---       -> SubpartitionReader <- ReadScheduler -> files
+    <- RemoteReader <- ExtentStream                   -> Connection -> Conversation -> Channels: turns, credit
+    <- ServiceLink, RequestTable                      -> ServerChannel
+    <- ClientConnection                   ---TCP---       -> SubpartitionReader <- ReadScheduler -> files
 
 wire      what goes between the two (docs/protocol.md)
 client    the consumer's half

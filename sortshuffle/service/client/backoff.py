@@ -1,6 +1,6 @@
 """`Backoff`: when to try again what failed, and when to give up.
 
-Used by `ServiceClient` for its connection, and by each of its channels for requests that the service refused.
+Used by `Trouble` for a connection, and by each of its channels for requests that the service refused.
 Arithmetic only: the caller waits.
 
     calm --failed--> in trouble --failed--> .. --failed, too long--> given up

@@ -10,7 +10,7 @@
      +-----(cut, or refused for now)          any --fail--> failed          any --close--> closed
 
 Two threads meet here: the consumer's, which waits, and the client's receiving one, which fills memory. All
-methods are called under the client's lock, but for the filling itself, so memory that was given out to be
+methods are called under the link's lock, but for the filling itself, so memory that was given out to be
 filled stays as it is until `filled`.
 
 A channel outlives its connection: when it is requested anew, under another number, what it has is skipped, to

@@ -1,6 +1,6 @@
 """`ClientConnection`: one TCP connection of a client to a shuffle service, with TLS or without.
 
-Used by `ServiceClient`, which has at most one at a time. One thread connects and then receives; any thread
+Used by `ServiceLink`, which has at most one at a time. One thread connects and then receives; any thread
 sends. Bodies are received straight into memory that the caller gives.
 
     new --connect--> open --(cut | abort)--> dead          abort: from any thread, in any state

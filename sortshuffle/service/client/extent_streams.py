@@ -4,7 +4,7 @@ memory of their reader.
     WholeStream   each extent in one piece of memory; its reader has charged them all, so all are asked for
     PartStream    as much as its reader waits for, and some ahead
 
-Used by `RemoteReader` in the consumer's thread and by `ServiceClient` in its receiving one; see
+Used by `RemoteReader` in the consumer's thread and by `Receiver` in the link's; see
 `ClientChannel` for what is done under which lock.
 
 A part stream's room, in bytes. What it has credit for, and what it holds ahead, together never exceed

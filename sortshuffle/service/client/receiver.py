@@ -1,8 +1,8 @@
 """`Receiver`: takes what comes on one connection to the channels that it is for.
 
-Used by the thread of a `ServiceLink`, which ends it by a connection that fails. Bodies of data are received
-straight into memory of the channels, under no lock: their place is given out under it before, and counted
-under it behind.
+It runs in the thread of a `ServiceLink` until the connection fails; closing the link makes it fail. Data are
+received straight into memory of the channels, under no lock. Their place is given out under the link's lock
+before, and counted under it behind.
 """
 
 from __future__ import annotations

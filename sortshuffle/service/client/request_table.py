@@ -9,9 +9,10 @@ came go in, and what comes out is where their bytes go. One table per connection
 anew with the next one.
 
 Rules
-* What breaks the protocol while a channel is served is that channel's fault (`BreachError`), and fails it
-  where it happens again and again, whatever the others do. Any other breach is a `ProtocolError`.
-* All methods are called under the client's lock.
+* A breach of the protocol while a channel is served is that channel's (`BreachError`). One that is repeated
+  `MOST_PROTOCOL_ERRORS` times fails the channel, whatever the others do. Any other breach is a
+  `ProtocolError`.
+* All methods are called under the link's lock.
 """
 
 from __future__ import annotations
@@ -89,6 +90,11 @@ class RequestTable:
         if not channel.is_complete:
             self._post(pack_cancel(channel.number))
         channel.lost()
+
+    def cut(self) -> None:
+        """The connection is gone: nothing comes any more. Who keeps its error keeps no channel by it."""
+        self._requested.clear()
+        self._abandoned.clear()
 
     # What comes
 

@@ -82,7 +82,7 @@ class ServiceLink:
 
     def open(self, channel: ClientChannel) -> None:
         """Ask for what the channel wants, now or as soon as there is a connection. Never blocks. The caller
-        releases it. Raises `StateError` if the client is closed, RuntimeError if the process gets no thread
+        releases it. Raises `StateError` if the link is closed, RuntimeError if the process gets no thread
         for it: then there is nothing to release."""
         channel.attach(self._lock, Backoff(self._settings.timeout, self._clock))
         with self._lock:
@@ -105,7 +105,7 @@ class ServiceLink:
         self, channel: ClientChannel, is_there: Callable[[], bool], look_at: float | None = None
     ) -> None:
         """Until ``is_there``, asked under the lock whenever the channel has changed, and at ``look_at`` by
-        the client's clock. Raises what the channel failed with, `ServiceUnavailableError` if the time for all
+        the link's clock. Raises what the channel failed with, `ServiceUnavailableError` if the time for all
         questions is over, `StateError` if it was closed."""
         self.announce(channel)
         while True:
@@ -182,7 +182,7 @@ class ServiceLink:
             connection.leave(pack_close())
 
     def join(self, within: float = JOIN_TIMEOUT) -> None:
-        """Until the thread has ended, which it does when the client is closed, or for so many seconds."""
+        """Until the thread has ended, which it does when the link is closed, or for so many seconds."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(within)
@@ -276,15 +276,17 @@ class ServiceLink:
             self._trouble.greeted()
             service = f"the shuffle service at {self.address}"
             table = RequestTable(service, connection.segment_bytes, connection.post, self._clock)
+            self._table = table  # at once, so that `_end` cuts it whatever fails
             for channel in self._channels:
                 table.request(channel)
-            self._table = table
         connection.flush()
         return Receiver(connection, table, self._trouble, self._lock)
 
     def _end(self) -> None:
         """Cut: what was asked for will be asked for again."""
         with self._lock:
+            if self._table is not None:
+                self._table.cut()
             self._connection = self._table = None
             for channel in self._channels:
                 channel.lost()

@@ -10,7 +10,7 @@ Rules
 * A secret or certificate that is not accepted is final at once, and so is a service that breaks the protocol
   `MOST_PROTOCOL_ERRORS` times in a row, where no channel was blamed.
 
-Arithmetic only: the caller waits. Used under the client's lock.
+Arithmetic only: the caller waits. Used under the link's lock.
 """
 
 from __future__ import annotations

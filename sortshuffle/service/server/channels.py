@@ -1,6 +1,7 @@
 """`Channels`: all channels of one connection, and whose turn it is. No input or output, and no locks.
 
     request --> opening --(its view is there)--> in the queue for turns <--> without credit --> over
+                                                                      credit <-- parked <--(too long)
 
 **Turns.** Channels with something to send stand in a queue, each once. A turn takes them one after the
 other, `TURN_BYTES` at most from each, until it has that much in all; who has more goes to the tail. So the
@@ -10,8 +11,8 @@ Rules
 * Nothing is read for a channel without credit. One that stays without is parked after `Limits.stall`
   seconds, so that it keeps no file open. When its consumer goes on, so does the channel, at the byte where it
   stopped.
-* A view is opened, and a loss told of, in the background (`Debts.add_errand`); until that is done the channel
-  may be over.
+* A view is opened, and a loss told of, in the background (`Debts.add_errand`). The channel may be over before
+  that is done.
 * A channel that is over gives back its view; one that is still being opened, when it comes.
 """
 

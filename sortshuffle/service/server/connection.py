@@ -164,22 +164,36 @@ class Connection:
     # Bytes in and out
 
     def _receive(self) -> None:
-        while (data := self._transport.receive()) is not None:
-            if data:
-                self._last_heard = self._shared.clock()
-                self._conversation.hear(data)
-            if not data or self._conversation.is_over:
-                self.close()
-                return
-            if not self._transport.has_pending:
-                break
+        try:
+            is_over = self._hear()
+        finally:
+            self._begin_errands()  # also what was asked for before a breach, or before the end
+        if is_over:
+            self.close()
+            return
         self._follow_up()
         self._watch_as_needed()
+
+    def _hear(self) -> bool:
+        """Take in what has come. Whether the client is gone, or says that it goes."""
+        while (data := self._transport.receive()) is not None:
+            if not data:
+                return True
+            self._last_heard = self._shared.clock()
+            self._conversation.hear(data)
+            if self._conversation.is_over:
+                return True
+            if not self._transport.has_pending:
+                break
+        return False
 
     def _take_turn(self) -> None:
         sending = self._sending
         if not sending.size:
-            self._conversation.fill(sending)
+            try:
+                self._conversation.fill(sending)
+            finally:
+                self._begin_errands()  # a loss that was found is told of, whatever becomes of the client
         size = sending.size
         sent = sending.send(self._transport)
         self._bytes_sent += sent
@@ -194,15 +208,18 @@ class Connection:
         """Something happened: do what is owed now. Whether there is something to send at once."""
         if self._is_closed:
             return False
-        errands = self._conversation.debts.errands
-        while errands:
-            self._begin(errands.popleft())
+        self._begin_errands()
         if self._stall.since is not None or not self._conversation.has_turn:
             return False
         self._shared.ready[self] = None
         return True
 
     # What is done in the background
+
+    def _begin_errands(self) -> None:
+        errands = self._conversation.debts.errands
+        while errands:
+            self._begin(errands.popleft())
 
     def _begin(self, errand: Errand) -> None:
         conversation, errands = self._conversation, self._shared.errands

@@ -6,9 +6,9 @@ Bytes go in (`hear`); what is to be done about them comes out as `Debts` and as 
 no socket here, no loop, no thread and no disk: the `Connection` has those, and a test needs none of them.
 
 Rules
-* Whatever breaks the protocol is raised as `ProtocolError` or `AuthenticationError`, and the conversation is
-  not used any more.
-* Behind a Close nothing is heard.
+* Whatever breaks the protocol is raised as `ProtocolError` or `AuthenticationError`. Then nothing more is
+  heard: only `end`, and what comes of errands, follow.
+* Behind a Close nothing is heard either.
 """
 
 from __future__ import annotations

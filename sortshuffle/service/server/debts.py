@@ -73,6 +73,7 @@ class Debts:
     def end(self) -> None:
         """The client is gone."""
         self._is_ended = True
+        self.answers.clear()
 
 
 def _response_to(channel: int, error: BaseException) -> ErrorResponse:

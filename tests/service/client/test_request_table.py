@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -157,6 +159,21 @@ def test_a_question_is_answered_once() -> None:
     assert (question.is_complete, question.result) == (True, None)
     with pytest.raises(BreachError, match="FIND_RESPONSE that was not asked for"):
         side.hear(pack_find_response(0, None))
+
+
+def test_who_keeps_a_table_that_was_cut_keeps_no_channel() -> None:
+    """An error keeps it: by its traceback, in whose frames the table is."""
+    side = Side()
+    requested, left = side.stream(), side.stream()
+    side.table.leave(left)
+    channels = [weakref.ref(requested), weakref.ref(left)]
+    side.table.cut()
+    gc.disable()
+    try:
+        del requested, left
+        assert [channel() for channel in channels] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_an_error_without_a_channel_ends_the_connection() -> None:

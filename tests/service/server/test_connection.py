@@ -35,7 +35,7 @@ from sortshuffle.service.server import transport
 from sortshuffle.service.server.catalog import Catalog
 from sortshuffle.service.server.limits import Limits
 from sortshuffle.service.server.server_channel import ChannelState
-from sortshuffle.service.server.shuffle_service import ShuffleService
+from sortshuffle.service.server.shuffle_service import ShuffleService, listen
 from sortshuffle.service.server.transport import ServerTls
 from sortshuffle.service.wire.handshake import greet
 from sortshuffle.service.wire.protocol import (
@@ -49,6 +49,7 @@ from sortshuffle.service.wire.protocol import (
     Verdict,
     pack_close,
     pack_find_request,
+    pack_remove_request,
     unpack_find_response,
 )
 from sortshuffle.storage.files.ranges import RegionRange, SubpartitionRange
@@ -317,6 +318,16 @@ def test_close_ends_the_connection(disk: Disk, client: Client, service: ShuffleS
     assert client.is_cut_off()
     until(lambda: free(service) and not service.status().connections)
     assert service.status().errors_total == 0
+
+
+@pytest.mark.parametrize("tail", [pack_close(), bytes(24)], ids=["a Close", "what is no frame"])
+def test_what_is_asked_before_the_end_in_one_piece_with_it_is_done(disk: Disk, tail: bytes) -> None:
+    removed: list[object] = []
+    made = ShuffleService(listen("127.0.0.1", 0), lambda: [str(disk.root)], SMALL, remove=removed.append)
+    with made, Client(made.address) as client:
+        client.send(pack_remove_request(6, "app-1", 3, bytes(16)) + tail)
+        assert client.is_cut_off()
+        until(lambda: len(removed) == 1, "the removal")
 
 
 def test_idle_connections_are_closed(disk: Disk) -> None:
