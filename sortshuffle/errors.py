@@ -37,8 +37,7 @@ import os
 from dataclasses import dataclass
 
 OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errnos about this process or its host, which lacks descriptors or memory, not about the file or the
-peer."""
+"""Errnos not about the file or the peer: this process or its host lacks descriptors or memory."""
 
 
 class SortShuffleError(Exception):
@@ -214,5 +213,4 @@ class ProtocolError(SortShuffleError, ConnectionError):
 
 
 class BufferTimeoutError(SortShuffleError, TimeoutError):
-    """Buffers did not become free in time: no reader made progress, or guaranteed buffers were not
-    recycled."""
+    """Buffers did not become free in time: no reader made progress, or users kept guaranteed buffers."""

@@ -355,8 +355,7 @@ class Options:
 
     @property
     def storage_url(self) -> str:
-        """The URL of storage that every host sees; empty where map outputs are written to local
-        directories."""
+        """The URL of storage that every host sees; empty where map outputs go to local directories."""
         return self.directories[0] if self.directories and _is_url(self.directories[0]) else ""
 
     @property

@@ -143,8 +143,7 @@ class FileCipher:
         return b"".join([*pieces, encryptor.finalize(), encryptor.tag])
 
     def decrypt(self, stored: memoryview, offset: int, bound: bytes, target: memoryview) -> None:
-        """Fill ``target``, which is `TAG_BYTES` shorter. After a `WrongTagError` its bytes must not be
-        used."""
+        """Fill ``target``, which is `TAG_BYTES` shorter; invalid after a `WrongTagError`."""
         try:
             if len(target) > _MOST_AT_ONCE:
                 self._decrypt_in_pieces(stored, offset, bound, target)
@@ -182,8 +181,7 @@ def _pieces(view: memoryview) -> Iterator[memoryview]:
 
 
 def encrypt_buffer(buffer: SealedBuffer, cipher: FileCipher, place: BufferPlace) -> SealedBuffer:
-    """The buffer with its payload encrypted for its place. The raw size of a compressed one stays
-    readable."""
+    """The buffer with its payload encrypted for its place; the raw size of a compressed one is not."""
     header = encrypted_header(buffer.header, place.subpartition is None)
     payload = cipher.encrypt(buffer.payload, place.offset, place.bound(header))
     return seal_with_header(header, payload, buffer.raw_bytes, buffer.records)

@@ -43,8 +43,7 @@ class MemoryBudget:
         return self.used + size > self.limit
 
     def charge(self, size: int) -> None:
-        """Count ``size`` bytes as held. This may go over the limit: a single item may be larger than any
-        budget."""
+        """Count ``size`` bytes as held; over the limit too, because a single item may be larger than that."""
         self.used += size
         if self.used > self.peak:
             self.peak = self.used

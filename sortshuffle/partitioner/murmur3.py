@@ -188,12 +188,9 @@ def _fold_bools(array: pa.Array, hashes: Words) -> None:
     rounds.mix_ints(bools(array).astype(np.uint32), hashes)
 
 
-def _fold_int8(array: pa.Array, hashes: Words) -> None:
-    rounds.mix_ints(fixed_width(array, np.int8).astype(np.int32).view(np.uint32), hashes)
-
-
-def _fold_int16(array: pa.Array, hashes: Words) -> None:
-    rounds.mix_ints(fixed_width(array, np.int16).astype(np.int32).view(np.uint32), hashes)
+def _fold_small_int(array: pa.Array, hashes: Words) -> None:
+    signed = fixed_width(array, f"i{array.type.bit_width // 8}")
+    rounds.mix_ints(signed.astype(np.int32).view(np.uint32), hashes)
 
 
 def _fold_int32(array: pa.Array, hashes: Words) -> None:
@@ -300,8 +297,8 @@ def _fold_null(array: pa.Array, hashes: Words) -> None:
 _FOLDS: dict[int, Fold] = {
     pa.null().id: _fold_null,
     pa.bool_().id: _fold_bools,
-    pa.int8().id: _fold_int8,
-    pa.int16().id: _fold_int16,
+    pa.int8().id: _fold_small_int,
+    pa.int16().id: _fold_small_int,
     pa.int32().id: _fold_int32,
     pa.date32().id: _fold_int32,
     pa.int64().id: _fold_int64,

@@ -134,8 +134,7 @@ class _Level:
         return _Level(distinct, codes, first_bound, prefixes)
 
     def find(self, values: Int64s, above: Positions | None) -> tuple[Positions, Bools]:
-        """For each row's prefix above and value: how many prefixes are below, and whether the next one is
-        equal."""
+        """For each row's prefix above and value: how many prefixes are below; whether the next is equal."""
         found = _count_below(self.values, values)
         equal = self.values.take(found, mode="clip") == values
         if self.codes is None:

@@ -240,8 +240,7 @@ def _value_bytes(array: pa.Array, width: int) -> Bytes:
 
 
 def _members(starts: Positions, lengths: Positions) -> tuple[Positions, Hashes]:
-    """Return, for each member of each list, its position among the elements and a number made of its
-    place."""
+    """Return each list member's position among the elements, and a number made of its place."""
     before = np.cumsum(lengths) - lengths
     place = np.arange(int(lengths.sum())) - np.repeat(before, lengths)
     numbers: Hashes = (place + 1).astype(np.uint64) * np.uint64(STEP)

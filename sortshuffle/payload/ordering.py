@@ -119,8 +119,7 @@ class Ranks:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the rank columns hold beside the batch, with which they share strings and some
-        numbers."""
+        """Bytes of the rank columns that are not the batch's own, as strings and some numbers are."""
         return sum(
             column.nbytes * column.flags.owndata if isinstance(column, np.ndarray) else 8 * self.rows
             for column in self.columns

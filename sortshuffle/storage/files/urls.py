@@ -93,8 +93,7 @@ def why_unknown(url: str) -> str:
 
 
 def why_not_shared(url: str) -> str:
-    """Why several processes cannot write to the storage of a URL together; empty where, by its scheme, they
-    can."""
+    """Why several processes cannot write to a URL together; empty where its scheme allows it."""
     if url.startswith("memory://"):
         return "no other process sees that. Name storage that all hosts see"
     if url.partition("://")[0] in _READ_ONLY:

@@ -53,8 +53,7 @@ class ExtentCounter(Protocol):
     """Counts the records of one extent. It gets the verified buffers in order."""
 
     def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
-        """Records that end in a buffer; None where they cannot be counted. Raises `Malformed` if it cannot be
-        decoded."""
+        """Records that end in a buffer; None if they cannot be counted. Raises `Malformed`."""
 
     def finish(self) -> None:
         """The extent ends here. Raises `Malformed` if that is within a record."""

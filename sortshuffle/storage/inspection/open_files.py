@@ -87,8 +87,7 @@ def absolute(path: str) -> str:
 
 
 def is_being_written(path: str) -> bool:
-    """Whether a live task writes this partial file and holds its lock. False in a store, which has no
-    locks."""
+    """Whether a live task writes this partial file and holds its lock. A store has no locks."""
     return not is_url(path) and is_locked(path)
 
 

@@ -203,8 +203,7 @@ def _application(root_path: str, path: str) -> str:
 
 
 def _uploads_below(filesystem: Any, path: str) -> Iterator[_Found]:
-    """Unfinished uploads, which only S3 has. s3fs's own call lists the whole bucket, and at most a
-    thousand."""
+    """Unfinished uploads, which only S3 has. s3fs's own call lists a whole bucket, and 1000 at most."""
     if not hasattr(filesystem, "call_s3"):
         return
     bucket, key, _ = filesystem.split_path(path)
