@@ -1,4 +1,4 @@
-"""Exchanges that Spark has forgotten, as the driver knows (`homes.forgotten`).
+"""Exchanges that Spark has forgotten, as the driver knows (`homes.forgotten_exchanges`).
 
 Spark forgets a shuffle when nothing on the driver refers to it any more: no frame, no RDD, no running job
 (its `ContextCleaner`). Then no task reads its control rows, and no task that wrote them runs again. An

@@ -82,7 +82,7 @@ class ServiceSettings:
     outputs (`worker.adoption`), also on ``hosts``; ``driver`` tells apart exchanges of one number.
     ``served_by_spark``: Spark's shuffle files outlive their executor, by Spark's external shuffle service
     (`homes.lifetime`). ``key``: of the application's files; None if they are not encrypted. ``forgotten``:
-    exchanges that Spark has forgotten (`homes.forgotten`)."""
+    exchanges that Spark has forgotten (`homes.forgotten_exchanges`)."""
 
     mode: Mode = Mode.OFF
     driver_host: str = ""
