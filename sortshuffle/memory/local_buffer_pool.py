@@ -117,13 +117,14 @@ class LocalBufferPool:
 
     # For the network pool and the store; the segment lock is held, except for `shut`
 
-    def shut(self) -> bool:
-        """Close without `PoolOwner.forget`. Returns whether the pool was open."""
+    def shut(self, refusal: StateError | None = None) -> bool:
+        """Close without `PoolOwner.forget`. ``refusal``: for those that wait. Returns whether the pool was
+        open."""
         with self._store.lock:
             if self._closed:
                 return False
             self._closed = True
-            refusal = StateError(f"{self} was closed")
+            refusal = refusal or StateError(f"{self} was closed")
             self._store.refuse(self, refusal)
             while self._waiting:
                 self._waiting.popleft().refuse(refusal)

@@ -87,7 +87,7 @@ class NetworkBufferPool:
             with self._store.lock:
                 self._store.empty()
             for pool in self._pools:
-                pool.shut()
+                pool.shut(StateError(f"{self} was destroyed"))
             self._pools = []
         leaks.report(self)
 

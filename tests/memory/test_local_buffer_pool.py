@@ -171,6 +171,40 @@ def test_requests_wait_for_what_a_closed_pool_had(network: NetworkBufferPool) ->
     pool.close()
 
 
+def test_what_is_recycled_goes_to_the_request_that_came_first(network: NetworkBufferPool) -> None:
+    pool = network.create_pool(1)
+    (held,) = taken(pool, 1)
+    with ThreadPoolExecutor(3) as threads:
+        requests = []
+        for count in range(1, 4):
+            requests.append(threads.submit(pool.request_blocking))
+            waiting(pool, count)
+        for served, request in enumerate(requests):
+            held.recycle()
+            held = request.result(FOREVER)
+            assert [each.done() for each in requests] == [number <= served for number in range(3)]
+    held.recycle()
+    pool.close()
+
+
+def test_pools_that_wait_take_turns(network: NetworkBufferPool) -> None:
+    buffers = left_behind(network, 10)
+    first, second = network.create_pool(2), network.create_pool(2)
+    with ThreadPoolExecutor(4) as threads:
+        requests = []
+        for pool in (first, second):
+            requests += [threads.submit(pool.request_blocking) for _ in range(2)]
+            waiting(pool, 2)
+        counts = []
+        for _ in range(4):
+            buffers.pop().recycle()
+            counts.append((first.requested, second.requested))
+        assert counts == [(1, 0), (1, 1), (2, 1), (2, 2)]
+        recycle([*buffers, *(request.result(FOREVER) for request in requests)])
+    first.close()
+    second.close()
+
+
 def test_a_request_that_times_out_says_who_waited_for_what(network: NetworkBufferPool) -> None:
     pool = network.create_pool(1, name="gate 3")
     buffers = taken(pool, 1)

@@ -107,8 +107,9 @@ def test_destroying_fails_requests_and_reservations_that_wait() -> None:
         eventually(lambda: full._waiting and network._store._claims, "both wait")
         network.destroy()
         for wait in waits:
-            with pytest.raises(StateError, match="gave up waiting"):
+            with pytest.raises(StateError, match="gave up waiting") as raised:
                 wait.result(FOREVER)
+            assert str(raised.value.__cause__) == f"{network} was destroyed"
     for buffer in buffers:
         buffer.recycle()
 
