@@ -37,6 +37,7 @@ from sortshuffle.engine import (
     open_output,
     release,
 )
+from sortshuffle.engine import input as engine_input
 from sortshuffle.errors import (
     AuthenticationError,
     CorruptDataError,
@@ -599,7 +600,7 @@ def test_one_index_is_held_at_a_time(home: Home, monkeypatch: pytest.MonkeyPatch
         return read_index(*given)
 
     before = sum(type(each) is Index for each in gc.get_objects())
-    monkeypatch.setattr(engine, "read_index", counting)
+    monkeypatch.setattr(engine_input, "read_index", counting)
     assert read(outputs, 0) == [0, 1, 2, 3, 4]
     assert [count - before for count in held] == [0] * 5
 

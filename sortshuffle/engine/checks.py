@@ -1,0 +1,105 @@
+"""What is refused at the call, before anything is written or read: with what was passed, and what helps."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from sortshuffle.errors import UnsupportedError, UsageError
+from sortshuffle.partitioner import ChannelSelector, IdSelector
+from sortshuffle.payload.events import (
+    Barrier,
+    EndOfData,
+    EndOfPartition,
+    Superstep,
+    UserEvent,
+)
+from sortshuffle.writing.record_writer import KeySelector
+
+_SELECTORS = ChannelSelector.__module__.rpartition(".")[0]  # the package of those that place rows
+AS_BATCHES = ": each of table.to_batches() or pa.RecordBatch.from_pylist(rows) is one"
+
+
+def expect_sequence(records: Any) -> None:
+    """Records are counted, looked at one by one, and taken: what is not a sequence would lose some."""
+    if isinstance(records, pa.RecordBatch | pa.Table):
+        raise UsageError(
+            f"a {type_name(records)} is no list of records: open_output(schema=...), and write_batch"
+        )
+    if not isinstance(records, Sequence) or isinstance(records, str | bytes):
+        raise UsageError(f"records are written as a list, not as a {type_name(records)}: pass list(...)")
+
+
+def expect_keys(selector: KeySelector, keys: Any) -> None:
+    """What is known of the selectors of this package: they take rows, and name columns by their positions."""
+    if selector.is_broadcast or not _is_of_this_package(selector):
+        return
+    name = type_name(selector)
+    if not isinstance(keys, pa.RecordBatch):
+        raise UsageError(
+            f"{name} takes keys as an Arrow record batch, one row for each record, not as a"
+            f" {type_name(keys)}:"
+            ' pa.record_batch([keys], ["key"])'
+        )
+    expect_columns(selector, keys.num_columns, "keys")
+
+
+def expect_columns(selector: KeySelector, count: int, what: str) -> None:
+    """A selector of this package names columns by their positions; there are so many. What another one's
+    ``keys`` are is its own affair."""
+    if not _is_of_this_package(selector):
+        return
+    columns = [getattr(key, "column", key) for key in getattr(selector, "keys", ())]
+    columns += [selector.column] if isinstance(selector, IdSelector) else []
+    if columns and max(columns) >= count:
+        raise UsageError(f"{type_name(selector)} looks at column {max(columns)}, and the {what} have {count}")
+
+
+def _is_of_this_package(selector: KeySelector) -> bool:
+    return type(selector).__module__.startswith(_SELECTORS)
+
+
+def type_name(thing: object) -> str:
+    return type(thing).__name__
+
+
+def expect_sendable(event: object) -> None:
+    if isinstance(event, EndOfData | EndOfPartition):
+        raise UsageError(f"{event.data_type.name} is what finish() sends")
+    if not isinstance(event, Superstep | Barrier | UserEvent):
+        raise UsageError(f"{event!r} is no event: send SUPERSTEP, a Barrier or a UserEvent")
+
+
+def expect_no_dictionary(schema: pa.Schema) -> None:
+    """A message is written without the dictionaries of its columns: nobody could read it."""
+    for field in schema:
+        if _has_dictionary(field.type):
+            raise UnsupportedError(
+                f"the column {field.name} has a dictionary ({field.type}), which is not stored: cast the"
+                " column to its value type"
+            )
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_dictionary(kind.storage_type)
+    within = (kind.field(number).type for number in range(kind.num_fields))
+    return pat.is_dictionary(kind) or any(map(_has_dictionary, within))
+
+
+def text_of_schema(schema: pa.Schema) -> str:
+    return ", ".join(
+        f"{field.name} {field.type}" + ("" if field.nullable else " not null") for field in schema
+    )
+
+
+def whole_number(what: str, given: Any) -> int:
+    """NumPy's integers as well."""
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise UsageError(f"a number of a {what} is an int, not {given!r}") from None
