@@ -1,4 +1,4 @@
-"""sortshuffle: a sort-merge blocking shuffle on disk for PySpark jobs whose stages are Python.
+"""sortshuffle: a sort-merge blocking shuffle on disk for PySpark jobs.
 
     import sortshuffle
     frame = sortshuffle.frame(df)                        # from any DataFrame

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from engine import ENVIRONMENT, ROOT
 
-PUBLIC = ("sortshuffle", "sortshuffle.engine")
+PUBLIC = ("sortshuffle", "sortshuffle.engine", "sortshuffle.partitioner")
 
 
 @pytest.fixture(scope="module")

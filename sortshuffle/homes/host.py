@@ -25,7 +25,7 @@ def host_name() -> str:
 
 
 def named_by_spark() -> str:
-    """This host's name or address in Spark's settings; empty if there is none."""
+    """This host's name or address in Spark's environment variables; empty if there is none."""
     return os.environ.get(NAME_VARIABLE) or os.environ.get(ADDRESS_VARIABLE) or ""
 
 

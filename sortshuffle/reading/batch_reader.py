@@ -6,7 +6,7 @@ Rules
 * A failed read fails the readers whose bytes these are, and no others.
 * What is delivered is never read over: readers of the same bytes get them from the same attempt.
 
-Ownership: the batch is the reader's while `fill` runs; a delivered slice is its consumer's.
+Ownership: the batch is `fill`'s until it returns; a delivered slice is its consumer's.
 
 Lock order: the scheduler's lock guards the sweep. Nothing is read, and no reader called, under it.
 """

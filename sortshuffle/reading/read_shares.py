@@ -11,7 +11,8 @@ Rules
   others keep. So slow consumers, however many, stall nobody as long as the pool has a batch. At most 4
   batches, the run's own, and one segment per reader are out; more only while the pool has plenty.
 
-Counting and arithmetic only: no files, no threads and no lock. Segments may come back in any thread.
+Counting and arithmetic only: no files, no threads and no lock of its own. Segments may come back in any
+thread.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class ReadShares:
     def limits(self, readers: int) -> ReadLimits:
         """What each of so many readers may hold now."""
         fair, batch = self._pool.average_per_requester, self._pool.segments_per_request
-        out, allowance = len(self._out), min(BATCHES_AHEAD * batch, fair)
+        out, allowance = self.out, min(BATCHES_AHEAD * batch, fair)
         spare = self._pool.available - LEAST_SHARE * readers
         least = max(LEAST_SHARE, min(batch // 2, spare // POOL_SHARES))
         return ReadLimits(
@@ -60,7 +61,8 @@ class ReadShares:
         )
 
     def lend(self, segments: Iterable[MemorySegment]) -> None:
-        """A run ends that had these: what its readers hold of them is out. Before they can come back."""
+        """A run that had these ends: they are out until each is recycled. Called before the batch lets go of
+        them: one that came back earlier would stay counted."""
         self._out.update(dict.fromkeys(map(id, segments)))
 
     def recycle(self, segment: MemorySegment) -> None:

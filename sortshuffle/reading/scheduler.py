@@ -16,7 +16,8 @@ Rules
   used up, and leaves the rest of a pass to the next run. So offsets go back only between passes.
 * What is next in the file for several readers is read with one call, and bytes that several read (a broadcast
   region) once: a segment then belongs to several readers, by reference-counted slices.
-* A reader is never given more than its share (`ReadShares`), nor more than its consumer has credit for.
+* A reader is never given more than its share and a tail (`ReadShares`), nor more than its consumer has credit
+  for.
 * A failed read fails the readers whose bytes these are (`BatchReader`); a failed request for segments, or
   `close`, fails all that have something left to read.
 * The files are opened for the first reader and closed when the last has had its last byte, failed or left.

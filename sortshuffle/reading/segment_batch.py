@@ -1,6 +1,6 @@
 """`SegmentBatch`: the segments of one scheduled run, used as one piece of memory, from the front.
 
-Used by `ReadScheduler` and its `Sweep`. They reserve places in the batch; each reader gets slices of the
+Used by `BatchReader` and its `Sweep`. They reserve places in the batch; each reader gets slices of the
 segments that its place covers.
 """
 

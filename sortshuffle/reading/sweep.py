@@ -1,6 +1,7 @@
 """`Sweep`: the order in which the readers of one file are served, and the plan of each read.
 
-It plans for a `ReadScheduler`. It has no I/O and no lock: the scheduler's lock guards it.
+It plans for a `BatchReader`, and tells the `ReadScheduler` when a read is due. It has no I/O and no lock: the
+scheduler's lock guards it.
 
 A *pass* takes every reader that has room, in ascending order of its next offset, and gives each one chunk. So
 offsets go back only between passes, and a late reader waits for the rest of one pass, not for the end of the

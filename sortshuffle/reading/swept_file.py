@@ -1,4 +1,4 @@
-"""`SweptFile`: the data file of a result partition, as a `ReadScheduler` reads it."""
+"""`SweptFile`: the data file of a result partition, as a `BatchReader` reads it."""
 
 from __future__ import annotations
 

@@ -33,10 +33,12 @@ class FrameResultPartition(SortMergeResultPartition):
     def emit(self, frame: BytesLike, subpartition: int) -> None:
         """Send a frame to a subpartition. Its memory may be used again when the call returns. The payload
         says how many records it is."""
+        self._expect_open()
         self._put(self._unicast, (self._unicast.checked(Frame.of(frame, subpartition)),))
 
     def broadcast_frame(self, frame: BytesLike) -> None:
         """Send a frame to every subpartition, storing it once."""
+        self._expect_open()
         self._put(self._broadcast, (self._broadcast.checked(Frame.of(frame, 0)),))
 
     def broadcast_event(self, event: Event) -> None:

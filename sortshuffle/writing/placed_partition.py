@@ -38,6 +38,7 @@ class PlacedResultPartition(SortMergeResultPartition):
     def write(self, records: PlacedRecords) -> None:
         """Send each record to the subpartition that it names. Its memory may be used again when the call
         returns."""
+        self._expect_open()
         records.check(self.subpartitions)
         self._put(self._unicast, (records,))
 

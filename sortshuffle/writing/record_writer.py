@@ -2,7 +2,7 @@
 
     records, keys --selector: one id per record--> held --full: by subpartition--> frames --> target
 
-Used by `ShuffleRDD` (`spark.rdds.writing`) and `engine.Output`. The target is a `SortMergeResultPartition`.
+Used by `ShuffleRDD` (`spark.rdds.writing`) and `engine.Output`. The target is a `FrameResultPartition`.
 
 A batch is a tuple of columns of equal length: `(records,)`, or `(keys, values)`. Columns stand apart because
 the loops over records are then Python's own, in C, and no tuple lives longer than the batch it came in: pairs

@@ -4,7 +4,7 @@
       \\--a call that fails--> failed; records may be lost, so nothing but abandon is left
       \\----------------------------abandon---> abandoned (no files)
 
-What is written a partition of each kind says, with calls of its own:
+Each kind of partition has calls of its own for what it takes:
 
     writing.row_partition        Arrow batches: `ShuffleFrame`, and `engine.Output` of batches
     writing.frame_partition      frames and events: `ShuffleRDD`, and `engine.Output` of records
@@ -204,8 +204,7 @@ class SortMergeResultPartition(ABC):
             raise
 
     def _put(self, intake: Intake, pieces: Iterable[Any]) -> None:
-        """Collect pieces that were found to be in order."""
-        self._expect_open()
+        """Collect these pieces, writing regions where they need room. The partition is open."""
         with self._whole_or_failed():
             for piece in pieces:
                 self._make_room(intake, piece)
@@ -214,7 +213,8 @@ class SortMergeResultPartition(ABC):
                     self._spill(intake)
 
     def _write_rest(self) -> None:
-        """Write what is held when no more comes: a region of the first intake also if it holds nothing."""
+        """Write what is held when no more comes. The first intake's region is told that it is the last if the
+        others hold nothing: then its entries are written together with the end of the index."""
         first, *others = self._intakes
         others = [each for each in others if each.bytes]
         self._write_region(first, is_last=not others)

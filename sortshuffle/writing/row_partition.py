@@ -37,10 +37,12 @@ class RowResultPartition(SortMergeResultPartition):
     def write(self, batch: pa.RecordBatch) -> None:
         """Send each row to the subpartition that the selector gives it. The batch is of the payload's
         schema; it is not kept beyond the region it goes into."""
+        self._expect_open()
         self._put(self._unicast, sliced(batch, self._unicast.unit_bytes))
 
     def broadcast(self, batch: pa.RecordBatch) -> None:
         """Send every row to every subpartition. Not where extents are ordered by key: `UnsupportedError`."""
+        self._expect_open()
         if self._layout.order is not None:
             raise UnsupportedError(
                 "rows cannot be broadcast into extents that are ordered by key: write them to every"

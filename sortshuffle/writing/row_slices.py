@@ -1,6 +1,6 @@
 """Batches cut into slices that count as so many bytes.
 
-Apart from `writing.clustering`, because who reads puts rows aside with this, and needs no selector.
+Apart from `writing.clustering`, because readers use it, too, when they put rows aside, and need no selector.
 """
 
 from __future__ import annotations

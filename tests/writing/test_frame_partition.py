@@ -569,8 +569,9 @@ def test_abandoning_at_any_point_gives_back_all_segments_and_leaves_no_file(
     assert output.is_whole()
     assert (names(tmp_path), open_files(tmp_path)) == ([], [])
     output.partition.abandon()
-    with pytest.raises(StateError, match="is abandoned"):
-        output.partition.emit(frame(kind, b"late"), 0)
+    for subpartition in (0, 1 << 20):  # the second is also wrong in itself
+        with pytest.raises(StateError, match="is abandoned"):
+            output.partition.emit(frame(kind, b"late"), subpartition)
 
 
 @pytest.mark.parametrize("codec", Codec)

@@ -16,6 +16,7 @@ import sortshuffle
 MODULES = (
     "sortshuffle",
     "sortshuffle.engine",
+    "sortshuffle.partitioner",
     "sortshuffle.errors",
     "sortshuffle.options",
     "sortshuffle.spark.frame.grouped_frame",

@@ -122,7 +122,7 @@ def read_json(path: str) -> object:
 
 
 def names_in(directory: str) -> list[str]:
-    """None where the directory is gone."""
+    """Empty where the directory is gone."""
     try:
         return calls.listdir(directory)
     except FileNotFoundError:

@@ -28,5 +28,6 @@ Invariants:
     running        calls of users' functions, and their errors
     maps           mapInArrow, mapInPandas
     grouped        groupBy().applyInArrow and applyInPandas, on whole groups and on iterators
+    group_frames   groups as pandas frames, many converted at a time
     cogrouped      cogroup().applyInArrow and applyInPandas
 """

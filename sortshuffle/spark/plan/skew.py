@@ -17,7 +17,7 @@ would have; and what one map task wrote cannot be divided.
 Where it is allowed: where a partition is only a share of the rows. Between the exchange and the end of the
 stage there may be selections, filters and the user's functions on batches (mapInArrow, mapInPandas), but
 nothing that needs all rows of a key or of a partition together: groups, aggregates, orders, limits, samples.
-Of the inputs of a `Combine` one may be sliced where it says so (`sliceable`, a bool for each input): each
+Of the inputs of a `CombineLegs` one may be sliced where it says so (`sliceable`, a bool for each input): each
 slice meets the whole subpartition of the others. What is split that way has more partitions than was asked
 for, and rows of one key in several of them: so nothing is claimed of its layout (`spark.plan.hints` compares
 their number).

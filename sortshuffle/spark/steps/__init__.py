@@ -10,6 +10,6 @@ shuffled_join, broadcast_join          the two ways of joining
 scan, write_parquet                    Parquet files: read, and written
 subpartition_sizes                     what the driver asks before it slices large subpartitions
 
-Each module loads what its own step needs, and no more: a worker that only reads an exchange loads none of
+Each module loads what its own steps need, and no more: a worker that only reads an exchange loads none of
 them.
 """

@@ -1,6 +1,6 @@
 """`Scan`: the opening of a stage that reads Parquet files.
 
-Apart from the other openings, because what reads Parquet takes a worker long to load.
+Apart from the other openings, because the modules that read Parquet take long to load.
 """
 
 from __future__ import annotations

@@ -212,6 +212,23 @@ class Clock:
 END = pack_end_of_partition(1, 0)
 
 
+def test_a_little_now_and_then_ends_the_connection(endpoint: Endpoint) -> None:
+    """What comes is counted, and looked at although no wait for it times out."""
+
+    def serve(accepted: socket.socket) -> None:
+        accepted.sendall(END * 40)
+        until_gone(accepted)
+
+    clock, frames = Clock(), 0
+    with connected(endpoint, serve, silence=30.0, clock=clock) as connection:
+        with pytest.raises(ServiceUnavailableError, match=r"it sent only 720 bytes for 30\.0 s"):
+            while frames < 40:
+                clock.now += 1.0
+                connection.receive_header()
+                frames += 1
+        assert frames == 29
+
+
 def test_time_in_which_this_process_stood_still_is_not_the_services(endpoint: Endpoint) -> None:
     looked = threading.Event()
 
