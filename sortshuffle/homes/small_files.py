@@ -13,17 +13,21 @@ from typing import Any
 
 from sortshuffle import calls
 
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+
 
 def replace_json(path: str, value: Any, mode: int = 0o666) -> None:
     """Write the file anew, as a whole; one thread of a process at a time. ``mode``: of the file, less the
     umask. Raises OSError, and leaves no partial file then."""
-
-    def with_mode(name: str, flags: int) -> int:
-        return calls.open(name, flags, mode)
-
     partial = f"{path}.{os.getpid()}"
     try:
-        with calls.open_file(partial, "w", encoding="utf-8", opener=with_mode) as opened:
+        descriptor = calls.open(partial, _NEW, mode)
+        try:
+            opened = calls.open_file(descriptor, "w", encoding="utf-8")
+        except BaseException:
+            calls.close(descriptor)
+            raise
+        with opened:  # which closes the descriptor
             json.dump(value, opened)
         calls.replace(partial, path)
     except BaseException:

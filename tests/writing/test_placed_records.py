@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from engine import (
     ID,
@@ -30,14 +29,13 @@ from failing import faults
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sortshuffle.errors import CorruptDataError, OutOfDiskError, StateError, UnsupportedError, UsageError
+from sortshuffle.errors import CorruptDataError, OutOfDiskError, StateError, UsageError
 from sortshuffle.format.header import Codec, FileHeader, PayloadKind
 from sortshuffle.format.index import RegionKind
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.memory.shared_budget import SharedMemory
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
-from sortshuffle.payload.events import SUPERSTEP
 from sortshuffle.payload.record_bytes import LEAST_COMPRESSED, RecordBytesPayload
 from sortshuffle.storage.files.extents import extents_of
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
@@ -442,25 +440,6 @@ def test_what_is_not_refused_is_written_as_it_stands(
         assert output.bytes() == wanted([records], 4)
     finally:
         output.file.delete()
-
-
-def test_other_calls_are_refused_and_change_nothing(tmp_path: Path) -> None:
-    rows = pa.record_batch({"k": [1]})
-    output = new_placed_output(tmp_path, memory=MIB)
-    with output.partition as partition:
-        for refused in (lambda: partition.write(rows), lambda: partition.emit(b"x", 0)):
-            with pytest.raises(UsageError, match=r"this partition takes placed records"):
-                refused()
-        for unsupported in (
-            lambda: partition.broadcast(rows),
-            lambda: partition.broadcast_frame(b"x"),
-            lambda: partition.broadcast_event(SUPERSTEP),
-        ):
-            with pytest.raises(UnsupportedError):
-                unsupported()
-        partition.write(placed([(0, b"all that there is")]))
-        partition.finish(WRITER)
-    assert output.bytes() == [b"all that there is", b"", b"", b""]
 
 
 @pytest.mark.parametrize(

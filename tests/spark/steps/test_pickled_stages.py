@@ -144,7 +144,7 @@ def test_a_stage_that_merges_loads_no_more_than_it_uses(spark: SparkSession, sen
     ("module", "name"),
     [
         ("sortshuffle.spark.plan.measured_sizes", "measured"),
-        ("sortshuffle.spark.rdds.planner", "shuffled"),
+        ("sortshuffle.spark.rdds.planner", "shuffle_rows"),
     ],
 )
 def test_the_control_what_plans_is_found_in_a_pickle(module: str, name: str) -> None:
