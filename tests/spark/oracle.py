@@ -10,21 +10,24 @@ import datetime as dt
 import re
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.accumulators import Accumulator
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sortshuffle import ShuffleFrame
+
+Batches: TypeAlias = Iterator[pa.RecordBatch]
 
 UTC = dt.timezone.utc
 LONG = "a text that is longer than a word of memory"
@@ -157,6 +160,17 @@ def jobs(spark: SparkSession) -> Iterator[Jobs]:
     tracker = context.statusTracker()
     found.ids += sorted(tracker.getJobIdsForGroup(group))
     found.stages += [len(tracker.getJobInfo(job).stageIds) for job in found.ids]
+
+
+def counter_of_tasks(spark: SparkSession) -> tuple[Accumulator[int], Callable[[Batches], Batches]]:
+    """A `mapInArrow` function that changes nothing, and the number of tasks that have run it."""
+    calls = spark.sparkContext.accumulator(0)
+
+    def counted(batches: Batches) -> Batches:
+        calls.add(1)
+        yield from batches
+
+    return calls, counted
 
 
 def last_line(rdd: Any) -> str:

@@ -28,27 +28,24 @@ def check_group_key(field: StructField, wire: pa.DataType) -> None:
 
 def check_range_key(field: StructField, wire: pa.DataType) -> None:
     """Raises `ColumnError` if rows cannot be placed by ranges of this column as Spark would place them."""
-    _refuse_collation(field.name, field.dataType)
-    try:
-        RowOrder.check(field.name, wire)
-    except ColumnError:
-        raise ColumnError(
-            f"column {field.name} of type {field.dataType.simpleString()} cannot be cut into ranges: arrays"
-            " and maps have no order here. Make a column of a plain type from it first, for example of an"
-            " element"
-        ) from None
+    name, kind = field.name, field.dataType.simpleString()
+    _check_order(field, wire, f"column {name} of type {kind} cannot be cut into ranges")
 
 
 def check_sort_key(field: StructField, wire: pa.DataType) -> None:
     """Raises `ColumnError` if rows cannot be sorted by this column as Spark would sort them."""
+    name, kind = field.name, field.dataType.simpleString()
+    _check_order(field, wire, f"rows cannot be sorted by column {name} of type {kind}")
+
+
+def _check_order(field: StructField, wire: pa.DataType, refusal: str) -> None:
     _refuse_collation(field.name, field.dataType)
     try:
         RowOrder.check(field.name, wire)
     except ColumnError:
         raise ColumnError(
-            f"rows cannot be sorted by column {field.name} of type {field.dataType.simpleString()}: arrays"
-            " and maps have no order here. Make a column of a plain type from it first, for example of an"
-            " element"
+            f"{refusal}: arrays and maps have no order here. Make a column of a plain type from it first,"
+            " for example of an element"
         ) from None
 
 

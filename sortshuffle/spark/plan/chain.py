@@ -225,6 +225,31 @@ class Origin(ABC):
         return None, None
 
 
+@dataclass(frozen=True, eq=False)
+class WrappedOrigin(Origin):
+    """``origin`` with some of its answers replaced by a subclass."""
+
+    origin: Origin
+
+    def rows(self) -> DataFrame:
+        return self.origin.rows()
+
+    def opening(self) -> Opening:
+        return self.origin.opening()
+
+    def partitions(self) -> int:
+        return self.origin.partitions()
+
+    def is_reproducible(self) -> bool:
+        return self.origin.is_reproducible()
+
+    def exchanges(self) -> tuple[ShuffleDependency, ...]:
+        return self.origin.exchanges()
+
+    def lines(self) -> list[str]:
+        return self.origin.lines()
+
+
 @dataclass(frozen=True)
 class Chain:
     """An origin and the steps done on its rows in one pass. ``schema``: of the last step's rows."""

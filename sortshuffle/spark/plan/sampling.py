@@ -24,10 +24,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from sortshuffle.partitioner import SortKey, determine_bounds
-from sortshuffle.spark.plan.chain import Chain, Origin, ShuffleDependency
+from sortshuffle.spark.plan.chain import Chain, WrappedOrigin
 from sortshuffle.spark.plan.staging import staged
 from sortshuffle.spark.worker.key_samples import COLUMNS, SampleKeys
-from sortshuffle.spark.worker.stages import Opening
 
 SAMPLE_SIZE = "spark.sql.execution.rangeExchange.sampleSizePerPartition"
 MOST_SAMPLES = 1_000_000  # keys wanted in all, and so held by the driver, three times; Spark's limit
@@ -105,27 +104,11 @@ class Sampling:
         return int(str(self.upstream.context.spark.conf.get(SAMPLE_SIZE)))
 
 
-@dataclass(frozen=True)
-class _Planned(Origin):
+@dataclass(frozen=True, eq=False)
+class _Planned(WrappedOrigin):
     """An origin whose rows are planned already."""
 
-    origin: Origin
     planned: DataFrame
 
     def rows(self) -> DataFrame:
         return self.planned
-
-    def opening(self) -> Opening:
-        return self.origin.opening()
-
-    def partitions(self) -> int:
-        return self.origin.partitions()
-
-    def is_reproducible(self) -> bool:
-        return self.origin.is_reproducible()
-
-    def exchanges(self) -> tuple[ShuffleDependency, ...]:
-        return self.origin.exchanges()
-
-    def lines(self) -> list[str]:
-        return self.origin.lines()

@@ -36,7 +36,7 @@ from pyspark.sql import functions as sf
 
 from sortshuffle.options import Options, format_size
 from sortshuffle.spark.functions.maps import MapFunction
-from sortshuffle.spark.plan.chain import Chain, Origin, ShuffleDependency
+from sortshuffle.spark.plan.chain import Chain, Origin, ShuffleDependency, WrappedOrigin
 from sortshuffle.spark.session import classic_planner as planner
 from sortshuffle.spark.worker.slices import ALL_MAPS, TASK, ReadSlices, Slice
 from sortshuffle.spark.worker.stages import Opening, PerBatchStep, Step
@@ -149,11 +149,10 @@ def lines(chain: Chain) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class SlicedOrigin(Origin):
+class SlicedOrigin(WrappedOrigin):
     """An origin of exchanges of which some subpartitions are read by several tasks. ``tasks``: what each
     reads."""
 
-    origin: Origin
     tasks: tuple[Slice, ...]
 
     def rows(self) -> DataFrame:
@@ -167,12 +166,3 @@ class SlicedOrigin(Origin):
 
     def partitions(self) -> int:
         return len(self.tasks)
-
-    def is_reproducible(self) -> bool:
-        return self.origin.is_reproducible()
-
-    def exchanges(self) -> tuple[ShuffleDependency, ...]:
-        return self.origin.exchanges()
-
-    def lines(self) -> list[str]:
-        return self.origin.lines()

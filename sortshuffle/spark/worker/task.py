@@ -10,11 +10,12 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from pyspark import TaskContext
@@ -196,16 +197,21 @@ def _report(task: Task, wall: float, user_seconds: Callable[[TaskMetrics], None]
     return TaskReport(task.metrics, wall, task.directory, task.outputs, task.attempt)
 
 
-@cache  # the collector knows whether this was done, but takes 4 ms to say: it counts what is frozen
 def settle_worker() -> None:
-    """Prepare this worker process, once: freeze the objects of imported modules, so that the garbage
-    collector passes over them.
+    """Prepare this worker process for a task: freeze the objects of the modules that it has imported, so that
+    the garbage collector passes over them.
 
     PySpark's worker collects garbage after every task, and walks some 200,000 objects of pyarrow, pandas and
-    PySpark each time: 64 empty tasks on two cores took 2.2 s, and 0.4 s when those are frozen.
+    PySpark each time: 64 empty tasks on two cores took 2.2 s, and 0.4 s when those are frozen. Some of these
+    modules, pandas among them, are imported only while a task runs; they are frozen before the next one.
 
     Also raise the limit of open files to what the system allows: a merge of many runs holds one for each.
     """
+    _settle(len(sys.modules))
+
+
+@lru_cache(maxsize=1)  # again only when modules were imported: a collection takes some 30 ms
+def _settle(modules: int) -> None:
     gc.collect()
     gc.freeze()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

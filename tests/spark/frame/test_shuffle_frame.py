@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from oracle import (
     HASH_KEYS,
     confs,
+    counter_of_tasks,
     data_frame,
     differences,
     every_type,
@@ -377,11 +378,7 @@ def test_building_a_frame_runs_no_job(spark: SparkSession, numbers: DataFrame, f
 def test_the_map_stage_runs_once_for_all_actions_and_all_derived_frames(
     spark: SparkSession, numbers: DataFrame, tmp_path: Path
 ) -> None:
-    calls = spark.sparkContext.accumulator(0)
-
-    def counted(batches: Batches) -> Batches:
-        calls.add(1)
-        yield from batches
+    calls, counted = counter_of_tasks(spark)
 
     with confs(spark, {"spark.sortshuffle.dir": str(tmp_path)}):
         shuffled = sortshuffle.frame(numbers).mapInArrow(counted, numbers.schema).repartition(3, "k")
@@ -399,11 +396,7 @@ def test_the_map_stage_runs_once_for_all_actions_and_all_derived_frames(
 def test_actions_at_the_same_time_share_one_run_of_the_map_stage(
     spark: SparkSession, numbers: DataFrame
 ) -> None:
-    calls = spark.sparkContext.accumulator(0)
-
-    def counted(batches: Batches) -> Batches:
-        calls.add(1)
-        yield from batches
+    calls, counted = counter_of_tasks(spark)
 
     shuffled = sortshuffle.frame(numbers).mapInArrow(counted, numbers.schema).repartition(3, "k")
     with ThreadPoolExecutor(3) as pool:
@@ -415,11 +408,7 @@ def test_actions_at_the_same_time_share_one_run_of_the_map_stage(
 def test_persisted_rows_are_computed_once_and_served_to_derived_frames(
     spark: SparkSession, numbers: DataFrame
 ) -> None:
-    calls = spark.sparkContext.accumulator(0)
-
-    def counted(batches: Batches) -> Batches:
-        calls.add(1)
-        yield from batches
+    calls, counted = counter_of_tasks(spark)
 
     kept = sortshuffle.frame(numbers).repartition(3, "k").mapInArrow(counted, numbers.schema)
     assert kept.persist() is kept

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import GROUP_KEYS, confs, data_frame, every_type, jobs, partition_count, rows_in_order
+from oracle import GROUP_KEYS, confs, counter_of_tasks, data_frame, every_type, jobs, partition_count, rows_in_order
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
@@ -331,11 +331,7 @@ def test_a_function_or_a_dropped_key_loses_the_placement(spark: SparkSession, nu
 def test_groups_on_an_exchange_that_has_run_already_are_whole(
     spark: SparkSession, numbers: DataFrame
 ) -> None:
-    calls = spark.sparkContext.accumulator(0)
-
-    def counted(batches: Batches) -> Batches:
-        calls.add(1)
-        yield from batches
+    calls, counted = counter_of_tasks(spark)
 
     placed = sortshuffle.frame(numbers).mapInArrow(counted, numbers.schema).repartition(3, "k")
     assert placed.count() == 1000
@@ -352,11 +348,7 @@ def test_groups_on_an_exchange_that_has_run_already_are_whole(
 def test_groups_by_different_keys_share_one_ordered_exchange_where_one_order_serves_them(
     spark: SparkSession, numbers: DataFrame
 ) -> None:
-    calls = spark.sparkContext.accumulator(0)
-
-    def counted(batches: Batches) -> Batches:
-        calls.add(1)
-        yield from batches
+    calls, counted = counter_of_tasks(spark)
 
     placed = sortshuffle.frame(numbers).mapInArrow(counted, numbers.schema).repartition(3, "k")
     by_one = placed.groupBy("k").applyInArrow(summary, SUMMARY)

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from oracle import (
     GROUP_KEYS,
     confs,
+    counter_of_tasks,
     data_frame,
     differences,
     every_type,
@@ -208,11 +209,7 @@ def test_without_a_number_there_are_as_many_partitions_as_spark_shuffles_into(
 
 def test_the_sample_is_taken_once_when_the_exchange_is_built(spark: SparkSession, numbers: DataFrame) -> None:
     sortshuffle.frame(numbers).mapInArrow(same, "id long, k int, few long").count()  # workers are checked
-    calls = spark.sparkContext.accumulator(0)
-
-    def counted(batches: Batches) -> Batches:
-        calls.add(1)
-        yield from batches
+    calls, counted = counter_of_tasks(spark)
 
     with jobs(spark) as described:
         mapped = sortshuffle.frame(numbers).mapInArrow(counted, "id long, k int, few long")
@@ -235,11 +232,7 @@ def test_the_sample_is_taken_once_when_the_exchange_is_built(spark: SparkSession
 def test_exchanges_further_up_are_not_run_again_for_the_sample(
     spark: SparkSession, numbers: DataFrame
 ) -> None:
-    calls = spark.sparkContext.accumulator(0)
-
-    def counted(batches: Batches) -> Batches:
-        calls.add(1)
-        yield from batches
+    calls, counted = counter_of_tasks(spark)
 
     mapped = sortshuffle.frame(numbers).mapInArrow(counted, "id long, k int, few long")
     ours = mapped.repartition(3, "few").repartitionByRange(5, "k")
