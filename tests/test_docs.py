@@ -51,9 +51,9 @@ def collected_of(file: Path) -> set[str]:
     return {name for name in found if name.startswith("test_")}
 
 
-def test_the_ancestors_words_lead_to_names_that_are_there() -> None:
+def test_flinks_terms_lead_to_names_that_are_there() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
-    rows = page.partition("\n## The ancestor's words\n")[2].partition("\n## ")[0].splitlines()
+    rows = page.partition("\n## Flink's terms\n")[2].partition("\n## ")[0].splitlines()
     here = [row.split("|")[2] for row in rows if row.startswith("| ")][1:]
     named = [name for cell in here for name in re.findall(r"`([a-z_]+\.[\w.]+)`", cell)]
     assert len(here) >= 30
