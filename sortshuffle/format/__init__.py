@@ -5,9 +5,9 @@
     extent_run      many small extents, sealed at once
     index           the index file
     checksum        XXH3-64
-    encryption      payloads encrypted for their place
-    malformed       what is raised for bytes that are wrong
+    encryption      encryption of payloads, bound to their place
+    malformed       the exceptions for wrong bytes
 
 No module here opens a file, starts a thread or allocates more than it returns. Wrong bytes raise
-`Malformed`, with the offset *within those bytes*. The storage layer knows the file, and adds the place.
+`Malformed`, with the offset *within those bytes*. The storage layer, which knows the file, adds the place.
 """

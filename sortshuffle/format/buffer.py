@@ -1,8 +1,8 @@
 """A buffer as it stands in a file: 8-byte header, payload, padding, checksum.
 
 Invariants (`docs/format.md`, "Buffer"): a sealed buffer's length is a multiple of `ALIGNMENT`; an extent
-starts `HEADER_BYTES` short of a boundary, so that every payload starts on one; the checksum covers every
-byte of the buffer before it.
+starts `BUFFER_HEADER_BYTES` short of a boundary, so that every payload starts on one; the checksum covers
+every byte of the buffer that precedes it.
 
 `seal` never copies a payload: a sealed buffer is three pieces that one gathered write joins.
 """
@@ -29,8 +29,8 @@ BUFFER_HEADER_BYTES = 8
 _HEADER = struct.Struct("<BBHI")
 _U64 = struct.Struct("<Q")
 RAW_SIZE_BYTES = _U64.size
-TAG_BYTES = 16  # behind an encrypted payload: proves that it is the one that was written
-MAX_PAYLOAD_BYTES = 2**32 - 1 - TAG_BYTES  # encrypted or not, so that encryption refuses no job
+TAG_BYTES = 16  # after an encrypted payload: proves that the payload is unchanged
+MAX_PAYLOAD_BYTES = 2**32 - 1 - TAG_BYTES  # the same with and without encryption, so no job fails for it
 _COMPRESSED = 1
 _ENCRYPTED = 2
 _BROADCAST = 4  # encrypted for a broadcast region; only together with _ENCRYPTED
@@ -41,11 +41,11 @@ _FRAME_BYTES = BUFFER_HEADER_BYTES + CHECKSUM_BYTES
 _PADDING = tuple(bytes(n) for n in range(ALIGNMENT))
 
 ENCRYPTED_DATA = _ENCRYPTED << 8
-"""The first half of the header, as a number, of an encrypted data buffer that is not compressed."""
+"""The lower 32 bits of the header of an encrypted, uncompressed data buffer."""
 
 
 class DataType(IntEnum):
-    """What a buffer is, in the order of the stream: data, or one of the events."""
+    """The content of a buffer: data, or one of the events."""
 
     DATA = 0
     END_OF_DATA = 1
@@ -60,10 +60,8 @@ _DATA_TYPES = {int(each): each for each in DataType}
 
 @dataclass(frozen=True, slots=True)
 class SealedBuffer:
-    """A buffer ready to be written: ``header + payload + tail`` are its bytes in the file.
-
-    ``raw_bytes``: the payload before compression. ``records``: rows in it.
-    """
+    """A buffer ready to be written: ``header + payload + tail`` are its bytes in the file. ``raw_bytes``:
+    size of the payload before compression. ``records``: rows in it."""
 
     header: bytes
     payload: BytesLike
@@ -75,11 +73,9 @@ class SealedBuffer:
 
 
 class StoredBuffer(NamedTuple):
-    """A verified buffer in an extent. Its payload is ``extent[start : start + size]``.
-
-    ``broadcast``: encrypted for all subpartitions. A named tuple takes half of a dataclass's time, and every
-    buffer that is read makes one.
-    """
+    """A verified buffer in an extent. Its payload is ``extent[start : start + size]``. ``broadcast``:
+    encrypted for all subpartitions. A named tuple: each buffer read makes one, and a dataclass takes twice
+    the time."""
 
     start: int
     size: int
@@ -90,7 +86,7 @@ class StoredBuffer(NamedTuple):
 
 
 def sealed_size(payload_bytes: int) -> int:
-    """Bytes that a payload of this size takes in the file."""
+    """Return the bytes that a payload of this size takes in the file."""
     return -(-(payload_bytes + _FRAME_BYTES) // ALIGNMENT) * ALIGNMENT
 
 
@@ -101,38 +97,38 @@ def seal(
     records: int,
     data_type: DataType = DataType.DATA,
 ) -> SealedBuffer:
-    """A buffer of a raw payload of ``size`` bytes, which is not copied."""
+    """Return a buffer of a raw payload of ``size`` bytes, which is not copied."""
     return _seal(_HEADER.pack(data_type, 0, 0, _expect_fits(size)), payload, size, size, records)
 
 
 def seal_compressed(block: BytesLike, size: int, *, records: int, raw_bytes: int) -> SealedBuffer:
-    """A buffer of one block of the file's codec, which decompresses to ``raw_bytes``."""
+    """Return a buffer of one block of the file's codec, which decompresses to ``raw_bytes``."""
     size += _U64.size
     header = _HEADER.pack(DataType.DATA, _COMPRESSED, 0, _expect_fits(size)) + _U64.pack(raw_bytes)
     return _seal(header, block, size, raw_bytes, records)
 
 
 def raw_size(extent: memoryview, buffer: StoredBuffer) -> int:
-    """Bytes that a compressed buffer's block decompresses to. The block follows these 8 bytes."""
+    """Return the size that a compressed buffer's block decompresses to, from the 8 bytes before the block."""
     return int(_U64.unpack_from(extent, buffer.start)[0])
 
 
 def raw_bytes_of(extent: memoryview, buffer: StoredBuffer) -> int:
-    """Bytes of a verified buffer's payload before compression and encryption, by its header."""
+    """Return the bytes of a verified buffer's payload before compression and encryption, from its header."""
     if buffer.compressed:
         return raw_size(extent, buffer)
     return buffer.size - TAG_BYTES if buffer.encrypted else buffer.size
 
 
 def encrypted_header(header: bytes, is_broadcast: bool) -> bytes:
-    """The header, with the raw size where there is one, of the same buffer encrypted."""
+    """Return the header of the same buffer encrypted, with the raw size if it is compressed."""
     data_type, flags, reserved, size = _HEADER.unpack_from(header)
     flags |= _ENCRYPTED | (_BROADCAST if is_broadcast else 0)
     return _HEADER.pack(data_type, flags, reserved, size + TAG_BYTES) + header[BUFFER_HEADER_BYTES:]
 
 
 def seal_with_header(header: bytes, payload: BytesLike, raw_bytes: int, records: int) -> SealedBuffer:
-    """A buffer of this complete header and this payload."""
+    """Return a buffer of this complete header and this payload."""
     size = _HEADER.unpack_from(header)[3]
     return _seal(header, payload, size, raw_bytes, records)
 
@@ -151,7 +147,7 @@ def _seal(header: bytes, payload: BytesLike, size: int, raw_bytes: int, records:
 
 
 class BufferScan(NamedTuple):
-    """One buffer, where it ends, and its checksum. A named tuple, as `StoredBuffer` is."""
+    """One buffer, its end, and its checksum. A named tuple, as `StoredBuffer` is."""
 
     buffer: StoredBuffer
     end: int
@@ -159,10 +155,8 @@ class BufferScan(NamedTuple):
 
 
 def scan_buffer(extent: memoryview, position: int) -> BufferScan:
-    """Parse and verify the buffer that starts at ``position``. Raises `Malformed`.
-
-    The size field is believed only as far as the bytes go; the checksum then proves it.
-    """
+    """Parse and verify the buffer that starts at ``position``. Raises `Malformed`. The size field must fit
+    into the bytes; then the checksum proves it."""
     if position + BUFFER_HEADER_BYTES > len(extent):
         raise CutShort("a buffer header is cut short", position, BUFFER_HEADER_BYTES, len(extent) - position)
     kind, flags, reserved, size = _HEADER.unpack_from(extent, position)
@@ -177,12 +171,12 @@ def scan_buffer(extent: memoryview, position: int) -> BufferScan:
 
 
 def expect_known(header: BytesLike) -> None:
-    """Raises `Malformed` for a header that `scan_buffer` refuses. For buffers that are not scanned whole."""
+    """Raise `Malformed` for a header that `scan_buffer` refuses. For buffers that are not scanned whole."""
     _parsed_header(0, *_HEADER.unpack_from(header))
 
 
 def _parsed_header(position: int, kind: int, flags: int, reserved: int, size: int) -> StoredBuffer:
-    """The buffer at ``position`` with this header. Raises `Malformed` for values that are not known."""
+    """Return the buffer at ``position`` with this header. Raises `Malformed` for unknown values."""
     data_type = _DATA_TYPES.get(kind)
     if data_type is None or flags not in _KNOWN_FLAGS or reserved:
         raise Malformed("a buffer header has values this release does not know", position, 0, (kind, flags))
@@ -198,10 +192,8 @@ def _parsed_header(position: int, kind: int, flags: int, reserved: int, size: in
 
 
 def scan_extent(extent: memoryview, expected_checksum: int, expected_buffers: int) -> Iterator[StoredBuffer]:
-    """The buffers of a whole extent. Each is verified before it is yielded, the extent at its end.
-
-    Raises `Malformed` at the first buffer that is wrong.
-    """
+    """Yield the buffers of a whole extent. Each is verified before it is yielded, the extent at its end.
+    Raises `Malformed` at the first wrong buffer."""
     position = 0
     checksums: list[int] = []
     while position < len(extent):

@@ -1,20 +1,20 @@
 """Encryption of the payloads in a data file (`docs/format.md`, "Encryption").
 
-    EncryptionKey   an application's key; it gives each file a key of its own
+    EncryptionKey   an application's key, from which each file's key is derived
     FileCipher      encrypts and decrypts the payloads of one file, AES-256-GCM
 
 A payload is encrypted when its place in the file is known, after compression and before the checksum. So
-checksums cover what is stored. Moving, verifying and removing files needs no key.
+checksums cover the stored bytes. Moving, verifying and removing files needs no key.
 
-Invariant: no two payloads are encrypted with one key and one nonce. Each file has a key of its own, made from
-the file's random id. The nonce is the buffer's offset in the file. A writer only appends, and after a failed
+Invariant: no two payloads are encrypted with the same key and nonce. Each file's key is derived with the
+file's random id. The nonce is the buffer's offset in the file. A writer only appends, and after a failed
 write it writes nothing more.
 
-A payload opens at its own place only: it is bound to its file (by the key), its offset (by the nonce), its
-header, region and subpartition (as associated data).
+A payload can be decrypted only at its own place: it is bound to its file (by the key), its offset (by the
+nonce), and its header, region and subpartition (as associated data).
 
-Functions import the `cryptography` package when they need it, so that all else runs without it.
-`why_no_encryption` says whether this Python has one that works.
+Functions import the `cryptography` package when they need it, so that everything else runs without it.
+`why_no_encryption` says whether this Python has a version that works.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sortshuffle.format.extent_run import ExtentRun, Int64s, allocate_extents, f
 from sortshuffle.format.header import CHECK_BYTES, ID_BYTES
 
 KEY_SIZES = (16, 24, 32)
-"""Bytes that an application's key may have: those of Spark's ``spark.io.encryption.keySizeBits``."""
+"""Allowed sizes of an application's key in bytes, as for Spark's ``spark.io.encryption.keySizeBits``."""
 
 PACKAGE = "cryptography"
 REMEDY = "pip install 'sortshuffle[encryption]'"
@@ -52,14 +52,14 @@ _INFO = b"sortshuffle data file 2"
 _NONCE_BYTES = 12
 _PLACE = struct.Struct("<II")
 _OF_ALL = 2**32 - 1  # stands for the subpartition in a broadcast region
-# One call of AESGCM takes less than 2 GiB. A larger payload goes through the same cipher in pieces
+# One call of AESGCM takes less than 2 GiB. A larger payload passes the same cipher in pieces
 _MOST_AT_ONCE = 2**31 - 1 - TAG_BYTES
 _PIECE_BYTES = 2**26
 
 
 class WrongTagError(Exception):
-    """A payload does not open: the key is wrong, or bytes were changed on purpose. Internal: the storage
-    layer turns it into a `DecryptionError` with the place."""
+    """A payload cannot be decrypted: the key is wrong, or bytes were changed on purpose. Internal: the
+    storage layer turns it into a `DecryptionError` with the place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class EncryptionKey:
             raise ValueError(f"a key has 16, 24 or 32 bytes, not {len(self.secret)}")
 
     def of_file(self, file_id: bytes) -> FileCipher:
-        """The cipher of the file with this id: 15 us. Raises `WorkerSetupError` without `cryptography`."""
+        """Derive a file's cipher, in 15 us. Raises `WorkerSetupError` without `cryptography`."""
         try:
             from cryptography.hazmat.primitives.hashes import SHA256
             from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -85,8 +85,8 @@ class EncryptionKey:
 
 
 def why_no_encryption() -> str:
-    """Why this Python cannot encrypt, and the remedy; empty where it can. It encrypts to find out: a package
-    that is there may not load, or be too old."""
+    """Return why this Python cannot encrypt, and the remedy; empty if it can. Encrypts to find out: an
+    installed package may not load, or be too old."""
     try:
         EncryptionKey(bytes(_FILE_KEY_BYTES)).of_file(bytes(ID_BYTES)).encrypt(b"", 0, b"")
     except WorkerSetupError as error:
@@ -105,21 +105,21 @@ def _without(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BufferPlace:
-    """Where a buffer stands. ``offset``: in the data file. ``subpartition``: None in a broadcast region."""
+    """The place of a buffer. ``offset``: in the data file. ``subpartition``: None in a broadcast region."""
 
     offset: int
     region: int
     subpartition: int | None
 
     def bound(self, header: BytesLike) -> bytes:
-        """The associated data of a payload there: its header as stored, region and subpartition."""
+        """Return the associated data of a payload at this place: its stored header, region, subpartition."""
         subpartition = _OF_ALL if self.subpartition is None else self.subpartition
         return bytes(header) + _PLACE.pack(self.region, subpartition)
 
 
 class FileCipher:
-    """Encrypts and decrypts one file's payloads. ``check``: the key check of the file's header, which tells a
-    wrong key. Thread-safe."""
+    """Encrypts and decrypts one file's payloads. ``check``: the key check for the file's header, by which a
+    wrong key is recognized. Thread-safe."""
 
     def __init__(self, key: bytes, check: bytes) -> None:
         from cryptography.exceptions import InvalidTag
@@ -129,11 +129,11 @@ class FileCipher:
         self._key = key
         self._aead = AESGCM(key)
         self._invalid = InvalidTag  # importing it takes as long as decrypting a small payload
-        # older releases return new bytes, which are copied
+        # older releases cannot: they return new bytes, which are copied
         self._fills = hasattr(self._aead, "decrypt_into")
 
     def encrypt(self, payload: BytesLike, offset: int, bound: bytes) -> bytes:
-        """The encrypted payload and its tag: `TAG_BYTES` more."""
+        """Return the encrypted payload followed by its tag of `TAG_BYTES`."""
         view = memoryview(payload).cast("B")
         if len(view) <= _MOST_AT_ONCE:
             return self._aead.encrypt(_nonce(offset), view, bound)
@@ -143,7 +143,7 @@ class FileCipher:
         return b"".join([*pieces, encryptor.finalize(), encryptor.tag])
 
     def decrypt(self, stored: memoryview, offset: int, bound: bytes, target: memoryview) -> None:
-        """Fill ``target``, which is `TAG_BYTES` shorter; invalid after a `WrongTagError`."""
+        """Decrypt to ``target``, which is `TAG_BYTES` shorter, and invalid after a `WrongTagError`."""
         try:
             if len(target) > _MOST_AT_ONCE:
                 self._decrypt_in_pieces(stored, offset, bound, target)
@@ -181,14 +181,14 @@ def _pieces(view: memoryview) -> Iterator[memoryview]:
 
 
 def encrypt_buffer(buffer: SealedBuffer, cipher: FileCipher, place: BufferPlace) -> SealedBuffer:
-    """The buffer with its payload encrypted for its place; the raw size of a compressed one is not."""
+    """Return the buffer with its payload encrypted for its place. A raw size stays plain."""
     header = encrypted_header(buffer.header, place.subpartition is None)
     payload = cipher.encrypt(buffer.payload, place.offset, place.bound(header))
     return seal_with_header(header, payload, buffer.raw_bytes, buffer.records)
 
 
 def encrypt_run(run: ExtentRun, cipher: FileCipher, region: int, offset: int) -> ExtentRun:
-    """The run with its payloads encrypted. ``offset``: of its first extent in the file."""
+    """Return the run with its payloads encrypted. ``offset``: of its first extent in the file."""
     view = memoryview(run.data).cast("B")
     sizes: Int64s = run.raw_bytes + TAG_BYTES
     lengths, data = allocate_extents(sizes, ENCRYPTED_DATA)
@@ -226,10 +226,10 @@ def decrypt_singles(
     region: int,
     target: memoryview,
 ) -> Iterator[memoryview]:
-    """Decrypt many uncompressed buffers of a unicast region to ``target``; yields each plain payload.
+    """Decrypt many uncompressed buffers of a unicast region to ``target``, and yield each plain payload.
 
-    ``singles``: start in ``memory``, bytes of the stored payload, and subpartition of each. ``offset``: of
-    ``memory`` in the file. Raises `WrongTagError` at the first that does not open. No object is made for a
+    ``singles``: start in ``memory``, bytes of the stored payload, and subpartition of each buffer.
+    ``offset``: of ``memory`` in the file. Raises `WrongTagError` at the first failure. Makes no object for a
     buffer: that took 15 us, and decrypting a small payload takes 1.
     """
     for start, size, subpartition in singles:

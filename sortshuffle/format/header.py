@@ -1,6 +1,6 @@
 """The 56 bytes that open both files (`docs/format.md`, "File header").
 
-Data and index file have the same header but for the magic. So one file of a pair, by itself, still tells
+Data and index file have the same header except for the magic. So one file of a pair, by itself, still tells
 which pair it belongs to, how many subpartitions there are, and which codec the payloads use.
 """
 
@@ -16,12 +16,12 @@ from sortshuffle.format.malformed import Malformed
 DATA_MAGIC = b"\x89SSD\r\n\x1a\n"
 INDEX_MAGIC = b"\x89SSI\r\n\x1a\n"
 VERSION = 1
-ENCRYPTED_VERSION = 2  # of a file whose payloads are encrypted: a release that cannot decrypt refuses it
+ENCRYPTED_VERSION = 2  # for encrypted payloads: a release that cannot decrypt refuses the file
 HEADER_BYTES = 56
 ID_BYTES = 16
 
 CHECK_BYTES = 8  # of a key check
-_AES_256_GCM = 1  # the one cipher there is
+_AES_256_GCM = 1  # the only cipher
 _LAYOUT = struct.Struct("<8sHHBBH16sII8sQ")
 _KNOWN = f"{VERSION} or {ENCRYPTED_VERSION}"
 _NO_CHECK = bytes(CHECK_BYTES)
@@ -29,7 +29,7 @@ _CHECKED_BYTES = HEADER_BYTES - 8
 
 
 class Codec(IntEnum):
-    """How compressed payloads are compressed."""
+    """The codec of compressed payloads."""
 
     NONE = 0
     LZ4 = 1
@@ -37,7 +37,7 @@ class Codec(IntEnum):
 
 
 class PayloadKind(IntEnum):
-    """What the payloads of data buffers hold."""
+    """The content of the payloads of data buffers."""
 
     ARROW = 1
     PICKLE = 2
@@ -47,11 +47,11 @@ class PayloadKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """What every reader must know first.
+    """The facts that every reader needs first.
 
-    ``file_id``: 16 bytes shared by the pair. ``first_subpartition``: the one whose extent is written
-    first in each region, less than ``subpartitions``. ``key_check``: by which the key of the payloads is
-    known (`format.encryption`); empty where they are not encrypted.
+    ``file_id``: 16 bytes shared by the pair. ``first_subpartition``: the one whose extent is written first in
+    each region, less than ``subpartitions``. ``key_check``: identifies the key of the payloads
+    (`format.encryption`); empty if they are not encrypted.
     """
 
     file_id: bytes
@@ -67,11 +67,11 @@ class FileHeader:
 
     @property
     def version(self) -> int:
-        """The version of the format in which the file is written."""
+        """The version of the file's format."""
         return ENCRYPTED_VERSION if self.is_encrypted else VERSION
 
     def pack(self, magic: bytes) -> bytes:
-        """The header's bytes. ``magic``: `DATA_MAGIC` or `INDEX_MAGIC`."""
+        """Return the header's bytes. ``magic``: `DATA_MAGIC` or `INDEX_MAGIC`."""
         if len(self.file_id) != ID_BYTES:
             raise ValueError(f"a file id has {ID_BYTES} bytes, not {len(self.file_id)}")
         packed = _LAYOUT.pack(
@@ -91,14 +91,14 @@ class FileHeader:
 
     @staticmethod
     def unpack(data: BytesLike, magic: bytes) -> FileHeader:
-        """Read a header back. Raises `Malformed`."""
+        """Parse and verify a header. Raises `Malformed`."""
         if len(data) < HEADER_BYTES:
             raise Malformed("the file header is cut short", len(data), HEADER_BYTES, len(data))
         found = _LAYOUT.unpack_from(data)
         found_magic, version, size, codec, kind, cipher, file_id, subpartitions, first, check, crc = found
         if found_magic != magic:
             raise Malformed("the magic is wrong", 0, magic, found_magic)
-        # before the checksum: another version may compute or place that differently
+        # before the checksum, which another version may compute or place differently
         if version not in (VERSION, ENCRYPTED_VERSION):
             raise Malformed("the format version is not known to this release", 8, _KNOWN, version)
         if crc != checksum(data[:_CHECKED_BYTES]):

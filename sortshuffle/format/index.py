@@ -1,7 +1,7 @@
 """The index file: entries, and the tail that describes the pair (`docs/format.md`).
 
 Entries are a NumPy structured array of shape ``(regions, subpartitions)``, which is the file's own layout. It
-is a view of the bytes that were read: look-up is arithmetic, and an index of any size is in memory once.
+is a view of the bytes read: look-up is arithmetic, and an index of any size is in memory only once.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ ENTRY = np.dtype(
 )
 ENTRY_BYTES = ENTRY.itemsize
 FOOTER_BYTES = 56
-MOST_DATA_BYTES = 1 << 53  # of a data file: 8 PiB, more than any file system takes, and exact as a float
+MOST_DATA_BYTES = 1 << 53  # of a data file: 8 PiB, more than file systems allow, and exact as a float
 
 Entries = npt.NDArray[np.void]
 
 _FOOTER = struct.Struct("<IIIIQQQQ8s")
-_UNCHECKED_BYTES = 16  # the checksum itself and the magic behind it
+_UNCHECKED_BYTES = 16  # the checksum itself and the magic after it
 
 
 class RegionKind(IntEnum):
@@ -49,15 +49,15 @@ class RegionKind(IntEnum):
     BROADCAST = 1
 
 
-_KINDS = {kind.value: kind for kind in RegionKind}  # a tenth of the time that the class takes
+_KINDS = {kind.value: kind for kind in RegionKind}  # a look-up takes a tenth of a call of the class
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who wrote a map output, and how its extents are ordered. Plain JSON in the file.
+    """The task that wrote a map output, and the order of its extents. Plain JSON in the file.
 
     ``attempt``: Spark's ``taskAttemptId``, unique in the application. ``driver``: the id of the exchange's
-    driver, in hex digits, because an application may have several; where it is empty the file leaves it out.
+    driver, in hex digits, because an application may have several; the file omits it if it is empty.
     ``time``: UTC, ISO 8601. ``ordering``: the key columns by which each extent is sorted, as in SQL (``k``,
     ``k desc``); empty if it is not sorted.
     """
@@ -77,7 +77,7 @@ class Writer:
         return f"attempt {self.attempt} of map {self.map_index} on {self.host}"
 
     def signed(self) -> Writer:
-        """The same, with the time now and this release."""
+        """Return a copy with the current time and this release."""
         time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         return replace(self, time=time, software=f"sortshuffle {__version__}")
 
@@ -89,9 +89,9 @@ class Writer:
 
     @staticmethod
     def unpack(data: bytes) -> Writer:
-        """Keys that are not known are left out; missing ones have their defaults.
+        """Parse the JSON. Unknown keys are ignored; missing ones have their defaults.
 
-        Raises ValueError if it is not a JSON object, TypeError for a value of another type.
+        Raises ValueError if it is not a JSON object, TypeError for a value of the wrong type.
         """
         found: Any = json.loads(data)
         if not isinstance(found, dict):
@@ -115,8 +115,8 @@ class Index:
     """A whole, verified index.
 
     ``entries``: array of `ENTRY`, shape (regions, subpartitions). ``kinds``: one per region.
-    ``schema``: Arrow IPC schema message, empty for payloads that have none. ``data_bytes``: size of the
-    data file.
+    ``schema``: Arrow IPC schema message, empty if the payloads have none. ``data_bytes``: size of the data
+    file.
     """
 
     header: FileHeader
@@ -131,7 +131,7 @@ class Index:
         return len(self.kinds)
 
     def once(self) -> Entries:
-        """The entries that own their extents: one of each broadcast region, all of the others."""
+        """Return the entries that own their extents: one of each broadcast region, all of other regions."""
         broadcast = [region for region, kind in enumerate(self.kinds) if kind is RegionKind.BROADCAST]
         if not broadcast:
             return self.entries.reshape(-1)
@@ -151,9 +151,9 @@ def pack_tail(
     records: int,
     buffers: int,
 ) -> tuple[bytes, bytes]:
-    """What follows the entries, without the checksum and the last magic, as (body, footer).
+    """Return the bytes after the entries, except the checksum and the last magic, as (body, footer).
 
-    ``head_and_entries``: bytes before it, which must agree with ``kinds``.
+    ``head_and_entries``: bytes of the header and the entries, which must agree with ``kinds``.
     """
     if head_and_entries != HEADER_BYTES + len(kinds) * subpartitions * ENTRY_BYTES:
         raise ValueError("the entries written do not match the number of regions")
@@ -164,8 +164,8 @@ def pack_tail(
 
 
 def unpack_index(data: BytesLike) -> Index:
-    """Parse and verify a whole index file. Raises `Malformed`. The entries are views of ``data``, which must
-    not change from then on."""
+    """Parse and verify a whole index file. Raises `Malformed`. The entries are a view of ``data``, which must
+    not change afterwards."""
     # the header, then the checksum of the whole
     data = memoryview(data).toreadonly()
     header = FileHeader.unpack(data, INDEX_MAGIC)
@@ -195,7 +195,7 @@ def unpack_index(data: BytesLike) -> Index:
         raise Malformed(
             "reserved bytes of an index entry are set", HEADER_BYTES + entry * ENTRY_BYTES + 44, 0
         )
-    # what the entries say of the data file
+    # the entries against the data file and the totals
     index = Index(header, entries, kinds, schema, writer, data_bytes)
     owned = index.once()
     _check_extents(entries, owned, data_bytes, end)
@@ -206,8 +206,8 @@ def unpack_index(data: BytesLike) -> Index:
 
 
 def _check_extents(entries: Entries, owned: Entries, data_bytes: int, end: int) -> None:
-    """All extents lie in the data file, and together are no larger. So no sum of sizes overflows, and no
-    reader allocates more than a file can hold."""
+    """Check that all extents lie in the data file, and together are no larger. So no sum of sizes overflows,
+    and no reader allocates more than a file can hold."""
     starts, sizes = entries["offset"], entries["bytes"]
     inside = (starts <= data_bytes) & (sizes <= data_bytes - np.minimum(starts, np.uint64(data_bytes)))
     if not inside.all():
@@ -221,7 +221,7 @@ def _check_extents(entries: Entries, owned: Entries, data_bytes: int, end: int) 
 
 
 def _check_broadcast(entries: Entries, kinds: tuple[RegionKind, ...]) -> None:
-    """In a broadcast region all subpartitions have the same extent."""
+    """Check that all subpartitions of a broadcast region have the same extent."""
     for region, kind in enumerate(kinds):
         if kind is RegionKind.BROADCAST and (others := entries[region] != entries[region, 0]).any():
             place = HEADER_BYTES + (region * entries.shape[1] + int(np.flatnonzero(others)[0])) * ENTRY_BYTES
@@ -248,6 +248,6 @@ def _unpack_writer(data: memoryview, start: int, size: int) -> Writer:
 
 
 def unpack_entries(data: BytesLike, regions: int, subpartitions: int) -> Entries:
-    """``regions x subpartitions`` entries from the bytes that follow an index header."""
+    """Return a view of ``regions x subpartitions`` entries in the bytes that follow an index header."""
     flat = np.frombuffer(data, ENTRY, count=regions * subpartitions)
     return flat.reshape(regions, subpartitions)

@@ -1,14 +1,14 @@
-"""What the format's functions raise when bytes are not what they must be.
+"""The exceptions that the format's functions raise for wrong bytes.
 
-Internal: the storage layer catches it at one place (`storage.files.reader.damage`) and raises
-`CorruptDataError` with file, region and subpartition.
+Internal: the code that reads the bytes catches them, and raises `CorruptDataError` with file, region and
+subpartition (`storage.files.extents`).
 """
 
 from __future__ import annotations
 
 
 class Malformed(Exception):  # noqa: N818 - it describes bytes, it is not an error of the program
-    """Bytes that are not of this format. ``offset`` counts from the first of the bytes that were parsed."""
+    """The bytes are not of this format. ``offset`` counts from the first of the parsed bytes."""
 
     def __init__(self, what: str, offset: int, expected: object = None, found: object = None) -> None:
         super().__init__(what)
@@ -21,7 +21,7 @@ class Malformed(Exception):  # noqa: N818 - it describes bytes, it is not an err
 class CutShort(Malformed):
     """The bytes end inside a structure: the caller read too few, or the file is damaged.
 
-    ``expected``: bytes that the structure takes from ``offset`` on. ``found``: bytes that are there.
+    ``expected``: bytes of the structure from ``offset`` on. ``found``: bytes that exist.
     """
 
     def __init__(self, what: str, offset: int, expected: int, found: int) -> None:

@@ -1,4 +1,4 @@
-"""The shuffle service: map outputs of one host, for consumers on other hosts. Knows nothing of Spark.
+"""The shuffle service: serves the map outputs of one host to consumers on other hosts. Independent of Spark.
 
 consumer's task                                     host of the map outputs, one process
 InputGate <- RemoteInputChannel                     Server: one loop over all connections
@@ -6,10 +6,10 @@ InputGate <- RemoteInputChannel                     Server: one loop over all co
     <- ServiceLink, RequestTable                      -> ServerChannel
     <- ClientConnection                   ---TCP---       -> SubpartitionReader <- ReadScheduler -> files
 
-wire      what goes between the two (docs/protocol.md)
+wire      the protocol between the two (docs/protocol.md)
 client    the consumer's half
-server    the service's half, and what it serves
-host      who starts the service on a host, and keeps it running
-pages     what is seen of it
-jvm       what it does for the JVMs of its own host
+server    the service's half, and the map outputs that it serves
+host      starts the service on a host, and keeps it running
+pages     the service's figures, for people and monitoring
+jvm       the engine behind Spark's shuffle manager, for the JVMs of the same host
 """

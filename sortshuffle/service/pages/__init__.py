@@ -1,8 +1,8 @@
 """The figures of a shuffle service, for people and programs.
 
 status          the figures at one moment
-status_json     as JSON
-status_page     as a page for a browser
-metrics_page    for Prometheus
-http            the server of these pages, and a client of the status
+status_json     the figures as JSON
+status_page     the figures as a page for a browser
+metrics_page    the figures for Prometheus
+http            the server of these pages, and a client that fetches the status
 """

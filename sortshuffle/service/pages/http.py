@@ -1,4 +1,4 @@
-"""The pages of a shuffle service over HTTP, and how a client gets the status of one.
+"""The HTTP server for a shuffle service's pages, and the client that fetches its status.
 
     /              the status page, for people
     /metrics       for Prometheus
@@ -7,11 +7,11 @@
 `StatusServer` answers in its own threads, not in the loop that serves data, and only reads snapshots.
 
 Rules
-* Only GET, and only these three paths. No files are served, and input is only compared with these names.
-* A request's head has at most `MOST_HEAD_BYTES` and must come within `PATIENCE` seconds; the answer has as
-  long again. At most `MOST_REQUESTS` are answered at once; further connections are closed.
-* It asks for no secret, so by default it listens on loopback only. The pages name applications, clients and
-  directories, and show no data.
+* Only GET, and only these three paths. No files are served; a path is only compared with these names.
+* A request's head has at most `MOST_HEAD_BYTES` and must arrive within `PATIENCE` seconds; the answer may
+  take as long again. At most `MOST_REQUESTS` are answered at once; further connections are closed.
+* The server asks for no secret, so by default it listens on loopback only. The pages name applications,
+  clients and directories, and show no data.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ LOOPBACK = "127.0.0.1"
 MOST_HEAD_BYTES = 8 * KIB  # browsers send about 1 KiB
 MOST_REQUESTS = 8  # at once: a few browsers and one Prometheus
 PATIENCE = 5.0  # seconds
-MOST_STATUS_BYTES = 16 * MIB  # of an answer: some 100,000 connections
-RATE_WINDOW = 60.0  # seconds over which the page measures throughput, if it was asked for before
-STOP_POLL = 0.1  # seconds until `close` is noticed
+MOST_STATUS_BYTES = 16 * MIB  # of a status in JSON: some 100,000 connections
+RATE_WINDOW = 60.0  # seconds over which the page measures throughput, if it was requested before
+STOP_POLL = 0.1  # seconds until the server notices `close`
 
 _SAFE = {
     "Cache-Control": "no-store",
@@ -62,7 +62,7 @@ Answer: TypeAlias = "tuple[bytes, str]"
 class StatusServer:
     """Serves pages from its construction until `close`.
 
-    ``status``: gives the figures of the moment. It is called in threads of the server, several at a time,
+    ``status``: returns the figures of the moment. The server calls it in its threads, several at a time,
     under no lock. Raises OSError if the port is in use.
     """
 
@@ -78,7 +78,7 @@ class StatusServer:
 
     @property
     def address(self) -> str:
-        """``host:port``, with the port that was chosen."""
+        """``host:port``, with the actual port."""
         host, port = self._server.server_address[:2]
         return join_address(str(host), port)
 
@@ -94,7 +94,7 @@ class StatusServer:
         self._server.server_close()
 
     def answer(self, path: str, accept: str) -> Answer | None:
-        """The answer to a GET; None for an unknown path."""
+        """Return the answer to a GET; None for an unknown path."""
         if path not in ("/", "/metrics", "/status.json"):
             return None
         now, before = self._snapshot()
@@ -105,7 +105,7 @@ class StatusServer:
         return status_page(now, before), "text/html; charset=utf-8"
 
     def _snapshot(self) -> tuple[ServiceStatus, ServiceStatus | None]:
-        """The figures now, and the oldest ones within the window that somebody asked for."""
+        """Return the figures now, and the oldest ones requested within `RATE_WINDOW`."""
         now = self._status()
         with self._lock:
             while self._past and now.uptime - self._past[0].uptime > RATE_WINDOW:
@@ -145,7 +145,7 @@ class _Server(ThreadingMixIn, TCPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """No report: a client went away, or was too slow."""
+        """Report nothing: a client went away, or was too slow."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -162,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         try:
             found = self.server.pages.answer(urlsplit(self.path).path, self.headers.get("Accept", ""))
-        except Exception as error:  # the figures failed: the client hears of it, and the server goes on
+        except Exception as error:  # the figures failed: tell the client, and go on serving
             self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, explain=f"{type(error).__name__}: {error}")
             return
         if found is None:
@@ -179,11 +179,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """No log: a client that polls once a second would fill it."""
+        """Log nothing: a client that polls once a second would fill the log."""
 
 
 def _head(connection: socket.socket) -> bytes:
-    """The head of a request, which has no body. Raises OSError if it does not come in time or is too long."""
+    """Receive the head of a request, which has no body. Raises OSError if it is late or too long."""
     deadline = time.monotonic() + PATIENCE
     head = b""
     while b"\r\n\r\n" not in head and b"\n\n" not in head:
@@ -200,22 +200,22 @@ def _head(connection: socket.socket) -> bytes:
 
 
 def page_of(address: str) -> str:
-    """The URL of the page at ``address``: host:port, or the URL itself."""
+    """Return the URL of the page at ``address``: host:port, or the URL itself."""
     base = address if "://" in address else f"http://{address}"
     return f"{base.rstrip('/')}/"
 
 
 def fetch_status(address: str, timeout: float = PATIENCE) -> ServiceStatus:
-    """The figures of the service with its pages at ``address``: host:port, or the page's URL.
+    """Fetch the figures of the service with its pages at ``address``: host:port, or the page's URL.
 
-    Raises `UsageError` if that is no address, `ServiceUnavailableError` if nobody answers there, and
+    Raises `UsageError` if that is not an address, `ServiceUnavailableError` if nothing answers there, and
     `ProtocolError` if the answer is not that of a shuffle service of this version.
     """
     url = page_of(address) + "status.json"
     if not url.startswith("http://"):
         raise UsageError(f"{address!r} is not the address of a status page: give host:port")
     try:
-        # no proxy of the environment: the page is mostly on loopback
+        # ignore the environment's proxies: the page is mostly on loopback
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(url, timeout=timeout) as answer:
             body = answer.read(MOST_STATUS_BYTES + 1)

@@ -1,10 +1,10 @@
-"""`/metrics`: a shuffle service's figures in Prometheus' text form.
+"""`/metrics`: a shuffle service's figures in Prometheus' text format.
 
-A collector makes it from one `ServiceStatus`. Prometheus' own counters are not used: the service counts once,
-and every page shows the same snapshot.
+A collector makes the page from one `ServiceStatus`. Prometheus' own counters are not used: the service counts
+once, and all pages show such snapshots.
 
-Names are ``sortshuffle_service_``, the thing that is counted, and its unit. Applications are labels: a host
-has few. Connections are only added up: each has a new port, and would be a new series.
+A name is ``sortshuffle_service_``, the thing counted, and its unit. Applications are labels: a host has few.
+Connections are only summed: each has a new port, and would be a new series.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PREFIX = "sortshuffle_service_"
 
 
 def metrics_page(status: ServiceStatus, accept: str = "") -> tuple[bytes, str]:
-    """The page, and its content type: OpenMetrics if ``accept``, what the client says it reads, names it."""
+    """Return the page and its content type: OpenMetrics if ``accept``, the client's Accept header, has it."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Snapshot(status))
     encode, content_type = choose_encoder(accept)
@@ -29,8 +29,6 @@ def metrics_page(status: ServiceStatus, accept: str = "") -> tuple[bytes, str]:
 
 
 class _Snapshot:
-    """A collector of one moment."""
-
     def __init__(self, status: ServiceStatus) -> None:
         self._status = status
 

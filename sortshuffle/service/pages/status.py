@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-STALL = 5.0  # seconds; pages mark a client that has taken nothing for so long
+STALL = 5.0  # seconds without taking bytes after which pages mark a client
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStatus:
-    """One client. ``backlog``: bytes that wait to be sent to it; ``stalled``: seconds for which it has taken
-    none of them, 0 if none wait."""
+    """One client. ``backlog``: bytes that wait to be sent to it. ``stalled``: seconds since it last took any
+    of them, 0 if none wait."""
 
     peer: str
     channels: int

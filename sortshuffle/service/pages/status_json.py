@@ -1,6 +1,6 @@
 """`/status.json`: a `ServiceStatus` as JSON, and back.
 
-A status from another process is checked like anything from the network: a document that is not exactly a
+A status from another process is checked like all data from the network: a document that is not exactly a
 status is a `ProtocolError`.
 """
 
@@ -24,7 +24,7 @@ def to_json(status: ServiceStatus) -> str:
 
 
 def from_json(text: str | bytes) -> ServiceStatus:
-    """Raises `ProtocolError` if this is no status, or comes from another version of the package."""
+    """Parse a status. Raises `ProtocolError` if it is none, or is from another version of the package."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
 """The status page: the figures of a shuffle service for a browser.
 
-One document that loads nothing and has no scripts; the browser reloads it every few seconds. It is built as a
-tree, so that every name is escaped: no HTML is written by hand.
+The page is one document, without scripts or external resources, that the browser reloads every few seconds.
+It is built as a tree, which escapes every name: no HTML is written by hand.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Throughput:
 
     @staticmethod
     def between(before: ServiceStatus | None, now: ServiceStatus) -> Throughput:
-        """Since an earlier status of the same service; since its start if there is none."""
+        """Return the throughput since an earlier status, or without one since the service's start."""
         if before is None or before.uptime >= now.uptime:
             return Throughput._of(now.bytes_sent_total, now.bytes_read_total, now.uptime)
         return Throughput._of(
@@ -73,7 +73,7 @@ class Throughput:
 
 
 def status_page(status: ServiceStatus, before: ServiceStatus | None = None) -> bytes:
-    """The page, UTF-8. ``before``: an earlier status, since which throughput is measured."""
+    """Return the page in UTF-8. ``before``: an earlier status, since which throughput is measured."""
     page = Element("html", lang="en")
     _head(page, status)
     body = SubElement(page, "body")
@@ -212,7 +212,7 @@ def _applications(body: Element, status: ServiceStatus) -> None:
 
 
 def _table(body: Element, names: Sequence[str], rows: Sequence[tuple[bool, Sequence[str]]]) -> None:
-    """``rows``: whether to mark the row, and its cells."""
+    """Add a table. ``rows``: whether to mark the row, and its cells."""
     if not rows:
         _add(body, "p", "soft", "None.")
         return
@@ -242,19 +242,19 @@ def _foot(body: Element, status: ServiceStatus) -> None:
 
 
 def _add(parent: Element, tag: str, kind: str = "", text: str = "") -> Element:
-    """A new last child. ``kind``: its class."""
+    """Append a child and return it. ``kind``: its CSS class."""
     child = SubElement(parent, tag, {"class": kind} if kind else {})
     child.text = _shown(text)
     return child
 
 
 def _shown(text: str) -> str:
-    """Without characters that cannot be printed: names come from disks and peers."""
+    """Replace unprintable characters: names come from disks and peers."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _time(seconds: float) -> str:
-    """For people: 1.5 s, 12 min, 3 h 5 min, 2 d 4 h."""
+    """Format a time: 1.5 s, 12 min, 3 h 5 min, 2 d 4 h."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = int(seconds // 60)

@@ -1,21 +1,21 @@
-"""`Catalog`: which map outputs lie on this host's disks, and where.
+"""`Catalog`: finds map outputs on this host's disks.
 
-The shuffle service's knowledge of files, all of it from the disks themselves: what a client names is looked
-up when it is first asked for, so a service that was just started serves everything that the last one did.
+The disks are its only source: it looks up each map output when a client first names it. So a service that was
+just started serves everything that the previous one did.
 
     <root>/sortshuffle/<application>/<home>/exchange-E-map-M-attempt-A.data, .index
 
 Rules
-* The roots are asked for anew each time: executors come with directories of their own.
-* A request names an application, numbers and an id, never a path. What is found must carry the id, and lie
-  below a root with all symbolic links followed (`ResultPartitionManager.register`).
-* What this process cannot open for want of descriptors or memory is not lost: that is an OSError, and the
-  client asks again. So it is where a directory cannot be listed, unless that lasts (`_Unlisted`): the disk of
-  what is there is broken then, and its producers must run again.
-* Only what an executor that has *ended* left may be adopted (`EndedHomes`), and nothing that turned out to be
-  lost, though it could not be deleted.
+* The roots are looked up each time: new executors bring new directories.
+* A request names an application, numbers and an id, never a path. The files found must carry the id, and lie
+  below a root after following all links (`ResultPartitionManager.register`).
+* Files that this process cannot open for lack of descriptors or memory are not lost: that is an OSError, and
+  the client asks again. So is a directory that cannot be listed, unless that lasts (`_Unlisted`): then the
+  disk counts as broken, and the producers of its map outputs must run again.
+* Only map outputs that an *ended* executor left may be adopted (`EndedHomes`), and none that proved lost but
+  could not be deleted.
 
-Every method touches disks; they are called by threads that may block, several at a time. The lock is that of
+The methods use the disks. They are called by threads that may block, several at a time. The lock is that of
 ``_lost``.
 """
 
@@ -44,18 +44,17 @@ from sortshuffle.storage.files.presence import is_gone
 from sortshuffle.storage.files.ranges import RangePart
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
 
-# seconds for which a directory cannot be listed before what was there counts as lost: longer than a disk or a
-# mount takes to come back, shorter than clients try by themselves (60)
+# seconds for which a directory may fail to be listed before its files count as lost: longer than a disk or a
+# mount takes to come back, shorter than clients retry (60)
 LISTED_WITHIN = 20.0
-MAY_PASS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # of a disk, or of what is mounted
-MOST_LOST = 4096  # map outputs that are remembered as lost; mostly they are deleted, too
+MAY_PASS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # possibly passing errors of disks and mounts
+MOST_LOST = 4096  # lost map outputs to remember; most of them are deleted, too
 
 OnAvailable = Callable[[SubpartitionReader], None]
 
 
 class Catalog:
-    """Map outputs below ``roots``, whose views are ``manager``'s. ``segment_bytes``: what one credit is
-    worth."""
+    """The map outputs below ``roots``, read through ``manager``. ``segment_bytes``: bytes of one credit."""
 
     def __init__(self, roots: Roots, manager: ResultPartitionManager, segment_bytes: int) -> None:
         self._roots = roots
@@ -64,14 +63,14 @@ class Catalog:
         self._ended = EndedHomes()
         self._unlisted = _Unlisted()
         self._lock = threading.Lock()
-        self._lost: dict[bytes, None] = {}  # ids, the longest known first
+        self._lost: dict[bytes, None] = {}  # ids, the oldest first
 
     def roots(self) -> tuple[str, ...]:
-        """The directories that are served now."""
+        """Return the directories that are served now."""
         return tuple(self._roots())
 
     def homes(self, application: str) -> list[str]:
-        """The directories of its executors, whether they live or not."""
+        """Return the homes of an application's executors, live or not."""
         return [
             home
             for root in self._roots()
@@ -79,10 +78,10 @@ class Catalog:
         ]
 
     def find(self, output: MapOutputAddress) -> PartitionedFile:
-        """The finished pair that carries the id.
+        """Return the finished pair that carries the id.
 
-        Raises `MissingDataError` if there is none, `CorruptDataError` if what has the name is damaged, and
-        another OSError if it may be where this process cannot look now.
+        Raises `MissingDataError` if there is none, `CorruptDataError` if files of that name are damaged, and
+        OSError if the pair may be in a place that cannot be read now.
         """
         failed: OSError | None = None
         for root in self._roots():
@@ -90,7 +89,7 @@ class Catalog:
             try:
                 homes = self._unlisted.names(place)
             except OSError as error:
-                failed = error  # what another root has is found all the same
+                failed = error  # another root may have the pair
                 continue
             for home in homes:
                 file = output.file_in(os.path.join(place, home))
@@ -108,12 +107,12 @@ class Catalog:
         raise MissingDataError(anywhere, what, expected=f"id {output.file_id.hex()}")
 
     def places(self, output: MapOutputAddress) -> list[PartitionedFile]:
-        """Where the pair may be, or may have been: one for each home of its application that is served."""
+        """Return the places where the pair may be, or was: one in each served home of its application."""
         files = [output.file_in(home) for home in self.homes(output.application)]
         return [file for file in files if self._is_served(file)]
 
     def is_another(self, file: PartitionedFile, file_id: bytes) -> bool:
-        """Whether the data file is there and carries another id. Raises OSError if it cannot be opened."""
+        """Return whether the data file exists and has another id. Raises OSError if it cannot be opened."""
         try:
             with closing(PartitionedFileReader(file)) as reader:
                 return reader.header.file_id != file_id
@@ -121,28 +120,26 @@ class Catalog:
             return False
 
     def create_view(self, request: PartitionRequest, on_available: OnAvailable) -> SubpartitionReader:
-        """A view of the extents that are asked for, which the caller releases.
-
-        Raises `MissingDataError`, `CorruptDataError`, and `UsageError` for what the map output does not have.
-        """
+        """Return a view of the requested extents, which the caller releases. Raises `MissingDataError`,
+        `CorruptDataError`, and `UsageError` for extents that do not exist."""
         output = request.output
         known = self._manager.registered(output.file_id)
         if known is not None:
             try:
                 return _view(known, request, on_available)
-            except MissingDataError:  # it went, perhaps to another place
+            except MissingDataError:  # the files are gone, perhaps to another place
                 self._manager.forget(known)
         return _view(self._manager.register(output.file_id, self.find(output)), request, on_available)
 
     def index_view(self, request: PartitionRequest) -> IndexView:
-        """The index file, verified; the data file is as long as it says. Raises as `create_view` does."""
+        """Return a view of the index file, verified with the data file's size. Raises as `create_view`."""
         file = self.find(request.output)
         _verified_index(file, request.output.file_id)
         return IndexView(file, self._segment_bytes, request.skip)
 
     def adoptable(self, wanted: MapOutputAddress) -> FoundOutput | None:
-        """A finished map output that an executor of this host left when it ended; of several attempts the
-        first. ``wanted``: as in a `find`."""
+        """Return a finished map output that an ended executor of this host left, of several attempts the
+        first; None if there is none. ``wanted``: as in a find request, with the driver's id."""
         left = self._ended.outputs(self._roots(), wanted.application, wanted.exchange, wanted.map_index)
         for file, owner in left:
             file_id = self._finished_id(file, wanted.file_id)
@@ -151,14 +148,14 @@ class Catalog:
         return None
 
     def withdraw(self, file_id: bytes) -> None:
-        """It is lost: give it to nobody to adopt."""
+        """Stop offering a lost map output for adoption."""
         with self._lock:
             self._lost[file_id] = None
             while len(self._lost) > MOST_LOST:
                 del self._lost[next(iter(self._lost))]
 
     def applications(self) -> list[ApplicationStatus]:
-        """What is there, by application."""
+        """Return the figures of each application."""
         names = {name for root in self._roots() for name in _names(os.path.join(root, HOME_ROOT))}
         return [status for name in sorted(names) if (status := self._status(name)) is not None]
 
@@ -170,7 +167,7 @@ class Catalog:
         return True
 
     def _finished_id(self, file: PartitionedFile, driver: bytes) -> bytes | None:
-        """Its id, if the pair is whole as far as the index tells, and of an exchange of this driver."""
+        """Return the pair's id if its index and sizes are right, and its exchange is of this driver."""
         try:
             check_inside(file, self._roots())
             index = _verified_index(file)
@@ -192,15 +189,15 @@ class Catalog:
 
 
 class _Unlisted:
-    """Applications' directories that could not be listed lately: when that was first so, and when last, in
-    seconds of `time.monotonic`. Without a lock: each change is one operation of a dict."""
+    """Applications' directories that could not be listed lately, each with the times of its first and last
+    failure, by `time.monotonic`. Needs no lock: each change is one operation of a dict."""
 
     def __init__(self) -> None:
         self._failures: dict[str, tuple[float, float]] = {}
 
     def names(self, directory: str) -> list[str]:
-        """What is in it. Raises OSError while that may pass. A directory that could not be listed for
-        `LISTED_WITHIN` seconds counts as empty."""
+        """Return the directory's names, sorted. Raises OSError while a failure may pass. A directory that
+        could not be listed for `LISTED_WITHIN` seconds counts as empty."""
         try:
             found = sorted(calls.listdir(directory))
         except OSError as error:
@@ -217,14 +214,14 @@ class _Unlisted:
             self._failures.clear()
         now = time.monotonic()
         first, last = self._failures.get(directory, (now, now))
-        if now - last > LISTED_WITHIN:  # nobody asked meanwhile: what failed then says nothing of today
+        if now - last > LISTED_WITHIN:  # too old: nothing is known of the time between
             first = now
         self._failures[directory] = first, now
         return now - first < LISTED_WITHIN
 
 
 def _verified_index(file: PartitionedFile, file_id: bytes | None = None) -> Index:
-    """Of a pair that is whole as far as the index tells. Raises as `PartitionedFileReader` does."""
+    """Return the index, after checking the data file's header and size. Raises as `PartitionedFileReader`."""
     index = read_index(file, file_id)
     with closing(PartitionedFileReader(file, index.header.file_id, str(index.writer))) as reader:
         reader.expect_size(index.data_bytes)

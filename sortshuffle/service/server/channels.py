@@ -1,19 +1,25 @@
-"""`Channels`: all channels of one connection, and whose turn it is. No input or output, and no locks.
+"""`Channels`: all channels of one connection, and the order in which they send. No I/O and no locks.
 
-    request --> opening --(its view is there)--> in the queue for turns <--> without credit --> over
-                                                                      credit <-- parked <--(too long)
+                          waiting                       in the queue (`due`)
 
-**Turns.** Channels with something to send stand in a queue, each once. A turn takes them one after the
-other, `TURN_BYTES` at most from each, until it has that much in all; who has more goes to the tail. So the
-many channels of a connection share it evenly.
+    request --> opening --> open  --data and credit-->  open  --turn: end sent--> over
+                   ^         |    <--turn: no more now--  |
+                   |       (park)                       (park)
+                   |         v                            v
+                   |       parked -------credit-------> parked
+                   +---------------------turn: reopen-----+
+
+**Turns.** Each channel that can send stands in a queue, once. A turn takes up to `TURN_BYTES`, channel by
+channel. A channel with more to send goes to the tail of the queue, so channels share a connection evenly.
 
 Rules
-* Nothing is read for a channel without credit. One that stays without is parked after `Limits.stall`
-  seconds, so that it keeps no file open. When its consumer goes on, so does the channel, at the byte where it
-  stopped.
-* A view is opened, and a loss told of, in the background (`Debts.add_errand`). The channel may be over before
-  that is done.
-* A channel that is over gives back its view; one that is still being opened, when it comes.
+* Nothing is read for a channel without credit. A channel without credit for `Limits.stall` seconds is parked,
+  so that it keeps no file open; one that holds memory is parked when the client stalls. With credit a parked
+  channel continues at the byte where it stopped.
+* Views are opened and losses reported in the background (`Debts.add_errand`). A channel may be over before
+  its errand is done.
+* Any failure, or a cancel, ends a channel in any state. It releases its view, or the one still being opened
+  as soon as that arrives.
 """
 
 from __future__ import annotations
@@ -30,13 +36,13 @@ from sortshuffle.service.server.limits import Limits
 from sortshuffle.service.server.server_channel import ChannelState, ServerChannel, View
 from sortshuffle.service.wire.protocol import PartitionRequest
 
-# What a channel may send before others have their turn, and what one call sends. Four segments: a call then
-# costs little beside copying its bytes, and 256 channels have each had a turn within 0.2 s at 1.5 GB/s
+# Bytes that a channel sends before the next one, and that one call sends. Two segments of the default size: a
+# call then costs little beside copying its bytes, and 256 channels each get a turn within 0.2 s at 1.5 GB/s
 TURN_BYTES = 1 << 20
 
 
 class Channels:
-    """``due``: those that stand in the queue for turns, the next one first."""
+    """The channels of one connection. ``due``: the queue for turns, the next channel first."""
 
     def __init__(self, debts: Debts, limits: Limits, counts: Counts, clock: Callable[[], float]) -> None:
         self.due: OrderedDict[ServerChannel, None] = OrderedDict()
@@ -45,24 +51,24 @@ class Channels:
         self._counts = counts
         self._clock = clock
         self._by_number: dict[int, ServerChannel] = {}
-        self._without_credit: dict[ServerChannel, float] = {}  # since when; the longest first
+        self._without_credit: dict[ServerChannel, float] = {}  # since when; the oldest first
 
     def __len__(self) -> int:
         return len(self._by_number)
 
     def expect_new(self, number: int) -> None:
-        """Raises `ProtocolError` if a channel has that number."""
+        """Raise `ProtocolError` if a channel has that number."""
         if number in self._by_number:
             raise ProtocolError(f"channel {number:#x} cannot be opened")
 
-    # What the client wants
+    # Requests of the client
 
     def request(self, request: PartitionRequest) -> None:
-        """Begin a channel."""
+        """Start a channel, or refuse it if it exceeds a limit."""
         limits = self._limits
         self._counts.requests += 1
         self.expect_new(request.channel)
-        # who asks and cancels in turns leaves work behind: that is bounded too
+        # a client that opens and cancels channels in a loop leaves errands behind, so they are bounded too
         if len(self) >= limits.channels or self._debts.errands_open >= 2 * limits.channels:
             self._debts.refuse(request.channel, f"more than {limits.channels} channels")
         elif request.credit > limits.credit:
@@ -72,10 +78,10 @@ class Channels:
             self._debts.add_errand(OpenView(channel))
 
     def add_credit(self, number: int, credit: int) -> None:
-        """The consumer has room for more."""
+        """Add ``credit`` segments to a channel's credit."""
         channel = self._by_number.get(number)
         if channel is None:
-            return  # it ended while this was under way
+            return  # the channel ended while the credit was on its way
         self._without_credit.pop(channel, None)
         channel.add_credit(credit)
         if channel.credit > self._limits.credit:
@@ -85,34 +91,34 @@ class Channels:
             self._consider(channel)
 
     def cancel(self, number: int) -> None:
-        """The consumer wants no more of it."""
+        """End a channel at its consumer's request."""
         channel = self._by_number.get(number)
         if channel is not None:
             self._forget(channel)
 
-    # What came of it in the background
+    # Results from the background
 
     def opened(self, channel: ServerChannel, view: View | None) -> None:
-        """The view of a channel is there, also where the channel is over: it is released then."""
+        """Give a channel its view. If the channel is over, the view is released."""
         if view is not None:
             channel.opened(view)
             self.available(channel)
 
     def not_opened(self, channel: ServerChannel, error: BaseException) -> None:
-        """Its view cannot be had."""
+        """End a channel whose view could not be opened, and tell the client, unless the channel is over."""
         if channel.state is not ChannelState.ENDED:
             self._forget(channel)
             self._debts.fail(channel.number, error)
 
     def available(self, channel: ServerChannel) -> None:
-        """Its view may have something to send."""
+        """Queue a channel whose view may have something to send."""
         if channel.state is ChannelState.OPEN:
             self._consider(channel)
 
     # Turns
 
     def fill(self, sending: GatheredSend) -> None:
-        """Add what the channels send in the next turn."""
+        """Add one turn of the queued channels to ``sending``."""
         while self.due and sending.size < TURN_BYTES:
             self._take_from(self.due.popitem(last=False)[0], sending)
 
@@ -134,31 +140,31 @@ class Channels:
             self._consider(channel)
 
     def _consider(self, channel: ServerChannel) -> None:
-        """Give it a turn, if there is anything to give; who has no credit keeps nothing open for long."""
+        """Queue the channel if it can send. If it lacks credit, note since when."""
         if channel.is_available:
-            self.due[channel] = None  # where it stands in the queue already, it stays
+            self.due[channel] = None  # a queued channel keeps its position
         elif not channel.credit:
             self._without_credit.setdefault(channel, self._clock())
 
     def _fail(self, channel: ServerChannel, cause: BaseException) -> None:
-        """Its view failed in mid-stream. Data that were found lost are told of before the client hears it."""
+        """End a channel whose view failed in mid-stream. Spark is told of a loss before the client is."""
         self._forget(channel)
         if isinstance(cause, DataLossError):
             self._debts.add_errand(TellLoss(channel, cause))
         else:
             self._debts.fail(channel.number, cause)
 
-    # Memory comes back
+    # Giving memory and files back
 
     def park_holders(self) -> None:
-        """Give back what was read for consumers of a connection that takes nothing."""
+        """Park the channels that hold read memory, because the client takes no bytes."""
         for channel in self._by_number.values():
             if channel.holds_memory:
                 channel.park()
-                self._consider(channel)  # what its view would say of these bytes is not heard any more
+                self._consider(channel)  # any later notification from its view about these bytes is ignored
 
     def park_without_credit(self, now: float) -> None:
-        """Those that had none for too long."""
+        """Park the channels that have been without credit for too long."""
         while self._without_credit:
             channel, since = next(iter(self._without_credit.items()))
             if now - since <= self._limits.stall:
@@ -167,12 +173,11 @@ class Channels:
             channel.park()
 
     def end(self) -> None:
-        """All of them are over."""
+        """End all channels."""
         for channel in list(self._by_number.values()):
             self._forget(channel)
 
     def _forget(self, channel: ServerChannel) -> None:
-        """The channel is over."""
         channel.end()
         self.due.pop(channel, None)
         self._without_credit.pop(channel, None)

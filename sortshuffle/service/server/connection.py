@@ -1,21 +1,20 @@
-"""`Connection`: one client of the shuffle service, at the socket that its bytes come from and go to.
+"""`Connection`: the I/O of one client of the shuffle service, at its socket.
 
     open --(Close, a fault, silence, the peer is gone)--> closed
 
-What the client says, and what follows from it, is a `Conversation`; this is the thin thing between that, the
-transport and the loop. It receives what the system has, sends one turn at a time with one call, has errands
-done in the background, and looks at the time. Connections share the loop: each gets one turn per round. A
-turn that the system does not take whole is finished before the next one.
+The protocol state is a `Conversation`. A connection links it with the transport and the loop: it receives
+bytes, sends one turn at a time in one call, has errands done in the background, and enforces time limits.
+Connections share the loop: each gets one turn per round. If the system does not take a whole turn, the rest
+is sent before the next turn.
 
 Rules
-* Whatever a peer sends costs at most its own connection. Faults of the peer are counted and logged in a line.
-* A client that takes nothing keeps no read memory (`Stall`): its channels are parked, and what is left of the
-  last turn is copied. Its channels go on when it does.
-* What touches disks is done in the background; until its answer comes the connection may have ended.
-* Closing gives everything back: what was being sent, views, and views that are still being opened, when they
-  come.
+* A peer's bytes cost at most its own connection. Faults of the peer are counted, and logged in one line.
+* A client that takes no bytes keeps no read memory (`Stall`): its channels are parked, and the rest of the
+  last turn is copied. When it takes bytes again, its channels continue.
+* Disks are used only in the background; the connection may be closed before the result arrives.
+* Closing gives everything back: the turn being sent, views, and views still being opened, when they arrive.
 
-Only the loop's thread touches a connection. No locks.
+Only the loop's thread uses a connection. No locks.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 @dataclass(slots=True)
 class Surroundings:
-    """What all connections of a server share. ``ready``: those that may have something to send. ``copies``:
-    what waits for silent clients."""
+    """State that all connections of a server share. ``ready``: connections that may have something to send.
+    ``copies``: memory used for stalled clients."""
 
     loop: EventLoop
     limits: Limits
@@ -67,7 +66,7 @@ class Surroundings:
 
 
 class Connection:
-    """One client at the other end of ``transport``, which the connection closes. ``peer``: for people."""
+    """One client. Owns ``transport``, and closes it. ``peer``: the client's address, for logs and pages."""
 
     def __init__(self, transport: Transport, peer: str, surroundings: Surroundings) -> None:
         shared = surroundings
@@ -86,14 +85,14 @@ class Connection:
 
     @property
     def is_stranger(self) -> bool:
-        """Whether it has not shown yet who it is."""
+        """Whether the greeting is not complete yet."""
         return self._conversation.is_stranger
 
     def fileno(self) -> int:
         return self._transport.fileno()
 
     def status(self) -> ConnectionStatus:
-        """What it is doing."""
+        """Return the connection's figures."""
         now, since = self._shared.clock(), self._stall.since
         return ConnectionStatus(
             peer=self.peer,
@@ -105,7 +104,7 @@ class Connection:
         )
 
     def on_ready(self, events: int) -> None:
-        """The peer has sent something, or takes something again."""
+        """Receive, or get a turn soon: the socket is readable or writable."""
         with _Costs(self):
             if events & _READ or self._transport.needs_write:
                 self._receive()
@@ -113,14 +112,14 @@ class Connection:
                 self._shared.ready[self] = None
 
     def turn(self) -> bool:
-        """Send one turn. Whether there may be more to send at once."""
+        """Send one turn. Return whether there may be more to send at once."""
         with _Costs(self):
             self._take_turn()
             return self._follow_up()
         return False
 
     def tick(self, now: float) -> None:
-        """Look at the time: give back what a silent consumer keeps, and end what has ended."""
+        """Enforce the time limits: give memory and files back, or close the connection."""
         limits, conversation = self._shared.limits, self._conversation
         with _Costs(self):
             if conversation.is_stranger:
@@ -152,7 +151,7 @@ class Connection:
         self._stall.end()
 
     def refuse(self, error: Exception) -> None:
-        """Close it for a fault of the peer."""
+        """Close the connection for a fault: count it, and log it in one line."""
         if self._is_closed:
             return
         if self.is_stranger:
@@ -167,7 +166,7 @@ class Connection:
         try:
             is_over = self._hear()
         finally:
-            self._begin_errands()  # also what was asked for before a breach, or before the end
+            self._begin_errands()  # also those requested before a breach or a Close
         if is_over:
             self.close()
             return
@@ -175,7 +174,7 @@ class Connection:
         self._watch_as_needed()
 
     def _hear(self) -> bool:
-        """Take in what has come. Whether the client is gone, or says that it goes."""
+        """Process received bytes. Return whether the client is gone, or sent Close."""
         while (data := self._transport.receive()) is not None:
             if not data:
                 return True
@@ -193,7 +192,7 @@ class Connection:
             try:
                 self._conversation.fill(sending)
             finally:
-                self._begin_errands()  # a loss that was found is told of, whatever becomes of the client
+                self._begin_errands()  # a loss is reported to Spark even if the connection fails
         size = sending.size
         sent = sending.send(self._transport)
         self._bytes_sent += sent
@@ -205,7 +204,7 @@ class Connection:
         self._watch_as_needed()
 
     def _follow_up(self) -> bool:
-        """Something happened: do what is owed now. Whether there is something to send at once."""
+        """Start new errands, and get a turn if one is due. Return whether there is something to send now."""
         if self._is_closed:
             return False
         self._begin_errands()
@@ -214,7 +213,7 @@ class Connection:
         self._shared.ready[self] = None
         return True
 
-    # What is done in the background
+    # Work in the background
 
     def _begin_errands(self) -> None:
         errands = self._conversation.debts.errands
@@ -247,8 +246,8 @@ class Connection:
         fail: Callable[[BaseException], None],
         takes_long: bool = False,
     ) -> None:
-        """Have ``work`` done, then use what came of it, or what it raised. What came is used also when the
-        connection was closed meanwhile: a view must be released."""
+        """Run ``work`` in the background, then ``use`` its result or ``fail`` with its error, in the loop.
+        If the connection is closed, errors are dropped, but results are used: a view must be released."""
 
         def back(done: Future[T]) -> None:
             self._conversation.debts.errand_done()
@@ -263,7 +262,7 @@ class Connection:
         self._shared.loop.in_background(work, back, takes_long)
 
     def _waker(self, channel: ServerChannel) -> Callable[[object], None]:
-        """What its view calls, in any thread, when there may be something to send."""
+        """Return the callback that the channel's view calls, in any thread, when it has something to send."""
 
         def on_available(_: object) -> None:
             self._shared.loop.call_soon(partial(self._on_available, channel))
@@ -288,7 +287,7 @@ class Connection:
 
 
 class _Costs:
-    """A block whose failure costs this connection, and nothing else."""
+    """Context manager: a failure of its block closes this connection, and goes no further."""
 
     __slots__ = ("_connection",)
 

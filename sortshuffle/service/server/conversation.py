@@ -1,14 +1,14 @@
-"""`Conversation`: what one client says to the shuffle service, and what it is owed for that.
+"""`Conversation`: the protocol state of one client of the shuffle service, without I/O.
 
     greeting --(both know the secret)--> open --(Close)--> over
 
-Bytes go in (`hear`); what is to be done about them comes out as `Debts` and as turns of `Channels`. There is
-no socket here, no loop, no thread and no disk: the `Connection` has those, and a test needs none of them.
+Received bytes go in (`hear`). Answers and errands come out as `Debts`, data as turns of `Channels`. The
+`Connection` has the socket, the loop and the threads, so tests need none of them.
 
 Rules
-* Whatever breaks the protocol is raised as `ProtocolError` or `AuthenticationError`. Then nothing more is
-  heard: only `end`, and what comes of errands, follow.
-* Behind a Close nothing is heard either.
+* A breach of the protocol raises `ProtocolError` or `AuthenticationError`. After that call only `end`, and
+  the methods that take the results of errands.
+* Frames after a Close are ignored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sortshuffle.service.wire.protocol import (
 
 
 class Conversation:
-    """``greeting``: the server's half of it, not begun. ``is_over``: whether the client said Close."""
+    """One client. ``greeting``: the server's half, not begun. ``is_over``: whether the client sent Close."""
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class Conversation:
         self._counts = counts
         self._greeting: ServerGreeting | None = greeting
         self._frames = FrameParser()
-        self._questions = 0  # that are being answered
+        self._questions = 0  # not answered yet
 
     @property
     def is_stranger(self) -> bool:
-        """Whether the client has not shown yet who it is."""
+        """Whether the greeting is not complete yet."""
         return self._greeting is not None
 
     @property
@@ -65,11 +65,11 @@ class Conversation:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the client wants nothing at the moment."""
+        """Whether the client has no channel and no open errand."""
         return not (self.channels or self.debts.errands_open)
 
     def hear(self, data: bytes) -> None:
-        """The client sent that."""
+        """Process received bytes. Raises `ProtocolError` or `AuthenticationError`."""
         if self._greeting is not None:
             self.debts.answer(self._greeting.feed(data))
             if not self._greeting.is_done:
@@ -81,23 +81,23 @@ class Conversation:
                 return
 
     def fill(self, sending: GatheredSend) -> None:
-        """Add the next turn: answers first, then channels in the order of the queue."""
+        """Add the next turn to ``sending``: answers first, then channels in the order of the queue."""
         if self.debts.answers:
             sending.add([self.debts.take_answers()])
         self.channels.fill(sending)
 
     def answered(self, frame: bytes) -> None:
-        """What came of a question."""
+        """Send the answer to a question."""
         self._questions -= 1
         self.debts.answer(frame)
 
     def not_answered(self, question: Question, error: BaseException) -> None:
-        """What came of a question that has no answer."""
+        """Send the error that a question failed with."""
         self._questions -= 1
         self.debts.fail(question.channel, error)
 
     def end(self) -> None:
-        """The connection is over: give everything back."""
+        """End all channels and drop all answers: the connection is over."""
         self.debts.end()
         self.channels.end()
 

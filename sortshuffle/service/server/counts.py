@@ -1,4 +1,4 @@
-"""`Counts`: what a shuffle service has done since it started."""
+"""`Counts`: the counters of a shuffle service since it started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counts:
-    """Figures that only grow. Only the loop's thread counts."""
+    """Counters that only grow. Only the loop's thread changes them."""
 
     connections: int = 0
     refused: int = 0

@@ -1,14 +1,13 @@
-"""`Debts`: what a connection owes its client: answers that wait to be sent, and errands that are to be done.
+"""`Debts`: what a connection owes its client: answers to send, and errands to do.
 
-The parts of a connection that do no input and output leave here what follows from what the client said; the
-`Connection` sends the answers and has the errands done.
+`Conversation` and `Channels`, which do no I/O, add to it; `Connection` sends the answers and starts the
+errands.
 
 Rules
-* Answers (errors, verdicts, found outputs) go before data. A client that does not read them breaks the
-  protocol.
-* Errands are counted until they are done: who asks and cancels in turns leaves work behind.
-* When the connection has ended, nothing is owed any more: errands that are still under way come back, and
-  what they would say is dropped.
+* Answers (errors, verdicts, found map outputs) are sent before data. A client that does not read them breaks
+  the protocol.
+* Errands count as open until they are done, even if the client has cancelled the channel meanwhile.
+* After the end of the connection nothing is owed: the answers of errands under way are dropped.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _log = logging.getLogger(__name__)
 
 
 class Debts:
-    """``answers``: frames that wait to be sent. ``errands``: those that nobody does yet; whoever does one
-    takes it out. ``errands_open``: how many are not done."""
+    """The debts of one connection. ``answers``: frames to send. ``errands``: those not started yet; the
+    connection removes each one that it starts. ``errands_open``: the number not done, started or not."""
 
     def __init__(self, limits: Limits, counts: Counts) -> None:
         self.answers = bytearray()
@@ -38,7 +37,7 @@ class Debts:
         self._is_ended = False
 
     def answer(self, frame: bytes) -> None:
-        """Send it. Raises `ProtocolError` for a client that leaves too much unread."""
+        """Queue a frame to send. Raises `ProtocolError` if the client leaves too much unread."""
         if self._is_ended:
             return
         self.answers += frame
@@ -51,27 +50,27 @@ class Debts:
         self.answer(ErrorResponse(channel, Fault.TOO_MUCH, what).pack())
 
     def fail(self, channel: int, error: BaseException) -> None:
-        """Tell the client what its request failed with."""
+        """Tell the client the error that its request failed with."""
         self._counts.errors += 1
         self.answer(_response_to(channel, error).pack())
 
     def add_errand(self, errand: Errand) -> None:
-        """Have it done; whoever does it says so by `errand_done`."""
+        """Queue an errand. When it is done, call `errand_done`."""
         self.errands_open += 1
         self.errands.append(errand)
 
     def errand_done(self) -> None:
-        """One is not under way any more."""
+        """Count one open errand as done."""
         self.errands_open -= 1
 
     def take_answers(self) -> bytes:
-        """All of them, to be sent now."""
+        """Remove and return all answers."""
         answers = bytes(self.answers)
         self.answers.clear()
         return answers
 
     def end(self) -> None:
-        """The client is gone."""
+        """Drop all answers, present and future: the client is gone."""
         self._is_ended = True
         self.answers.clear()
 

@@ -1,22 +1,22 @@
-"""`EndedHomes`: what executors that have ended left on this host's disks, kept in memory.
+"""`EndedHomes`: remembers which map outputs ended executors left on this host's disks.
 
-Every map task that may adopt asks for it (`Catalog.adoptable`), and most find nothing. So a question costs a
-look at each home, and no listing, unless something came or went (`Listings`).
+Every map task that may adopt a map output asks (`Catalog.adoptable`), and most find nothing. So a query costs
+one system call per home, and no listing, unless names came or went (`Listings`).
 
-    home of a live executor --it ends--> listed --(something goes, or comes late)--> listed anew --> gone
+    home of a live executor --executor ends--> listed --(a name comes or goes)--> listed again --> gone
 
 Rules
-* What an executor that lives wrote is not given: its task may not have ended, and may still fail. Whether it
-  lives is looked at with each question; one that has ended stays ended.
-* What is here may be gone or damaged on the disk: whoever is given it looks.
-* What leaves an application's directory is forgotten when that is listed anew. Applications that are gone are
-  forgotten when another comes, at most once in `FORGETS_EVERY`.
+* Map outputs of a live executor are not offered: its task may still run, and fail. Each query checks whether
+  the executor lives; an executor that has ended stays ended.
+* A result may be gone or damaged on the disk: the caller checks.
+* Homes that leave an application's directory are forgotten when the directory is listed again. Applications
+  that are gone are forgotten when a new one appears, at most once in `FORGETS_EVERY`.
 
-Each root has a lock, which is held while directories are looked at and listed: others would list the same.
-Where one question has held it for `HELD_AT_MOST` and got on by no home, the disk may stand still. Others then
-pass the root over: a disk that stands still stops the first who asks, and of the others keeps only what is on
-it. One that gets on is waited for, at the longest `WAITED_AT_MOST`. Lock order: that of `EndedHomes`, under
-which nothing is looked at, is never held together with one of a root.
+Each root has a lock, which is held while its directories are listed, so that no two threads list the same. If
+its holder has made no progress with a home for `HELD_AT_MOST`, the disk may hang, and other threads skip the
+root. So a hanging disk blocks only the first caller; the others miss only what is on it. If the holder makes
+progress, they wait, at most `WAITED_AT_MOST`. Lock order: the lock of `EndedHomes`, under which no disk is
+used, is never held together with a root's.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from sortshuffle.homes.shared_home import is_shared
 from sortshuffle.storage.files.partitioned_file import INDEX_SUFFIX, PartitionedFile
 from sortshuffle.storage.files.presence import is_gone
 
-HELD_AT_MOST = 0.5  # seconds, for one home; to list 10,000 files of a disk that gets on takes a tenth of that
-# seconds, for all homes of a root. Who asks has given up by then, and the service has few threads for that
+HELD_AT_MOST = 0.5  # seconds per home; listing 10,000 files on a healthy disk takes a tenth of that
+# seconds for all homes of a root. The client has given up by then, and few threads answer queries
 WAITED_AT_MOST = 5.0
-FORGETS_EVERY = 60.0  # seconds; a look at each application that is known
+FORGETS_EVERY = 60.0  # seconds; it costs a system call for each known application
 _INDEX = re.compile(rf"exchange-(\d+)-map-(\d+)-attempt-(\d+){re.escape(INDEX_SUFFIX)}")
 
 Attempts: TypeAlias = "dict[int, dict[int, tuple[int, ...]]]"
-"""Of finished map outputs, by exchange and map index."""
+"""Attempts of finished map outputs, by exchange and map index."""
 
 
 class EndedHomes:
-    """For any number of threads. ``clock``: seconds."""
+    """The homes of ended executors below all roots. Thread-safe. ``clock``: seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -57,9 +57,9 @@ class EndedHomes:
     def outputs(
         self, roots: Iterable[str], application: str, exchange: int, map_index: int
     ) -> list[tuple[PartitionedFile, Owner]]:
-        """What ended executors of an application left of one map task, and whose it was; the first attempt
-        first. Nothing of a root whose disk may stand still. Raises OSError where this process cannot look for
-        want of descriptors or memory."""
+        """Return the map outputs of one map task that ended executors left, with their owners, the first
+        attempt first. Roots whose disks may hang are skipped. Raises OSError if this process lacks
+        descriptors or memory."""
         found = [
             each for root in roots for each in self._root(root).outputs(application, exchange, map_index)
         ]
@@ -73,23 +73,23 @@ class EndedHomes:
 
 
 class _Root:
-    """What ended executors left below one root."""
+    """The homes of ended executors below one root."""
 
     def __init__(self, root: str, clock: Callable[[], float]) -> None:
         self._above = os.path.join(root, HOME_ROOT)
         self._clock = clock
         self._lock = threading.Lock()
-        self._held_since: float | None = None  # it was taken, or got on; None for a moment when it is taken
+        self._held_since: float | None = None  # last progress of the lock's holder; None if none is known
         self._applications: Listings[list[str]] = Listings(lambda names, before: sorted(names))
         self._homes: Listings[Attempts] = Listings(lambda names, before: _attempts(names))
-        self._names: dict[str, list[str]] = {}  # by directory of an application, as last listed
+        self._names: dict[str, list[str]] = {}  # homes by application directory, as last listed
         self._ended: dict[str, Owner] = {}  # by home
         self._forgot_at = float("-inf")
 
     def outputs(
         self, application: str, exchange: int, map_index: int
     ) -> list[tuple[int, PartitionedFile, Owner]]:
-        """As `EndedHomes.outputs`, not in order, each with its attempt."""
+        """Return the same as `EndedHomes.outputs`, unsorted, each with its attempt."""
         found: list[tuple[int, PartitionedFile, Owner]] = []
         with self._held() as is_held:
             if not is_held:
@@ -97,18 +97,18 @@ class _Root:
             for home in self._homes_in(os.path.join(self._above, application)):
                 self._held_since = self._clock()
                 owner = self._ended_owner(home)
-                left = None if owner is None else _listed(self._homes, home)
-                if owner is None or left is None:
+                attempts = None if owner is None else _list_if_possible(self._homes, home)
+                if owner is None or attempts is None:
                     self._ended.pop(home, None)
                     continue
-                for attempt in left.get(exchange, {}).get(map_index, ()):
+                for attempt in attempts.get(exchange, {}).get(map_index, ()):
                     file = PartitionedFile.named(home, exchange, map_index, attempt)
                     found.append((attempt, file, owner))
         return found
 
     @contextmanager
     def _held(self) -> Iterator[bool]:
-        """Whether this thread has the lock. Not where one other thread has had it for long."""
+        """Take the lock. Yields False, without the lock, if its holder may hang or takes too long."""
         until = self._clock() + WAITED_AT_MOST
         while not self._lock.acquire(timeout=self._patience(until)):
             if not self._patience(until):
@@ -122,16 +122,16 @@ class _Root:
             self._lock.release()
 
     def _patience(self, until: float) -> float:
-        """Seconds for which whoever has the lock may have it still, and this thread waits for it."""
+        """Return the seconds that this thread may still wait for the lock."""
         since, now = self._held_since, self._clock()
         held = HELD_AT_MOST if since is None else since + HELD_AT_MOST - now
         return max(0.0, min(held, until - now))
 
     def _homes_in(self, directory: str) -> list[str]:
-        """Those in this directory of an application."""
+        """Return the homes of executors in this directory of an application."""
         if directory not in self._names:
             self._forget_gone()
-        names = _listed(self._applications, directory) or []
+        names = _list_if_possible(self._applications, directory) or []
         if names is not self._names.get(directory):
             self._forget(directory, set(self._names.get(directory, ())).difference(names))
             self._names[directory] = names
@@ -140,17 +140,16 @@ class _Root:
         return [os.path.join(directory, name) for name in names if not is_shared(name)]
 
     def _ended_owner(self, home: str) -> Owner | None:
-        """Whose it was, if that executor has ended."""
         owner = self._ended.get(home)
         if owner is None:
-            owner = Owner.read(home)  # it is written after the directory is made
+            owner = Owner.read(home)  # None for a moment: it is written after the directory is made
             if owner is None or not owner.has_ended():
                 return None
             self._ended[home] = owner
         return owner
 
     def _forget_gone(self) -> None:
-        """Of applications that are gone nobody asks any more."""
+        """Forget applications that are gone: no task will ask about them."""
         if self._clock() < self._forgot_at + FORGETS_EVERY:
             return
         self._forgot_at = self._clock()
@@ -165,7 +164,7 @@ class _Root:
             self._ended.pop(home, None)
 
 
-def _listed(listings: Listings[Made], directory: str) -> Made | None:
+def _list_if_possible(listings: Listings[Made], directory: str) -> Made | None:
     try:
         return listings.list_if_changed(directory)
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Errands: what is done for a client in the background, because it touches disks.
+"""Errands: work for a client that uses the disks, and so is done in the background.
 
-    Conversation -> an errand -> `Errands`, in a thread that may block -> what came of it -> Conversation
+    Conversation --errand--> `Errands`, in a thread that may block --result--> Conversation
 
-An errand says what is to be done; it is a value without behaviour, so that the core of a connection can be
-asked what it wants done. `Errands` does it.
+An errand is a plain value that describes the work, so tests can inspect what a connection's core asks for.
+`Errands` does the work.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from sortshuffle.service.wire.protocol import (
 )
 
 Remove = Callable[[MapOutputAddress], bool]
-"""Deletes the map outputs of an exchange of the engine; whether it is of the application that asks."""
+"""Deletes an exchange's map outputs in this process's engine. False if that is another application's."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenView:
-    """Open the view that the channel waits for."""
+    """Open a view for this channel."""
 
     channel: ServerChannel
 
 
 @dataclass(frozen=True, slots=True)
 class TellLoss:
-    """See to it that Spark runs a producer again; then the channel's client is told of ``cause``."""
+    """Make Spark run the producer of the channel's map output again; then send the client ``cause``."""
 
     channel: ServerChannel
     cause: DataLossError
@@ -45,7 +45,7 @@ class TellLoss:
 
 @dataclass(frozen=True, slots=True)
 class FindOutput:
-    """Question ``channel``: is there a finished map output like that?"""
+    """Question number ``channel``: is there such a finished map output that may be adopted?"""
 
     channel: int
     output: MapOutputAddress
@@ -53,20 +53,20 @@ class FindOutput:
 
 @dataclass(frozen=True, slots=True)
 class RemoveShuffle:
-    """Question ``channel``: delete this shuffle."""
+    """Question number ``channel``: delete this shuffle."""
 
     channel: int
     shuffle: MapOutputAddress
 
 
 Question = FindOutput | DamageReport | RemoveShuffle
-"""What is answered with one frame. Each has the number that the client gave it, as ``channel``."""
+"""A request that is answered with one frame. ``channel`` is the number that the client gave it."""
 
 Errand = OpenView | TellLoss | Question
 
 
 class Errands:
-    """Does them. ``remove``: None where no engine writes anything. Called by threads that may block."""
+    """Does the errands. ``remove``: None in a process without an engine. For threads that may block."""
 
     def __init__(self, catalog: Catalog, losses: Losses, remove: Remove | None) -> None:
         self._catalog = catalog
@@ -74,8 +74,8 @@ class Errands:
         self._remove = remove
 
     def open_view(self, channel: ServerChannel, on_available: Callable[[object], None]) -> View | None:
-        """The view that the channel waits for; None if it waits no more. Raises what the client is to be
-        told. Of data that are lost, Spark's next look is seen to before."""
+        """Return a view for the channel; None if the channel has ended. Raises the error for the client. If
+        data are lost, Spark is made to run their producer again before the error is raised."""
         if channel.state is ChannelState.ENDED:
             return None
         request = channel.request_from_here
@@ -88,7 +88,7 @@ class Errands:
             raise
 
     def answer(self, question: Question) -> bytes:
-        """The frame that answers it. Raises what the client is to be told instead."""
+        """Return the frame that answers the question. Raises the error for the client."""
         match question:
             case FindOutput(channel, output):
                 return pack_find_response(channel, self._catalog.adoptable(output))
@@ -98,5 +98,5 @@ class Errands:
                 return pack_damage_verdict(question.channel, self._losses.judge(question))
 
     def tell_loss(self, output: MapOutputAddress) -> None:
-        """See to it that Spark runs its producer again."""
+        """Make Spark run the producer of a map output again."""
         self._losses.tell(output)

@@ -1,10 +1,10 @@
-"""`GatheredSend`: what a connection is sending: pieces from many channels, in one call where the system takes
-them.
+"""`GatheredSend`: pieces of many channels that a connection sends together, if possible in one call.
 
-    empty --add--> filled --send, once or more often--> empty, and everything recycled
-                     +------keep_copy: the memory goes back, a copy waits
+    empty --add--> filled --send, once or more--> empty, all portions recycled
+                    |  ^
+                    +--+ keep_copy: recycles the portions, keeps a copy of the pieces
 
-At most one is under way on a connection, because the bytes of a frame must follow each other.
+Each connection has one, and empties it before it adds the next turn: the bytes of a frame must be contiguous.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sortshuffle.service.server.transport import IOV_MAX, Transport
 
 
 class GatheredSend:
-    """``size``: bytes that wait."""
+    """One turn of a connection. ``size``: bytes that are not sent yet."""
 
     __slots__ = ("_pieces", "_portions", "size")
 
@@ -28,7 +28,7 @@ class GatheredSend:
         self._portions: list[Portion] = []
 
     def add(self, pieces: Iterable[bytes | memoryview], portion: Portion | None = None) -> None:
-        """Send these too, and recycle ``portion`` when everything is sent."""
+        """Add pieces to send, and recycle ``portion`` when everything is sent."""
         for piece in pieces:
             self._pieces.append(memoryview(piece))
             self.size += len(piece)
@@ -36,7 +36,7 @@ class GatheredSend:
             self._portions.append(portion)
 
     def send(self, transport: Transport) -> int:
-        """Send what can be sent now; returns its bytes. Raises OSError."""
+        """Send as much as possible now, and return the number of bytes sent. Raises OSError."""
         done = 0
         while self._pieces:
             views = list(islice(self._pieces, IOV_MAX))
@@ -50,13 +50,13 @@ class GatheredSend:
         return done
 
     def keep_copy(self) -> None:
-        """Give the memory of others back: what was not sent yet is sent from a copy."""
-        # cut as before: TLS must be given the piece again that it has not taken
+        """Copy the unsent bytes, and recycle the portions that they came from."""
+        # piece by piece: TLS must get the same piece again
         self._pieces = deque(memoryview(bytes(piece)) for piece in self._pieces)
         self._recycle()
 
     def abandon(self) -> None:
-        """Nothing of it is sent any more."""
+        """Drop the unsent bytes and recycle everything."""
         self._pieces.clear()
         self.size = 0
         self._recycle()

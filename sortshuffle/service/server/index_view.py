@@ -1,8 +1,8 @@
-"""`IndexView`: the index file of a map output as a channel streams it.
+"""`IndexView`: streams the index file of a map output to a channel.
 
-It looks to a channel as a `SubpartitionReader` does. The bytes are read when they are polled, by the loop's
-own thread: the file was read and verified as a whole just before, so that they come from the page cache, and
-nothing is held between two polls: neither memory nor a descriptor.
+It has the interface of a `SubpartitionReader`. Each poll reads its bytes in the loop's own thread: the whole
+file was read and verified just before, so the bytes come from the page cache. Between two polls the view
+holds neither memory nor a descriptor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
 @dataclass(frozen=True, slots=True)
 class IndexPortion:
-    """What one poll gave; the same as a `Delivery`, but that its memory is the collector's."""
+    """The result of one poll, like a `Delivery`, but with memory that is garbage collected."""
 
     data: bytes
     credits: int
@@ -29,19 +29,19 @@ class IndexPortion:
 
     @property
     def runs(self) -> Iterator[list[memoryview]]:
-        """The bytes, as one run."""
+        """The bytes as one run; none if there are no bytes."""
         if self.data:
             yield [memoryview(self.data)]
 
     def recycle(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is no memory to give back."""
 
 
 class IndexView:
-    """The bytes of a finished index file from ``skip`` on.
+    """Reads a finished index file from byte ``skip`` on.
 
-    Raises `MissingDataError` if it is gone, `UsageError` where ``skip`` is behind its end, OSError where it
-    says something of this process only.
+    Raises `MissingDataError` if the file is gone, `UsageError` if ``skip`` is beyond its end, and OSError if
+    this process lacks descriptors or memory.
     """
 
     compressed = False
@@ -61,23 +61,24 @@ class IndexView:
 
     @property
     def cause(self) -> BaseException | None:
-        """Why it failed, None if it did not."""
+        """The error that a poll failed with; None if the view has not failed."""
         return self._cause
 
     @property
     def is_queued(self) -> bool:
-        """False: no memory is held for it."""
+        """False: the view holds no memory."""
         return False
 
     def is_available(self, credits: int) -> bool:
-        """Whether a poll makes sense."""
+        """Return whether to poll now: with credit, at the end, or after a failure."""
         return bool(credits) or self._is_at_end() or self._cause is not None
 
     def grant(self, credits: int) -> None:
-        """So many credits the consumer has now. Nothing is read before it is polled."""
+        """Do nothing: the view reads only when it is polled."""
 
     def poll(self, credits: int, most: int) -> IndexPortion | None:
-        """The next bytes, as far as ``credits`` go, at most ``most``, and the end when it is reached."""
+        """Return the next bytes, at most ``most`` and as far as ``credits`` go. None if there is nothing to
+        send; then look at `cause`."""
         size = min(credits * self._segment_bytes, most, self._size - self._position)
         if self._ended or self._cause is not None or not (size or self._is_at_end()):
             return None
@@ -93,7 +94,7 @@ class IndexView:
         )
 
     def release(self) -> None:
-        """The consumer wants no more."""
+        """Stop: nothing more will be polled."""
         self._ended = True
 
     def _is_at_end(self) -> bool:

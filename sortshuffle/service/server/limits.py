@@ -1,7 +1,7 @@
-"""`Limits`: how much one shuffle service does for how many, so that nobody can take it all.
+"""`Limits`: the bounds of one shuffle service, so that no client can use up its resources.
 
-Whoever goes over a limit hears of it (`Fault.TOO_MUCH`) where it speaks the protocol, and loses its
-connection where it does not.
+A request over the limit of channels, credit or questions is answered with `Fault.TOO_MUCH`. A client that
+exceeds any other quantity loses its connection.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from sortshuffle.service.wire.handshake import GREETING_TIMEOUT
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Every bound of a server. Times in seconds."""
+    """Every bound of a server. Times are in seconds."""
 
     # a task has one connection to a host; 10,000 cores that read from one host at once are a large cluster.
-    # The process's limit of open files bounds it further
+    # The process's limit of open files may be lower
     connections: int = 10_000
-    # connections that have not shown yet who they are: peers of ours need milliseconds for that
+    # connections that have not completed the greeting: our own clients need milliseconds for it
     strangers: int = 1_000
-    # of a connection: a task that reads from all map outputs of a host at once, with room to spare
+    # per connection: enough for a task that reads all map outputs of a host at once
     channels: int = 10_000
-    # segments of one channel: 2 GiB at 512 KiB each. More room than that is an error of the client
+    # segments per channel: 2 GiB at 512 KiB each. A client that claims more room is wrong
     credit: int = 4096
-    # of a connection, being answered: reports of damage and searches for outputs, each of which reads disks
+    # per connection, unanswered: reports of damage, searches for map outputs and removals use the disks
     questions: int = 64
-    # bytes of answers that a client leaves unread (errors, verdicts, found outputs)
+    # bytes of answers (errors, verdicts, found map outputs) that a client leaves unread
     answers: int = 4 << 20
-    # bytes that were read and are kept for clients that take nothing, of all together; each has up to a turn:
-    # as much as the service reads into by default
+    # bytes copied for stalled clients, in total; each has at most one turn's. The same as the default read
+    # memory of the service
     kept: int = 64 << 20
     greeting: float = GREETING_TIMEOUT
-    # in which a client takes nothing that it could have, until what was read for it is given back: long
-    # enough for a garbage collection or a busy core, short enough for the others who wait for the memory
+    # until the memory read for a client that takes no bytes is given back: long enough for a garbage
+    # collection or a busy core, short enough for the consumers that wait for the memory
     stall: float = 2.0
-    # without channels: a task keeps its connection while it computes between two reads
+    # until a connection without channels is closed: a task keeps its connection while it computes
     idle: float = 300.0
-    # in which a client takes nothing that it could have, until it counts as gone
+    # until a client that takes no bytes counts as gone
     gone: float = 900.0

@@ -1,29 +1,29 @@
-"""What an external shuffle service deletes: homes of applications that have ended.
+"""The sweep of an external shuffle service: deletes homes of applications that have ended.
 
-With external services finished map outputs outlive their executors (`Owner.outlived`), so the janitors leave
-them, and the service sweeps.
+With external services, finished map outputs outlive their executors (`Owner.outlived`). So the janitors leave
+them, and the service deletes them.
 
-    live --its last executor on this host has ended--> lingering --Spark has removed its directories-->   gone
-                                                           |------so many seconds have passed------>
-                                                           |--an executor comes again--> live
+    live --its last executor on this host ended--> lingering --(Spark removed its directories)--> gone
+      ^                                               |        (or ``linger`` seconds have passed)
+      +--------(a new executor on this host)----------+
 
-An application lingers because its other executors read here, and adopt what its lost ones had finished. That
-it has ended itself shows in the directory *above* those that an executor had for its blocks: Spark
-(standalone, YARN) removes it with the application, not with the executor. Where it stays, because the daemon
-that would have removed it died first, time is all that can be gone by.
+An application lingers because its other executors read here, and adopt map outputs that its lost executors
+finished. The end of the application shows in the directory *above* those that an executor had for its blocks:
+Spark (standalone, YARN) removes it with the application, not with the executor. If the daemon that would have
+removed it died first, the directory stays, and only time can tell.
 
 Rules
-* Only homes whose owner says that they outlive their executor, of executors that ran on this host, are looked
-  at. Homes that are to be kept are not looked at.
-* While the application goes on, what executors that have ended left of an exchange that Spark has forgotten
-  is deleted (`homes.forgotten_exchanges`): no task reads it or adopts it any more. Homes that are left
-  without a map output go, too. Of other exchanges nothing is deleted, however old: a task that runs again may
-  adopt it, and consumers may read what another host has adopted where it lies.
-* An executor lives if its process does, or if its janitor holds the lock of one of its homes: the processes
-  of other containers cannot be seen, but their locks can. A janitor that was killed holds none for a moment:
-  so such a home is removed only when its application is over.
-* The directories of other containers cannot be seen either: only time tells that their application is over.
-* What is in homes of live executors is their janitors' business.
+* The sweep considers only homes of executors of this host whose owner says that they outlive the executor.
+  Homes to keep (`Owner.keep`) are not considered.
+* While the application runs, the map outputs of ended executors are deleted if Spark has forgotten their
+  exchange (`homes.forgotten_exchanges`): no task will read or adopt them. A home left without map outputs is
+  removed, too. Map outputs of other exchanges stay, however old: a task that runs again may adopt them, and
+  consumers may read in place what another host has adopted.
+* An executor lives if its process lives, or its janitor holds the lock of one of its homes: processes of
+  other containers are invisible, but their locks are not. When a janitor is killed, its lock is free for a
+  moment. So a home of another container is removed only when its application is over.
+* The directories of other containers are invisible, too: only time tells that their application is over.
+* Files in the homes of live executors are left to the janitors.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.presence import is_gone
 from sortshuffle.storage.files.reader import read_index
 
-# seconds; longer than a job whose executors on this host are all gone is likely to read what they left, and
-# short enough for a disk on which nothing else tells that the application has ended
+# seconds; longer than a job is likely to need the map outputs of a host where its executors have all ended,
+# and short enough for a disk if nothing else shows that the application has ended
 LINGER = 12 * 3600.0
-SWEEP_EVERY = 10.0  # seconds; a look costs some system calls for each home
+SWEEP_EVERY = 10.0  # seconds; a sweep costs some system calls for each home
 
 
 class LingeringSweep:
-    """Sweeps below ``roots``. ``linger``: seconds after an application's last executor on this host ended.
-    ``clock``: seconds. For one thread."""
+    """Sweeps the homes below ``roots``. ``linger``: seconds that an application's homes stay after its last
+    executor on this host ended. ``clock``: seconds. For one thread."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class LingeringSweep:
         self._ended: dict[str, float] = {}  # applications without a live executor, and since when
 
     def sweep(self) -> list[str]:
-        """Delete what is due; the homes that are gone."""
+        """Delete what is due, and return the homes that were removed."""
         homes = _homes_by_application(self._roots())
         self._ended = {name: since for name, since in self._ended.items() if name in homes}
         gone: list[str] = []
@@ -86,10 +86,10 @@ class LingeringSweep:
 
 
 def _without_forgotten(owners: Mapping[str, Owner]) -> list[str]:
-    """Delete what ended executors of an application have of forgotten exchanges; the homes that are gone with
-    their last map output. In a home whose executor cannot be seen, and may live, this deletes nothing else:
-    nobody reads what is forgotten."""
-    forgotten = {each for home in owners for each in _told(home)}
+    """Delete the map outputs of forgotten exchanges in homes of an application's ended executors. Return the
+    homes that lost their last map output and were removed. A home whose executor is invisible, and may live,
+    is not removed; deleting forgotten map outputs there does no harm."""
+    forgotten = {each for home in owners for each in _recorded_exchanges(home)}
     gone = []
     for home, owner in owners.items():
         if _is_live(home, owner):
@@ -105,7 +105,7 @@ def _without_forgotten(owners: Mapping[str, Owner]) -> list[str]:
     return gone
 
 
-def _told(home: str) -> set[tuple[str, int]]:
+def _recorded_exchanges(home: str) -> set[tuple[str, int]]:
     try:
         return read_exchanges(home)
     except OSError:
@@ -113,13 +113,13 @@ def _told(home: str) -> set[tuple[str, int]]:
 
 
 def _is_forgotten(file: PartitionedFile, forgotten: Collection[tuple[str, int]]) -> bool:
-    """Whether it is of one of these exchanges: its index says of whose."""
+    """Return whether the file is of one of these exchanges: its index names the driver."""
     if file.exchange not in {exchange for _, exchange in forgotten}:
         return False
     try:
         writer = read_index(file).writer
     except DataLossError:
-        return False  # damaged: it goes with the application
+        return False  # damaged: it is deleted with the application
     return (writer.driver, writer.exchange) in forgotten
 
 
@@ -142,7 +142,7 @@ def _is_removed(home: str) -> bool:
     try:
         remove_home(home)
     except OSError:
-        pass  # the next sweep tries again; other homes are not to wait for this one
+        pass  # the next sweep tries again; this sweep goes on with other homes
     return is_gone(home)
 
 

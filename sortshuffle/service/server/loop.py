@@ -1,19 +1,18 @@
-"""`EventLoop`: one thread that waits for sockets, for other threads' messages and for the time.
+"""`EventLoop`: one thread that waits for sockets, for calls from other threads, and for timers.
 
-The server's only thread but for those that touch disks. Everything that is the loop's own (connections,
-channels) is touched by no other thread; others leave calls to it (`call_soon`).
+It is the server's only thread apart from those that use disks. No other thread uses the loop's objects
+(connections, channels); other threads pass calls to the loop (`call_soon`).
 
     made --run, in one thread--> running --stop, from any--> stopped --close--> closed
 
 Rules
 * Nothing that the loop calls may block.
-* A call that fails is logged and costs nothing else: whoever has a part of its own to lose (a connection)
-  catches its own failures.
-* Work that blocks goes to `in_background`, which says in the loop what came of it. `close` does what is left
-  of these answers, so that what a worker has opened always comes to somebody who closes it. Work that has not
-  begun when the loop is stopped fails instead.
-* Work that takes long has threads of its own, so that nobody who only opens a file waits behind it.
-* Who leaves a call wakes the loop only while it sleeps, or is about to.
+* A failure of a call is logged and has no other effect; a connection must catch its own failures.
+* Work that blocks goes to `in_background`, which passes the result to the loop. `close` still processes the
+  pending results, so that everything that a worker opened is closed. Work that has not begun when the loop is
+  stopped fails instead.
+* Work that takes long has separate threads, so that the opening of a file never waits for it.
+* `call_soon` wakes the loop only if the loop sleeps, or is about to.
 """
 
 from __future__ import annotations
@@ -36,23 +35,23 @@ _log = logging.getLogger(__name__)
 
 # they wait for disks: index files that are not in the page cache, one seek each
 BACKGROUND_THREADS = 4
-LONG_THREADS = 2  # they read whole extents: more would only take the disk from those who stream
-TICK = 0.25  # seconds between looks at the time: time-outs are seconds
+LONG_THREADS = 2  # they read whole extents: more threads would only take the disk from streaming consumers
+TICK = 0.25  # seconds between two checks of time limits, which are seconds long
 
 
 class Watched(Protocol):
-    """What has a descriptor that the loop watches."""
+    """An object with a descriptor that the loop watches."""
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """Return the descriptor."""
 
     def on_ready(self, events: int) -> None:
-        """Something can be done. In the loop's thread."""
+        """Handle selector events. Called in the loop's thread."""
 
 
 class EventLoop:
-    """``on_turn``: called in every round; says whether there is more to do at once. ``on_tick``: called every
-    `TICK` seconds."""
+    """A loop over a selector. ``on_turn``: called in every round; returns whether there is more to do at
+    once. ``on_tick``: called every `TICK` seconds."""
 
     def __init__(self) -> None:
         self.on_turn: Callable[[], bool] = lambda: False
@@ -70,12 +69,12 @@ class EventLoop:
         self._selector.register(self._wake, selectors.EVENT_READ, None)
 
     def run(self) -> None:
-        """Until `stop`."""
+        """Run the loop in this thread until `stop`."""
         self._thread = threading.get_ident()
         next_tick = time.monotonic() + TICK
         busy = False
         while not self._stopped:
-            self._awake = False  # first: a call that is left from here on is seen below, or wakes the loop
+            self._awake = False  # first: a call added from here on is seen below, or wakes the loop
             self._wait(0.0 if busy or self._calls else max(0.0, next_tick - time.monotonic()))
             self._make_calls()
             busy = self.on_turn()
@@ -84,12 +83,12 @@ class EventLoop:
                 next_tick = time.monotonic() + TICK
 
     def stop(self) -> None:
-        """End `run` soon. From any thread, any number of times."""
+        """End `run` soon. May be called from any thread, and again."""
         self._stopped = True
         self._wake_up()
 
     def close(self) -> None:
-        """Wait for the work in the background and do what it has left to be done. After `run`."""
+        """Wait for the work in the background and process its results. Call it after `run`."""
         self._background.shutdown()
         self._long.shutdown()
         while self._calls:
@@ -99,7 +98,7 @@ class EventLoop:
         self._waker.close()
 
     def watch(self, watched: Watched, events: int) -> None:
-        """Call its `on_ready` at these events from now on; 0: at none."""
+        """Call the object's `on_ready` for these events from now on; 0: for none."""
         known = watched.fileno() in self._selector.get_map()
         if known and not events:
             self._selector.unregister(watched)
@@ -109,7 +108,7 @@ class EventLoop:
             self._selector.register(watched, events, watched)
 
     def call_soon(self, call: Callable[[], None]) -> None:
-        """Have it called by the loop's thread. From any thread; never blocks."""
+        """Make the loop's thread call ``call``. May be called from any thread; never blocks."""
         self._calls.append(call)
         if not self._awake:
             self._wake_up()
@@ -117,8 +116,8 @@ class EventLoop:
     def in_background(
         self, work: Callable[[], T], done: Callable[[Future[T]], None], takes_long: bool = False
     ) -> None:
-        """Have ``work`` done by a thread that may block, and ``done`` called by the loop's thread with what
-        came of it: `StateError`, if the loop was stopped before it began."""
+        """Call ``work`` in a thread that may block, then ``done`` in the loop's thread with the completed
+        future, which has a `StateError` if the loop was stopped before the work began."""
 
         def unless_stopped() -> T:
             if self._stopped:
@@ -129,10 +128,8 @@ class EventLoop:
         future.add_done_callback(lambda over: self.call_soon(lambda: done(over)))
 
     def ask(self, question: Callable[[], T], timeout: float) -> T:
-        """What ``question`` says in the loop's thread, or in this one if the loop does not run.
-
-        Raises TimeoutError when the loop does not come to it within ``timeout`` seconds.
-        """
+        """Return the result of ``question``, called in the loop's thread, or here if the loop does not run.
+        Raises TimeoutError if the loop does not call it within ``timeout`` seconds."""
         if self._thread is None or self._stopped or threading.get_ident() == self._thread:
             return question()
         answer: Future[T] = Future()
@@ -154,11 +151,11 @@ class EventLoop:
         self._awake = True
         for key, events in ready:
             if key.data is None:
-                self._hear()
+                self._drain_wakeups()
             else:
                 _guarded(key.data.on_ready, events)
 
-    def _hear(self) -> None:
+    def _drain_wakeups(self) -> None:
         try:
             calls.recv(self._wake, 4096)
         except BlockingIOError:
@@ -169,7 +166,7 @@ class EventLoop:
         try:
             calls.send(self._waker, b"\0")
         except OSError:
-            pass  # full: it is awake. Closed: nobody is to be woken
+            pass  # full: the loop is awake. Closed: the loop has ended
 
     def _make_calls(self) -> None:
         for _ in range(len(self._calls)):

@@ -1,18 +1,17 @@
-"""`Losses`: what a shuffle service does about map outputs that are damaged or gone.
+"""`Losses`: handles map outputs that are damaged or gone.
 
 A consumer on another host can neither tell a bad disk from a bad network nor reach Spark's control files. The
-service does both: it reads what was reported itself, and where the bytes really are bad, or the files gone,
-it removes Spark's control files of that map output, so that the retry of the consumer's task is a failed
-fetch and Spark runs the producer again (`homes.loss`).
+service can do both. It reads the reported extent itself. If the bytes are bad or the files gone, it removes
+Spark's control files of that map output. Then the retry of the consumer's task has a failed fetch, and Spark
+runs the producer again (`homes.loss`).
 
 Rules
-* That is done before the consumer hears of it: its retry must find the control files gone.
-* It is done once for each map output, however many consumers report it.
-* An id is what a client must know: whoever names a map output that is there with another id changes nothing.
-  Whoever names one that is not there makes Spark run that map task again. So the secret must keep strangers
-  away.
-* Extents are verified in parts, and large buffers in pieces, so a report costs little memory however large
-  either is, or says that it is.
+* The control files are removed before the consumer is answered: its retry must find them gone.
+* That happens once for each map output, however many consumers report it.
+* A client must know a map output's id: a report with another id than the existing files' has no effect. But a
+  report of files that do not exist makes Spark run the map task again, so the secret must keep strangers out.
+* Extents are verified in parts, and large buffers in pieces. So a report costs little memory, however large
+  the extent or buffer is or claims to be.
 
 Called by threads that may block, several at a time. Lock order: `_lock` is a leaf.
 """
@@ -32,20 +31,20 @@ from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
 
 VERIFIED_BYTES = 4 << 20  # of an extent, verified at a time
-MOST_TOLD = 4096  # map outputs that are remembered as told; one that is told again costs a look at the disk
+MOST_TOLD = 4096  # handled map outputs to remember; handling one again costs some reads of the disk
 
 
 class Losses:
-    """Judges and tells of map outputs in ``catalog``."""
+    """Judges reports of damage to map outputs in ``catalog``, and has lost ones written again."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._lock = threading.Lock()
-        self._told: dict[MapOutputAddress, None] = {}  # the longest known first
+        self._handled: dict[MapOutputAddress, None] = {}  # the oldest first
 
     def judge(self, report: DamageReport) -> Verdict:
-        """Read what was reported, and tell of it if it is bad. Raises `UsageError` for an extent that the map
-        output does not have."""
+        """Read the reported extent, and call `tell` if it is bad. Raises `UsageError` for an extent that the
+        map output does not have."""
         try:
             self._verify(report)
         except (CorruptDataError, MissingDataError) as error:
@@ -54,12 +53,12 @@ class Losses:
         return Verdict.SOUND
 
     def tell(self, output: MapOutputAddress) -> None:
-        """See to it that Spark runs the producer again. The files may be gone: its homes say whose it was.
-        Where a home is gone, too, its root is one of Spark's own directories, unless others were named. An
-        executor that has a map output of that name with another id is left alone. Raises OSError where a file
-        cannot be opened that is there."""
+        """Make Spark run the producer of a map output again. If its files are gone, the owner of its home
+        still names Spark's directories. If the home is gone, too, the roots are searched: they are Spark's
+        own directories, unless others were configured. An executor that has a map output of that name with
+        another id is left alone. Raises OSError if an existing file cannot be opened."""
         with self._lock:
-            if output in self._told:
+            if output in self._handled:
                 return
         self._catalog.withdraw(output.file_id)
         places = self._catalog.places(output)
@@ -71,9 +70,9 @@ class Losses:
         if not others:
             remove_control_files(self._catalog.roots(), output.attempt)
         with self._lock:
-            self._told[output] = None
-            while len(self._told) > MOST_TOLD:
-                del self._told[next(iter(self._told))]
+            self._handled[output] = None
+            while len(self._handled) > MOST_TOLD:
+                del self._handled[next(iter(self._handled))]
 
     def _verify(self, report: DamageReport) -> None:
         file = self._catalog.find(report.output)
@@ -90,6 +89,6 @@ class Losses:
 
 
 def _directories_of(file: PartitionedFile) -> tuple[str, ...]:
-    """Spark's local directories of the executor in whose home that is."""
+    """Return Spark's local directories of the executor in whose home the file is."""
     owner = Owner.read(os.path.dirname(file.base))
     return owner.local_directories if owner is not None else ()

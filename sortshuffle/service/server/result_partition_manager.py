@@ -1,24 +1,24 @@
-"""`ResultPartitionManager`: the result partitions that the shuffle service reads, each known by the 16-byte
-id that both of its files carry.
+"""`ResultPartitionManager`: the result partitions that the shuffle service reads, by the 16-byte id that both
+files of a partition carry.
 
-The catalog registers a map output when a consumer first asks for it; views are made by what it gets for that,
-the partition's `ReadScheduler`.
+The catalog registers a map output when a consumer first requests it, and gets its `ReadScheduler`, which
+makes the views.
 
     unknown --register--> registered --forget, or idle and many others--> unknown
                                      --release--> unknown, files deleted
     any --shutdown--> shut down
 
 Rules
-* Only files below the roots are served, symbolic links followed: a request can name nothing else. The roots
-  are asked for at each registration, because executors come with directories of their own.
-* Nothing is opened to register. The first view opens a partition's files and reads its index; they are closed
+* Only files below the roots, after following symbolic links, are served: a request can name nothing else. The
+  roots are looked up at each registration, because new executors bring new directories.
+* Registering opens nothing. The first view opens a partition's files and reads its index; they are closed
   when the last view has been read to its end, has failed or was released (`ReadScheduler`).
-* What nobody reads is forgotten, the longest unused first, once more than `MOST_REGISTERED` are there. It
-  costs nothing to register again.
-* What is forgotten is not closed: who got it a moment ago makes a view of it all the same. The files stay.
-* `release` fails at once every view that was not read to its end; the files are deleted when the last view
-  has let go of them. (As the ancestor does. To let open views read on would let one stuck consumer keep a
-  disk full; one that still needed the data fails where its producer can run again.)
+* When more than `MOST_REGISTERED` partitions are known, idle ones are forgotten, the least recently used
+  first. Registering them again costs nothing.
+* Forgetting closes nothing: a caller that has just got a scheduler can still make views. The files stay.
+* `release` fails every unfinished view at once, and deletes the files when the last view has let go of them,
+  as the ancestor does. (If open views could read on, one stuck consumer would keep a disk full. A consumer
+  that still needs the data fails where its producer can run again.)
 * After `shutdown` nothing is registered.
 
 Lock order: the manager's lock is held for look-ups only. Schedulers are called, futures completed and files
@@ -40,17 +40,17 @@ from sortshuffle.memory.read_buffer_pool import ReadBufferPool
 from sortshuffle.reading.scheduler import BUFFER_TIMEOUT, ReadScheduler, sweep_threads
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
-# one costs a few KiB while it is not read; a stage of so many map tasks on one host is looked up once
+# an idle partition costs a few KiB. Up to this number on one host, each map output is looked up only once
 MOST_REGISTERED = 4096
 
 Roots = Callable[[], Sequence[str]]
-"""The directories that are served, at this moment."""
+"""Returns the directories that are served now."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFigures:
-    """What is read at a moment, and has been. ``waiting``: partitions whose reads wait for a thread or for
-    memory, or are made right now."""
+    """Figures of current and past reads. ``waiting``: partitions whose reads wait for a thread or for memory,
+    or are under way."""
 
     partitions_open: int
     readers: int
@@ -60,8 +60,8 @@ class ReadFigures:
 
 
 class ResultPartitionManager:
-    """Result partitions below ``roots``, read into ``pool``. ``timeout``: seconds without anybody's progress
-    until readers fail, on ``clock``, the pool's own. ``most``: idle partitions that are remembered."""
+    """Result partitions below ``roots``, read into ``pool``. ``timeout``: seconds without progress of any
+    reader until readers fail, on the pool's ``clock``. ``most``: idle partitions to remember."""
 
     def __init__(
         self,
@@ -78,14 +78,14 @@ class ResultPartitionManager:
         self._clock = clock
         self._most = most
         self._lock = threading.Lock()
-        self._partitions: dict[bytes, ReadScheduler] = {}  # the longest unused first
-        self._reads = self._bytes_read = 0  # of those that are forgotten
+        self._partitions: dict[bytes, ReadScheduler] = {}  # least recently used first
+        self._reads = self._bytes_read = 0  # of forgotten partitions
         self._shut_down = False
         self._threads = ThreadPoolExecutor(sweep_threads(pool), thread_name_prefix="sortshuffle-sweep")
 
     def register(self, file_id: bytes, file: PartitionedFile) -> ReadScheduler:
-        """The reads of this finished pair, known from now on. Of one that is known already, perhaps under
-        another name, those that are there: the id says that they have the same bytes.
+        """Register a finished pair and return its scheduler. If the id is known already, perhaps for files of
+        another name, return the known scheduler: equal ids mean equal bytes.
 
         Raises `UsageError` for a file outside the roots, `StateError` after `shutdown`.
         """
@@ -101,7 +101,7 @@ class ResultPartitionManager:
         return known
 
     def registered(self, file_id: bytes) -> ReadScheduler | None:
-        """The reads of a partition, if it is known. It is the last that is forgotten, then."""
+        """Return a partition's scheduler, if it is known, and mark it as used just now."""
         with self._lock:
             scheduler = self._partitions.pop(file_id, None)
             if scheduler is not None:
@@ -109,15 +109,15 @@ class ResultPartitionManager:
             return scheduler
 
     def forget(self, scheduler: ReadScheduler) -> None:
-        """Its files are not where they were. Nothing if it is not known any more."""
+        """Forget a partition, because its files are gone or have moved. Does nothing if it is unknown."""
         with self._lock:
             if self._partitions.get(scheduler.file_id) is scheduler:
                 self._take_out(scheduler)
 
     def release(self, file_id: bytes) -> Future[None]:
-        """Forget the partition, fail its open views, and delete its files when the last has let go: then the
-        future is done, with the OSError if they could not be deleted. Nothing if it is not registered. Cannot
-        be cancelled; the same file may be registered again afterwards."""
+        """Forget the partition, fail its open views, and delete its files when the last view has let go. Then
+        the future is done, with an OSError if the files could not be deleted; at once, if the partition is
+        not registered. It cannot be cancelled. The same files may be registered again afterwards."""
         deleted: Future[None] = Future()
         deleted.set_running_or_notify_cancel()
         with self._lock:
@@ -139,7 +139,7 @@ class ResultPartitionManager:
         return len(self._partitions)
 
     def figures(self) -> ReadFigures:
-        """What is read at this moment."""
+        """Return the figures of this moment."""
         with self._lock:
             known = list(self._partitions.values())
             reads, size = self._reads, self._bytes_read
@@ -152,7 +152,7 @@ class ResultPartitionManager:
         )
 
     def shutdown(self) -> None:
-        """Fail all open views; returns when no file is open. May be called again."""
+        """Fail all open views, and return when no file is open. May be called again."""
         with self._lock:
             self._shut_down = True
             partitions = list(self._partitions.values())
@@ -164,8 +164,8 @@ class ResultPartitionManager:
                 self._take_out(each)
 
     def _forget_idle(self) -> None:
-        """Forget what nobody reads, if there is too much: some more than that, so that it is not asked at
-        every registration. Never the one that is being registered. Under the lock."""
+        """Forget idle partitions, if too many are known: a few more than necessary, so that not every
+        registration has to. The partition being registered stays. Called under the lock."""
         excess = len(self._partitions) - self._most
         if excess <= 0:
             return
@@ -190,8 +190,8 @@ def _delete(file: PartitionedFile, deleted: Future[None]) -> None:
 
 
 def check_inside(file: PartitionedFile, roots: Sequence[str]) -> None:
-    """Raises `UsageError` unless both files of the pair lie below one of the roots, links followed. The root
-    that the name begins with comes first, others only if they must: their disks may stand still."""
+    """Raise `UsageError` unless both files of the pair lie below a root, after following links. A root that
+    the name begins with is tried first, the others only if necessary: their disks may hang."""
     by_name = sorted(roots, key=lambda root: not file.base.startswith(os.path.join(root, "")))
     for path in (file.data_path, file.index_path):
         real = calls.realpath(path)

@@ -1,14 +1,14 @@
-"""`Server`: takes connections on a listening socket and gives each its turns.
+"""`Server`: accepts connections on a listening socket, and gives each its turns.
 
     made --run, in one thread--> serving --stop, from any--> stopped
 
 Rules
-* One round of the loop gives each connection that has something to send one turn.
-* Over a limit, a connection is closed at once; the others notice nothing. When the process is out of files
-  or memory for new ones, it takes none until the next tick, and who waits in the system's queue stays there.
-* When it ends everything is given back; clients notice that their connections break, and connect again.
+* One round of the loop gives one turn to each connection that has something to send.
+* A connection over a limit is closed at once; the others notice nothing. When the process lacks descriptors
+  or memory, the server accepts none until the next tick; clients wait in the system's queue.
+* At its end everything is given back. Clients see broken connections, and connect again.
 
-Only the loop's thread touches connections; `stop` and `ask` may be called from any.
+Only the loop's thread uses connections; `stop` and `ask` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from sortshuffle.service.server.transport import open_transport
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-ACCEPTED_AT_ONCE = 64  # so that a rush of clients does not keep the others from their turns
-ASK_TIMEOUT = 10.0  # seconds; the loop comes round in milliseconds
+ACCEPTED_AT_ONCE = 64  # so that a rush of new clients does not delay the turns of the others
+ASK_TIMEOUT = 10.0  # seconds; a round of the loop takes milliseconds
 
 
 class Server:
-    """Serves on ``listening``, which it closes at its end. ``tls``: what clients must speak, None for plain
-    TCP."""
+    """Serves on ``listening``, which it closes at its end. ``tls``: None for plain TCP."""
 
     def __init__(
         self, listening: socket.socket, tls: ssl.SSLContext | None, surroundings: Surroundings
@@ -63,15 +62,15 @@ class Server:
             self._loop.close()
 
     def stop(self) -> None:
-        """End `run` soon. From any thread, any number of times."""
+        """End `run` soon. May be called from any thread, and again."""
         self._loop.stop()
 
     def ask(self, question: Callable[[], T]) -> T:
-        """What ``question`` says between two rounds. From any thread. Raises TimeoutError."""
+        """Return the result of ``question``, called in the loop's thread. Raises TimeoutError."""
         return self._loop.ask(question, ASK_TIMEOUT)
 
     def on_ready(self, events: int) -> None:
-        """Clients wait to be taken."""
+        """Accept waiting connections."""
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 accepted, address = calls.accept(self._listening)

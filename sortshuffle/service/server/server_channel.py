@@ -1,19 +1,20 @@
-"""`ServerChannel`: what one consumer asked for on a connection, as the server sees it.
+"""`ServerChannel`: the server's side of one partition request.
 
-    opening --(view there)--> open --(end or error told, cancel)--> ended
-                ^              |
-                |            park: the view is released, its position remembered
-                +--(turn)--- parked
+    opening --(view is open)--> open --(end or error sent, cancel)--> ended
+       ^                         |
+       |                       (park: releases the view, remembers its position)
+       |                         v
+       +---(turn, with credit)-- parked
 
-A channel holds read memory only through its view. Where its consumer takes nothing for a while the connection
-parks it, so that the memory goes to others; when it goes on, a new view begins at the byte where it stopped,
-and the consumer notices nothing.
+A channel holds read memory only through its view. If its consumer takes nothing for a while, the connection
+parks the channel, so that others get the memory. Later a new view begins at the byte where the old one
+stopped, and the consumer notices nothing.
 
 Rules
 * A data response costs its bytes in segments, rounded up, and is sent only for credit; the end is free.
 * Sequence numbers count responses without gaps, over all views of the channel.
 
-Only the loop's thread touches a channel. No input or output here, and no locks.
+Only the loop's thread uses a channel. No I/O and no locks.
 """
 
 from __future__ import annotations
@@ -27,30 +28,30 @@ from sortshuffle.service.wire.protocol import PartitionRequest, pack_buffer_head
 
 
 class Portion(Protocol):
-    """What one poll of a view gave. Whoever polled it recycles it when it is sent."""
+    """The result of one poll of a view. The poller recycles it when it is sent."""
 
     @property
     def runs(self) -> Iterator[list[memoryview]]:
-        """The bytes of each extent, which become one response each."""
+        """The bytes, extent by extent: each run becomes one response."""
 
     @property
     def credits(self) -> int:
-        """What they cost."""
+        """The cost of these bytes."""
 
     @property
     def backlog(self) -> int:
-        """Credits that would be needed for what is queued behind them."""
+        """Credits needed for all bytes that follow these."""
 
     @property
     def end_of_partition(self) -> bool:
-        """Whether nothing comes behind them."""
+        """Whether nothing follows these bytes."""
 
     def recycle(self) -> None:
         """Give the memory back."""
 
 
 class View(Protocol):
-    """What a channel sends from: a `SubpartitionReader`, or an `IndexView`."""
+    """The source of a channel's bytes: a `SubpartitionReader` or an `IndexView`."""
 
     @property
     def compressed(self) -> bool:
@@ -58,27 +59,27 @@ class View(Protocol):
 
     @property
     def cause(self) -> BaseException | None:
-        """Why it failed, None if it did not."""
+        """The error that the view failed with; None if it has not failed."""
 
     @property
     def is_queued(self) -> bool:
         """Whether it holds memory for bytes that were read and not polled."""
 
     def is_available(self, credits: int) -> bool:
-        """Whether a poll makes sense."""
+        """Return whether to poll now."""
 
     def grant(self, credits: int) -> None:
-        """So many credits the consumer has now."""
+        """Set the consumer's credits."""
 
     def poll(self, credits: int, most: int) -> Portion | None:
-        """What may be sent now."""
+        """Return the bytes to send now, of about ``most`` bytes and at most ``credits``; None if none."""
 
     def release(self) -> None:
-        """The consumer wants no more of it."""
+        """End the view for its consumer."""
 
 
 class ChannelState(Enum):
-    """Where a channel stands."""
+    """The state of a `ServerChannel`."""
 
     OPENING = "opening"
     OPEN = "open"
@@ -88,7 +89,7 @@ class ChannelState(Enum):
 
 class ServerChannel:
     """One request of one connection. ``credit``: segments that the consumer has room for now. ``sequence``:
-    responses so far."""
+    number of responses so far."""
 
     __slots__ = ("_position", "_view", "credit", "request", "sequence", "state")
 
@@ -106,28 +107,28 @@ class ServerChannel:
 
     @property
     def request_from_here(self) -> PartitionRequest:
-        """The request for what has not been taken yet."""
+        """The request, from the next byte to send on and with the current credit."""
         return replace(self.request, skip=self._position, credit=self.credit)
 
     @property
     def cause(self) -> BaseException | None:
-        """Why its view failed, None if it did not."""
+        """The error that the view failed with; None if it has not failed."""
         return self._view.cause if self._view else None
 
     @property
     def is_available(self) -> bool:
-        """Whether it makes sense that it gets a turn: there is something to send, or to open again."""
+        """Whether to give the channel a turn: it has something to send, or is parked and has credit."""
         if self.state is ChannelState.PARKED:
             return self.credit > 0
         return self._view is not None and self._view.is_available(self.credit)
 
     @property
     def holds_memory(self) -> bool:
-        """Whether bytes that were read for it wait to be taken."""
+        """Whether memory is held for bytes that were read and not taken."""
         return self._view is not None and self._view.is_queued
 
     def opened(self, view: View) -> None:
-        """The view is there; the channel releases it. Where it has ended meanwhile, at once."""
+        """Take over the open view. If the channel has ended meanwhile, release the view at once."""
         if self.state is ChannelState.OPENING:
             self.state = ChannelState.OPEN
             self._view = view
@@ -136,29 +137,29 @@ class ServerChannel:
             view.release()
 
     def add_credit(self, credit: int) -> None:
-        """The consumer has room for so many segments more."""
+        """Add room for ``credit`` more segments at the consumer."""
         self.credit += credit
         if self._view is not None:
             self._view.grant(self.credit)
 
     def park(self) -> None:
-        """Give the read memory back until the consumer goes on."""
+        """Release the view, and its memory, until the consumer takes bytes again."""
         if self.state is ChannelState.OPEN:
             self.state = ChannelState.PARKED
             self._release()
 
     def open_again(self) -> None:
-        """A new view is being made."""
+        """Note that a new view is being opened."""
         self.state = ChannelState.OPENING
 
     def end(self) -> None:
-        """Nothing comes any more. May be called again."""
+        """End the channel and release its view. May be called again."""
         self.state = ChannelState.ENDED
         self._release()
 
     def take(self, most: int) -> tuple[list[bytes | memoryview], Portion] | None:
-        """The responses that may be sent now, of some ``most`` bytes, as pieces for a gathered send, and what
-        to recycle behind it. None if there is nothing; then look at `cause`."""
+        """Return the responses to send now, some ``most`` bytes as pieces for a gathered send, and the
+        portion to recycle after sending them. None if there is nothing to send: then look at `cause`."""
         portion = self._view.poll(self.credit, most) if self._view else None
         if portion is None:
             return None

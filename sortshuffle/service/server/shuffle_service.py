@@ -1,16 +1,16 @@
-"""`ShuffleService`: one process's serving of the map outputs on this host's disks, from the outside.
+"""`ShuffleService`: the service that serves the map outputs on this host's disks, as its users see it.
 
     with sortshuffle.serve(["/data1", "/data2"], port=7448, secret=secret) as service:
         ...
 
     made --start (a thread) or run (this one)--> serving --stop--> stopped
 
-It owns the listening socket, the pool that reads go through, the catalog and the server's loop, and gives all
-of it back when it stops. A service that is made anew over the same directories serves what the last one did.
+It owns the listening socket, the read pool, the catalog and the server's loop, and gives all of them back
+when it stops. A new service over the same directories serves everything that the previous one did.
 
 Rules
-* Beyond the loopback interface it serves only who knows a secret.
-* What it may use is fixed when it is made: the pool's bytes, and `Limits`.
+* Beyond the loopback interface, it serves only clients that know a secret.
+* Its resources are fixed when it is made: the pool's bytes, and `Limits`.
 """
 
 from __future__ import annotations
@@ -41,23 +41,22 @@ from sortshuffle.service.server.transport import ServerTls
 from sortshuffle.service.wire.address import is_loopback
 from sortshuffle.version import __version__
 
-# What one credit is worth, and how large the pieces are that are read and sent, each of which costs some
-# steps of Python: with 1, 16 and 256 channels a service on one core sent 2.6, 2.6 and 2.4 GB/s in pieces of
-# 256 KiB, 2.8, 2.7 and 2.9 of 512 KiB, 2.8, 2.9 and 2.8 of 1 MiB; a consumer has room for whole ones
+# Bytes of one credit, and of the pieces that are read and sent, each of which costs some steps of Python.
+# With 1, 16 and 256 channels a service on one core sent 2.6, 2.6 and 2.4 GB/s in pieces of 256 KiB, 2.8, 2.7
+# and 2.9 of 512 KiB, 2.8, 2.9 and 2.8 of 1 MiB. A consumer needs memory for whole pieces
 SEGMENT_BYTES = 512 << 10
 MEMORY = 64 * MIB
-BATCHES = 8  # at least, that a pool has: so many partitions are read side by side, however small it is
-BACKLOG = 1024  # connections that wait in the system's queue: a stage's tasks come all at once
+BATCHES = 8  # least number of batches in a pool: even a small pool reads that many partitions concurrently
+BACKLOG = 1024  # connections that wait in the system's queue: the tasks of a stage connect all at once
 DEFAULT_LIMITS = Limits()
-STOP_TIMEOUT = 30.0  # seconds; reads that are under way end first
+STOP_TIMEOUT = 30.0  # seconds to wait for reads that are under way
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """``secret``: what clients must know; None only on loopback. ``tls``: None for plain TCP. ``memory``:
-    bytes that all reads go through, and ``segment_bytes`` those of one credit. ``buffer_timeout``: seconds in
-    which nobody at all gives memory back, until reads fail. ``memory_option``, ``secret_option``: what errors
-    call them."""
+    bytes of the read pool. ``segment_bytes``: bytes of one credit. ``buffer_timeout``: seconds without a
+    segment taken or returned until reads fail. ``memory_option``, ``secret_option``: for error texts."""
 
     secret: bytes | None = None
     tls: ServerTls | None = None
@@ -70,11 +69,11 @@ class ServerSettings:
 
 
 class ShuffleService:
-    """Serves the map outputs below ``roots`` (asked for anew each time) on ``listening``, which it closes.
-    ``remove``: deletes a shuffle of the engine in the same process.
+    """Serves the map outputs below ``roots`` (called each time they are needed) on ``listening``, which it
+    closes. ``remove``: deletes a shuffle of the engine in the same process.
 
-    Raises `UsageError` where it would serve anybody beyond loopback, `OptionError` for a pool without room
-    for a segment, OSError for TLS files that cannot be read.
+    Raises `UsageError` if it would serve clients beyond loopback without a secret, `OptionError` for a pool
+    without room for a segment, OSError for TLS files that cannot be read.
     """
 
     def __init__(
@@ -110,31 +109,29 @@ class ShuffleService:
         self._is_begun = False
 
     def start(self) -> None:
-        """Serve in a thread of its own until `stop`. Once."""
+        """Serve in a new thread until `stop`. Call it once."""
         self._begin()
         self._thread = threading.Thread(target=self._run, name="sortshuffle-serve", daemon=True)
         self._thread.start()
 
     def run(self) -> None:
-        """Serve in this thread until `stop` is called by another, or a signal's handler. Once."""
+        """Serve in this thread until another thread or a signal handler calls `stop`. Call it once."""
         self._begin()
         self._run()
 
     def stop(self) -> None:
-        """End it: connections are closed, nothing stays open. May be called again, and before the start.
-
-        Raises `StateError` if reads that are under way do not end in time.
-        """
+        """Stop serving, and close all connections and files. May be called again, and before the start.
+        Raises `StateError` if reads that are under way do not end in time."""
         self._server.stop()
         if not self._is_begun:
-            self.run()  # ends at once, and closes what was made
+            self.run()  # ends at once, and gives everything back
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(STOP_TIMEOUT)
             if self._thread.is_alive():
                 raise StateError(f"the shuffle service at {self.address} does not end: a disk hangs")
 
     def status(self) -> ServiceStatus:
-        """What it is doing. Looks at the directories. Raises TimeoutError if the server does not answer."""
+        """Return the figures of this moment. Lists directories. Raises TimeoutError if the loop hangs."""
         counts, reads = self._shared.counts, self._manager.figures()
         connections = self._server.ask(lambda: tuple(each.status() for each in self._shared.connections))
         return ServiceStatus(
@@ -195,13 +192,13 @@ def serve(
     tls: ServerTls | None = None,
     memory: int = MEMORY,
 ) -> ShuffleService:
-    """Serve the map outputs below these directories to consumers on other hosts; the caller stops it.
+    """Serve the map outputs below these directories to consumers on other hosts, until the caller stops it.
 
-    ``directories``: those that Spark's local directories or ``spark.sortshuffle.dir`` name, or what gives
-    them. ``host``: the interface to listen on, ``""`` for all; beyond loopback a ``secret`` is needed.
-    ``port``: 0 for a free one; `ShuffleService.address` says which. ``memory``: bytes that it reads into.
+    ``directories``: Spark's local directories or those of ``spark.sortshuffle.dir``, or a function that
+    returns them. ``host``: the interface to listen on, ``""`` for all; beyond loopback give a ``secret``.
+    ``port``: 0 for a free one; `ShuffleService.address` says which. ``memory``: bytes of the read pool.
 
-    Raises `UsageError` and `OptionError` for what cannot be meant, OSError if the port is taken.
+    Raises `UsageError` and `OptionError` for invalid arguments, OSError if the port is taken.
     """
     roots = directories if callable(directories) else _always(tuple(directories))
     listening = listen(host, port)
@@ -215,10 +212,8 @@ def serve(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there; ``""``: on all interfaces, 0: on a free port. The caller closes it.
-
-    Raises OSError if that cannot be.
-    """
+    """Return a socket that listens there, for the caller to close. ``host``: ``""`` for all interfaces.
+    ``port``: 0 for a free one. Raises OSError."""
     if not host:
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET

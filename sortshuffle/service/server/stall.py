@@ -1,13 +1,12 @@
-"""`Stall`: whether a client takes what it is sent, since when it does not, and what that costs.
+"""`Stall`: tracks whether a client takes the bytes sent to it, and bounds the memory it holds if not.
 
-    taking --(the system takes nothing more)--> blocked --(`Limits.stall`)--> copied --(`Limits.gone`)--> gone
-      ^                                           |                             |
-      +----------(everything was taken)-----------+-----------------------------+
+    taking --(the socket's buffer is full)--> blocked --(`Limits.stall`)--> copied --(`Limits.gone`)--> gone
+      ^                                         |                             |
+      +---------(everything was taken)----------+-----------------------------+
 
-A silent client delays nobody: when it takes no bytes for `Limits.stall` seconds, what the system did not take
-of the last turn is copied, so that the memory that it was read into goes back to the pool. Where too much is
-kept like that, of all clients together, the connection ends, and the client asks again for what it has not
-got. No input or output here.
+A stalled client delays no other: if it takes no bytes for `Limits.stall` seconds, the unsent rest of the last
+turn is copied, and the read memory goes back to the pool. If the copies of all clients together exceed
+`Limits.kept`, the connection ends, and the client requests the missing bytes again. No I/O.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from sortshuffle.service.server.limits import Limits
 
 @dataclass(slots=True)
 class Copies:
-    """``size``: bytes that are kept for silent clients of a server, of all together."""
+    """``size``: bytes copied for the stalled clients of a server, in total."""
 
     size: int = 0
 
 
 class Stall:
-    """Of one client. ``since``: when it last took anything while some waited, None if none do: the
-    selector says when it takes something again."""
+    """The stall of one client. ``since``: when the client last took bytes while more waited; None if no bytes
+    wait for it. While it is set, the connection watches for the socket to be writable."""
 
     __slots__ = ("_copies", "_limits", "_size", "since")
 
@@ -36,21 +35,21 @@ class Stall:
         self.since: float | None = None
         self._limits = limits
         self._copies = copies
-        self._size = 0  # bytes copied of a turn that is not taken
+        self._size = 0  # bytes copied of the current turn
 
     def took_all(self) -> None:
-        """Nothing waits for the client."""
+        """Note that the client took everything."""
         self.since = None
         if self._size:
             self._count(0)
 
     def took_some(self, size: int, now: float) -> None:
-        """The client took so many bytes, and not all."""
+        """Note that the client took ``size`` bytes, and not all."""
         if size or self.since is None:
             self.since = now
 
     def is_long(self, now: float) -> bool:
-        """Whether it has taken nothing for too long. Raises `ProtocolError` if it counts as gone."""
+        """Return whether the client is stalled. Raises `ProtocolError` if it counts as gone."""
         if self.since is None:
             return False
         if now - self.since > self._limits.gone:
@@ -58,13 +57,13 @@ class Stall:
         return now - self.since > self._limits.stall
 
     def copy(self, sending: GatheredSend) -> None:
-        """Keep what waits as a copy, once. Raises `ProtocolError` where too much is kept."""
+        """Copy the unsent bytes, once. Raises `ProtocolError` if the copies of all clients are too large."""
         if not self._size:
             self._count(sending.size)
             sending.keep_copy()
 
     def end(self) -> None:
-        """Nothing is kept any more."""
+        """Count no copy for this client."""
         self._count(0)
 
     def _count(self, size: int) -> None:

@@ -1,13 +1,13 @@
-"""How a server's connection moves bytes without ever waiting: over plain TCP, or over TLS.
+"""Non-blocking transports for the server's connections: plain TCP, and TLS.
 
-    opened by `open_transport` --receive, send, until the peer is gone--> close
+`open_transport` makes one from an accepted socket; the connection uses it until the peer is gone, then closes
+it.
 
 Rules
-* Nothing blocks. `receive` and `send` do what can be done now; what they gave or took says how much that was.
-* TLS may have to write in order to read (`needs_write`): then it is asked to receive when it can write.
-* TLS may hold decrypted bytes that no selector sees, so `receive` gives all there is, up to a bound that
-  `has_pending` tells of.
-* Whatever TLS finds wrong with a peer is an OSError (`ssl.SSLError`), like a connection that breaks.
+* Nothing blocks. `receive` and `send` do what is possible now; their results say how much that was.
+* TLS may have to write before it can read (`needs_write`). Then call `receive` when the socket is writable.
+* TLS may hold decrypted bytes that the selector does not see. `has_pending` says whether `receive` left any.
+* Any fault that TLS finds in a peer is an OSError (`ssl.SSLError`), like a broken connection.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from typing import Protocol
 
 from sortshuffle import calls
 
-RECEIVE_BYTES = 64 << 10  # clients send frames of some 100 bytes; many consumers may come in one read
-# What TLS is given at a time, four records: how much it took is not known before it has taken all of it, and
-# a peer that takes something must be seen to
+RECEIVE_BYTES = 64 << 10  # clients send frames of some 100 bytes; one read may return many of them
+# Bytes per call of TLS, four records. TLS reports progress only when it has taken them all, and the progress
+# of a slow peer must show
 TLS_BYTES = 64 << 10
 IOV_MAX = os.sysconf("SC_IOV_MAX")  # pieces that one gathered send takes; 1024 on Linux
 
-# seconds: a host that vanished is noticed after 60 when nothing is under way. (TCP_USER_TIMEOUT would take
-# the place of that, and ends connections to peers that are well but do not read; see `Limits.gone`)
+# seconds: on an idle connection, a vanished host is noticed after 60. (TCP_USER_TIMEOUT would override this,
+# and end connections to healthy peers that do not read; see `Limits.gone`)
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES = 30, 10, 3
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """PEM files. ``certificate``: of this service, with the chain to the authority that its clients trust.
-    ``key``: the certificate's."""
+    """Paths of PEM files. ``certificate``: this service's, with the chain to the authority that its clients
+    trust. ``key``: the certificate's private key."""
 
     certificate: str
     key: str
 
     def context(self) -> ssl.SSLContext:
-        """Raises OSError if a file cannot be read or is not what it should be."""
+        """Return a server context. Raises OSError if a file cannot be read or is invalid."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(self.certificate, self.key)
@@ -52,27 +52,27 @@ class Transport(Protocol):
     """One accepted connection."""
 
     needs_write: bool
-    """Whether nothing more can be received until something can be written."""
+    """Whether `receive` cannot go on until the socket is writable."""
 
     def fileno(self) -> int:
-        """The descriptor, for the selector."""
+        """Return the descriptor, for the selector."""
 
     def receive(self) -> bytes | None:
-        """What came. None if nothing did; nothing, if the peer has closed. Raises OSError."""
+        """Return received bytes; None if there are none yet, ``b""`` if the peer closed. Raises OSError."""
 
     @property
     def has_pending(self) -> bool:
-        """Whether there is more to receive that the selector does not know of."""
+        """Whether there are more bytes to receive that the selector does not know of."""
 
     def send(self, views: Sequence[memoryview]) -> int:
-        """Bytes of these that were taken, from the first on; 0 if none can be now. Raises OSError."""
+        """Send as much as possible now, in order, and return the number of bytes taken. Raises OSError."""
 
     def close(self) -> None:
         """End the connection. May be called again."""
 
 
 def open_transport(accepted: socket.socket, tls: ssl.SSLContext | None) -> Transport:
-    """Takes the socket over. Raises OSError."""
+    """Return a transport that owns the socket. Raises OSError, after closing the socket."""
     try:
         _set_up(accepted)
         return PlainTransport(accepted) if tls is None else TlsTransport(accepted, tls)
@@ -82,7 +82,7 @@ def open_transport(accepted: socket.socket, tls: ssl.SSLContext | None) -> Trans
 
 
 class PlainTransport:
-    """TCP as it is."""
+    """Plain TCP, or a Unix socket."""
 
     has_pending = False
     needs_write = False
@@ -110,7 +110,7 @@ class PlainTransport:
 
 
 class TlsTransport:
-    """TLS on top. The handshake is part of the first `receive`."""
+    """TLS over the socket. The handshake is part of the first calls of `receive`."""
 
     def __init__(self, peer: socket.socket, context: ssl.SSLContext) -> None:
         self._peer = context.wrap_socket(
@@ -141,8 +141,8 @@ class TlsTransport:
             return b""
 
     def send(self, views: Sequence[memoryview]) -> int:
-        # after "want write" OpenSSL must be given the same bytes again, which holds because they only change
-        # when some of them were taken
+        # after "want write" OpenSSL must get the same bytes again. It does: the caller drops only bytes that
+        # were taken
         taken = 0
         try:
             for view in views:

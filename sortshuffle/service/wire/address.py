@@ -3,7 +3,7 @@
 An address is text, ``host:port``; an IPv6 host stands in brackets. `address_of_host` chooses the address that
 Spark uses for its own executors, and so the same network.
 
-Only the standard library is imported here: the supervisor must stay small.
+This module imports only the standard library: the supervisor must stay small.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from sortshuffle.homes.host import named_by_spark
 
 # Bytes of a Unix socket's path. The system takes 107 (sockaddr_un), Java one less
 LONGEST_PATH = 106
-BACKLOG = 1024  # connections that wait to be accepted, while a service is started or started again
-_ANY_PORT = 9  # of a socket that never sends: discard
+BACKLOG = 1024  # connections that wait to be accepted, while a service starts or restarts
+_ANY_PORT = 9  # discard; nothing is sent to it
 _ELSEWHERE = "192.0.2.1"  # reserved for documentation: no machine has it, so the route leaves this machine
 
-_own_ends: dict[str, str] = {}  # by the driver's host: this host's address on the route to it
+_local_addresses: dict[str, str] = {}  # by the driver's host: this host's address on the route to it
 
 
 def join_address(host: str, port: int) -> str:
-    """The text of an address."""
+    """Return the text of an address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port. Raises `UsageError`."""
+    """Return the host and port of an address. Raises `UsageError`."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise UsageError(f"{text!r} is not the address of a service: give host:port")
@@ -39,9 +39,9 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def address_of_host(driver_host: str) -> str:
-    """The name or address by which other hosts reach this one. The first that there is of
+    """Return the name or address by which other hosts reach this one: the first that exists of
 
-    * the one that Spark has in its environment (SPARK_LOCAL_HOSTNAME, SPARK_LOCAL_IP)
+    * the one in Spark's environment variables (SPARK_LOCAL_HOSTNAME, SPARK_LOCAL_IP)
     * this host's address on the route to ``driver_host`` (``spark.driver.host``; empty if it is not known)
     * the address of this host's own name
     """
@@ -49,7 +49,7 @@ def address_of_host(driver_host: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this host can reach this address. ``address``: in numbers; an IPv6 address may name an
+    """Return whether only this host can reach this address. ``address``: numeric; an IPv6 address may name an
     interface, or be a mapped IPv4 address."""
     found = ipaddress.ip_address(address.partition("%")[0])
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
@@ -57,7 +57,7 @@ def is_loopback(address: str) -> bool:
 
 
 def listen_on(host: str, port: int) -> socket.socket:
-    """A socket that listens there; on any port if that is 0. The caller closes it. Raises OSError."""
+    """Return a socket that listens there, for the caller to close. ``port``: 0 for any. Raises OSError."""
     family, _, _, _, address = calls.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -73,8 +73,8 @@ def listen_on(host: str, port: int) -> socket.socket:
 
 
 def listen_on_path(path: str) -> socket.socket:
-    """A Unix socket that listens there, in a directory of this user alone. It replaces an older one. The
-    caller closes it. Raises OSError, `UsageError` for a path that is too long."""
+    """Return a Unix socket that listens at the path, for the caller to close. It replaces an older one. Only
+    this user may use the directory. Raises OSError, or `UsageError` for a path that is too long."""
     if len(path.encode()) > LONGEST_PATH:
         raise UsageError(
             f"{path} is too long for a Unix socket, which takes {LONGEST_PATH} bytes: set TMPDIR to a shorter"
@@ -96,8 +96,8 @@ def listen_on_path(path: str) -> socket.socket:
 
 
 def listen_at_host(host: str, port: int) -> socket.socket:
-    """As `listen_on`, for other hosts that use the name ``host``. If the name's address is not this machine's
-    own, listen at all addresses. If the port is in use, listen on another one."""
+    """Return a socket as `listen_on` does, for other hosts that use the name ``host``. If the name's address
+    is not this machine's, listen at all addresses. If the port is in use, listen on another one."""
     try:
         return _listen_for(host, port)
     except OSError as error:
@@ -116,19 +116,20 @@ def _listen_for(host: str, port: int) -> socket.socket:
 
 
 def _on_route_to(driver_host: str) -> str:
-    """Found once for a process: every task asks, and a name may take long to resolve."""
-    if driver_host and driver_host not in _own_ends:
-        found = _own_end(driver_host)
-        if _says_loopback(found) and not _says_loopback(driver_host):
+    """Return this host's address on the route to the driver; empty if there is none. Determined once per
+    process: every task asks, and a name may take long to resolve."""
+    if driver_host and driver_host not in _local_addresses:
+        found = _local_address(driver_host)
+        if _is_loopback_text(found) and not _is_loopback_text(driver_host):
             # on the driver's own machine its name often resolves to 127.0.1.1
-            found = _own_end(_ELSEWHERE) or found
+            found = _local_address(_ELSEWHERE) or found
         if found:
-            _own_ends[driver_host] = found
-    return _own_ends.get(driver_host, "")
+            _local_addresses[driver_host] = found
+    return _local_addresses.get(driver_host, "")
 
 
-def _own_end(host: str) -> str:
-    """This host's address on the route to another; empty if there is none."""
+def _local_address(host: str) -> str:
+    """Return this host's address on the route to another host; empty if there is none."""
     try:
         found = calls.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)
         with calls.new_socket(found[0][0], socket.SOCK_DGRAM) as probe:
@@ -138,7 +139,7 @@ def _own_end(host: str) -> str:
         return ""
 
 
-def _says_loopback(host: str) -> bool:
+def _is_loopback_text(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 

@@ -1,4 +1,4 @@
-"""The greeting: both sides prove that they know the secret, and the server says what one credit is worth.
+"""The greeting: both sides prove that they know the secret, and the server sends the size of one credit.
 
 `ServerGreeting` is the server's half, without I/O: the connection feeds it received bytes and sends its
 answers. `greet` is the client's half, on a blocking socket.
@@ -7,12 +7,12 @@ answers. `greet` is the client's half, on a blocking socket.
              hello --(ClientHello)--> done                              without
 
 Rules
-* A side that has a secret insists on it. A client with a secret leaves a server that asks for no proof: that
-  could be anybody.
+* A side that has a secret insists on it. A client with a secret rejects a server that asks for no proof: it
+  could be an impostor.
 * Proofs are compared in constant time. Each covers both nonces and the role of its sender, so that none can
-  be used again or sent back.
-* A greeting takes `GREETING_TIMEOUT` seconds at most. (The server's connection watches the time of its half.)
-* A client may send its first frames right behind the greeting: `ServerGreeting.rest`.
+  be replayed or reflected.
+* A greeting takes at most `GREETING_TIMEOUT` seconds. (The server's connection times its own half.)
+* A client may send its first frames right after the greeting: `ServerGreeting.rest`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _REMEDY = (
 
 
 class ServerGreeting:
-    """The server's half. ``secret``: None if anybody may connect. ``segment_bytes``: worth of one credit."""
+    """The server's half. ``secret``: None to admit every client. ``segment_bytes``: bytes of one credit."""
 
     def __init__(self, secret: bytes | None, segment_bytes: int) -> None:
         self._secret = secret
@@ -55,14 +55,14 @@ class ServerGreeting:
 
     @property
     def rest(self) -> bytes:
-        """The bytes behind the greeting. Only when it is done."""
+        """The bytes after the greeting, once the greeting is done."""
         return bytes(self._pending)
 
     def feed(self, data: bytes | memoryview) -> bytes:
-        """Take bytes from the client, return the answer to send. Not to be called when it is done.
+        """Process bytes of the client and return the answer to send. Not to be called after `is_done`.
 
         Raises `ProtocolError` for a peer that does not speak the protocol, `AuthenticationError` for one that
-        does not know the secret. The caller closes the connection then.
+        does not know the secret. Then the caller closes the connection.
         """
         self._pending += data
         answer = b""
@@ -97,17 +97,17 @@ class ServerGreeting:
 
 
 def greet(server: socket.socket, secret: bytes | None, timeout: float = GREETING_TIMEOUT) -> int:
-    """The client's half, on a connected, blocking socket. The socket keeps its time-out. Returns the bytes
-    that one credit is worth. ``timeout``: seconds for all of it.
+    """Do the client's half on a connected, blocking socket, and return the bytes of one credit. ``timeout``:
+    seconds for the whole greeting. The socket keeps its own time-out.
 
-    Raises `AuthenticationError` if one side has a secret that the other has not, `ProtocolError` if the peer
-    does not speak the protocol, `ServiceUnavailableError` if it does not answer or the connection breaks.
+    Raises `AuthenticationError` if the sides do not have the same secret, `ProtocolError` if the peer does
+    not speak the protocol, `ServiceUnavailableError` if it does not answer or the connection breaks.
     """
     before, until = server.gettimeout(), time.monotonic() + timeout
     try:
         return _greet(server, secret, until)
     except OSError as error:
-        # our own errors are OSErrors, too, and complete already
+        # our own errors are OSErrors, too, and say everything already
         if isinstance(error, AuthenticationError | ProtocolError | ServiceUnavailableError):
             raise
         raise ServiceUnavailableError(
@@ -180,7 +180,8 @@ def _left(until: float) -> float:
 
 
 def _expect_magic(begin: bytes | bytearray) -> None:
-    """Recognize a peer of another protocol by its first bytes: it may never send as many as a hello has."""
+    """Raise `ProtocolError` if the bytes do not begin like a hello. A peer of another protocol may never send
+    a whole one."""
     if not MAGIC.startswith(bytes(begin[: len(MAGIC)])):
         raise ProtocolError(
             f"the peer does not speak sortshuffle's protocol: it begins with {bytes(begin[: len(MAGIC)])!r}"

@@ -1,12 +1,12 @@
 """The shuffle service's protocol as pure functions on bytes, byte for byte as in `docs/protocol.md`.
 
-Used by both ends. Nothing here does I/O or knows of connections.
+Both ends use it. Nothing here does I/O or knows of connections.
 
 Rules
-* Everything from a peer is checked here. What is not as documented is a `ProtocolError`, and costs the peer
-  its connection.
-* Every field of a header is checked against one table (`_FORMS`): a field that the table does not name must
-  be 0. The functions that unpack bodies rely on that, and check the body.
+* Everything from a peer is checked here. Anything that is not as documented is a `ProtocolError`, and costs
+  the peer its connection.
+* Every field of a header is checked against one table (`_FORMS`). A field that a form does not name must be
+  0. The functions that unpack bodies rely on these checks, and check the body.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ MAGIC = b"\x89SSW\r\n\x1a\n"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 NO_CHANNEL = 0xFFFFFFFF
-"""The channel of a frame that is about the connection."""
+"""The channel number of a frame that concerns the whole connection."""
 MOST_REQUEST_BYTES = 4 << 10
 MOST_RESPONSE_BYTES = 8 << 20
 MOST_JSON_BYTES = 256 << 10
-"""Of a body that is JSON. An error with the longest texts takes 120 KiB, if nothing is ASCII."""
+"""Largest JSON body. An error with the longest texts takes 120 KiB, if nothing is ASCII."""
 MOST_TEXT = 2000
-"""Characters of each text of an error that are sent."""
+"""Characters of each text of an error; the rest is not sent."""
 
 _HELLO = struct.Struct("<8sHHI32s")
 _HEADER = struct.Struct("<IBBBBIIQ")
@@ -47,7 +47,7 @@ HELLO_BYTES = _HELLO.size
 HEADER_BYTES = _HEADER.size
 _PROOF_REQUIRED = 1
 _ID_BYTES = 16
-_MOST_PATH = 4096  # characters of a file's name; the system's paths have no more bytes
+_MOST_PATH = 4096  # characters of a path; the system allows no more bytes
 _ERROR_FIELDS = ("what", "file", "region", "subpartition", "offset", "writer", "expected", "found")
 
 
@@ -69,14 +69,14 @@ class Kind(IntEnum):
 
 
 class Sender(IntEnum):
-    """Which end of a connection sends."""
+    """The end of a connection that sends a frame."""
 
     CLIENT = 0
     SERVER = 1
 
 
 class Stream(IntEnum):
-    """What a partition request asks for."""
+    """The content that a partition request asks for."""
 
     EXTENTS = 0
     INDEX = 1
@@ -101,7 +101,7 @@ class Fault(IntEnum):
 
 
 class Verdict(IntEnum):
-    """What a server found where damage was reported."""
+    """The server's finding on a report of damage."""
 
     SOUND = 0
     DAMAGED = 1
@@ -126,7 +126,7 @@ class Hello:
 
     @staticmethod
     def unpack(data: bytes | memoryview, sender: Sender) -> Hello:
-        """Raises `ProtocolError`."""
+        """Unpack a hello. Raises `ProtocolError`."""
         if len(data) != HELLO_BYTES:
             raise ProtocolError(f"a hello of {len(data)} bytes, where {HELLO_BYTES} are expected")
         magic, version, flags, segment_bytes, nonce = _HELLO.unpack(data)
@@ -153,8 +153,8 @@ def _check_server_hello(version: int, flags: int, segment_bytes: int) -> None:
 
 
 def proof(secret: bytes, role: str, client_hello: bytes, server_hello: bytes) -> bytes:
-    """Shows that a peer in this ``role`` (client, server) knows the secret. Compare with
-    `hmac.compare_digest`. HMAC-SHA256, RFC 2104."""
+    """Return the proof that a peer in this ``role`` (client, server) knows the secret: HMAC-SHA256, RFC 2104.
+    Compare proofs with `hmac.compare_digest`."""
     return hmac.digest(secret, f"sortshuffle {role}".encode() + client_hello + server_hello, "sha256")
 
 
@@ -168,7 +168,7 @@ _ANY64 = range(1 << 64)
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The values that the fields of a header may have, for one kind and data type."""
+    """The allowed values of a header's fields, for one kind and data type."""
 
     sender: Sender
     length: range = _NOTHING
@@ -234,7 +234,7 @@ class Header:
 
     @staticmethod
     def unpack(data: bytes | bytearray | memoryview, sender: Sender) -> Header:
-        """Of a frame's first `HEADER_BYTES`. ``sender``: who sent it. Raises `ProtocolError`."""
+        """Unpack a frame's first `HEADER_BYTES`. ``sender``: the end that sent it. Raises `ProtocolError`."""
         length, kind, data_type, flags, reserved, channel, credit, sequence = _HEADER.unpack(data)
         form = _FORMS.get((kind, data_type))
         if (
@@ -252,7 +252,7 @@ class Header:
 
 
 def _wrong_with(data: bytes | bytearray | memoryview, form: _Form | None, sender: Sender) -> str:
-    """The first fault of a header, in words."""
+    """Return a description of the first fault of a header."""
     length, kind, data_type, flags, reserved, channel, credit, sequence = _HEADER.unpack(data)
     if kind not in Kind._value2member_map_:
         return f"a frame of kind {kind}, which version {VERSION} does not know"
@@ -275,9 +275,9 @@ def _wrong_with(data: bytes | bytearray | memoryview, form: _Form | None, sender
 
 @dataclass(frozen=True, slots=True)
 class MapOutputAddress:
-    """Names a map output by the name of its files and the id in them. In a request to find one, the attempt
-    is 0 and the id is the driver's. In a request to remove a shuffle, map index and attempt are 0, and the id
-    is the application's token."""
+    """Identifies a map output by the names of its files and the id in them. In a find request, the attempt is
+    0 and the id is the driver's. In a remove request, map index and attempt are 0, and the id is the
+    application's token."""
 
     application: str
     exchange: int
@@ -292,7 +292,7 @@ class MapOutputAddress:
 
     @staticmethod
     def unpack(body: bytes | bytearray | memoryview) -> tuple[MapOutputAddress, bytes]:
-        """The address, and the bytes behind it. Raises `ProtocolError`."""
+        """Unpack an address; return it and the bytes that follow it. Raises `ProtocolError`."""
         data = bytes(body)
         try:
             file_id, attempt, exchange, map_index, length = _ADDRESS.unpack_from(data)
@@ -307,7 +307,7 @@ class MapOutputAddress:
         return MapOutputAddress(application, exchange, map_index, attempt, file_id), data[end:]
 
     def file_in(self, home: str) -> PartitionedFile:
-        """Its files, if they are in this directory."""
+        """Return the pair of files that the map output would have in this directory."""
         return PartitionedFile.named(home, self.exchange, self.map_index, self.attempt)
 
     def __str__(self) -> str:
@@ -315,7 +315,7 @@ class MapOutputAddress:
 
 
 def is_plain_name(text: str) -> bool:
-    """Whether that may be one step of a path, as an application's id is."""
+    """Return whether the text may be one component of a path, as an application's id is."""
     return 0 < len(text) <= 255 and text.isprintable() and "/" not in text and text not in (".", "..")
 
 
@@ -324,8 +324,8 @@ FIRST_SUBPARTITION = SubpartitionRange(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class PartitionRequest:
-    """Asks for extents of a map output, without their first ``skip`` bytes; or, with `Stream.INDEX`, for its
-    index file. ``credit``: segments that the client has room for."""
+    """Requests extents of a map output, or with `Stream.INDEX` its index file, without the first ``skip``
+    bytes. ``credit``: segments that the client has room for."""
 
     channel: int
     credit: int
@@ -349,7 +349,7 @@ class PartitionRequest:
 
     @staticmethod
     def unpack(header: Header, body: bytes | bytearray | memoryview) -> PartitionRequest:
-        """Raises `ProtocolError`."""
+        """Unpack a request from its header and body. Raises `ProtocolError`."""
         output, subpartitions, regions = _unpack_range(body)
         stream = Stream(header.data_type)
         if stream is Stream.INDEX and (subpartitions, regions) != (FIRST_SUBPARTITION, ALL_REGIONS):
@@ -361,7 +361,7 @@ class PartitionRequest:
 
 @dataclass(frozen=True, slots=True)
 class DamageReport:
-    """Says that the extent of a region and a subpartition failed its checksum."""
+    """Reports that the extent of a region and a subpartition failed its checksum."""
 
     channel: int
     output: MapOutputAddress
@@ -376,7 +376,7 @@ class DamageReport:
 
     @staticmethod
     def unpack(header: Header, body: bytes | bytearray | memoryview) -> DamageReport:
-        """Raises `ProtocolError`."""
+        """Unpack a report from its header and body. Raises `ProtocolError`."""
         output, subpartitions, regions = _unpack_range(body)
         if len(subpartitions) != 1 or regions.count != 1:
             raise ProtocolError(
@@ -388,7 +388,7 @@ class DamageReport:
 
 @dataclass(frozen=True, slots=True)
 class FoundOutput:
-    """A finished map output of an executor that has ended. ``base``: path without suffix, on ``host``."""
+    """A finished map output of an ended executor. ``base``: path without suffix, on ``host``."""
 
     file_id: bytes
     attempt: int
@@ -409,7 +409,7 @@ def pack_close() -> bytes:
 
 
 def pack_buffer_header(channel: int, sequence: int, backlog: int, size: int, compressed: bool) -> bytes:
-    """The head of ``size`` bytes of extents. Packed here: `Header` takes three times as long."""
+    """Pack the header of ``size`` bytes of extents. Using `Header` would take three times as long."""
     return _HEADER.pack(
         size,
         Kind.BUFFER_RESPONSE,
@@ -432,7 +432,7 @@ def pack_find_request(channel: int, output: MapOutputAddress) -> bytes:
 
 
 def unpack_find_request(body: bytes | bytearray | memoryview) -> MapOutputAddress:
-    """Raises `ProtocolError`."""
+    """Unpack the body of a find request. Raises `ProtocolError`."""
     output = _unpack_only_address(body)
     if output.attempt:
         raise ProtocolError(f"attempt {output.attempt} is looked for, where any is meant")
@@ -450,7 +450,7 @@ def pack_find_response(channel: int, found: FoundOutput | None) -> bytes:
 
 
 def unpack_find_response(header: Header, body: bytes | bytearray | memoryview) -> FoundOutput | None:
-    """Raises `ProtocolError`."""
+    """Unpack a find response; None if nothing was found. Raises `ProtocolError`."""
     fields = _unpack_json(body, ("id", "attempt", "base", "host") if header.data_type else ())
     if not fields:
         return None
@@ -467,13 +467,13 @@ def unpack_find_response(header: Header, body: bytes | bytearray | memoryview) -
 
 
 def pack_remove_request(channel: int, application: str, shuffle: int, token: bytes) -> bytes:
-    """``token``: of the application, 16 bytes. It takes the place of a file id."""
+    """Pack a remove request. ``token``: the application's 16 bytes, in the place of a file id."""
     body = MapOutputAddress(application, shuffle, 0, 0, token).pack()
     return Header(len(body), Kind.REMOVE_REQUEST, channel).pack() + body
 
 
 def unpack_remove_request(body: bytes | bytearray | memoryview) -> MapOutputAddress:
-    """Raises `ProtocolError`."""
+    """Unpack the body of a remove request. Raises `ProtocolError`."""
     output = _unpack_only_address(body)
     if output.map_index or output.attempt:
         raise ProtocolError(f"{output} is to be removed, where whole exchanges are")
@@ -481,7 +481,7 @@ def unpack_remove_request(body: bytes | bytearray | memoryview) -> MapOutputAddr
 
 
 def pack_remove_response(channel: int, known: bool) -> bytes:
-    """``known``: the service has an engine of that application."""
+    """Pack a remove response. ``known``: the service has an engine of that application."""
     return Header(0, Kind.REMOVE_RESPONSE, channel, data_type=int(known)).pack()
 
 
@@ -491,7 +491,7 @@ def pack_damage_verdict(channel: int, verdict: Verdict) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ErrorResponse:
-    """Why a server ends a channel, or the connection (`NO_CHANNEL`)."""
+    """The error with which a server ends a channel, or the connection (`NO_CHANNEL`)."""
 
     channel: int
     fault: Fault
@@ -517,7 +517,7 @@ class ErrorResponse:
 
     @staticmethod
     def unpack(header: Header, body: bytes | bytearray | memoryview) -> ErrorResponse:
-        """Raises `ProtocolError`."""
+        """Unpack a response from its header and body. Raises `ProtocolError`."""
         fault = Fault(header.data_type)
         fields = _unpack_json(body, _ERROR_FIELDS)
         what, file, writer, expected, found = (
@@ -531,17 +531,15 @@ class ErrorResponse:
 
 
 class FrameParser:
-    """Cuts the bytes of a ``sender`` into frames.
-
-    For a server: clients send only small frames. (A client reads bodies straight into place.)
-    """
+    """Splits the bytes of a ``sender`` into frames. For servers, because clients send only small frames. (A
+    client reads bodies straight into their place.)"""
 
     def __init__(self, sender: Sender = Sender.CLIENT) -> None:
         self._sender = sender
         self._pending = bytearray()
 
     def feed(self, data: bytes | memoryview) -> Iterator[tuple[Header, bytes]]:
-        """The frames that are complete now. Raises `ProtocolError`."""
+        """Add received bytes and yield the frames that are complete now. Raises `ProtocolError`."""
         self._pending += data
         position = 0
         while len(self._pending) - position >= HEADER_BYTES:
@@ -578,7 +576,7 @@ def _unpack_only_address(body: bytes | bytearray | memoryview) -> MapOutputAddre
 
 
 def _unpack_json(body: bytes | bytearray | memoryview, names: Sequence[str]) -> dict[str, Any]:
-    """An object with exactly these fields."""
+    """Parse a JSON object that has exactly these fields."""
     try:
         fields = json.loads(bytes(body))
     except (ValueError, RecursionError) as error:
@@ -605,7 +603,7 @@ def _number(value: Any) -> int | None:
 
 
 def _path(value: Any) -> str:
-    """A text that may be a path of this system, or a part of one."""
+    """Return the value if it is a text that may be a path of this system, or a part of one."""
     try:
         if type(value) is str and value and b"\0" not in value.encode(errors="surrogateescape"):
             return value

@@ -14,8 +14,8 @@ _REMEDY = "for example: (umask 077; head -c 32 /dev/urandom | base64 > FILE), co
 
 
 def read_secret(path: str) -> bytes:
-    """The content of the file, without white space at its ends. Raises `UsageError` for a file that cannot be
-    read, that others can read, or that holds too little."""
+    """Return the content of the file, without white space at its ends. Raises `UsageError` for a file that
+    cannot be read, that others can read, or that is too short."""
     try:
         descriptor = calls.open(path, os.O_RDONLY | os.O_CLOEXEC)
         with calls.open_file(descriptor, "rb") as opened:

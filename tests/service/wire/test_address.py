@@ -59,8 +59,8 @@ def test_a_name_that_only_here_is_this_machine_is_not_taken_at_its_word(
     way_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Debian gives a machine's own name the address 127.0.1.1: on the driver's host, its name leads there."""
-    monkeypatch.setattr(address, "_own_ends", {})
-    monkeypatch.setattr(address, "_own_end", {"driver-1": "127.0.0.1", address._ELSEWHERE: way_out}.get)
+    monkeypatch.setattr(address, "_local_addresses", {})
+    monkeypatch.setattr(address, "_local_address", {"driver-1": "127.0.0.1", address._ELSEWHERE: way_out}.get)
     assert address_of_host("driver-1") == (way_out or "127.0.0.1")
 
 
