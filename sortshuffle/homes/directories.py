@@ -1,11 +1,11 @@
-"""Where a task writes: the executor's homes in the local directories, used in turn.
+"""Where a task writes: the executor's homes in the local directories, one task after another.
 
-A task calls `Homes.of` once. It makes the homes (mode 0700), records their owner, and starts the janitor. A
-directory that cannot be used is passed over; it is an error only if none can be used.
+A task calls `Homes.of` once, which makes the homes (mode 0700), records their owner, and starts the janitor.
+A directory that cannot be used is passed over; it is an error only if none can be used.
 
-A home is skipped when it has no room, when it is read-only or gone, and for a while after it failed
-(`homes.home_failures`). So the next attempt of a task that ran out of space in the middle of its map output
-goes elsewhere, though the first attempt's space is free again.
+A home is skipped if it has no room, if it is read-only or gone, and for a while after it failed
+(`homes.home_failures`). So if a task runs out of space in the middle of its map output, its next attempt goes
+elsewhere, although the space of the first attempt is free again.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ REMEDY = "mend one, or name others with spark.sortshuffle.dir (spark.local.dir s
 
 @dataclass(frozen=True, slots=True)
 class Directories:
-    """Directories that are written to in turn. ``paths``: in the order of the local directories."""
+    """Homes among which tasks are distributed. ``paths``: in the order of the local directories."""
 
     paths: tuple[str, ...]
 
     def pick(self, turn: int) -> str:
-        """The home for a task: number ``turn``, round and round, of those with room that did not fail lately.
+        """Return a task's home: number ``turn`` modulo their count, of those with room and no recent failure.
 
-        Raises `OutOfDiskError` if none has room, OSError if none can be used at all. The message, or its
-        cause, has the reason for each.
+        Raises `OutOfDiskError` if none has room, OSError if none can be used at all. The message, or that of
+        its cause, has the reason for each home.
         """
         return self._in_turn(turn)[0]
 
     def create(self, turn: int, make: Callable[[str], Made]) -> Made:
-        """The result of ``make`` in the home for a task, or if the home fails, in the next one.
+        """Call ``make`` with the home for a task, or with the next one if that home fails; return the result.
 
-        ``make`` gets a home, and raises OSError if it cannot make a file there. Raises as `pick` does.
+        ``make`` raises OSError if it cannot make a file in the home. Raises as `pick` does.
         """
         for home in self._in_turn(turn):
             try:
@@ -61,8 +61,8 @@ class Directories:
         raise self._unusable()
 
     def _in_turn(self, turn: int) -> list[str]:
-        """The homes with room, at least one, in the order in which to try them. Those that failed lately come
-        last: better than none."""
+        """Return the homes with room, at least one, in the order in which to try them. Those that failed
+        lately come last, as they are better than none."""
         roomy = [home for home in self.paths if _free_bytes(home) >= LEAST_FREE]
         if not roomy:
             raise self._unusable()
@@ -72,7 +72,7 @@ class Directories:
         return [*sound[start:], *sound[:start], *sorted(failures, key=failures.__getitem__)]
 
     def _unusable(self) -> OSError:
-        """The error when no home is left. Its cause has the reason for each."""
+        """Return the error when no home is left. Its cause has the reason for each home."""
         free = {home: _free_bytes(home) for home in self.paths}
         reasons = OSError("; ".join(f"{home}: {_reason(home, free[home])}" for home in self.paths))
         roomiest = max(self.paths, key=free.__getitem__)
@@ -94,10 +94,10 @@ class Homes(Directories):
 
     @staticmethod
     def of(options: Options, application: str, served_by_spark: bool = False) -> Homes:
-        """The homes of the executor that this process works for; makes them on first use.
+        """Return the homes of the executor that this process works for, and make them on first use.
 
-        ``served_by_spark``: as in `Owner`.
-        Raises `UsageError` if no directory is known, `OutOfDiskError` or OSError if none can be used.
+        ``served_by_spark``: as in `Owner`. Raises `UsageError` if no directory is known, `OutOfDiskError` or
+        OSError if none can be used.
         """
         owner = owner_of_homes(options, application, served_by_spark)
         homes = Homes(_make_homes(roots(options, served_by_spark), owner), owner)
@@ -107,10 +107,10 @@ class Homes(Directories):
 
 
 def roots(options: Options, served_by_spark: bool = False) -> tuple[str, ...]:
-    """The local directories in which this executor has its homes. Raises `UsageError` if none is known.
+    """Return the local directories for this executor's homes. Raises `UsageError` if none is known.
 
-    Where Spark's shuffle files outlive the executor these are the application's directories above the
-    executor's: in an ended executor's Spark deletes all files but its own kinds.
+    If Spark's shuffle files outlive the executor, these are the application's directories above the
+    executor's. In the directories of an ended executor Spark deletes all files but its own kinds.
     """
     found = options.directories or (application_directories() if served_by_spark else spark_directories())
     if not found:
@@ -122,7 +122,7 @@ def roots(options: Options, served_by_spark: bool = False) -> tuple[str, ...]:
 
 
 def owner_of_homes(options: Options, application: str, served_by_spark: bool = False) -> Owner:
-    """The executor that this process works for, as the owner of its homes."""
+    """Return the executor that this process works for, as the owner of its homes."""
     return Owner.of_process(
         executor_pid(),
         application,
@@ -135,17 +135,17 @@ def owner_of_homes(options: Options, application: str, served_by_spark: bool = F
 
 
 def spark_directories() -> tuple[str, ...]:
-    """The block directories of the executor that this process works for; none if it works for none."""
+    """Return the block directories of the executor that this process works for; none without an executor."""
     return tuple(filter(None, os.environ.get(LOCAL_DIRS_VARIABLE, "").split(",")))
 
 
 def application_directories() -> tuple[str, ...]:
-    """The directories above, which Spark (standalone, YARN) makes for all executors of the application."""
+    """Return the directories above, which Spark (standalone, YARN) makes for all of its executors."""
     return tuple(dict.fromkeys(map(os.path.dirname, spark_directories())))
 
 
 def _make_homes(roots: Sequence[str], owner: Owner) -> tuple[str, ...]:
-    """The homes that could be made. One that failed lately is tried only if no other can be made."""
+    """Make the homes, and return those that could be made. Homes that failed lately are the last resort."""
     homes = [os.path.join(root, HOME_ROOT, owner.application, owner.home_name) for root in roots]
     failed = [home for home in homes if home_failures.failed_at(home) and not calls.isdir(home)]
     made = [home for home in homes if home not in failed and _is_made(home, owner)]
@@ -160,7 +160,7 @@ def _is_made(home: str, owner: Owner) -> bool:
     try:
         try:
             _make_home(home, owner)
-        except FileNotFoundError:  # another worker could write no owner to it, and has removed it
+        except FileNotFoundError:  # another worker could not write an owner to it, and has removed it
             _make_home(home, owner)
     except OSError as error:
         if home_failures.is_homes_fault(error):
@@ -177,7 +177,7 @@ def _make_home(home: str, owner: Owner) -> None:
 
 
 def _free_bytes(home: str) -> int:
-    """Bytes that may be written; -1 if none can be: then the reason is remembered."""
+    """Return the bytes that may be written; -1 if the home cannot be used: then the reason is remembered."""
     try:
         space = calls.statvfs(home)
         if space.f_flag & os.ST_RDONLY:

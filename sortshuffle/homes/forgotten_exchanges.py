@@ -1,14 +1,14 @@
 """Exchanges that Spark has forgotten: no task will read or adopt their map outputs.
 
 With external services the map outputs of ended executors stay, for tasks that run again. Only the driver
-knows whether any may still run. It gives its tasks the forgotten exchanges, and a task that writes records
-them in its home. The host's service reads them there, and deletes what ended executors have of these
-exchanges (`service.server.linger`). So hosts on which executors come and go need no message of their own.
+knows whether such a task may still run. It passes the forgotten exchanges to its tasks, and a task that
+writes records them in its home. The host's service reads them there, and deletes the map outputs that ended
+executors have of these exchanges (`service.server.linger`). So the driver need not send hosts any messages.
 
     <home>/forgotten-<driver>.json      a list of exchange numbers
 
-Exchange numbers are a driver's own (`format.index.Writer.driver`). Tasks record one after another, under a
-lock on the home's directory, and only add.
+Exchange numbers are unique within a driver (`format.index.Writer.driver`). Tasks only add numbers, one task
+at a time, under a lock on the home's directory.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from sortshuffle.storage.files.descriptors import close_after_reading, lock_unti
 
 PREFIX = "forgotten-"
 SUFFIX = ".json"
-# Seconds to wait for the lock, and between tries. Its holder writes some hundred bytes. If that takes longer,
-# because the holder was stopped, a later task records the exchanges
+# Seconds to wait for the lock, and between attempts. Its holder writes some hundred bytes. If that takes
+# longer, because the holder was stopped, a later task records the exchanges
 LOCK_PATIENCE = 0.2
 LOOK = 0.01
 
 
 def record_exchanges(home: str, driver: str, exchanges: Collection[int]) -> None:
-    """Add these exchanges to a home's record. Waits for others that do so, but not for long: then it raises
-    TimeoutError. Raises OSError."""
+    """Add these exchanges to a home's record. Raises TimeoutError if the lock stays taken, and OSError."""
     path = os.path.join(home, f"{PREFIX}{driver}{SUFFIX}")
     with _locked(home):
         known = _read(path)
@@ -43,7 +42,7 @@ def record_exchanges(home: str, driver: str, exchanges: Collection[int]) -> None
 
 
 def read_exchanges(home: str) -> set[tuple[str, int]]:
-    """The drivers and exchanges that tasks have recorded in a home. Raises OSError."""
+    """Return the drivers and exchanges that tasks have recorded in a home. Raises OSError."""
     names = [name for name in calls.listdir(home) if name.startswith(PREFIX) and name.endswith(SUFFIX)]
     return {
         (name.removeprefix(PREFIX).removesuffix(SUFFIX), exchange)

@@ -2,11 +2,11 @@
 
 A home that failed is passed over for `SKIP_SECONDS` seconds. A full disk has room again as soon as the
 unfinished file is deleted. So neither its free space nor the number of the attempt says that the next attempt
-should go elsewhere: the failure must be remembered. Two places remember it:
+should go elsewhere: the failure must be remembered. It is remembered in two places:
 
 * this process, in any case;
-* a file in the home, for the executor's other workers, one of which may run the next attempt. If the home
-  takes no file any more, each worker finds out at the first file that it creates there.
+* a file in the home, for the executor's other workers, one of which may run the next attempt. If no file can
+  be written there, each worker finds out when it creates its first file in the home.
 
 Used by `Homes`, and by the stage of a task that fails (`note_failure`). Single-threaded.
 """
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from sortshuffle import calls
 from sortshuffle.errors import OUT_OF, OutOfDiskError
 
-# seconds; Spark's next attempts follow within a few, and a disk that others have emptied is used again soon
+# seconds; Spark's next attempts follow within a few, and a disk that has been emptied is used again soon
 SKIP_SECONDS = 60.0
 MARKER_FILE = "passed-over"
 _OF_THIS_PROCESS = (*OUT_OF, errno.EINTR, errno.EEXIST)
@@ -30,8 +30,8 @@ _OF_THIS_PROCESS = (*OUT_OF, errno.EINTR, errno.EEXIST)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """``at``: seconds since the epoch. ``error``: a copy, which is never raised: a traceback would keep alive
-    the frames of the failed call, with their files and records."""
+    """The failure of a home. ``at``: seconds since 1970. ``error``: a copy, which is never raised, because a
+    traceback would keep alive the frames of the failed call, with their files and records."""
 
     at: float
     error: OSError
@@ -42,19 +42,19 @@ _known: set[str] = set()
 
 
 def watch(homes: tuple[str, ...]) -> None:
-    """Count errors that name a path below these homes as theirs (`note_failure`)."""
+    """Let `note_failure` remember errors that name these homes, or files in them."""
     _known.update(homes)
 
 
 def is_homes_fault(error: OSError) -> bool:
-    """Whether the home failed, so that another one may do. Not for a file that exists already, nor for errors
-    about this process."""
+    """Return whether the home is at fault, so that another one may work. False for a file that exists already
+    and for errors about this process."""
     return error.errno not in _OF_THIS_PROCESS
 
 
 def note_failure(error: OSError) -> None:
-    """Remember a failed task's error, if it names a home or a file in one. The task's next attempt, in any of
-    the executor's workers, then writes elsewhere if it can."""
+    """Remember a failed task's error if it names a home, or a file in one. Then the task's next attempt, in
+    any of the executor's workers, writes elsewhere if it can."""
     path = error.path if isinstance(error, OutOfDiskError) else error.filename
     if not isinstance(path, str) or not is_homes_fault(error):
         return
@@ -63,7 +63,7 @@ def note_failure(error: OSError) -> None:
 
 
 def remember(home: str, error: OSError) -> None:
-    """Pass over this home for a while, in all workers. It has an owner, or is gone."""
+    """Pass over this home for a while, in all workers. The home has an owner, or is gone."""
     remember_in_process(home, error)
     try:
         with calls.open_file(os.path.join(home, MARKER_FILE), "w", encoding="utf-8") as opened:
@@ -73,12 +73,12 @@ def remember(home: str, error: OSError) -> None:
 
 
 def remember_in_process(home: str, error: OSError) -> None:
-    """The same, only in this process: for a home that could not be made. A file in it would stay."""
+    """Do the same in this process only, for a home that could not be made: a file in it would stay."""
     _failures[home] = Failure(time.time(), copy.copy(error))
 
 
 def failed_at(home: str) -> float | None:
-    """When this home failed last, if that was lately."""
+    """Return when this home last failed, in seconds since 1970; None if it did not fail lately."""
     times = [_failures[home].at] if home in _failures else []
     try:
         times.append(calls.stat(os.path.join(home, MARKER_FILE)).st_mtime)
@@ -89,5 +89,5 @@ def failed_at(home: str) -> float | None:
 
 
 def last_error(home: str) -> OSError | None:
-    """The home's last error in this process. The caller may raise it."""
+    """Return the home's last error in this process, which the caller may raise; None without one."""
     return copy.copy(_failures[home].error) if home in _failures else None

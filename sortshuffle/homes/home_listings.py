@@ -1,7 +1,7 @@
-"""`HomeListings`: what is in homes, and which task attempts Spark knows, for sweeps that repeat.
+"""`HomeListings`: what is in homes, and which task attempts Spark knows, for repeated sweeps.
 
 A sweep looks only at changes since the last one: directories that did not change are not listed, known names
-are not parsed again, and a file is not looked at if Spark has its own of the same attempt.
+are not parsed again, and a file is not looked at if Spark has its own file of the same attempt.
 
 Only the standard library is imported here: the janitor must stay small.
 """
@@ -23,14 +23,14 @@ from sortshuffle.storage.files.partitioned_file import (
 
 BLOCK_DIRECTORY_DIGITS = 2  # hexadecimal, of the directories in which Spark's DiskBlockManager puts its files
 
-# Spark's index file of a task attempt's shuffle output; Spark writes it first, and its external service
-# leaves the checksums of what it removes
+# Spark's index file of a task attempt's shuffle output. Spark writes it first; its checksum file is no sign,
+# because Spark's external service leaves the checksums of what it removes
 _CONTROL_INDEX = re.compile(r"shuffle_\d+_(\d+)_0\.index")
 
 
 @dataclass(slots=True)
 class _HomeNames:
-    """``finished``: the attempts in the names of finished files."""
+    """The names in a home. ``finished``: of finished files, with the task attempts in them."""
 
     names: set[str] = field(default_factory=set)
     partial: set[str] = field(default_factory=set)
@@ -38,7 +38,7 @@ class _HomeNames:
 
 
 class HomeListings:
-    """For one thread. A new one lists everything."""
+    """Listings for one thread. A new instance lists everything."""
 
     def __init__(self) -> None:
         self._homes: Listings[_HomeNames] = Listings(_home_names)
@@ -46,17 +46,17 @@ class HomeListings:
         self._blocks: Listings[frozenset[int]] = Listings(_attempts)
 
     def partial(self, home: str) -> list[PartitionedFile]:
-        """The unfinished pairs of a home. Raises OSError."""
+        """Return the unfinished pairs of a home. Raises OSError."""
         found = self._homes.list_if_changed(home)
         return [] if found is None else _files(home, found.partial)
 
     def finished(self, home: str) -> list[PartitionedFile]:
-        """The finished pairs of a home, and what is left of such. Raises OSError."""
+        """Return the finished pairs of a home, and halves of pairs. Raises OSError."""
         found = self._homes.list_if_changed(home)
         return [] if found is None else _files(home, found.finished)
 
     def has_finished(self, home: str) -> bool:
-        """Whether there are any. Raises OSError."""
+        """Return whether a home has any finished pair, or half of one. Raises OSError."""
         found = self._homes.list_if_changed(home)
         return found is not None and bool(found.finished)
 
@@ -66,8 +66,8 @@ class HomeListings:
             listings.forget_unvisited()
 
     def forgotten(self, home: str, local_directories: Iterable[str]) -> list[PartitionedFile]:
-        """The finished pairs that Spark has forgotten: no local directory of the executor has Spark's index
-        file of their task attempt. Raises OSError where something cannot be read."""
+        """Return the finished pairs that Spark has forgotten: no local directory of the executor has Spark's
+        index file of their task attempt. Raises OSError if something cannot be read."""
         found = self._homes.list_if_changed(home)  # first: a pair that is finished meanwhile is not in it
         if found is None or not found.finished:
             return []
@@ -75,7 +75,6 @@ class HomeListings:
         return _files(home, [name for name, attempt in found.finished.items() if attempt not in known])
 
     def _known_to_spark(self, local_directories: Iterable[str]) -> set[int]:
-        """Task attempts that have Spark's index files."""
         blocks = [
             os.path.join(directory, name)
             for directory in local_directories

@@ -1,9 +1,9 @@
-"""What this host is called: in the names of homes, in map outputs, and to other hosts.
+"""The name of this host: in the names of homes, in map outputs, and for other hosts.
 
-The name is an identity, not an address: processes with the same one find the files of a map output by their
-path. Spark's own variables come first. They distinguish executors that stand for hosts of their own on one
-machine (workers with a loopback address each), and reach every Python worker of an executor. (Tried on 4.3: a
-worker process started with ``SPARK_LOCAL_IP=127.0.0.2`` hands it to its executors' Python.)
+The name is an identity, not an address: processes with the same name find the files of a map output by their
+path. Spark's own variables come first. They distinguish executors that act as separate hosts on one machine
+(workers with a loopback address each), and reach every Python worker of an executor. (Tried on 4.3: a worker
+process started with ``SPARK_LOCAL_IP=127.0.0.2`` passes it to its executors' Python.)
 
 Only the standard library is imported here: the janitor must stay small.
 """
@@ -20,17 +20,17 @@ ADDRESS_VARIABLE = "SPARK_LOCAL_IP"
 
 
 def host_name() -> str:
-    """What this process calls its host."""
+    """Return the name that this process uses for its host."""
     return named_by_spark() or socket.gethostname()
 
 
 def named_by_spark() -> str:
-    """This host's name or address in Spark's environment variables; empty if there is none."""
+    """Return this host's name or address from Spark's environment variables; empty if there is none."""
     return os.environ.get(NAME_VARIABLE) or os.environ.get(ADDRESS_VARIABLE) or ""
 
 
 def is_this_host(name: str) -> bool:
-    """Whether that is a name, or an address, of the machine or container that this process runs in."""
+    """Return whether this is a name or an address of the machine or container that this process runs in."""
     return name in (host_name(), socket.gethostname()) or _is_own_address(name)
 
 

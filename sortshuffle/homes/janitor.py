@@ -1,22 +1,21 @@
 """The janitor: one small process beside each executor that deletes dead files in its homes.
 
 Why a process: Spark kills the worker of a cancelled task with SIGKILL, so the task cannot remove its
-unfinished files; and an executor that dies by SIGKILL leaves everything behind. The janitor outlives both.
+unfinished files; and an executor that dies by SIGKILL leaves all its files. The janitor outlives both.
 
     python -m sortshuffle.homes.janitor HOME [HOME ...]
 
-* One per home: it holds the lock ``janitor.lock`` there while the executor lives. A janitor whose homes all
-  have one ends within a second. An executor has several janitors if its tasks use further directories later,
-  or if its frames have different settings.
-* Every second it removes unfinished files without a writer; every five, finished ones that Spark has
-  forgotten (`homes.lifetime` says which).
-* When the executor ends it deletes the homes and ends itself, within two seconds. Where files are kept, or
-  outlive the executor, it deletes only the unfinished ones. It also ends when its homes are gone.
-* Where Spark's external shuffle service serves an ended executor's files, map outputs are deleted one by one,
-  with Spark's own files. The first janitor whose executor has ended does that, for all ended executors whose
-  homes are in the same directory of the application: it holds that directory's lock. The others end. So there
-  is one process for all executors that have ended. If it is killed, a later task of the application starts
-  another.
+* Each home has one janitor, which holds the lock ``janitor.lock`` there while the executor lives. A janitor
+  that gets none of its locks ends within a second. An executor has several janitors if its tasks use further
+  directories later, or if its frames have different settings.
+* Every second a janitor removes unfinished files without a writer; every five seconds, finished files that
+  Spark has forgotten (`homes.lifetime` says which).
+* When the executor ends, the janitor deletes the homes and ends itself, within two seconds. If files are
+  kept, or outlive the executor, it deletes only the unfinished ones. It also ends when its homes are gone.
+* If Spark's external shuffle service serves an ended executor's files, map outputs are deleted one by one,
+  with Spark's own files. The first janitor whose executor has ended does that, for all ended executors with
+  homes in the same directory of the application, whose lock it holds. The others end. So there is one process
+  for all executors that have ended. If it is killed, a later task of the application starts another.
 
 Started by the first producer task of an executor (`ensure`). Standard library only: about 10 MB.
 """
@@ -42,22 +41,22 @@ from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX
 from sortshuffle.storage.files.presence import is_gone, is_locked
 
 LOCK_FILE = "janitor.lock"
-TICK = 1.0  # seconds between looks at the executor and its unfinished files
+TICK = 1.0  # seconds between checks of the executor and its unfinished files
 TICKS_PER_SWEEP = 5
 TRIES = 10
-# seconds for which a home or a lock is tried again after an error of the system, which may be out of
-# descriptors for minutes. After that the home is left to `sortshuffle clean`
+# seconds to retry after a system error: the system may lack descriptors for minutes. After that the home is
+# left to `sortshuffle clean`
 RETRY_FOR = 600.0
 OF_THIS_PROCESS = (*OUT_OF, errno.ENOLCK)
 LOOKS_AFTER = 60.0  # seconds between a worker's checks whether homes of ended executors have a janitor
 
-_last_looks: dict[str, float] = {}  # of applications' directories: when this process last looked
+_last_looks: dict[str, float] = {}  # by application directory: when this process last looked
 _janitors: list[subprocess.Popen[bytes]] = []  # started here; else Python warns of processes still running
 
 
 def ensure(homes: Sequence[str]) -> None:
-    """Start a janitor for those of these homes that have none, and another for homes of ended executors
-    beside them, if they need one. The caller has made the homes."""
+    """Start a janitor for those of these homes that have none, and another if homes of ended executors beside
+    them need one. The caller has made the homes."""
     unattended = [home for home in homes if not is_running(home)]
     if unattended:
         _start(unattended)
@@ -67,8 +66,8 @@ def ensure(homes: Sequence[str]) -> None:
 
 
 def _unattended_ended(place: str) -> str | None:
-    """A home of an ended executor in an application's directory, if these have no janitor. It looks only now
-    and then, because there may be many homes."""
+    """Return a home of an ended executor in an application's directory, if such homes have no janitor. Looks
+    only every `LOOKS_AFTER` seconds, because there may be many homes."""
     now = time.monotonic()
     if now < _last_looks.get(place, float("-inf")) + LOOKS_AFTER:
         return None
@@ -76,7 +75,7 @@ def _unattended_ended(place: str) -> str | None:
     lock = _lock_place_soon(place)
     if lock is None:
         return None
-    # before the homes are read: a janitor that found this lock taken leaves them to us
+    # release it before reading the homes: a janitor that found it taken meanwhile leaves its homes to us
     close_after_reading(lock)
     try:
         homes = [os.path.join(place, name) for name in calls.listdir(place)]
@@ -106,7 +105,7 @@ def _start(homes: Sequence[str]) -> None:
 
 
 def main(homes: Sequence[str]) -> None:
-    """Run until the executor has ended and its homes need nothing more."""
+    """Run until the executor has ended and its homes need no more work."""
     locks = _take_over(homes)
     unread, ended_homes = dict.fromkeys(locks), []
     looks = 0
@@ -117,7 +116,7 @@ def main(homes: Sequence[str]) -> None:
                 ended_homes.append(home)
             else:
                 _clear(home, owner)
-            # `sortshuffle clean --older-than` may remove a home without this lock
+            # release the lock, so that `sortshuffle clean --older-than` may remove the home
             close_after_reading(locks.pop(home))
         looks = 0 if owners else looks + 1
         if unread:
@@ -128,8 +127,8 @@ def main(homes: Sequence[str]) -> None:
 
 
 def _until_the_end(unread: dict[str, None]) -> dict[str, Owner]:
-    """Sweep homes until their executor has ended. Returns the owners that could be read; their homes leave
-    ``unread``."""
+    """Sweep homes until their executor has ended. Returns the owners that could be read, and removes their
+    homes from ``unread``."""
     owners = _read_owners(unread)
     listings = HomeListings()
     tick = 0
@@ -143,8 +142,8 @@ def _until_the_end(unread: dict[str, None]) -> dict[str, Owner]:
 
 
 def _read_owners(unread: dict[str, None]) -> dict[str, Owner]:
-    """The owners of these homes. A home that the system cannot read now stays in ``unread``, so that it is
-    tried again: else everything in it would be left behind."""
+    """Return the owners of these homes. A home that the system cannot read now stays in ``unread``, to be
+    tried again: otherwise its files would never be deleted."""
     owners: dict[str, Owner] = {}
     for home in list(unread):
         try:
@@ -158,10 +157,10 @@ def _read_owners(unread: dict[str, None]) -> dict[str, Owner]:
 
 
 def _look_after_ended(places: Iterable[str]) -> None:
-    """Sweep the homes of ended executors in these directories until none is left, or others do so.
+    """Sweep the homes of ended executors in these directories until none is left, or other janitors do so.
 
-    An executor has ended before its janitor comes here. So a janitor that finds a lock taken can rely on its
-    holder, which looks once more after it has released the lock.
+    An executor has ended before its janitor comes here. So a janitor that finds a lock taken can rely on the
+    lock's holder, which looks once more after it has released the lock.
     """
     untried, locks = dict.fromkeys(places), dict[str, int]()
     listings = HomeListings()
@@ -181,8 +180,8 @@ def _look_after_ended(places: Iterable[str]) -> None:
 
 
 def _locks_of(untried: dict[str, None]) -> dict[str, int]:
-    """The locks of these directories that this process gets. A directory whose lock cannot be tried now stays
-    in ``untried``: perhaps no other process has it."""
+    """Return the locks of these directories that this process gets. A directory whose lock cannot be tried
+    now stays in ``untried``: perhaps no other process has it."""
     locks: dict[str, int] = {}
     for place in list(untried):
         try:
@@ -203,8 +202,8 @@ def _is_any_left(place: str, listings: HomeListings) -> bool:
 
 
 def _lock_place(place: str) -> int | None:
-    """A descriptor that holds the lock of an application's directory, None if another process has it, or the
-    directory is gone. Raises OSError."""
+    """Return a descriptor that holds the lock of an application's directory; None if another process has the
+    lock, or the directory is gone. Raises OSError."""
     try:
         descriptor = calls.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -213,7 +212,7 @@ def _lock_place(place: str) -> int | None:
 
 
 def _lock_place_soon(place: str) -> int | None:
-    """The same in a task, which cannot wait for long: None also after some errors."""
+    """Do the same in a task, which cannot wait for long: return None after several errors, too."""
     for _ in range(TRIES):
         try:
             return _lock_place(place)
@@ -229,7 +228,7 @@ def _tidy(home: str, owner: Owner, listings: HomeListings, whole: bool) -> None:
         else:
             sweep_partials(home, time.time(), listings)
     except OSError:
-        pass  # the next look tries again; a janitor that ended here would leave everything behind
+        pass  # the next look tries again; a janitor that ended here would leave all files
 
 
 def _clear(home: str, owner: Owner) -> None:
@@ -249,9 +248,9 @@ def _clear(home: str, owner: Owner) -> None:
 
 
 def _take_over(homes: Sequence[str]) -> dict[str, int]:
-    """The homes whose locks this process gets, with the descriptors that hold them. It tries for a while,
-    because a task that checks for a janitor holds the lock for a moment; for longer after an error of the
-    system, because the next task may come late."""
+    """Take the locks of these homes; return the homes whose locks this process gets, with the descriptors
+    that hold them. Tries for a while, because a task that checks for a janitor holds the lock for a moment;
+    and longer after a system error, because the next task may come late."""
     locks: dict[str, int] = {}
     pause = TICK / TRIES
     tries = 0
@@ -264,7 +263,7 @@ def _take_over(homes: Sequence[str]) -> dict[str, int]:
 
 
 def _try_locks(homes: Sequence[str], locks: dict[str, int]) -> bool:
-    """Add the free locks to ``locks``. Returns whether the system gave an error for any."""
+    """Take the locks that are free, and add them to ``locks``. Returns whether there was a system error."""
     has_errors = False
     for home in (home for home in homes if home not in locks):
         try:
@@ -278,7 +277,7 @@ def _try_locks(homes: Sequence[str], locks: dict[str, int]) -> bool:
 
 
 def is_running(home: str) -> bool:
-    """Whether a janitor holds the home's lock; True where the system gives an error."""
+    """Return whether a janitor holds the home's lock; True if the system gives an error."""
     try:
         return is_locked(os.path.join(home, LOCK_FILE))
     except OSError:
@@ -286,8 +285,8 @@ def is_running(home: str) -> bool:
 
 
 def _lock(home: str) -> int | None:
-    """A descriptor that holds the lock, None if another process has it, or the home takes no lock. Raises
-    OSError where the host lacks descriptors, memory or locks for the moment."""
+    """Return a descriptor that holds the lock; None if another process has it, or the home takes no lock.
+    Raises OSError if the host lacks descriptors, memory or locks for the moment."""
     try:
         descriptor = calls.open(os.path.join(home, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         return _locked(descriptor)
@@ -298,8 +297,8 @@ def _lock(home: str) -> int | None:
 
 
 def _locked(descriptor: int) -> int | None:
-    """The descriptor, which holds its lock now; None if another process has the lock. The descriptor is
-    closed then, and where this raises OSError."""
+    """Lock the descriptor and return it. Closes it and returns None if another process has the lock; closes
+    it and raises OSError if the system does."""
     try:
         calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,16 +1,16 @@
-"""When map outputs may be deleted. `homes.owner` says who owns them, and where they lie.
+"""When map outputs may be deleted. `homes.owner` describes their owners, and where they lie.
 
-A map output lives exactly as long as Spark's own shuffle files of the same task attempt. Dead are
+A map output lives exactly as long as Spark's own shuffle files of the same task attempt. These are dead:
 
 * a ``.partial`` pair whose data file has no lock (its task failed or was killed);
 * a finished pair older than the grace time if none of the executor's local directories has
   ``shuffle_<any>_<attempt>_0.index`` (Spark removes that when no frame can use it);
 * a whole home whose executor has ended: its process is gone, or Spark removed its local directories.
 
-Two exceptions for an executor that has ended. Where Spark's own shuffle files outlive it
-(`Owner.served_by_spark`) each map output is deleted with its own shuffle files, without a grace time: none of
-its tasks can still finish. Where an external service of this package serves map outputs they outlive it too,
-and the service sweeps them.
+An executor that has ended has two exceptions. If Spark's own shuffle files outlive it
+(`Owner.served_by_spark`), each map output is deleted with Spark's files of its attempt, without a grace time:
+none of the executor's tasks can still finish. If an external service of this package serves its map outputs,
+they outlive it too, and the service sweeps them.
 
 Only the standard library is imported here: the janitor process (`homes.janitor`) must stay small. Only
 directories named like homes are deleted, and symbolic links are never followed.
@@ -32,14 +32,14 @@ from sortshuffle.storage.files.presence import is_gone, is_locked
 
 BLOCKS = "blockmgr-*"  # an executor's local directories, in those that Spark makes for the application
 # seconds; a file is created before it is locked, and renamed before it is unlocked. Both take microseconds,
-# so a partial that was not written to for this long is not in between
+# so a partial file that was not written to for this long is not between these steps
 PARTIAL_SETTLES = 5.0
 
 
 def dead_partials(home: str, now: float, listings: HomeListings | None = None) -> Iterator[PartitionedFile]:
-    """Unfinished pairs that no process writes. ``listings``: kept between sweeps."""
+    """Yield the unfinished pairs that no process writes. ``listings``: kept between sweeps."""
     for file in (listings or HomeListings()).partial(home):
-        # in this order: a pair that is finished meanwhile was unlocked after its index was written
+        # the lock first: a pair that is finished meanwhile was unlocked after its index was written
         if not _is_being_written(file) and _last_touched(file, now) > PARTIAL_SETTLES:
             yield file
 
@@ -47,29 +47,29 @@ def dead_partials(home: str, now: float, listings: HomeListings | None = None) -
 def dead_outputs(
     home: str, owner: Owner, now: float, listings: HomeListings | None = None
 ) -> Iterator[PartitionedFile]:
-    """Finished pairs that Spark has forgotten, older than the grace time. There is no grace time if the
-    executor has ended and left them to Spark. Raises OSError where Spark's directories cannot be read.
-    ``listings``: kept between sweeps."""
+    """Yield the finished pairs that Spark has forgotten and that are older than the grace time. There is no
+    grace time if the executor has ended and left them to Spark. Raises OSError if Spark's directories cannot
+    be read. ``listings``: kept between sweeps."""
     if owner.keep or not owner.local_directories:
         return
-    # before the files are listed: no task of an ended executor adds one
+    # check this before listing the files: no task of an ended executor adds one
     grace = float("-inf") if owner.leaves_outputs_to_spark and owner.has_ended() else owner.grace
     forgotten = (listings or HomeListings()).forgotten(home, owner.local_directories)
     dead = [file for file in forgotten if _last_touched(file, now) > grace]
-    if dead and listings is not None:  # rare: kept listings may be late, so list again before a deletion
-        afresh = set(HomeListings().forgotten(home, owner.local_directories))
-        dead = [file for file in dead if file in afresh]
+    if dead and listings is not None:  # rare: kept listings may be stale, so list again before a deletion
+        forgotten_now = set(HomeListings().forgotten(home, owner.local_directories))
+        dead = [file for file in dead if file in forgotten_now]
     yield from dead
 
 
 def finished_outputs(home: str) -> list[PartitionedFile]:
-    """The finished pairs of a home, and halves of pairs. Raises OSError."""
+    """Return the finished pairs of a home, and halves of pairs. Raises OSError."""
     return HomeListings().finished(home)
 
 
 def control_files(directories: Iterable[str], attempt: int) -> Iterator[str]:
-    """Spark's own shuffle files of a task attempt, which hold our control rows. ``directories``: local ones
-    of executors, or those above them, which Spark makes for the application."""
+    """Yield the paths of Spark's own shuffle files of a task attempt, which hold our control rows.
+    ``directories``: executors' local directories, or those above, which Spark makes for the application."""
     name = f"shuffle_*_{attempt}_0.*"
     for directory in map(glob.escape, directories):
         yield from calls.iglob(os.path.join(directory, "??", name))
@@ -87,9 +87,9 @@ def sweep(home: str, owner: Owner, listings: HomeListings | None = None) -> list
 
 
 def sweep_ended(place: str, listings: HomeListings | None = None) -> bool:
-    """The same for all homes in an application's directory whose executors have ended and left their map
-    outputs to Spark. Removes homes without a map output. Returns whether any home is left; one whose owner
-    cannot be read for the moment counts as left."""
+    """Sweep all homes in an application's directory whose executors have ended and left their map outputs to
+    Spark. Removes homes without a map output. Returns whether any home is left; a home whose owner cannot be
+    read for the moment counts as left."""
     is_left = False
     listings = listings or HomeListings()
     for name in _names(place):
@@ -102,7 +102,7 @@ def sweep_ended(place: str, listings: HomeListings | None = None) -> bool:
                 is_left = is_left or not owner.is_host_known
                 continue
             sweep(home, owner, listings)
-            # listed afresh, too, before it goes
+            # kept listings may be stale, so list again before a deletion
             if not listings.has_finished(home) and not HomeListings().has_finished(home):
                 remove_home(home)
         except OSError:
@@ -113,7 +113,7 @@ def sweep_ended(place: str, listings: HomeListings | None = None) -> bool:
 
 
 def sweep_partials(home: str, now: float, listings: HomeListings | None = None) -> list[str]:
-    """Delete the unfinished pairs without a writer; returns their base paths."""
+    """Delete the unfinished pairs without a writer; return their base paths."""
     dead = list(dead_partials(home, now, listings))
     for file in dead:
         file.delete_unfinished()
@@ -121,7 +121,7 @@ def sweep_partials(home: str, now: float, listings: HomeListings | None = None) 
 
 
 def remove_home(home: str) -> None:
-    """Delete a dead executor's home, and the directories above it that this leaves empty.
+    """Delete a dead executor's home, and the directories above it that become empty.
 
     The owner file is deleted last, so that a removal that failed or was interrupted is tried again. Raises
     `UsageError` for a directory that is not named like a home.
@@ -138,14 +138,14 @@ def remove_home(home: str) -> None:
 
 
 def remove_unowned(home: str) -> None:
-    """Remove a home whose owner file could not be written, and the directories above it that this leaves
-    empty: no janitor would know of it. It stays if another process has written an owner file meanwhile."""
+    """Remove a home whose owner file could not be written, and the directories above it that become empty: no
+    janitor would know of the home. It stays if another process has written an owner file meanwhile."""
     application = os.path.dirname(home)
     _remove_empty(home, application, os.path.dirname(application))
 
 
 def _remove_empty(*directories: str) -> None:
-    """Each lies in the next one."""
+    """Remove these directories, each of which lies in the next one, as far as they are empty."""
     for directory in directories:
         try:
             calls.rmdir(directory)
@@ -158,8 +158,8 @@ def _remove_empty(*directories: str) -> None:
 def _is_home(path: str) -> bool:
     path = os.path.abspath(path)
     application = os.path.dirname(path)
-    named_so = os.path.basename(os.path.dirname(application)) == HOME_ROOT
-    return named_so and not calls.islink(path) and not calls.islink(application)
+    in_home_root = os.path.basename(os.path.dirname(application)) == HOME_ROOT
+    return in_home_root and not calls.islink(path) and not calls.islink(application)
 
 
 def _names(directory: str) -> list[str]:
@@ -179,7 +179,7 @@ def _remove(path: str) -> None:
 
 
 def _last_touched(file: PartitionedFile, now: float) -> float:
-    """Seconds since any file of the pair was written to; 0 if there is none."""
+    """Return the seconds since any file of the pair was written to; 0 if there is no file."""
     newest = 0.0
     for path in (file.data_path, file.index_path, file.partial_data_path, file.partial_index_path):
         try:
@@ -190,6 +190,5 @@ def _last_touched(file: PartitionedFile, now: float) -> float:
 
 
 def _is_being_written(file: PartitionedFile) -> bool:
-    """Whether a writer holds its lock: on the partial data file, and for a moment of `finish()` on the
-    renamed one."""
+    """Return whether a writer holds its lock: on the partial file, or for a moment on the finished one."""
     return is_locked(file.partial_data_path) or is_locked(file.data_path)

@@ -1,13 +1,13 @@
-"""`Listings`: what is in directories. A directory is listed again only when a name came or went.
+"""`Listings`: what is in directories. A directory is listed again only when a name was added or removed.
 
-For the janitor and the shuffle service, which look at the same directories again and again: a look at one
-that did not change costs one call, however many files it has.
+For the janitor and the shuffle service, which look at the same directories again and again: a look at a
+directory that did not change costs one system call, however many files it has.
 
 Rules
-* A directory's time of change says that a name came or went. A directory that changed just before a look may
-  change again at the same time, so the next look lists it again.
-* Before a deletion list afresh, with new `Listings`: a system may note changes late.
-* The result of a listing is kept, so that known names need not be parsed again (``before``).
+* A directory's modification time shows that a name was added or removed. A directory that changed just before
+  a look may change again within the same tick of the clock, so the next look lists it again.
+* Before a deletion, list again with new `Listings`: a system may record changes late.
+* The result of a listing is kept, and passed to the next one: known names need not be parsed again.
 
 Not for several threads at once. Only the standard library is imported here: the janitor must stay small.
 """
@@ -20,8 +20,7 @@ from typing import Generic, TypeVar
 
 from sortshuffle import calls
 
-# seconds; longer than a tick of the clock of file systems: 10 ms on most, one second on ext3 and old NFS, two
-# on FAT
+# seconds; longer than a tick of a file system's clock: 10 ms on most, 1 s on ext3 and old NFS, 2 s on FAT
 SETTLES = 2.5
 
 Made = TypeVar("Made")
@@ -29,8 +28,8 @@ Stamp = tuple[int, int, int]
 
 
 class Listings(Generic[Made]):
-    """``make``: makes a result of the names in a directory and of its result before, if there is one.
-    ``clock``: seconds since 1970, as in the times of file systems."""
+    """Results made from the names in directories. ``make``: makes the result for a directory from its names
+    and from its last result, if there is one. ``clock``: seconds since 1970, as file systems use."""
 
     def __init__(
         self, make: Callable[[list[str], Made | None], Made], clock: Callable[[], float] = time.time
@@ -41,11 +40,10 @@ class Listings(Generic[Made]):
         self._unvisited: set[str] = set()
 
     def __iter__(self) -> Iterator[str]:
-        """The directories that are known."""
         return iter(list(self._known))
 
     def list_if_changed(self, directory: str) -> Made | None:
-        """The result for the directory as it is now; None if there is none. Raises OSError."""
+        """Return the result for the directory as it is now; None if it is gone. Raises OSError."""
         self._unvisited.discard(directory)
         now = self._clock()  # first: a later change has a later time than a settled directory
         try:
@@ -60,7 +58,7 @@ class Listings(Generic[Made]):
         return made
 
     def forget_unvisited(self) -> None:
-        """Forget the directories that nobody has looked at since the last call."""
+        """Forget the directories that were not looked at since the last call."""
         self.forget(self._unvisited)
         self._unvisited = set(self._known)
 
@@ -76,5 +74,5 @@ def _stamp(directory: str) -> Stamp:
 
 
 def _is_settled(stamp: Stamp, now: float) -> bool:
-    """Whether a later change gives the directory another stamp."""
+    """Return whether a later change will give the directory another stamp."""
     return now - stamp[2] / 1e9 > SETTLES

@@ -1,9 +1,8 @@
-"""Lost map outputs: how Spark is made to run their producers again.
+"""Lost map outputs: how to make Spark run their producers again.
 
-Spark knows a map output by its own shuffle files, which hold the control rows. Python code cannot tell Spark
-that a fetch failed. But if those files are gone, the next task that asks for them has a failed fetch, and
-Spark runs the map task again. So they are removed: by a consumer on the same host, or by the shuffle service
-of the host where they lie.
+Spark knows a map output by its own shuffle files, which hold the control rows. Python code cannot report a
+failed fetch to Spark. But if those files are gone, the next task that asks for them has a failed fetch, and
+Spark runs the map task again. So they are removed: by a consumer on their host, or by its shuffle service.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ def make_producer_run_again(file: PartitionedFile, own_directories: tuple[str, .
     """Remove Spark's own control files of this map output, as far as this process can reach them.
 
     ``own_directories``: local directories of the executor that this process works for, or those above them.
-    They are searched where no home says who wrote the map output: on storage that every host sees, or because
-    the home is gone. Attempt numbers are unique in an application.
+    They are searched if no home names the map output's owner: it is on storage that every host sees, or its
+    home is gone. Attempt numbers are unique in an application.
     """
     if file.attempt is None:
         return
@@ -34,8 +33,7 @@ def make_producer_run_again(file: PartitionedFile, own_directories: tuple[str, .
 
 
 def remove_control_files(directories: Iterable[str], attempt: int) -> None:
-    """Remove Spark's own files of a task attempt from these local directories of its application, and from
-    those below."""
+    """Remove Spark's own files of a task attempt from these local directories, and from those below."""
     for path in control_files(directories, attempt):
         try:
             calls.unlink(path)
@@ -44,8 +42,8 @@ def remove_control_files(directories: Iterable[str], attempt: int) -> None:
 
 
 def _keep_from_adoption(file: PartitionedFile) -> None:
-    """Delete the pair, under all its names in homes of its application. Else the map task that runs again
-    would adopt it as its finished output."""
+    """Delete the pair, under all its names in homes of its application. Otherwise the map task that runs
+    again would adopt it as its finished output."""
     homes = os.path.dirname(os.path.dirname(file.base))
     map_output = os.path.basename(file.base).rpartition("-attempt-")[0]
     pattern = os.path.join(glob.escape(homes), "*", f"{glob.escape(map_output)}-attempt-*{DATA_SUFFIX}")
@@ -65,4 +63,4 @@ def _delete(file: PartitionedFile) -> None:
     try:
         file.delete()
     except OSError:
-        pass  # then it cannot be read either
+        pass  # a pair that cannot be deleted cannot be read either

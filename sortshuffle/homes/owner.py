@@ -1,8 +1,8 @@
 """`Owner`: the executor that a home belongs to, as the home's ``owner.json`` says.
 
-Homes lie in ``<local directory>/sortshuffle/<application>/<host>-<pid>-<digest>/``. The process is the
-executor's JVM; the digest is of the whole ``owner.json`` (`Owner.home_name`). So no two executors share a
-home, whatever containers they are in, and the rules for a home's files never change.
+Homes lie in ``<local directory>/sortshuffle/<application>/<host>-<pid>-<digest>/``. ``pid`` is the process of
+the executor's JVM; the digest covers the whole ``owner.json`` (`Owner.home_name`). So no two executors share
+a home, whatever containers they are in, and the rules for a home's files never change.
 
 Only the standard library is imported here: the janitor process (`homes.janitor`) must stay small.
 """
@@ -22,7 +22,7 @@ from sortshuffle.storage.files.presence import is_gone
 HOME_ROOT = "sortshuffle"
 OWNER_FILE = "owner.json"
 SILENT_FILE = "silent.json"  # which services did not answer an executor's workers (`spark.worker.silence`)
-NAME_DIGEST_BYTES = 6  # of a few executors and settings of one host and pid
+NAME_DIGEST_BYTES = 6  # distinguish the few executors and settings with the same host and pid
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Owner:
     """The executor that a home belongs to.
 
     ``pid`` and ``started``: its JVM and that process's start time in clock ticks since boot, so that a later
-    process of the same pid is not taken for it. ``namespace``: of process numbers; empty if unknown.
+    process with the same pid is not mistaken for it. ``namespace``: of process numbers; empty if unknown.
     ``local_directories``: Spark's; empty if unknown. ``keep``: finished files stay where they are.
     ``outlived``: finished files outlive the executor, because the host's shuffle service serves them until it
     sweeps (`sortshuffle serve`). ``served_by_spark``: Spark's own shuffle files outlive the executor, because
@@ -59,7 +59,7 @@ class Owner:
         outlived: bool = False,
         served_by_spark: bool = False,
     ) -> Owner:
-        """The owner that is this process, which must be visible from here. One that has ended is not live."""
+        """Return a process as an owner. It must be visible from here; if it has ended it is not live."""
         return Owner(
             application,
             host_name(),
@@ -87,7 +87,7 @@ class Owner:
 
     @staticmethod
     def read(home: str) -> Owner | None:
-        """The owner of a home; None where the file is missing or not readable as one."""
+        """Return the owner of a home; None if the file is missing, malformed or cannot be read."""
         try:
             return Owner.load(home)
         except OSError:
@@ -95,7 +95,7 @@ class Owner:
 
     @staticmethod
     def load(home: str) -> Owner | None:
-        """The same, but raises OSError where the system cannot read it for the moment."""
+        """Return the same, but raise OSError if the system cannot read the file for the moment."""
         try:
             with calls.open_file(os.path.join(home, OWNER_FILE), encoding="utf-8") as opened:
                 found = json.load(opened)
@@ -108,21 +108,21 @@ class Owner:
 
     @property
     def is_visible(self) -> bool:
-        """Whether its process is visible from here: in another container it is not. Only for this host."""
+        """Whether its process is visible from here, and not in another container. Only for this host."""
         return self.namespace in ("", process_namespace())
 
     @property
     def is_host_known(self) -> bool:
-        """Whether this process can tell if the owner is on this host: it knows its own boot id and namespace,
-        where it knows the owner's."""
+        """Whether this process can tell if the owner is on this host: it knows its own boot id and namespace
+        if it knows the owner's."""
         return bool(boot_id() or not self.boot) and bool(process_namespace() or not self.namespace)
 
     def on_this_host(self) -> bool:
         return self.boot == boot_id() and is_this_host(self.host)
 
     def is_live(self) -> bool:
-        """Whether the executor still runs and still has its local directories. Only for this host. If that is
-        unknown it counts as running, because a deletion cannot be undone."""
+        """Return whether the executor still runs and still has its local directories. Only for this host. An
+        executor in an unknown state counts as live, because a deletion cannot be undone."""
         if not self.is_visible:
             return True
         if not is_running(self.pid, self.started):
@@ -131,15 +131,15 @@ class Owner:
 
     @property
     def leaves_outputs_to_spark(self) -> bool:
-        """Whether its finished files stay after its end, as long as Spark serves its own shuffle files."""
+        """Whether finished files stay after the executor's end, while Spark serves its own shuffle files."""
         return self.served_by_spark and bool(self.local_directories) and not (self.outlived or self.keep)
 
     def has_ended(self) -> bool:
-        """Whether it is known to have ended. Only its own host knows."""
+        """Return whether the executor is known to have ended. Only its own host knows."""
         return self.on_this_host() and not self.is_live()
 
     def application_has_ended(self) -> bool:
-        """Whether its application is known to have ended: Spark (standalone, YARN) removes the directories
-        above an executor's local ones with the application, not with the executor. Only for this host."""
+        """Return whether the application is known to have ended: Spark (standalone, YARN) removes directories
+        above the executors' local ones with the application, not with an executor. Only for this host."""
         above = {os.path.dirname(directory) for directory in self.local_directories}
         return bool(above) and all(map(is_gone, above))

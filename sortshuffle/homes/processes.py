@@ -1,7 +1,7 @@
-"""Processes of this host: what identifies one, and whether it still runs.
+"""Processes of this host: what identifies a process, and whether it still runs.
 
-A number does not identify a process, because the system uses it again. The number and the start time do, with
-the run of the system (`boot_id`) and the namespace of the number.
+A number does not identify a process, because the system reuses numbers. A process is identified by its number
+and start time, with the run of the system (`boot_id`) and the namespace of the number.
 
 Only the standard library is imported here: the janitor process (`homes.janitor`) must stay small.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sortshuffle import calls
 
-_ENDED = ("Z", "X", "x")  # states of a process that has ended, but that its parent has not yet asked about
+_ENDED = ("Z", "X", "x")  # states of a process that has ended, but that its parent has not waited for
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ _ids = _SystemIds()
 
 
 def boot_id() -> str:
-    """Identifies this run of the operating system; empty if unknown."""
+    """Return the id of this run of the operating system; empty if unknown."""
     if not _ids.boot:
         try:
             with calls.open_file("/proc/sys/kernel/random/boot_id", encoding="ascii") as opened:
@@ -39,7 +39,7 @@ def boot_id() -> str:
 
 
 def process_namespace() -> str:
-    """The namespace of process numbers in which this process sees others; empty if unknown."""
+    """Return the namespace of process numbers in which this process sees others; empty if unknown."""
     if not _ids.namespace:
         try:
             _ids.namespace = calls.readlink("/proc/self/ns/pid")
@@ -49,15 +49,15 @@ def process_namespace() -> str:
 
 
 def process_start(pid: int) -> int | None:
-    """Start time of a process in ticks since boot, None if there is no such process or it has ended.
-    Raises OSError if it cannot be read."""
+    """Return the start time of a process in ticks since boot; None if there is no such process or it has
+    ended. Raises OSError if it cannot be read."""
     fields = _stat_fields(pid)
     return None if fields is None or fields[0] in _ENDED else int(fields[19])
 
 
 def is_running(pid: int, started: int) -> bool:
-    """Whether the process with that start time still runs. If that cannot be read, for example for lack of
-    descriptors, it counts as running."""
+    """Return whether the process with this start time still runs. If that cannot be read, for example for
+    lack of descriptors, it counts as running."""
     try:
         return process_start(pid) == started
     except OSError:
@@ -65,8 +65,7 @@ def is_running(pid: int, started: int) -> bool:
 
 
 def executor_pid() -> int:
-    """The JVM that this Python worker works for: the nearest ancestor that is a Java process, or else
-    the parent."""
+    """Return the JVM that this worker works for: its nearest ancestor that runs Java, or else its parent."""
     pid = os.getppid()
     while pid > 1:
         fields = _stat_fields(pid)
@@ -79,8 +78,8 @@ def executor_pid() -> int:
 
 
 def _stat_fields(pid: int) -> list[str] | None:
-    """Fields of /proc/<pid>/stat behind the command name, which may contain anything; None if there is no
-    such process. Raises OSError if they cannot be read."""
+    """Return the fields of /proc/<pid>/stat after the command name, which may contain anything; None if there
+    is no such process. Raises OSError if they cannot be read."""
     try:
         with calls.open_file(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as opened:
             return opened.read().rpartition(")")[2].split()

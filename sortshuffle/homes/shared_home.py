@@ -3,21 +3,20 @@
     <root>/sortshuffle/<application>/shared-<boot>-<token>/     on each host
     <URL>/<application>-<token>/                                on storage that every host sees
 
-The shuffle manager's map outputs lie there, written by the engine of the host. They outlive the executors,
+They hold the shuffle manager's map outputs, which the engine of the host writes. These outlive the executors,
 and are removed when Spark unregisters their shuffle, or with the application: the process that ends the
-host's service removes the home (`service.host.rendezvous`). The home at a URL is the whole application's, so
-only the driver's host removes it.
+host's service removes the home (`service.host.rendezvous`). The home at a URL belongs to the application on
+all hosts, so only the driver's host removes it.
 
 Rules
-* ``token`` is random and one application's, and ``boot`` is one run of one system. So two applications of one
-  id, two containers, or a machine that was restarted never share a home.
-* Only the driver makes the home at a URL of a directory that all hosts have mounted. A host where it is
-  missing has not mounted the directory, or has mounted another one: its engine writes nothing, and reports no
-  loss (`expect_stored_home`).
-* The directory that Spark makes for an application, and removes with it, is never made here: it would say for
-  ever that the application lives. A home whose root is such a directory, and is gone, stays gone.
-* Its owner is the process that keeps the service running. `sortshuffle clean` removes a home whose owner has
-  ended; the janitors do not look at it. The home at a URL has no owner.
+* ``token`` is random and unique to an application, and ``boot`` to one run of a system. So two applications
+  with the same id, two containers, or a machine before and after a restart never share a home.
+* At the URL of a mounted directory only the driver makes the home. A host that does not see it has not
+  mounted that directory: its engine writes nothing, and reports no loss (`expect_stored_home`).
+* The directory that Spark makes for an application, and removes with it, is never made here: its presence
+  would mean for ever that the application lives. Once such a directory is gone, no home is made in it.
+* The owner of a home is the process that keeps the service running. `sortshuffle clean` removes a home whose
+  owner has ended; the janitors do not look at it. The home at a URL has no owner.
 
 Only the standard library is imported here: the supervisor must stay small.
 """
@@ -50,19 +49,18 @@ _SHOWN = 8  # characters of the boot id in the name; the token is what makes it 
 
 
 def shared_home(root: str, application: str, boot: str, token: str) -> str:
-    """The home of an application below a root. ``boot``: the run of the system (`processes.boot_id`)."""
+    """Return an application's home below a root. ``boot``: the run of the system (`processes.boot_id`)."""
     shown = boot.replace("-", "")[:_SHOWN] or "unknown"
     return os.path.join(root, HOME_ROOT, application, f"{PREFIX}{shown}-{token}")
 
 
 def stored_home(url: str, application: str, token: str) -> str:
-    """The home of an application directly below a URL, where `sortshuffle clean` finds it as an application's
-    directory."""
+    """Return an application's home directly below a URL, where `sortshuffle clean` finds it."""
     return application_url(url, stored_name(application, token))
 
 
 def make_stored_home(home: str) -> None:
-    """Make the home at a URL, where that is a mounted directory, for this user only. For the driver's host.
+    """Make the home at a URL, if that is a mounted directory, for this user only. For the driver's host.
     Raises OSError."""
     path = mounted_path(home)
     if path is not None:
@@ -71,7 +69,7 @@ def make_stored_home(home: str) -> None:
 
 
 def expect_stored_home(home: str) -> None:
-    """Raises OSError where the home at a URL is in a mounted directory, and the driver's is not seen here."""
+    """Raise OSError if the home at a URL is in a mounted directory, and this host does not see the home."""
     path = mounted_path(home)
     if path is None:
         return
@@ -89,13 +87,14 @@ def expect_stored_home(home: str) -> None:
 
 
 def is_shared(home: str) -> bool:
-    """Whether a directory is named like a shared home."""
+    """Return whether a directory is named like a shared home."""
     return os.path.basename(home).startswith(PREFIX)
 
 
 def make_shared_home(home: str, keeper: int, keep: bool, *, makes_root: bool = True) -> None:
-    """Make it, for this user only. ``keeper``: the process that keeps the service running. ``keep``: finished
-    files stay when the application ends. ``makes_root``: make its root too. Raises OSError."""
+    """Make a shared home, for this user only. ``keeper``: the process that keeps the service running.
+    ``keep``: finished files stay when the application ends. ``makes_root``: make the root too. Raises
+    OSError."""
     if makes_root:
         make_private(home)
     else:
@@ -107,25 +106,25 @@ def make_shared_home(home: str, keeper: int, keep: bool, *, makes_root: bool = T
 
 
 def _make_below_root(home: str) -> None:
-    """Make one directory after the other: the first one fails where the root is gone."""
+    """Make the home and the directories above it one by one: the first fails if the root is gone."""
     of_application = os.path.dirname(home)
     for directory in (os.path.dirname(of_application), of_application, home):
         try:
             calls.mkdir(directory, 0o700)
         except FileExistsError:
-            pass  # an engine before this one has made it
+            pass  # an earlier engine has made it
 
 
 def remove_shared_home(home: str) -> bool:
-    """Remove it with everything in it. Returns whether it is gone."""
+    """Remove a shared home with everything in it. Returns whether it is gone."""
     if not is_gone(home):
         remove_home(home)
     return is_gone(home)
 
 
 def begin_to_remove_stored_home(home: str, left: str) -> subprocess.Popen[bytes]:
-    """Remove the home at a URL, in a process of its own, for which no caller waits: a store may take minutes,
-    and its libraries are large. ``left``: a file, which gets the reason if something is left."""
+    """Start a process that removes the home at a URL. It is not waited for: a store may take minutes, and its
+    libraries are large. ``left``: a file for the reason if something is left."""
     return calls.Popen(
         [
             sys.executable,
@@ -138,6 +137,6 @@ def begin_to_remove_stored_home(home: str, left: str) -> subprocess.Popen[bytes]
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=environment(),
-        start_new_session=True,  # it goes on when its parent ends
+        start_new_session=True,  # it continues when its parent ends
         cwd="/",
     )

@@ -1,4 +1,4 @@
-"""Small files of JSON that processes of a host leave each other: a reader finds the old value or the new one.
+"""Small JSON files that processes of a host share: a reader finds the old value or the new one.
 
 Standard library only: the janitor and the supervisor use it, too.
 """
@@ -17,8 +17,8 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def replace_json(path: str, value: Any, mode: int = 0o666) -> None:
-    """Write the file anew, as a whole; one thread of a process at a time. ``mode``: of the file, less the
-    umask. Raises OSError, and leaves no partial file then."""
+    """Replace the file as a whole. Not for several threads at once. ``mode``: of the file, less the umask.
+    Raises OSError, and leaves no partial file then."""
     partial = f"{path}.{os.getpid()}"
     try:
         descriptor = calls.open(partial, _NEW, mode)
@@ -37,5 +37,5 @@ def replace_json(path: str, value: Any, mode: int = 0o666) -> None:
 
 
 def is_partial(name: str) -> bool:
-    """Whether a process that was killed left this behind when it wrote a file anew."""
+    """Return whether this is the partial file of a process, which may have been killed while writing."""
     return re.search(r"\.\d+$", name) is not None

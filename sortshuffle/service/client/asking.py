@@ -1,15 +1,15 @@
-"""`ask_each`: the same question to the services of many hosts, some of which are gone.
+"""`ask_each`: ask the services of many hosts the same question, although some of them may be gone.
 
-A few are asked at once, and the next as soon as one has answered. So a service that does not answer holds up
-one place of these, and not the others.
+A few services are asked at a time; when one has answered, the next is asked. So a service that does not
+answer occupies one place, and does not hold up the others.
 
 Rules
-* What is asked is over when the time is: who has not answered then is not waited for. That nothing was heard
-  of a service counts only if it had all of its own time.
-* A worker may run at the limit of its address space, its threads or its files: then fewer are asked at once.
-  A thread that finds no room leaves its service to the others and ends. When all helpers have ended, the
-  caller's own thread asks those that are left, one after another. Whom it cannot ask even then has not been
-  asked: nothing is said of that service.
+* The time for all services is limited: when it is over, the remaining answers are not waited for. A service
+  counts as silent only if it had its full time-out.
+* A worker may run at the limit of its address space, threads or descriptors: then fewer services are asked at
+  a time. A helper thread that lacks one of these leaves its service to the others and ends. When all helpers
+  have ended, the caller's thread asks the remaining services one after another. The result says nothing of a
+  service that even this thread cannot ask.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from sortshuffle.errors import OUT_OF, ServiceUnavailableError, SortShuffleError
 from sortshuffle.service.client.client import ServiceClient, ServiceClients
 from sortshuffle.service.client.client_settings import ClientSettings
 
-# services; each takes up to three threads (who asks, who receives, who finds the host), and the address space
-# of their stacks, 8 MiB each: these 240 MiB fit into a worker whose address space is limited to 1 GiB
-# (spark.executor.pyspark.memory)
+# services; each takes up to three threads (asking, receiving, resolving), whose stacks take 8 MiB of address
+# space each: these 240 MiB fit into a worker limited to 1 GiB (spark.executor.pyspark.memory)
 AT_ONCE = 10
 
-# of these there are no more for another connection: descriptors, memory, ports
+# this process lacks descriptors, memory or ports for another connection
 OF_THIS_PROCESS = (*OUT_OF, errno.ENOBUFS, errno.EADDRNOTAVAIL)
 
 Answer = TypeVar("Answer")
@@ -44,20 +43,21 @@ def ask_each(
     settings: ClientSettings,
     within: float,
 ) -> dict[str, Answer | None]:
-    """What ``ask`` gives of the service at each address, None where that does not answer. ``settings``: say
-    how long one service may take; ``within``: all together, in seconds, however much ``ask`` asks for. Those
-    whose turn does not come in that time are not in the result, nor those that did not answer in what was
-    left of it, nor those that this process had no thread, memory or descriptor to ask. Does not raise what
-    services, threads or memory are at fault for."""
+    """Return what ``ask`` returns for the service at each address; None for a service that does not answer.
+
+    ``settings``: limit the time of one service. ``within``: seconds for all of them, however many requests
+    ``ask`` makes. The result leaves out services whose turn did not come in that time, that did not answer in
+    what was left of it, or that this process lacked the threads, memory or descriptors to ask. Raises no
+    errors that services, or a lack of threads or memory, cause."""
     until = time.monotonic() + within
     left = deque(dict.fromkeys(addresses))
     answers: dict[str, Answer | None] = {}
 
     def work(is_alone: bool = False) -> None:
-        """``is_alone``: no other thread takes room, and none would take over what is left to it."""
+        """Ask services until none is left. ``is_alone``: no other thread would take over a service."""
         while (seconds := until - time.monotonic()) > 0:
             try:
-                address = left.popleft()  # which threads may do at once
+                address = left.popleft()  # thread-safe
             except IndexError:
                 return
             try:
@@ -65,9 +65,9 @@ def ask_each(
                 with closing(ServiceClients(timed)) as clients:
                     answers[address] = ask(clients.client(address))
             except (SortShuffleError, OSError, RuntimeError, MemoryError) as error:
-                if _is_own(error):
+                if _is_own_shortage(error):
                     if not is_alone:
-                        left.appendleft(address)  # first: what comes first is what the caller wants most
+                        left.appendleft(address)  # first again: callers put first what they want most
                         return
                     continue
                 is_cut = seconds < settings.timeout or time.monotonic() >= until
@@ -81,21 +81,21 @@ def ask_each(
             helper.start()
             helpers.append(helper)
     except (RuntimeError, MemoryError):
-        pass  # no thread to be had: those that run ask all
+        pass  # no more threads: those that run ask all services
     work()
     for helper in helpers:
         helper.join(max(0.0, until - time.monotonic()))
     work(is_alone=True)
-    return dict(answers)  # one that is late, because it closes its connection, changes that no more
+    return dict(answers)  # a copy, which a helper that is late does not change
 
 
 def _is_silence(error: BaseException) -> bool:
-    """Whether it might have answered later."""
+    """Return whether the service might have answered later."""
     return isinstance(error, ServiceUnavailableError) and error.refused is None
 
 
-def _is_own(error: BaseException | None) -> bool:
-    """Whether it is not the service that is at fault, but what this process is out of."""
+def _is_own_shortage(error: BaseException | None) -> bool:
+    """Return whether the cause is not the service, but a shortage in this process."""
     while error is not None:
         is_no_thread = isinstance(error, RuntimeError) and not isinstance(error, SortShuffleError)
         if is_no_thread or isinstance(error, MemoryError):

@@ -1,14 +1,13 @@
-"""`Backoff`: when to try again what failed, and when to give up.
+"""`Backoff`: when to retry what failed, and when to give up.
 
-Used by `Trouble` for a connection, and by each of its channels for requests that the service refused.
+Used by `Trouble` for a link's connections, and by each channel for requests that the service refused.
 Arithmetic only: the caller waits.
 
     calm --failed--> in trouble --failed--> .. --failed, too long--> given up
       ^                  |
       +-----progress-----+
 
-The delay doubles from `FIRST_DELAY` to `MOST_DELAY`; the last one is cut so that one more attempt is made
-when the time is over.
+The delay doubles from `FIRST_DELAY` to `MOST_DELAY`. The last delay is cut to end with the time limit.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-FIRST_DELAY = 0.1  # seconds; a service that its supervisor starts again is back after a few of these
-MOST_DELAY = 10.0  # seconds; so that hundreds of consumers do not keep a host busy that has just come up
+FIRST_DELAY = 0.1  # seconds; a service that its supervisor restarts is back after a few of these
+MOST_DELAY = 10.0  # seconds; long enough that hundreds of consumers do not swamp a host that has just come up
 
 
 class Backoff:
-    """``limit``: seconds without progress after which it is given up."""
+    """The state of one operation that is retried. ``limit``: seconds without progress before giving up."""
 
     def __init__(self, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
@@ -35,13 +34,13 @@ class Backoff:
         return 0.0 if self._since is None else self._clock() - self._since
 
     def progress(self) -> None:
-        """Something came: whatever fails from now on is new trouble."""
+        """Record progress: the next failure starts new trouble."""
         self._since = None
         self._delay = FIRST_DELAY
 
     def failed(self, since: float | None = None) -> float | None:
-        """Seconds to wait before the next attempt, None when it is to be given up. ``since``: when what
-        failed was begun, on the clock; now, if it is not told."""
+        """Return the seconds to wait before the next attempt, or None to give up. ``since``: when new trouble
+        began, by the clock; None: now."""
         if self._since is None:
             self._since = self._clock() if since is None else since
         left = self._limit - self.lasted

@@ -1,14 +1,14 @@
-"""`ServiceClient`: what a task asks of the shuffle service of one host; `ServiceClients`: of all hosts.
+"""`ServiceClient`: makes requests to the shuffle service of one host; `ServiceClients`: those of all hosts.
 
-    ServiceClients          one per task: a client for each service, and the room for data ahead
-      ServiceClient         one per service: what may be asked
+    ServiceClients          one per task: a client for each service, and the memory for data ahead
+      ServiceClient         one per service: the requests that can be made
         ServiceLink         its channels, and the thread that receives for them
 
 Rules
 * Closing never waits for the service.
-* Connections are not inherited: in a forked process the clients begin anew.
-* Large indexes come one at a time: whoever has the turn waits for its index and for nothing else, and for a
-  time-out at most. Then it goes on without the turn, beside the next one.
+* Connections are not inherited: a forked process starts with new clients.
+* Large indexes come one at a time: the request that has the turn waits for its index and for nothing else,
+  and for one time-out at most. Then it continues without the turn, beside the next one.
 
 Lock order: the turn of large indexes, a link's lock, that of `FloatingCredits`.
 """
@@ -36,12 +36,12 @@ from sortshuffle.service.wire.protocol import FoundOutput, MapOutputAddress, Ver
 from sortshuffle.storage.files.extents import Extent
 from sortshuffle.storage.files.ranges import SubpartitionRange
 
-TURN_TICK = 1.0  # seconds between two looks at whether a large index that waits for its turn is still wanted
+TURN_TICK = 1.0  # seconds between checks whether a large index that waits for its turn is still wanted
 
 
 class ServiceClients:
-    """The clients of one task, made when they are first needed. The caller closes them. ``turn``: of large
-    indexes, where others in this process ask for such, too."""
+    """The clients of one task, each created on first use. The caller closes them. ``turn``: the turn of large
+    indexes, if several instances in this process share it."""
 
     def __init__(self, settings: ClientSettings, turn: threading.Lock | None = None) -> None:
         self.settings = settings
@@ -49,8 +49,8 @@ class ServiceClients:
         self._begin()
 
     def client(self, address: str) -> ServiceClient:
-        """Of the service at ``host:port``. Nothing is connected yet. Raises `UsageError` for what is no
-        address, `StateError` after `close`."""
+        """Return the client for the service at ``host:port``. Does not connect. Raises `UsageError` for a
+        malformed address, `StateError` after `close`."""
         if self._process != os.getpid():
             self._begin()
         with self._lock:
@@ -65,8 +65,8 @@ class ServiceClients:
             return client
 
     def close(self) -> None:
-        """Give up what is still being read, and close all connections. Waits for the threads to end, but no
-        longer than `JOIN_TIMEOUT` together, nor longer than ``until``. May be called again."""
+        """Abort reads that are under way, and close all connections. Waits for the threads to end, but no
+        longer than `JOIN_TIMEOUT` in all, nor longer than the settings' ``until``. May be called again."""
         if self._process != os.getpid():
             return
         with self._lock:
@@ -90,7 +90,7 @@ class ServiceClients:
 
 
 class ServiceClient:
-    """What a task asks of the service at ``address``. ``turn``: of large indexes, also of others."""
+    """Makes requests to the service at ``address``. ``turn``: of large indexes, which clients share."""
 
     def __init__(
         self,
@@ -107,10 +107,10 @@ class ServiceClient:
         self._turn = turn or threading.Lock()
 
     def index(self, output: MapOutputAddress, host: str, regions: int | None = None) -> memoryview:
-        """The index file of a map output, not verified. ``regions``: how many it has, None if that is not
-        known. A large one waits until no other large one comes, or the other has had its time-out. Raises
-        `DataLossError` if it is gone, `ServiceUnavailableError`, `AuthenticationError`, `ProtocolError` for
-        one that is larger than such an index can be."""
+        """Return the index file of a map output, unverified. ``regions``: how many it has, None if unknown.
+        A large index waits until no other large one is coming, or the other has had its time-out. Raises
+        `DataLossError` if the index is gone, `ServiceUnavailableError`, `AuthenticationError`,
+        `ProtocolError` if it is larger than such an index can be."""
         channel = IndexChannel(_asked("the index", output, host), output, regions)
         with self.link.opened(channel):
             self.link.wait(channel, lambda: channel.is_complete or channel.needs_turn)
@@ -125,8 +125,8 @@ class ServiceClient:
     def extents(
         self, output: MapOutputAddress, host: str, subpartitions: SubpartitionRange, extent: Extent
     ) -> pa.Buffer:
-        """The bytes of these subpartitions of a map output that has one region, not verified. ``extent``: all
-        of theirs as if they were one. Raises as `index` does."""
+        """Return the bytes of these subpartitions of a map output that has one region, unverified.
+        ``extent``: stands for the extents of them all. Raises as `index` does."""
         stream = WholeStream(
             _asked(f"subpartitions {subpartitions}", output, host), output, (extent,), subpartitions
         )
@@ -135,8 +135,8 @@ class ServiceClient:
             return stream.take()
 
     def find(self, wanted: MapOutputAddress) -> FoundOutput | None:
-        """A finished map output whose executor has ended, if the service has one. ``wanted``: its attempt is
-        0, and its id is the driver's name. Raises `ServiceUnavailableError`, `AuthenticationError`."""
+        """Find a finished map output of an ended executor; None if the service has none. ``wanted``: attempt
+        0, and for its id the driver's name. Raises `ServiceUnavailableError`, `AuthenticationError`."""
         name = f"exchange {wanted.exchange}, map {wanted.map_index} of {wanted.application}"
         what = f"a finished output of {name}"
         question = find_question(Asked(what, Place(what), self.address), wanted)
@@ -145,8 +145,8 @@ class ServiceClient:
         return question.result if isinstance(question.result, FoundOutput) else None
 
     def report_damage(self, output: MapOutputAddress, host: str, subpartition: int, region: int) -> Verdict:
-        """What the service finds where bytes failed their checksum here. Where they are damaged or gone it
-        sees to it that the producer runs again. Raises as `find` does."""
+        """Have the service check bytes that failed their checksum here, and return its verdict. If they are
+        damaged or gone, the service makes the producer run again. Raises as `find` does."""
         asked = _asked(f"the verdict on region {region}, subpartition {subpartition}", output, host)
         question = damage_question(asked, output, subpartition, region)
         with self.link.opened(question):
@@ -155,8 +155,8 @@ class ServiceClient:
         return question.result
 
     def remove(self, application: str, shuffle: int, token: bytes) -> bool:
-        """Have the service's engine delete the map outputs of a shuffle; whether it is of that application.
-        Raises as `find` does."""
+        """Have the service's engine delete the map outputs of a shuffle. Returns whether the engine belongs
+        to that application. Raises as `find` does."""
         what = f"the removal of shuffle {shuffle} of {application}"
         question = remove_question(Asked(what, Place(what), self.address), application, shuffle, token)
         with self.link.opened(question):
@@ -165,8 +165,8 @@ class ServiceClient:
 
     @contextmanager
     def _in_turn(self, channel: IndexChannel) -> Iterator[None]:
-        """No other large index takes its turn while the block runs. Without the turn where nothing more is to
-        come: the channel is complete, has failed, or was closed."""
+        """Hold the turn of large indexes while the block runs; or run the block without it once nothing more
+        will come for the channel, because it is complete, has failed, or was closed."""
         has_turn = False
         while channel.is_wanted and not has_turn:
             has_turn = self._turn.acquire(timeout=TURN_TICK)

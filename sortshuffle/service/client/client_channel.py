@@ -1,20 +1,20 @@
-"""`ClientChannel`: one request of a client to a shuffle service, what comes for it, and who waits for it.
+"""`ClientChannel`: one request of a client to a shuffle service, its data, and its consumer's wait for them.
 
     ClientChannel
       Question       one answer: find a map output, report damage         (`service.client.questions`)
-      IndexChannel   an index file, whose size is not known before        (`service.client.index_channel`)
+      IndexChannel   an index file, whose size is not known in advance    (`service.client.index_channel`)
       ExtentStream   extents of one subpartition or region                (`service.client.extent_streams`)
 
     new --(sent)--> requested --(all came)--> complete
      ^                 |
      +-----(cut, or refused for now)          any --fail--> failed          any --close--> closed
 
-Two threads meet here: the consumer's, which waits, and the client's receiving one, which fills memory. All
-methods are called under the link's lock, but for the filling itself, so memory that was given out to be
+Two threads use a channel: the consumer's, which waits, and the link's receiving thread, which fills memory.
+All methods are called under the link's lock. Memory is filled without it, so memory that was given out to be
 filled stays as it is until `filled`.
 
-A channel outlives its connection: when it is requested anew, under another number, what it has is skipped, to
-the byte. Sequence numbers and credit begin anew with each request.
+A channel outlives its connection: it is requested again under another number, and the service skips exactly
+the bytes that have arrived. Sequence numbers and credit start anew with each request.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sortshuffle.service.wire.protocol import (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a channel asks for, for errors. ``what``: in words; ``place``: in which file; ``host``: whose."""
+    """What a channel asks for, as errors name it: ``what``, in words; the ``place``; the ``host`` asked."""
 
     what: str
     place: Place
@@ -52,8 +52,8 @@ class Asked:
 
 
 class ClientChannel(ABC):
-    """``failure``: why it failed, None if it has not. ``protocol_errors``: in a row, that were about this
-    channel."""
+    """A request and what has arrived for it. ``failure``: why the channel failed, None if it has not.
+    ``protocol_errors``: protocol errors in a row that concerned this channel."""
 
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
@@ -66,50 +66,49 @@ class ClientChannel(ABC):
         self.credit = 0
         self.backlog = 0
         self._sequence = 0
-        self._gained = 0  # bytes since the service last got on with it
+        self._gained = 0  # bytes since the last progress
         self._backoff: Backoff | None = None
         self._changed: threading.Condition | None = None
 
     @property
     def changed(self) -> threading.Condition:
-        """Notified when what its consumer waits for has come, or never will."""
+        """Condition that is notified when what the consumer waits for has arrived, or never will."""
         assert self._changed is not None, "the channel was not opened"
         return self._changed
 
     @property
     def is_requested(self) -> bool:
-        """Whether the service knows of it, on the present connection."""
+        """Whether the service has the request, on the present connection."""
         return self.number != NO_CHANNEL
 
     @property
     @abstractmethod
     def is_complete(self) -> bool:
-        """Whether all that was asked for is here."""
+        """Whether everything requested has arrived."""
 
     @property
     def is_wanted(self) -> bool:
-        """Whether what is missing is still to come."""
+        """Whether something is missing and may still arrive."""
         return not (self.is_complete or self.is_closed or self.failure)
 
     @property
     def is_expecting(self) -> bool:
-        """Whether the service may send something, and has not."""
+        """Whether the service may send something that has not arrived."""
         return self.is_requested and not self.is_complete and self.credit > 0
 
     def retry_in(self, now: float) -> float | None:
-        """Seconds until it is to be asked for again, after the service refused it; None if that is now or it
-        was not refused."""
+        """Return the seconds until a refused request may be repeated; None if it may be now, or was not."""
         if self.retry_at is None or self.retry_at <= now:
             return None
         return self.retry_at - now
 
     def attach(self, lock: threading.Lock, backoff: Backoff) -> None:
-        """It is opened. ``backoff``: for when the service refuses it."""
+        """Prepare for use in a link. ``lock``: the link's; ``backoff``: for when the service refuses."""
         self._changed = threading.Condition(lock)
         self._backoff = backoff
 
     def request(self, number: int, segment_bytes: int) -> bytes | None:
-        """The frame that asks for what is missing; None if there is no room for any of it."""
+        """Return the frame that requests what is missing; None if there is no room for any of it."""
         self.segment_bytes = segment_bytes
         self.credit = 0
         self._sequence = 0
@@ -121,12 +120,12 @@ class ClientChannel(ABC):
         return frame
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Forget the request's number and credit: the request, or its connection, has ended."""
         self.number = NO_CHANNEL
         self.credit = 0
 
     def accept(self, header: Header) -> list[memoryview]:
-        """Where the data behind this header go. Raises `ProtocolError`."""
+        """Return the memory for the data that follow this header. Raises `ProtocolError`."""
         self._expect_sequence(header)
         cost = -(-header.length // self.segment_bytes)
         if cost > self.credit:
@@ -136,8 +135,8 @@ class ClientChannel(ABC):
         return self._place(header.length)
 
     def filled(self, count: int) -> bool:
-        """So many bytes are in place. If that is less than there was place for, the connection broke. Returns
-        whether that counts as progress: an extent ended, or `LEAST_BYTES` came since the last progress."""
+        """Count the bytes that were filled; fewer than `accept` gave memory for if the connection broke.
+        Returns whether that is progress: an extent ended, or `LEAST_BYTES` came since the last progress."""
         self._gained += count
         is_end = self._filled(count)
         if not is_end and self._gained < LEAST_BYTES:
@@ -146,22 +145,21 @@ class ClientChannel(ABC):
         return True
 
     def end(self, header: Header) -> None:
-        """The service says that there is no more. Raises `ProtocolError` if there must be."""
+        """Accept the end of the data. Raises `ProtocolError` if some are missing."""
         self._expect_sequence(header)
         self._check_end()
         self._got_on()
 
     def answer(self, header: Header, body: bytearray) -> None:
-        """Something else than data came. Raises `ProtocolError`."""
+        """Accept an answer other than data. Raises `ProtocolError`."""
         raise ProtocolError(f"a frame of kind {header.kind.name} for a channel that asked for data")
 
     def credit_due(self) -> int:
-        """Credit that is worth being announced now."""
+        """Return the credit to announce now, 0 if that is not worth a frame; it counts as announced."""
         return 0
 
     def refuse(self, response: ErrorResponse, now: float, who: str) -> None:
-        """The service does not serve it: for now, then `retry_at` says when to ask again, or for good.
-        ``who``: the service, for errors."""
+        """Set `retry_at` if the refusal is temporary, else fail. ``who``: the service's name in errors."""
         self.lost()
         if response.fault in (Fault.TOO_MUCH, Fault.TIMEOUT, Fault.INTERNAL):
             assert self._backoff is not None
@@ -173,13 +171,13 @@ class ClientChannel(ABC):
         self.fail(self._error(response, who))
 
     def fail(self, error: BaseException) -> None:
-        """It will never be complete: who waits is told."""
+        """Fail the channel, and wake its consumer."""
         if self.failure is None:
             self.failure = error
         self.changed.notify_all()
 
     def close(self) -> None:
-        """Nobody wants it any more; who waits is woken."""
+        """Close the channel, which is no longer wanted, and wake its consumer."""
         self.is_closed = True
         self.changed.notify_all()
 
@@ -190,7 +188,7 @@ class ClientChannel(ABC):
         raise ProtocolError("data where an answer was asked for")
 
     def _filled(self, count: int) -> bool:
-        """Whether an extent ended."""
+        """Count the bytes, and return whether an extent ended."""
         raise NotImplementedError
 
     def _check_end(self) -> None:
@@ -216,7 +214,7 @@ class ClientChannel(ABC):
         if response.fault is Fault.BAD_REQUEST:
             return ProtocolError(f"{who} does not understand what was asked, {asked.what}: {response.what}")
         error = ServiceUnavailableError(f"{who} cannot serve {asked.what}: {response.what}")
-        if response.fault is Fault.INTERNAL:  # the others would be refused for want of room or time, too
+        if response.fault is Fault.INTERNAL:  # the other faults mean a lack of room or time, for any request
             error.refused = asked.place
         return error
 

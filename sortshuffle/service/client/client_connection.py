@@ -1,20 +1,20 @@
-"""`ClientConnection`: one TCP connection of a client to a shuffle service, with TLS or without.
+"""`ClientConnection`: one TCP connection of a client to a shuffle service, with or without TLS.
 
 Used by `ServiceLink`, which has at most one at a time. One thread connects and then receives; any thread
-sends. Bodies are received straight into memory that the caller gives.
+sends. Bodies are received straight into the caller's memory.
 
     new --connect--> open --(cut | abort)--> dead          abort: from any thread, in any state
 
 Rules
-* Nothing waits for ever: finding the address, connecting and greeting have time-outs. Receiving looks every
-  tick whether anything is expected at all, and ends where the service does not get on (`Liveness`).
-* Without a secret only a service on this host is spoken to: any other could be anybody, and what it sends is
-  unpickled. The server's side has the same rule (`service.server.shuffle_service`).
-* Frames go out in the order in which they were posted. Posting is cheap and may be done under a lock; whoever
-  posts flushes when it holds none.
-* A failure to send is not told to the sender: the receiving thread finds the connection dead.
+* Nothing waits for ever: resolving, connecting and greeting have time-outs. The receiving thread checks every
+  tick whether anything is expected, and stops if the service makes no progress (`Liveness`).
+* Without a secret a client talks only to a service on its own host: any other could be an impostor, and what
+  it sends is unpickled. The server has the same rule (`service.server.shuffle_service`).
+* Frames are sent in the order in which they were posted. Posting is cheap and may be done under a lock; the
+  thread that posted calls `flush` when it holds none.
+* A sender does not learn that sending failed: the receiving thread finds the connection dead.
 
-Lock order: `_sending`, then the TLS stream's own.
+Lock order: `_sending`; then `_lock`, or the TLS wire's own.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from sortshuffle.service.wire.address import is_loopback, split_address
 from sortshuffle.service.wire.handshake import GREETING_TIMEOUT, greet
 from sortshuffle.service.wire.protocol import HEADER_BYTES, Header, Sender
 
-CONNECT_TIMEOUT = 5.0  # seconds; a host that is there answers within one, also over long lines
-# seconds; the system's resolver asks its second name server when the first has not answered for 5. An answer
-# that comes later is the next attempt's
+CONNECT_TIMEOUT = 5.0  # seconds; a host that is up answers within one, even over long distances
+# seconds; the system's resolver asks its second name server when the first has not answered for 5. The next
+# attempt uses an answer that comes later
 RESOLVE_TIMEOUT = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """How a service is reached. ``silence``: seconds in which a service that owes something does not get on,
-    after which a connection is as good as cut. A connection is made in as many, or not at all."""
+    """How to reach a service. ``silence``: seconds that a service which owes something may go without
+    progress before the connection counts as cut. Connecting may take as long, too."""
 
     address: str
     secret: bytes | None = field(repr=False)
@@ -55,8 +55,8 @@ class Dial:
 
 
 class ClientConnection:
-    """``is_expecting``: asked in the receiving thread, whether the service owes anything. Nothing is opened
-    before `connect`."""
+    """A connection, which opens nothing before `connect`. ``is_expecting``: returns whether the service owes
+    anything; called in the receiving thread."""
 
     def __init__(
         self, dial: Dial, is_expecting: Callable[[], bool], clock: Callable[[], float] = time.monotonic
@@ -76,17 +76,16 @@ class ClientConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was connected, and not aborted since. It may be cut all the same."""
+        """Whether it was connected and not aborted since. The connection may be cut nevertheless."""
         return self._wire is not None and not self._aborted
 
     def connect(self) -> None:
-        """Connect and greet, which takes ``silence`` at most, all steps together. Raises OSError if that
-        fails, of which `AuthenticationError` and `ProtocolError` are special cases. Whoever calls it calls
-        `close` in any case."""
+        """Connect and greet, in ``silence`` seconds at most. Raises OSError if that fails, of which
+        `AuthenticationError` and `ProtocolError` are special cases. The caller calls `close` in any case."""
         host, port = split_address(self._dial.address)
         until = self._clock() + self._dial.silence
         self._reach(host, port, until)
-        connected = self._kept()
+        connected = self._live_socket()
         calls.setsockopt(connected, socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._dial.tls is not None:
             connected.settimeout(self._left(until, GREETING_TIMEOUT))
@@ -99,13 +98,13 @@ class ClientConnection:
         self.liveness.got_on()
 
     def post(self, frame: bytes) -> None:
-        """Send it with the next `flush`, behind what was posted before."""
+        """Queue a frame for the next `flush`, after those posted before."""
         self._outbox.append(frame)
 
     def flush(self) -> None:
-        """Send what was posted, by any thread; nobody waits for another who is sending, and then sends this
-        too. Blocks only as long as the service takes nothing."""
-        # looks again when it has let go: what was posted meanwhile is nobody else's to send
+        """Send the posted frames; any thread may call this. If another thread is sending, that thread sends
+        these frames too, and the call returns at once. Blocks only while the service takes nothing."""
+        # check again after each release: threads that posted meanwhile left their frames to this one
         while self._outbox and self._wire is not None and self._sending.acquire(blocking=False):
             try:
                 self._send_posted(self._wire)
@@ -113,13 +112,13 @@ class ClientConnection:
                 self._sending.release()
 
     def receive_header(self) -> Header:
-        """The next frame's. Raises as `fill` does, and `ProtocolError`."""
+        """Receive the next frame's header. Raises as `fill` does, and `ProtocolError`."""
         self.fill(memoryview(self._header))
         return Header.unpack(self._header, Sender.SERVER)
 
     def fill(self, view: memoryview) -> None:
-        """Receive exactly so many bytes; ``received`` counts them as they come. Raises
-        `ServiceUnavailableError` if the connection is cut, or the service does not get on where it must."""
+        """Fill the view; ``received`` counts the bytes as they come. Raises `ServiceUnavailableError` if the
+        connection is cut, or the service owes something and makes no progress."""
         wire = self._wire
         assert wire is not None, "not connected"
         size = len(view)
@@ -141,7 +140,7 @@ class ClientConnection:
             size -= got
 
     def leave(self, frame: bytes) -> None:
-        """Say goodbye, if that can be done without waiting, and abort."""
+        """Send a last frame, if that is possible without waiting, and abort."""
         if self._wire is not None and self._sending.acquire(blocking=False):
             try:
                 self._wire.send_now(b"".join((*self._outbox, frame)))
@@ -152,14 +151,14 @@ class ClientConnection:
         self.abort()
 
     def abort(self) -> None:
-        """End it: whoever sends or receives fails. May be called again."""
+        """End the connection: threads that send or receive on it fail. May be called again."""
         with self._lock:
             self._aborted = True
             if self._socket is not None:
                 _shut_down(self._socket)
 
     def close(self) -> None:
-        """Let go of the socket. For the receiving thread, when it receives no more."""
+        """Close the socket. Called by the receiving thread when it has stopped receiving."""
         self.abort()
         with self._sending, self._lock:
             if self._socket is not None:
@@ -175,14 +174,14 @@ class ClientConnection:
             self.abort()
 
     def _left(self, until: float, most: float) -> float:
-        """Seconds for the next step of connecting, above 0."""
+        """Return the seconds for the next step of connecting: above 0, and ``most`` at most."""
         left = until - self._clock()
         if left <= 0:
             raise ServiceUnavailableError(f"it was not reached within {self._dial.silence:g} s")
         return min(left, most)
 
     def _reach(self, host: str, port: int, until: float) -> None:
-        """Connect to one of the addresses that the name leads to: the first that takes the connection."""
+        """Connect to the first of the host's addresses that accepts the connection."""
         addresses = self._trusted(resolve(host, self._left(until, RESOLVE_TIMEOUT)))
         until = self._clock() + self._left(until, CONNECT_TIMEOUT)
         error: OSError = ServiceUnavailableError("its name leads to no address")
@@ -191,16 +190,16 @@ class ClientConnection:
             if left <= 0 or self._aborted:
                 break
             try:
-                # one that answers nothing leaves the others their share
-                self._keep(calls.create_connection((address, port), left / (len(addresses) - number)))
+                # an address that does not answer leaves the others their share of the time
+                self._set_socket(calls.create_connection((address, port), left / (len(addresses) - number)))
                 return
             except OSError as failure:
                 error = failure
-        self._expect_wanted()
+        self._expect_not_aborted()
         raise error
 
     def _trusted(self, addresses: Sequence[str]) -> Sequence[str]:
-        """Those that may be spoken to."""
+        """Select the addresses that may be talked to: without a secret, those of this host."""
         if self._dial.secret:
             return addresses
         here = [each for each in addresses if is_loopback(each)]
@@ -211,18 +210,18 @@ class ClientConnection:
             " be anybody: give services and clients one with spark.sortshuffle.service.secret.file"
         )
 
-    def _keep(self, connected: socket.socket) -> None:
-        """From now on the socket is closed with the connection."""
+    def _set_socket(self, connected: socket.socket) -> None:
+        """Keep the socket, to be closed with the connection. Raises if the connection was aborted."""
         with self._lock:
             self._socket = connected
-        self._kept()
+        self._live_socket()
 
-    def _expect_wanted(self) -> None:
+    def _expect_not_aborted(self) -> None:
         if self._aborted:
             raise ServiceUnavailableError("the client was closed")
 
-    def _kept(self) -> socket.socket:
-        self._expect_wanted()
+    def _live_socket(self) -> socket.socket:
+        self._expect_not_aborted()
         assert self._socket is not None
         return self._socket
 
@@ -235,7 +234,7 @@ class ClientConnection:
             ) from error
         try:
             encrypted = context.wrap_socket(connected, server_hostname=host, do_handshake_on_connect=False)
-            self._keep(encrypted)
+            self._set_socket(encrypted)
             encrypted.do_handshake()
         except ssl.SSLCertVerificationError as error:
             raise AuthenticationError(
@@ -248,7 +247,7 @@ class ClientConnection:
 
 def _shut_down(connected: socket.socket) -> None:
     try:
-        # of the TCP connection itself: an SSLSocket would only forget its encryption
+        # the TCP connection itself: an SSLSocket's own method would also drop its encryption state
         calls.shutdown_tcp(connected, socket.SHUT_RDWR)
     except OSError:
-        return  # not connected any more
+        return  # no longer connected

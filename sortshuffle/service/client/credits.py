@@ -1,17 +1,17 @@
-"""`FloatingCredits`: the room for data ahead of their consumer, which all remote channels of a task share.
+"""`FloatingCredits`: the memory for data ahead of their consumer, which all remote channels of a task share.
 
-A channel has room of its own for what its consumer waits for, and for one segment. To have data come before
-they are asked for it borrows from here, as much as the service says that it has ready, and gives back what
-was consumed. So a task holds no more than ``total`` bytes of that, however many channels it has.
+A channel has its own room for what its consumer waits for, and for one segment. To receive data before the
+consumer wants them, it borrows here as much as the service says it has ready, and gives back what was
+consumed. So a task holds no more than ``total`` bytes of such data, however many channels it has.
 
 Rules
-* Who asks first is served first, a segment at a time: a channel that wants more goes to the end of the queue.
-* A channel may hold as much as is left for others. So one alone gets half of all, and each further one finds
-  something. (The dynamic thresholds of Choudhury and Hahne, 1998, as in `reading.read_shares`.)
-* Nobody waits in here, and nobody needs a loan to get on: a channel without one is only slower.
+* First come, first served, a segment at a time: a channel that wants more goes to the end of the queue.
+* A channel may hold as much as it leaves for others. So a single channel gets half of all, and each further
+  one finds something. (The dynamic thresholds of Choudhury and Hahne, 1998, as in `reading.read_shares`.)
+* No call waits here, and no channel needs a loan to make progress: without one it is only slower.
 
-Lock order: the lock is a leaf. Borrowers are called under no lock, by whoever gave something back, who must
-hold none that a borrower takes.
+Lock order: the lock is a leaf. Borrowers are called under no lock, by the thread that gave something back; it
+must hold no lock that a borrower takes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Protocol
 
 
 class Borrower(Protocol):
-    """A channel, as far as it is known here. ``segment_bytes``: what one credit is worth to it now."""
+    """What this module needs of a channel. ``segment_bytes``: what one credit is worth to it now."""
 
     @property
     def segment_bytes(self) -> int: ...
 
     def lent(self, size: int) -> None:
-        """So many bytes, which it asked for, have become free. Must not block."""
+        """Receive ``size`` bytes of what the channel has asked for. Must not block."""
 
 
 class FloatingCredits:
-    """``total``: bytes that are lent at most."""
+    """Lends at most ``total`` bytes to the channels of a task."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -44,16 +44,16 @@ class FloatingCredits:
 
     @property
     def free(self) -> int:
-        """Bytes that nobody holds."""
+        """Bytes that no borrower holds."""
         return self._free
 
     def held(self, borrower: Borrower) -> int:
-        """Bytes that it holds."""
+        """Return the bytes that the borrower holds."""
         return self._held.get(borrower, 0)
 
     def borrow(self, borrower: Borrower, segments: int) -> int:
-        """Bytes that it gets at once, out of so many segments; the others are lent to it when its turn comes.
-        A later call says anew how many it still wants, 0 for none."""
+        """Lend what is possible of so many segments, and return the bytes; the others are lent when the
+        borrower's turn comes. A later call replaces the number of segments still wanted, 0 for none."""
         with self._lock:
             in_queue = borrower in self._wanted
             taken = 0
@@ -69,19 +69,19 @@ class FloatingCredits:
             return taken * borrower.segment_bytes
 
     def give_back(self, borrower: Borrower, size: int) -> None:
-        """It holds so many bytes less. Lends them to those whose turn it is."""
+        """Take back ``size`` bytes from the borrower, and lend them to the borrowers whose turn it is."""
         with self._lock:
             self._take_back(borrower, size)
             lent = self._lend_in_turn()
-        _tell(lent)
+        _notify(lent)
 
     def leave(self, borrower: Borrower) -> None:
-        """It gives back all that it holds, and wants no more. May be called again."""
+        """Take back all that the borrower holds, and drop what it still wants. May be called again."""
         with self._lock:
             self._leave_queue(borrower)
             self._take_back(borrower, self.held(borrower))
             lent = self._lend_in_turn()
-        _tell(lent)
+        _notify(lent)
 
     def _lend(self, borrower: Borrower) -> bool:
         held, size = self.held(borrower), borrower.segment_bytes
@@ -101,6 +101,7 @@ class FloatingCredits:
             self._held.pop(borrower, None)
 
     def _lend_in_turn(self) -> dict[Borrower, int]:
+        """Lend a segment at a time, round the queue, until no borrower gets one. Returns the bytes lent."""
         lent: dict[Borrower, int] = {}
         passed_over = 0
         while passed_over < len(self._waiting):
@@ -121,6 +122,6 @@ class FloatingCredits:
             self._waiting.remove(borrower)
 
 
-def _tell(lent: dict[Borrower, int]) -> None:
+def _notify(lent: dict[Borrower, int]) -> None:
     for borrower, size in lent.items():
         borrower.lent(size)

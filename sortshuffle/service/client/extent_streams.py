@@ -1,19 +1,17 @@
-"""`ExtentStream`: extents of one subpartition, or of one region, as they come from a shuffle service, in
-memory of their reader.
+"""`ExtentStream`: extents of one subpartition, or of one region, received from a shuffle service.
 
-    WholeStream   each extent in one piece of memory; its reader has charged them all, so all are asked for
-    PartStream    as much as its reader waits for, and some ahead
+    WholeStream   each extent in one buffer; the reader has charged them all, so all are requested at once
+    PartStream    as much as the reader waits for, and some data ahead of it
 
-Used by `RemoteReader` in the consumer's thread and by `Receiver` in the link's; see
-`ClientChannel` for what is done under which lock.
+Used by `RemoteReader` in the consumer's thread and `Receiver` in the link's; `ClientChannel` has the locking.
 
-A part stream's room, in bytes. What it has credit for, and what it holds ahead, together never exceed
+The room of a part stream, in bytes: its credit and the data it holds ahead together never exceed
 
     what its reader waits for and has not got  +  one segment  +  what it has borrowed (`FloatingCredits`)
 
-The first is filled straight into the memory that is handed out. What comes ahead lies in pieces of its own
-and is copied when it is asked for. Without a loan a stream gets on all the same: whoever waits for something
-holds nothing ahead, so there is always room for a segment.
+Data that the reader waits for are received straight into the reader's memory. Data ahead lie in separate
+pieces, and are copied when the reader wants them. A stream without a loan still makes progress: while its
+reader waits it holds nothing ahead, so there is always room for a segment.
 """
 
 from __future__ import annotations
@@ -34,14 +32,14 @@ from sortshuffle.service.wire.protocol import MapOutputAddress, PartitionRequest
 from sortshuffle.storage.files.extents import Extent, aligned_memory
 from sortshuffle.storage.files.ranges import RegionRange, SubpartitionRange
 
-# Credits that a channel has at a time. What it holds is bounded otherwise; but a service refuses absurd sums
+# Credits that a channel has at a time. Its memory is bounded otherwise; but a service refuses absurd sums
 MOST_CREDIT = 1024
 
 
 class ExtentStream(ClientChannel):
-    """``extents``: at least one, in the order of the file, all of one subpartition or all of one region; none
-    that lies between them may be left out. ``subpartitions``: where the one extent stands for those of
-    several. ``received``: bytes of them, from the first one on, that are here."""
+    """Extents, received in their order. ``extents``: at least one, in the order of the file, all of one
+    subpartition or all of one region, with none between them left out. ``subpartitions``: given if a single
+    extent stands for those of several. ``received``: bytes of the extents that have arrived."""
 
     def __init__(
         self,
@@ -70,7 +68,7 @@ class ExtentStream(ClientChannel):
 
     @abstractmethod
     def _room(self) -> int:
-        """Credits that there is room for beside those that are announced."""
+        """Return the credits that there is room for, beside those already announced."""
 
     def _request(self, number: int) -> bytes | None:
         credit = self._room()
@@ -89,7 +87,7 @@ class ExtentStream(ClientChannel):
 
     def _place(self, size: int) -> list[memoryview]:
         extent = bisect_right(self._starts, self.received) - 1
-        # those of a region lie one behind the other in the file, and may come together
+        # extents of one region are contiguous in the file, and may share a frame
         is_of_region = self._extents[0].region == self._extents[-1].region
         last = len(self._extents) if is_of_region else min(extent + 1, len(self._extents))
         if self.received + size > self._starts[last]:
@@ -101,7 +99,7 @@ class ExtentStream(ClientChannel):
 
     @abstractmethod
     def _views(self, extent: int, size: int) -> list[memoryview]:
-        """Memory for the next ``size`` bytes, which begin in the extent of this number."""
+        """Return memory for the next ``size`` bytes, which begin in the extent with this number."""
 
     def _check_end(self) -> None:
         if not self.is_complete:
@@ -110,14 +108,14 @@ class ExtentStream(ClientChannel):
             )
 
     def _credits_left(self) -> int:
-        """Credits that all that is missing costs, if only ends of extents make small pieces."""
+        """Return the credits that the missing bytes cost, if only the ends of extents fill less than one."""
         left = self.total - self.received
         extents = len(self._starts) - bisect_right(self._starts, self.received)
         return -(-left // self.segment_bytes) + extents
 
 
 class WholeStream(ExtentStream):
-    """Credit for everything is given at once."""
+    """Receives whole extents, with credit for all of them at once."""
 
     def __init__(
         self,
@@ -128,22 +126,22 @@ class WholeStream(ExtentStream):
     ) -> None:
         super().__init__(asked, output, extents, subpartitions=subpartitions)
         self._filling: dict[int, tuple[pa.Buffer, memoryview]] = {}
-        self._complete = 0  # extents, of which the first ones may have been taken
+        self._complete = 0  # number of complete extents, including those taken
         self._whole: dict[int, pa.Buffer] = {}
         self._taken = 0
 
     @property
     def next(self) -> Extent | None:
-        """The extent that `take` gives next."""
+        """The extent that `take` returns next."""
         return self._extents[self._taken] if self._taken < len(self._extents) else None
 
     @property
     def is_next_here(self) -> bool:
-        """Whether all of it has come."""
+        """Whether all of the next extent has arrived."""
         return self._taken in self._whole
 
     def take(self) -> pa.Buffer:
-        """The next extent, which is the caller's from now on. Only when it is here."""
+        """Return the next extent, which must have arrived; it then belongs to the caller."""
         memory = self._whole.pop(self._taken)
         self._taken += 1
         return memory
@@ -183,7 +181,7 @@ class WholeStream(ExtentStream):
 
 @dataclass(slots=True)
 class _ExtentPiece:
-    """Bytes of the stream from ``start`` on, in memory of their own. ``held``: what that takes."""
+    """Bytes of the stream from ``start`` on, in memory. ``held``: bytes that the memory takes."""
 
     start: int
     view: memoryview
@@ -195,8 +193,8 @@ class _ExtentPiece:
 
 
 class PartStream(ExtentStream):
-    """``start``: bytes of the extents that are not asked for. ``on_lent``: called when the stream has been
-    lent something, under no lock, with how many bytes."""
+    """Receives what its reader waits for, and some data ahead. ``start``: bytes of the extents to skip.
+    ``on_lent``: called under no lock when the stream was lent something, with the number of bytes."""
 
     def __init__(
         self,
@@ -212,55 +210,55 @@ class PartStream(ExtentStream):
         self._on_lent = on_lent
         self._borrowed = 0
         self._borrows = False
-        self._placed = start  # up to where places have been given out
+        self._placed = start  # position up to which memory has been given out
         self._pieces: deque[_ExtentPiece] = deque()
-        self._ahead = 0  # bytes of memory of the pieces
+        self._ahead = 0  # bytes of memory that the pieces take
         self._wanted: _ExtentPiece | None = None
         self._last: _ExtentPiece | None = None
 
     @property
     def position(self) -> int:
-        """Where the earliest byte stands that can still be asked for."""
+        """Position in the stream of the earliest byte that can still be wanted."""
         if self._last is not None:
             return self._last.start
         return self._pieces[0].start if self._pieces else self._placed
 
     def start_of(self, extent: Extent) -> int:
-        """Where it begins in the stream."""
+        """Return the position in the stream where an extent begins."""
         return self._starts[self._extents.index(extent)]
 
     def can_give(self, extent: Extent, position: int) -> bool:
-        """Whether this position of an extent can still be asked for."""
+        """Return whether this position of an extent can still be wanted."""
         return extent in self._extents and self.start_of(extent) + position >= self.position
 
-    # By the consumer, one part after the other
+    # Called for the consumer, part by part
 
     def want(self, start: int, view: memoryview) -> None:
-        """The consumer waits for these bytes, from `position` or behind it on."""
+        """Fill the view with the bytes from ``start`` on, as they arrive. ``start``: `position` or later."""
         self._wanted = _ExtentPiece(start, view, len(view))
         if self._last is not None:
             _copy(self._last, self._wanted)
             self._last = None
-        self._settle()
+        self._copy_pieces()
 
     @property
     def is_wanted_here(self) -> bool:
-        """Whether all that is waited for has come."""
+        """Whether everything that the consumer waits for has arrived."""
         return self._wanted is not None and self.received >= self._wanted.end
 
     def taken(self) -> None:
-        """The consumer has what it waited for. The stream keeps it until `forget_up_to`: the end of it may be
-        asked for again."""
+        """Record that the consumer has what it waited for. The stream keeps that part until `forget_up_to`,
+        because the end of the part may be wanted again."""
         self._last, self._wanted = self._wanted, None
 
     def forget_up_to(self, position: int) -> None:
-        """What lies before that is not asked for again."""
+        """Forget the part before ``position``, which will not be wanted again."""
         if self._last is not None and self._last.start <= position:
             left = self._last.view[position - self._last.start :]
             self._last = _ExtentPiece(position, memoryview(bytes(left)), len(left)) if left else None
 
     def spare(self) -> int:
-        """Bytes of its loan that it does not need now, and gives back."""
+        """Deduct what the stream does not need now from its loan, and return the bytes to give back."""
         spare = min(self._borrowed, self._spare_bytes())
         spare -= spare % self.segment_bytes if self.segment_bytes else 0
         self._borrowed -= max(0, spare)
@@ -270,7 +268,7 @@ class PartStream(ExtentStream):
         self._on_lent(self, size)
 
     def add_loan(self, size: int) -> None:
-        """It was lent so many bytes."""
+        """Record that the stream was lent ``size`` bytes."""
         self._borrowed += size
 
     # Credit
@@ -285,7 +283,7 @@ class PartStream(ExtentStream):
 
     @property
     def _missing(self) -> int:
-        """Bytes that the consumer waits for, and that no place was given out for."""
+        """Bytes that the consumer waits for, without those that memory was given out for."""
         return 0 if self._wanted is None else max(0, self._wanted.end - self._placed)
 
     def _spare_bytes(self) -> int:
@@ -297,13 +295,13 @@ class PartStream(ExtentStream):
         return min(self._spare_bytes() // self.segment_bytes, most)
 
     def _borrow(self) -> None:
-        """As much as the service has ready beyond what there is room for."""
+        """Borrow room for what the service has ready, as far as the stream lacks it."""
         wanted = min(self.backlog, self._credits_left()) - self.credit - max(0, self._room())
         if wanted > 0 or self._borrows:
             self._borrows = wanted > 0
             self._borrowed += self._floating.borrow(self, max(0, wanted))
 
-    # By the receiving thread
+    # Called by the receiving thread
 
     def _views(self, extent: int, size: int) -> list[memoryview]:
         views = []
@@ -314,10 +312,10 @@ class PartStream(ExtentStream):
             views.append(wanted.view[start - wanted.start : stop - wanted.start])
             start = stop
         if start < self._placed:
-            views.append(self._ahead_from(start))
+            views.append(self._new_piece(start))
         return views
 
-    def _ahead_from(self, start: int) -> memoryview:
+    def _new_piece(self, start: int) -> memoryview:
         size = self._placed - start
         view = memoryview(pa.allocate_buffer(size)).cast("B")
         self._pieces.append(_ExtentPiece(start, view, size))
@@ -327,11 +325,11 @@ class PartStream(ExtentStream):
     def _filled(self, count: int) -> bool:
         before = self.received
         self.received += count
-        if self.received < self._placed:  # cut: what did not come is asked for again
+        if self.received < self._placed:  # the connection was cut: the rest is requested again
             self._placed = self.received
             while self._pieces and self._pieces[-1].end > self.received:
                 self._trim_last_piece()
-        self._settle()
+        self._copy_pieces()
         if self.is_wanted_here:
             self.changed.notify_all()
         return bisect_right(self._starts, self.received) > bisect_right(self._starts, before)
@@ -342,8 +340,8 @@ class PartStream(ExtentStream):
         if not piece.view:
             self._ahead -= self._pieces.pop().held
 
-    def _settle(self) -> None:
-        """Copy what has come ahead to where it is waited for."""
+    def _copy_pieces(self) -> None:
+        """Copy data that arrived ahead to the memory that the consumer waits for."""
         wanted = self._wanted
         while wanted is not None and self._pieces and self._pieces[0].end <= self.received:
             piece = self._pieces[0]
@@ -354,7 +352,7 @@ class PartStream(ExtentStream):
 
 
 def _copy(source: _ExtentPiece, target: _ExtentPiece) -> None:
-    """The bytes that both stand for."""
+    """Copy the bytes that both pieces stand for."""
     start, end = max(source.start, target.start), min(source.end, target.end)
     if start < end:
         target.view[start - target.start : end - target.start] = source.view[

@@ -1,8 +1,8 @@
-"""`IndexChannel`: the index file of a map output, whose size is not known before it comes.
+"""`IndexChannel`: the index file of a map output, whose size is not known in advance.
 
     small --(more than `LARGE_INDEX_BYTES` would come)--> needs its turn --take_turn--> all of it may come
 
-No more memory is given out than such an index can need, whatever the service sends.
+Whatever the service sends, it gets no more memory than such an index can need.
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ from sortshuffle.format.malformed import Malformed
 from sortshuffle.service.client.client_channel import Asked, ClientChannel
 from sortshuffle.service.wire.protocol import MapOutputAddress, PartitionRequest, Stream
 
-# Of an index, whatever its header says: that of one region and of as many subpartitions as the shuffle
-# manager's protocol allows takes 768 MiB
+# The largest index, whatever its header says: with one region, and as many subpartitions as the shuffle
+# manager's protocol allows, it takes 768 MiB
 MOST_INDEX_BYTES = 1 << 30
-MOST_TAIL_BYTES = 16 << 20  # of an index, behind the regions: the schema of 10,000 columns takes 1 MiB
+MOST_TAIL_BYTES = 16 << 20  # of an index, after the regions: the schema of 10,000 columns takes 1 MiB
 INDEX_CREDIT = 16  # segments; an index file seldom has more than one
-# Of an index, before it must wait for its turn. One of 1,000 subpartitions and 300 regions takes 14 MiB. So
-# those of most jobs come side by side. Of those that a peer makes as large as it can one begins at a time:
-# the next when that is here, or has had its time-out
+# What may come of an index before its turn. An index of 1,000 subpartitions and 300 regions takes 14 MiB, so
+# those of most jobs come side by side. A peer may make them as large as it can: of such, one starts at a
+# time, and the next when that one is complete, or has had its time-out
 LARGE_INDEX_BYTES = 16 << 20
 
 
 class IndexChannel(ClientChannel):
-    """An index file, piece by piece as it comes. ``regions``: how many the map output has, None if that is
-    not known.
+    """Receives an index file piece by piece. ``regions``: how many the map output has, None if unknown.
 
-    No place is given out for more than an index of so many regions, and of as many subpartitions as its
-    header says, can have, nor for more than `MOST_INDEX_BYTES`; nor for more than `LARGE_INDEX_BYTES` or one
-    segment before it has its turn. The header is believed only if it carries the id that was asked for.
+    It provides memory for no more than an index of so many regions, and of as many subpartitions as its
+    header says, can take; for no more than `MOST_INDEX_BYTES`; and before its turn for no more than
+    `LARGE_INDEX_BYTES` or one segment. The header is believed only if it carries the id that was requested.
     """
 
     def __init__(self, asked: Asked, output: MapOutputAddress, regions: int | None = None) -> None:
@@ -49,16 +48,16 @@ class IndexChannel(ClientChannel):
 
     @property
     def needs_turn(self) -> bool:
-        """Whether it is large, and nothing more of it may come for now."""
+        """Whether the index is large, and no more of it may come before `take_turn`."""
         return not (self._most_credit() or self.credit or self._ended)
 
     @property
     def data(self) -> memoryview:
-        """The whole file, when it is complete: read-only, and not a copy."""
+        """The whole file, once it is complete: read-only, and not a copy."""
         return memoryview(self._received).toreadonly()
 
     def take_turn(self) -> None:
-        """Room for all of it: others wait for theirs now."""
+        """Let the whole index come. The caller holds the turn, so that others wait."""
         self._has_turn = True
 
     def credit_due(self) -> int:
@@ -70,7 +69,7 @@ class IndexChannel(ClientChannel):
         return due
 
     def _most_credit(self) -> int:
-        """For what is not here yet."""
+        """Return the credits for what has not arrived."""
         if self._has_turn:
             return INDEX_CREDIT
         here = len(self._received) + len(self._piece)
@@ -80,7 +79,7 @@ class IndexChannel(ClientChannel):
     def _request(self, number: int) -> bytes | None:
         self.credit = self._most_credit()
         if not self.credit:
-            self.changed.notify_all()  # it needs its turn, if segments are larger than before
+            self.changed.notify_all()  # segments are larger than before, so the index needs its turn now
             return None
         return PartitionRequest(
             number, self.credit, self._output, skip=len(self._received), stream=Stream.INDEX
@@ -97,13 +96,13 @@ class IndexChannel(ClientChannel):
         self._received += memoryview(self._piece)[:count]
         self._piece = bytearray()
         if isinstance(self._header(), Malformed):
-            self._gained = 0  # what is no index is no progress
+            self._gained = 0  # bytes that are no index are no progress
         if self.needs_turn:
             self.changed.notify_all()
         return False
 
     def _header(self) -> FileHeader | Malformed | None:
-        """Of what came; None before it is here."""
+        """Return the header, or what is wrong with it; None before it has arrived."""
         if len(self._received) < HEADER_BYTES:
             return None
         try:
@@ -118,7 +117,7 @@ class IndexChannel(ClientChannel):
     def _most_bytes(self) -> int:
         header = self._header()
         if isinstance(header, Malformed):
-            self._received.clear()  # what is asked for again begins anew
+            self._received.clear()  # the next request starts at the beginning
             raise ProtocolError(f"what came does not begin as the index does: {header.what}")
         if header is None or self._regions is None:
             return MOST_INDEX_BYTES

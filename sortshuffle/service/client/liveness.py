@@ -1,15 +1,13 @@
-"""`Liveness`: whether a service that owes something gets on.
+"""`Liveness`: whether a service that owes something makes progress.
 
-Arithmetic only: whoever receives says what came.
+Arithmetic only: the receiving thread, which alone uses it, reports what arrives.
 
 Rules
-* Silence is what somebody listened to: time in which this process stood still is not the service's.
-* Getting on: `LEAST_BYTES` came within the time, or the end of something that was asked for (an extent, an
-  index, an answer), however small: whoever receives says so (`got_on`). So a service whose disks are slow may
-  send little at a time, and one that sends a byte now and then keeps nobody.
+* Silence counts only while this process listens: time in which the process stood still is not the service's.
+* Progress is `LEAST_BYTES` within the time limit, or the end of something requested (an extent, an index, an
+  answer), however small, which the receiver reports by `got_on`. So a service with slow disks may send little
+  at a time, and a service that sends a byte now and then does not hold up its consumers for ever.
 * A service that owes nothing may be silent.
-
-Only the receiving thread uses it.
 """
 
 from __future__ import annotations
@@ -18,17 +16,18 @@ from collections.abc import Callable
 
 from sortshuffle.errors import ServiceUnavailableError
 
-# Bytes that count as getting on by themselves: 2 KB/s at the default time-out, of whole buffers and of parts
-# of them. A service reads and sends at least so much at a time, unless an extent ends before
+# Bytes that count as progress: 2 KB/s at the default time-out, in whole buffers or parts of them. A service
+# reads and sends at least this much at a time, unless an extent ends earlier
 LEAST_BYTES = 64 << 10
-MOST_TICK = 1.0  # seconds between two looks at whether a silent connection should not be silent
-TICKS = 10  # at least so many looks before it is given up
-MOST_APART = 2  # ticks between two looks: a wait that ends just before a tick is over is followed by another
+MOST_TICK = 1.0  # seconds between two checks of a silent connection
+TICKS = 10  # checks, at least, before giving up
+MOST_APART = 2  # ticks between two checks: a wait that ends just short of a tick is followed by another
 
 
 class Liveness:
-    """``limit``: seconds in which the service may not get on. ``is_expecting``: whether it owes anything.
-    ``heard``: when it last got on, or owed nothing. ``tick``: seconds between two looks."""
+    """Watches one connection. ``limit``: seconds that the service may go without progress.
+    ``is_expecting``: returns whether the service owes anything. ``heard``: when it last made progress, or
+    owed nothing. ``tick``: seconds between two checks."""
 
     def __init__(self, limit: float, is_expecting: Callable[[], bool], clock: Callable[[], float]) -> None:
         self.tick = min(MOST_TICK, limit / TICKS)
@@ -36,16 +35,16 @@ class Liveness:
         self._limit = limit
         self._is_expecting = is_expecting
         self._clock = clock
-        self._gained = 0  # bytes since it was heard
-        self._looked = self.heard  # whether anything is expected
+        self._gained = 0  # bytes since ``heard``
+        self._looked = self.heard  # when it was last checked
 
     def got_on(self) -> None:
-        """Something that was asked for is whole, or enough of it came."""
+        """Record progress: something requested is complete, or enough of it has arrived."""
         self.heard = self._looked = self._clock()
         self._gained = 0
 
     def count(self, size: int) -> None:
-        """So many bytes came. Raises as `look` does."""
+        """Count bytes that arrived. Raises as `look` does."""
         self._gained += size
         if self._gained >= LEAST_BYTES:
             self.got_on()
@@ -53,10 +52,9 @@ class Liveness:
             self.look()
 
     def look(self) -> None:
-        """Raises `ServiceUnavailableError` if it does not get on. Looks at most once in a tick, because it
-        asks under a lock. Where looks are further apart than `MOST_APART`, this process stood still (stopped,
-        or its machine frozen): in that time nobody could see that the service got on, and it is not
-        counted."""
+        """Raise `ServiceUnavailableError` if the service makes no progress. Checks at most once in a tick,
+        because `is_expecting` takes a lock. If checks are further apart than `MOST_APART`, this process stood
+        still (stopped, or its machine frozen) and could see no progress: that time is not counted."""
         now = self._clock()
         apart = now - self._looked
         if apart < self.tick:

@@ -1,4 +1,4 @@
-"""`Question`: a request with one answer, and the questions that there are."""
+"""`Question`: a request with one answer; and functions that make each kind of question."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sortshuffle.service.wire.protocol import (
 
 
 class Question(ClientChannel):
-    """A request with one answer, of ``kind``. ``result``: what the answer says, when it is complete."""
+    """A request with one answer, of ``kind``. ``result``: the content of the answer, once complete."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Question(ClientChannel):
 
 
 def find_question(asked: Asked, output: MapOutputAddress) -> Question:
-    """Answered by a `FoundOutput` or None."""
+    """Ask for a finished map output; the answer is a `FoundOutput` or None."""
 
     def unpack(header: Header, body: bytearray) -> FoundOutput | None:
         return unpack_find_response(header, body)
@@ -66,7 +66,7 @@ def find_question(asked: Asked, output: MapOutputAddress) -> Question:
 
 
 def remove_question(asked: Asked, application: str, shuffle: int, token: bytes) -> Question:
-    """Answered by whether the service's engine is of that application."""
+    """Ask to remove a shuffle; the answer is whether the service's engine belongs to that application."""
 
     def unpack(header: Header, body: bytearray) -> bool:
         return bool(header.data_type)
@@ -80,7 +80,7 @@ def remove_question(asked: Asked, application: str, shuffle: int, token: bytes) 
 
 
 def damage_question(asked: Asked, output: MapOutputAddress, subpartition: int, region: int) -> Question:
-    """Answered by a `Verdict`."""
+    """Ask to check bytes that failed their checksum; the answer is a `Verdict`."""
 
     def pack(number: int) -> bytes:
         return DamageReport(number, output, subpartition, region).pack()

@@ -1,8 +1,8 @@
-"""`Receiver`: takes what comes on one connection to the channels that it is for.
+"""`Receiver`: passes what arrives on one connection to its channels.
 
 It runs in the thread of a `ServiceLink` until the connection fails; closing the link makes it fail. Data are
-received straight into memory of the channels, under no lock. Their place is given out under the link's lock
-before, and counted under it behind.
+received straight into memory of the channels, under no lock. The link's lock is held before that, to get the
+memory, and after it, to count the bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sortshuffle.service.wire.protocol import Data, Header, Kind
 
 
 class Receiver:
-    """``lock``: of ``table`` and ``trouble``."""
+    """Receives on one connection. ``lock``: guards ``table`` and ``trouble``."""
 
     def __init__(
         self, connection: ClientConnection, table: RequestTable, trouble: Trouble, lock: threading.Lock
@@ -28,7 +28,7 @@ class Receiver:
         self._lock = lock
 
     def run(self) -> NoReturn:
-        """Until the connection fails. Raises as `ClientConnection.fill` does, and `ProtocolError`."""
+        """Receive until the connection fails. Raises as `ClientConnection.fill` does, and `ProtocolError`."""
         while True:
             header = self._connection.receive_header()
             if header.kind is not Kind.BUFFER_RESPONSE:

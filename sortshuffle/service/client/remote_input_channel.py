@@ -12,20 +12,18 @@ from sortshuffle.service.client.remote_reader import RemoteFile, RemoteReader
 from sortshuffle.service.wire.protocol import MapOutputAddress
 from sortshuffle.storage.files.extents import Extent, ExtentReader
 
-# What a reader of parts has asked for beyond its part: one segment of the service, whose default it is. That
-# it is another one is known only when the service has greeted, and plans are made before
+# What a reader of parts requests beyond its part: one segment, in the default size of services. Plans are
+# made before a service's greeting says whether its segments have another size
 SEGMENT_BYTES = 512 * KIB
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteInputChannel:
-    """``service``: host:port. ``host``: where the files lie; ``path``: of the data file there, and
-    ``writer``: who wrote it, for errors. ``extents``: of one subpartition or of one region; none that lies
-    between two others is left out.
+    """A channel of the task that owns ``clients``; only that task may open it.
 
-    ``key``: by which they are decrypted; the service has none.
-
-    It belongs to the task that ``clients`` belongs to: only there it may be opened.
+    ``service``: host:port. ``host``: where the files lie; ``path``: the data file there, and ``writer``: who
+    wrote it, both for errors. ``extents``: of one subpartition or of one region, with none between two others
+    left out. ``key``: decrypts them; the service has none.
     """
 
     clients: ServiceClients

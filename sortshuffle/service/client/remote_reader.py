@@ -1,14 +1,14 @@
 """`RemoteReader`: the `ExtentReader` of a map output behind the shuffle service of another host.
 
-Opened by `RemoteInputChannel` for some extents, and used by one thread; any other may tell it to give up.
-Nothing is asked for before the first read, whose kind decides how it goes on:
+`RemoteInputChannel` opens one for some extents. One thread uses it; any other may make it give up. Nothing is
+requested before the first read, whose kind decides what is requested:
 
-    read_unverified    extent after extent, whole: all are asked for at once (`WholeStream`)
-    read_parts         what the parts need, and some ahead of it (`PartStream`)
+    read_unverified    whole extents, one after another: all are requested at once (`WholeStream`)
+    read_parts         what the parts need, and some data ahead of them (`PartStream`)
 
-What fails its checksum here may have been changed on the way. So the service is asked to look at it: if it
-finds it sound the extent is asked for again, a few times; if not, the error names the place as for a file of
-this host, and the service has seen to it that Spark runs the producer again.
+Bytes that fail their checksum here may have been changed in transit, so the service is asked to check them.
+If it finds them sound, the extent is requested again, a few times. If not, the error names the place as for a
+file of this host, and the service has made Spark run the producer again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from sortshuffle.service.client.extent_streams import ExtentStream, PartStream, 
 from sortshuffle.service.wire.protocol import MapOutputAddress, Verdict
 from sortshuffle.storage.files.extents import Extent, ExtentPart, ExtentReader, aligned_memory
 
-MOST_ATTEMPTS = 3  # to get an extent unchanged; the network's own checksums make one fault rare enough
+MOST_ATTEMPTS = 3  # to get an extent unchanged; the network's own checksums make even one fault rare
 
 AnyStream = TypeVar("AnyStream", bound=ExtentStream)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A map output on another host. ``path``: of its data file there; it and ``writer`` are for errors."""
+    """A map output on another host. ``path``: its data file there. ``path`` and ``writer`` are for errors."""
 
     output: MapOutputAddress
     host: str
@@ -44,17 +44,14 @@ class RemoteFile:
     writer: str
 
 
-class _Suspect(Exception):  # noqa: N818 - it is an error only when the service has been asked
-    """Bytes that failed a check."""
-
+class _Suspect(Exception):  # noqa: N818 - bytes failed a check here; the service decides who is at fault
     def __init__(self, error: CorruptDataError) -> None:
         super().__init__(str(error))
         self.error = error
 
 
 class RemoteReader(ExtentReader):
-    """``extents``: consecutive ones of one subpartition or of one region, in the order in which they are
-    read."""
+    """Reads extents of a service. ``extents``: consecutive, of one subpartition or one region, as read."""
 
     def __init__(
         self,
@@ -70,15 +67,15 @@ class RemoteReader(ExtentReader):
         self._extents = tuple(extents)
         self._whole: WholeStream | None = None
         self._parts: PartStream | None = None
-        self._lock = threading.Lock()  # of what another thread may give up
-        self._open: list[ExtentStream] = []
+        self._lock = threading.Lock()  # guards the next two: another thread may give up
+        self._streams: list[ExtentStream] = []  # open ones
         self._given_up = False
 
     def read_unverified(self, extent: Extent) -> pa.Buffer:
         stream = self._whole
         if stream is None or stream.next != extent:
             stream = self._whole_from(extent)
-        with self._placed(extent):
+        with self._naming(extent):
             self._link.wait(stream, lambda: stream.is_next_here)
         return stream.take()
 
@@ -88,18 +85,18 @@ class RemoteReader(ExtentReader):
                 return super().checked(memory, extent)
             except _Suspect as suspect:
                 self._expect_sound(suspect.error, extent)
-            memory = self._fetched_alone(extent)
+            memory = self._fetch_alone(extent)
         try:
             return super().checked(memory, extent)
         except _Suspect as suspect:
-            raise self._changed_on_the_way(suspect.error) from None
+            raise self._transit_error(suspect.error) from None
 
     def checked_parts(self, extent: Extent, part_bytes: int) -> Iterator[ExtentPart]:
         delivered = attempt = 0
         while True:
             attempt += 1
             try:
-                # the bytes are cut in the same way each time: what was delivered was verified
+                # each attempt cuts the bytes in the same way: skip the parts that were delivered
                 for number, part in enumerate(self._parts_of(extent, part_bytes)):
                     if number == delivered:
                         delivered += 1
@@ -107,15 +104,15 @@ class RemoteReader(ExtentReader):
                 return
             except _Suspect as suspect:
                 if attempt == MOST_ATTEMPTS:
-                    raise self._changed_on_the_way(suspect.error) from None
+                    raise self._transit_error(suspect.error) from None
                 self._expect_sound(suspect.error, extent)
             self._release(self._parts)
             self._parts = None
 
     def fetch(self, size: int, extent: Extent, position: int = 0) -> pa.Buffer:
         memory, view = aligned_memory(size)
-        stream = self._parts_wanted(extent, position, view)
-        with self._placed(extent):
+        stream = self._part_stream(extent, position, view)
+        with self._naming(extent):
             self._link.wait(stream, lambda: stream.is_wanted_here)
         self._link.change(stream, stream.taken)
         self._link.consumed(stream)
@@ -124,13 +121,13 @@ class RemoteReader(ExtentReader):
     def give_up(self) -> None:
         with self._lock:
             self._given_up = True
-            streams = list(self._open)
+            streams = list(self._streams)
         for stream in streams:
             self._link.give_up(stream)
 
     def close(self) -> None:
-        while self._open:
-            self._release(self._open[-1])
+        while self._streams:
+            self._release(self._streams[-1])
 
     @contextmanager
     def damage(self, offset: int, extent: Extent | None = None) -> Iterator[None]:
@@ -143,22 +140,22 @@ class RemoteReader(ExtentReader):
     # Streams
 
     def _whole_from(self, extent: Extent) -> WholeStream:
-        """What is read whole from this extent on."""
         self._release(self._whole)
-        self._whole = self._opened(WholeStream(self._asked(extent), self._file.output, self._behind(extent)))
+        extents = self._extents_from(extent)
+        self._whole = self._open(WholeStream(self._asked(extent), self._file.output, extents))
         return self._whole
 
-    def _fetched_alone(self, extent: Extent) -> pa.Buffer:
-        stream = self._opened(WholeStream(self._asked(extent), self._file.output, (extent,)))
+    def _fetch_alone(self, extent: Extent) -> pa.Buffer:
+        stream = self._open(WholeStream(self._asked(extent), self._file.output, (extent,)))
         try:
-            with self._placed(extent):
+            with self._naming(extent):
                 self._link.wait(stream, lambda: stream.is_next_here)
             return stream.take()
         finally:
             self._release(stream)
 
-    def _parts_wanted(self, extent: Extent, position: int, view: memoryview) -> PartStream:
-        """What is read in parts, which is to fill this from a position of the extent on."""
+    def _part_stream(self, extent: Extent, position: int, view: memoryview) -> PartStream:
+        """Return the part stream, which fills the view from this position of the extent on."""
         stream = self._parts
         if stream is not None and stream.can_give(extent, position):
             start = stream.start_of(extent) + position
@@ -168,17 +165,17 @@ class RemoteReader(ExtentReader):
         new = PartStream(
             self._asked(extent),
             self._file.output,
-            self._behind(extent),
+            self._extents_from(extent),
             self._link.floating,
             self._link.lent,
             position,
         )
-        new.want(position, view)  # first, so that it is asked for with credit for that
-        self._parts = self._opened(new)
+        new.want(position, view)  # before the request, which then has credit for the view
+        self._parts = self._open(new)
         return new
 
     def _parts_of(self, extent: Extent, part_bytes: int) -> Iterator[ExtentPart]:
-        """The parts, of each of which nothing is kept but what is asked for again."""
+        """Yield the parts. Of each, the stream keeps only the bytes that will be wanted again."""
         position = 0
         for part in super().checked_parts(extent, part_bytes):
             position += part.bytes
@@ -191,11 +188,11 @@ class RemoteReader(ExtentReader):
             at = stream.start_of(extent) + position
             self._link.change(stream, lambda: stream.forget_up_to(at))
 
-    def _opened(self, stream: AnyStream) -> AnyStream:
+    def _open(self, stream: AnyStream) -> AnyStream:
         with self._lock:
             if self._given_up:
                 raise StateError(f"nobody waits any more for {stream.asked.what}")
-            self._open.append(stream)
+            self._streams.append(stream)
         self._link.open(stream)
         return stream
 
@@ -203,13 +200,12 @@ class RemoteReader(ExtentReader):
         if stream is None:
             return
         with self._lock:
-            if stream not in self._open:
+            if stream not in self._streams:
                 return
-            self._open.remove(stream)
+            self._streams.remove(stream)
         self._link.release(stream)
 
-    def _behind(self, extent: Extent) -> tuple[Extent, ...]:
-        """The extents from this one on."""
+    def _extents_from(self, extent: Extent) -> tuple[Extent, ...]:
         try:
             return self._extents[self._extents.index(extent) :]
         except ValueError:
@@ -223,8 +219,8 @@ class RemoteReader(ExtentReader):
         return Asked(what, Place(file.path, subpartition=extent.subpartition, writer=file.writer), file.host)
 
     @contextmanager
-    def _placed(self, extent: Extent) -> Iterator[None]:
-        """What is lost as a whole is missed first where this extent is."""
+    def _naming(self, extent: Extent) -> Iterator[None]:
+        """Name this extent's place in errors that name no region: the whole map output is lost."""
         try:
             yield
         except (MissingDataError, CorruptDataError) as error:
@@ -234,23 +230,23 @@ class RemoteReader(ExtentReader):
             raise type(error)(place, error.what, expected=error.expected, found=error.found) from None
 
     def _expect_sound(self, error: CorruptDataError, extent: Extent) -> None:
-        """The service finds these bytes sound in its file; or else raises what it finds."""
+        """Ask the service to check these bytes, and raise what it finds unless they are sound in its file."""
         file = self._file
         verdict = self._client.report_damage(file.output, file.host, extent.subpartition, extent.region)
         if verdict is Verdict.MISSING:
             what = f"the map output is gone, says the shuffle service of {file.host}"
             raise MissingDataError(self.place(extent.offset, extent), what) from None
         if verdict is Verdict.DAMAGED:
-            raise self._explained(error, f"the shuffle service of {file.host} reads the same") from None
+            raise self._with_reason(error, f"the shuffle service of {file.host} reads the same") from None
 
-    def _changed_on_the_way(self, error: CorruptDataError) -> CorruptDataError:
+    def _transit_error(self, error: CorruptDataError) -> CorruptDataError:
         host = self._file.host
-        return self._explained(
+        return self._with_reason(
             error,
             f"the network changed it: the shuffle service of {host} finds it sound, and {MOST_ATTEMPTS}"
             " attempts to get it failed",
         )
 
-    def _explained(self, error: CorruptDataError, why: str) -> CorruptDataError:
+    def _with_reason(self, error: CorruptDataError, why: str) -> CorruptDataError:
         what = f"{error.what}, and {why}"
         return CorruptDataError(error.place, what, expected=error.expected, found=error.found)

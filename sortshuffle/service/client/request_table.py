@@ -1,17 +1,15 @@
-"""`RequestTable`: what a client has asked for on one connection, and what may still be answered.
+"""`RequestTable`: a client's requests on one connection, and those that may still be answered.
 
     (a number) --request--> requested --(all came, or an error)--> over
                                |
-                             leave: cancelled; what is under way is still counted, and thrown away
+                             leave: cancelled; data under way are still counted, and thrown away
 
-The protocol's half of a connection, without input or output: frames go out through ``post``, headers that
-came go in, and what comes out is where their bytes go. One table per connection: numbers and credit begin
-anew with the next one.
+It is the protocol's half of one connection, without input or output: it sends frames through ``post``, takes
+the headers that arrived, and returns memory for their data. Numbers and credit start anew in each table.
 
 Rules
-* A breach of the protocol while a channel is served is that channel's (`BreachError`). One that is repeated
-  `MOST_PROTOCOL_ERRORS` times fails the channel, whatever the others do. Any other breach is a
-  `ProtocolError`.
+* A breach of the protocol while a channel is served is blamed on that channel (`BreachError`), and fails it
+  after `MOST_PROTOCOL_ERRORS` in a row, whatever the others do. Any other breach is a `ProtocolError`.
 * All methods are called under the link's lock.
 """
 
@@ -31,16 +29,16 @@ from sortshuffle.service.wire.protocol import (
     pack_cancel,
 )
 
-SCRATCH_BYTES = 64 << 10  # what comes for channels that nobody wants any more is read into that
+SCRATCH_BYTES = 64 << 10  # memory to read data into that are thrown away
 MOST_PROTOCOL_ERRORS = 3  # in a row: a peer that breaks the protocol so often will do it again
 
 
 class BreachError(ProtocolError):
-    """Of the protocol, for which one channel was blamed."""
+    """A breach of the protocol that is blamed on one channel."""
 
 
 class RequestTable:
-    """``service``: for errors. ``post``: sends a frame behind those before it, without waiting."""
+    """``service``: its name in errors. ``post``: queues a frame after those before it, without waiting."""
 
     def __init__(
         self, service: str, segment_bytes: int, post: Callable[[bytes], None], clock: Callable[[], float]
@@ -51,7 +49,7 @@ class RequestTable:
         self._clock = clock
         self._numbers = itertools.count()
         self._requested: dict[int, ClientChannel] = {}
-        self._abandoned: dict[int, int] = {}  # numbers that may still be answered, and with how much credit
+        self._abandoned: dict[int, int] = {}  # cancelled numbers that may still be answered: credit left
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
 
     @property
@@ -59,11 +57,11 @@ class RequestTable:
         """Whether the service owes anything."""
         return any(channel.is_expecting for channel in self._requested.values())
 
-    # What is asked
+    # Requests
 
     def request(self, channel: ClientChannel) -> bool:
-        """Ask for it if that is due: it is not asked for, has room, and the service did not refuse it a
-        moment ago."""
+        """Request the channel's data if that is due: it is not requested, has room, and was not refused a
+        moment ago. Returns whether it did."""
         if channel.is_requested or not channel.is_wanted or channel.retry_in(self._clock()) is not None:
             return False
         number = next(self._numbers)
@@ -75,14 +73,14 @@ class RequestTable:
         return True
 
     def announce(self, channel: ClientChannel) -> None:
-        """Tell the service what the channel has room for, as far as that is worth it."""
+        """Announce the channel's new credit to the service, if that is worth a frame."""
         if channel.is_requested and channel.is_wanted:
             credit = channel.credit_due()
             if credit:
                 self._post(pack_add_credit(channel.number, credit))
 
     def leave(self, channel: ClientChannel) -> None:
-        """The channel is not wanted any more."""
+        """Cancel the channel's request."""
         if not channel.is_requested:
             return
         del self._requested[channel.number]
@@ -92,25 +90,25 @@ class RequestTable:
         channel.lost()
 
     def cut(self) -> None:
-        """The connection is gone: nothing comes any more. Who keeps its error keeps no channel by it."""
+        """Forget all requests: the connection is gone, and its error must not keep channels alive."""
         self._requested.clear()
         self._abandoned.clear()
 
-    # What comes
+    # Responses
 
     def accept(self, header: Header) -> tuple[ClientChannel | None, list[memoryview]]:
-        """Where the data behind this header go, and whose they are: nobody's if nobody wants them any more.
-        Raises `ProtocolError`."""
+        """Return the channel of the data that follow this header, None if it was cancelled, and memory for
+        the data. Raises `ProtocolError`."""
         channel = self._channel(header)
         if channel is None:
-            return None, self._unwanted(header)
+            return None, self._scratch_for(header)
         try:
             return channel, channel.accept(header)
         except ProtocolError as error:
             raise self._breach(channel, error) from error
 
     def end(self, header: Header) -> bool:
-        """There is no more of a channel. Whether somebody wanted to know. Raises `ProtocolError`."""
+        """Accept the end of a channel's data. Returns whether it was still wanted. Raises `ProtocolError`."""
         channel = self._channel(header)
         if channel is None:
             del self._abandoned[header.channel]
@@ -124,8 +122,8 @@ class RequestTable:
         return True
 
     def answer(self, header: Header, body: bytearray) -> bool:
-        """Something else than data came. Whether it answers what is wanted. Raises `ProtocolError`,
-        `ServiceUnavailableError` where the service ends the connection."""
+        """Accept a frame other than data. Returns whether it answers a channel that is still wanted. Raises
+        `ProtocolError`, `ServiceUnavailableError` if the service ends the connection."""
         if header.kind is Kind.ERROR_RESPONSE:
             self._refuse(ErrorResponse.unpack(header, bytes(body)))
             return False
@@ -148,14 +146,14 @@ class RequestTable:
             raise ProtocolError(f"an error for channel {response.channel}, which is none: {response.what}")
 
     def _channel(self, header: Header) -> ClientChannel | None:
-        """The channel that a frame is for; None if nobody wants it any more. Raises `ProtocolError`."""
+        """Return the channel that a frame is for; None if it was cancelled. Raises `ProtocolError`."""
         channel = self._requested.get(header.channel)
         if channel is None and header.channel not in self._abandoned:
             raise ProtocolError(f"a {header.kind.name} for channel {header.channel}, which is none")
         return channel
 
-    def _unwanted(self, header: Header) -> list[memoryview]:
-        """Where data go that nobody wants any more."""
+    def _scratch_for(self, header: Header) -> list[memoryview]:
+        """Return memory for the data of a cancelled channel, and charge its credit."""
         left = self._abandoned[header.channel] - -(-header.length // self._segment_bytes)
         if left < 0:
             raise ProtocolError(f"more data than there was credit for, for channel {header.channel}")

@@ -1,13 +1,12 @@
-"""Where a service's name leads, found within a bounded time.
+"""Resolves the name of a service's host within a bounded time.
 
 The system's resolver takes as long as its servers do, half a minute and more, and cannot be interrupted. So a
-thread asks it, and whoever waits for the answer waits no longer than it wants to. There is one such thread
-for a name at a time: who asks again meanwhile waits for the same answer. It ends when the resolver answers.
-An answer for which nobody waited so long is kept for the next who asks, or else a slow resolver would never
-be heard. It is used once and not after `KEPT`, because hosts move. An address in numbers needs no resolver
-and no thread.
+thread calls it, and the caller waits for the answer no longer than it wants to. There is one such thread for
+a name at a time: callers that come meanwhile wait for the same answer. The thread ends when the resolver
+answers. If all callers have given up by then, the answer is kept for the next one, or a slow resolver would
+never help. It is used once, and not after `KEPT`, because hosts move. A numeric address needs no resolver.
 
-A forked process has none of the threads, and the lock may have been held by one of them: it begins anew.
+A forked process has none of the threads, and one of them may have held the lock: the process starts anew.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ KEPT = 60.0  # seconds; several times as long as a client waits before it tries 
 
 @dataclass(slots=True)
 class _Question:
-    """One that the resolver was asked. ``answered_at``: on the monotonic clock, when ``answered`` is set."""
+    """A question to the resolver. ``answered_at``: by the monotonic clock, valid once ``answered`` is set."""
 
     answered: threading.Event = field(default_factory=threading.Event)
     answered_at: float = 0.0
@@ -35,17 +34,17 @@ class _Question:
 
 
 _lock = threading.Lock()
-_open: dict[str, _Question] = {}  # by host: what is being asked, and late answers that nobody has used yet
+_open: dict[str, _Question] = {}  # by host: questions under way, and late answers that were not used yet
 
 
 def resolve(host: str, timeout: float) -> tuple[str, ...]:
-    """The addresses, in numbers, that the name leads to, in the system's order. Raises OSError as the system
-    does, `ServiceUnavailableError` if it does not say so within ``timeout`` seconds or cannot be asked."""
+    """Return the numeric addresses of a host, in the system's order. Raises OSError as the system does,
+    `ServiceUnavailableError` if there is no answer within ``timeout`` seconds, or no thread to ask."""
     try:
         return _ask_system(host, socket.AI_NUMERICHOST)
     except (socket.gaierror, UnicodeError):
         pass  # a name
-    question = _asked(host)
+    question = _ask(host)
     if not question.answered.wait(timeout):
         raise ServiceUnavailableError(f"the address of {host} was not found within {timeout:g} s")
     _forget(host, question)
@@ -54,7 +53,7 @@ def resolve(host: str, timeout: float) -> tuple[str, ...]:
     return question.found
 
 
-def _asked(host: str) -> _Question:
+def _ask(host: str) -> _Question:
     with _lock:
         question = _open.get(host)
         if question is None or _is_old(question):

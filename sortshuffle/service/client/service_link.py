@@ -2,8 +2,8 @@
 
     ServiceLink           its channels outlive its connections
       ClientConnection    at most one at a time: the socket
-      RequestTable        what was asked on it, and what may be answered: the protocol, without I/O
-      Receiver            takes what comes to the channels
+      RequestTable        the requests on it that may be answered: the protocol, without I/O
+      Receiver            passes what arrives to the channels
       Trouble             whether to try again
 
     idle --open a channel--> connecting --greeted--> receiving
@@ -13,14 +13,14 @@
 
 Rules
 * The thread runs while there are channels or a connection; it alone connects and receives.
-* A connection that breaks, is silent where something is owed, or on which the service breaks the protocol, is
-  made again, and all open channels go on where they were, to the byte. After the time-out without progress
-  all of them fail, and with them whoever waits.
+* A connection is replaced if it breaks, if it is silent while something is owed, or if the service breaks the
+  protocol on it. All open channels then continue exactly at the byte where they were. After the time-out
+  without progress all of them fail, with an error for each consumer that waits.
 * A secret or certificate that is not accepted is an error at once.
 * Closing never waits for the service.
 
 Lock order: the link's lock, that of `FloatingCredits`. Nothing is sent, received or waited for under them,
-and loans are given back under none.
+and loans are given back under neither.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from sortshuffle.service.client.request_table import RequestTable
 from sortshuffle.service.client.trouble import Trouble
 from sortshuffle.service.wire.protocol import pack_close
 
-SILENCES = 2  # a silent service is connected to anew once before its time is over
-JOIN_TIMEOUT = 10.0  # seconds; a thread that is told to end does so at once, but for a connection being made
+SILENCES = 2  # that fit into the time-out: the client reconnects to a silent service once before giving up
+JOIN_TIMEOUT = 10.0  # seconds; the thread of a closed link ends at once, unless it is connecting
 
 _log = logging.getLogger(__name__)
 
 
 class ServiceLink:
-    """To the service at ``address``. ``floating``: room for data ahead, which links share."""
+    """The link to the service at ``address``. ``floating``: memory for data ahead, which links share."""
 
     def __init__(
         self, address: str, settings: ClientSettings, floating: FloatingCredits, clock: Callable[[], float]
@@ -59,21 +59,21 @@ class ServiceLink:
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
-        self._woken = threading.Condition(self._lock)  # the thread, where it waits before it tries again
+        self._woken = threading.Condition(self._lock)  # wakes the thread while it waits to reconnect
         self._dial = Dial(address, settings.secret, settings.tls, settings.timeout / SILENCES)
         self._trouble = Trouble(settings.timeout, clock)
         self._closed = False
         self._thread: threading.Thread | None = None  # the last one that was started
         self._is_running = False
-        self._channels: dict[ClientChannel, None] = {}  # open ones, in the order in which they came
+        self._channels: dict[ClientChannel, None] = {}  # open ones, in the order of opening
         self._connection: ClientConnection | None = None
-        self._table: RequestTable | None = None  # of the connection, when it is greeted
+        self._table: RequestTable | None = None  # of the connection, once it is greeted
 
     # --- channels, for their readers -----------------------------------------------------------------------
 
     @contextmanager
     def opened(self, channel: ClientChannel) -> Iterator[None]:
-        """The channel is open while the block runs."""
+        """Keep the channel open while the block runs."""
         self.open(channel)
         try:
             yield
@@ -81,9 +81,9 @@ class ServiceLink:
             self.release(channel)
 
     def open(self, channel: ClientChannel) -> None:
-        """Ask for what the channel wants, now or as soon as there is a connection. Never blocks. The caller
-        releases it. Raises `StateError` if the link is closed, RuntimeError if the process gets no thread
-        for it: then there is nothing to release."""
+        """Request what the channel wants, now or as soon as there is a connection. Never blocks. The caller
+        releases the channel. Raises `StateError` if the link is closed, RuntimeError if the process gets no
+        thread; after that there is nothing to release."""
         channel.attach(self._lock, Backoff(self._settings.timeout, self._clock))
         with self._lock:
             if self._closed:
@@ -96,7 +96,7 @@ class ServiceLink:
                 try:
                     thread.start()
                 except BaseException:
-                    del self._channels[channel]  # its opener does not come to release it
+                    del self._channels[channel]  # the caller will not release it
                     raise
                 self._thread, self._is_running = thread, True
         self._flush()
@@ -104,9 +104,9 @@ class ServiceLink:
     def wait(
         self, channel: ClientChannel, is_there: Callable[[], bool], look_at: float | None = None
     ) -> None:
-        """Until ``is_there``, asked under the lock whenever the channel has changed, and at ``look_at`` by
-        the link's clock. Raises what the channel failed with, `ServiceUnavailableError` if the time for all
-        questions is over, `StateError` if it was closed."""
+        """Wait until ``is_there``, called under the lock when the channel has changed and at ``look_at`` by
+        the link's clock, returns true. Raises the channel's failure, `ServiceUnavailableError` if the time
+        for all requests is over, `StateError` if the channel was closed."""
         self.announce(channel)
         while True:
             with self._lock:
@@ -124,18 +124,18 @@ class ServiceLink:
                 self._flush()
 
     def change(self, channel: ClientChannel, change: Callable[[], None]) -> None:
-        """Change something of the channel where nobody else does. Must not block."""
+        """Call ``change`` under the lock, which guards the channel. It must not block."""
         with self._lock:
             change()
 
     def announce(self, channel: ClientChannel) -> None:
-        """Tell the service what the channel has room for, as far as that is worth it."""
+        """Announce the channel's new credit to the service, if that is worth a frame."""
         with self._lock:
             self._announce(channel)
         self._flush()
 
     def consumed(self, stream: PartStream) -> None:
-        """The stream's reader took something: give back what it had borrowed for that, and go on."""
+        """Give back what a stream had borrowed for a part that its reader took, and announce new credit."""
         with self._lock:
             spare = stream.spare()
         if spare:
@@ -143,7 +143,7 @@ class ServiceLink:
         self.announce(stream)
 
     def lent(self, stream: PartStream, size: int) -> None:
-        """The stream was lent so many bytes; what `FloatingCredits` calls."""
+        """Add a loan of ``size`` bytes to the stream. Called by `FloatingCredits`."""
         with self._lock:
             if stream.is_closed:
                 return
@@ -152,17 +152,17 @@ class ServiceLink:
         self._flush()
 
     def give_up(self, channel: ClientChannel) -> None:
-        """Wake who waits for it, with an error. By any thread; it is released all the same."""
+        """Wake the channel's consumer with an error; any thread may. The channel must still be released."""
         with self._lock:
             channel.close()
 
     def release(self, channel: ClientChannel) -> None:
-        """The channel is not wanted any more. May be called again."""
+        """Close the channel and cancel its request. May be called again."""
         with self._lock:
             channel.close()
             self._channels.pop(channel, None)
             if not self._channels:
-                self._trouble.end()  # nobody waits for the end of this one: the next is new
+                self._trouble.end()  # no consumer waits for its end: the next failure is new trouble
             if self._table is not None:
                 self._table.leave(channel)
             self._woken.notify_all()
@@ -171,7 +171,7 @@ class ServiceLink:
         self._flush()
 
     def close(self) -> None:
-        """Give up all channels and the connection. Does not wait. May be called again."""
+        """Give up all channels and the connection, without waiting. May be called again."""
         with self._lock:
             self._closed = True
             for channel in self._channels:
@@ -182,7 +182,7 @@ class ServiceLink:
             connection.leave(pack_close())
 
     def join(self, within: float = JOIN_TIMEOUT) -> None:
-        """Until the thread has ended, which it does when the link is closed, or for so many seconds."""
+        """Wait until the thread of a closed link has ended, or for ``within`` seconds."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(within)
@@ -190,7 +190,7 @@ class ServiceLink:
     # --- under the lock ------------------------------------------------------------------------------------
 
     def _request(self, channel: ClientChannel) -> bool:
-        """Ask for it if that is due. Whether there is something to send now."""
+        """Request the channel's data if that is due. Returns whether there is something to send."""
         return self._table is not None and self._table.request(channel)
 
     def _announce(self, channel: ClientChannel) -> None:
@@ -198,8 +198,8 @@ class ServiceLink:
             self._table.announce(channel)
 
     def _until_look(self, channel: ClientChannel, look_at: float | None) -> float | None:
-        """Seconds for which its consumer may wait before it looks again; None: until the channel changes.
-        Raises `ServiceUnavailableError` if the time for all questions is over."""
+        """Return the seconds that the consumer may wait before it looks again; None: until the channel
+        changes. Raises `ServiceUnavailableError` if the time for all requests is over."""
         retry = channel.retry_in(self._clock())
         if look_at is not None:
             left = max(0.0, look_at - self._clock())
@@ -235,7 +235,7 @@ class ServiceLink:
         try:
             while (connection := self._next_connection()) is not None:
                 self._recover(*self._converse(connection))
-        except BaseException as error:  # a fault of this package: whoever waits must hear of it
+        except BaseException as error:  # a bug in this package: consumers must not wait for ever
             failure = error
             _log.exception("the client of the shuffle service at %s failed", self.address)
             with self._lock:
@@ -243,9 +243,9 @@ class ServiceLink:
                 self._fail_all(lambda channel: failure)
 
     def _converse(self, connection: ClientConnection) -> tuple[OSError, float]:
-        """Connect and receive until that is over: why, and since when nothing came. That is no longer ago
-        than a connection may be silent: where the clock says more, this process stood still, and the service
-        has not had that time."""
+        """Connect, and receive until the connection fails. Returns the error, and when the last progress was:
+        no longer ago than a connection may be silent. If the clock says longer, this process stood still, and
+        the service did not have that time."""
         connecting: float | None = self._clock()
         try:
             connection.connect()
@@ -260,7 +260,7 @@ class ServiceLink:
             connection.close()
 
     def _next_connection(self) -> ClientConnection | None:
-        """None if there is nothing to connect for: the thread ends."""
+        """Return a new connection; None if no channel needs one: then the thread ends."""
         with self._lock:
             if self._closed or not any(channel.is_wanted for channel in self._channels):
                 self._is_running = False
@@ -269,7 +269,7 @@ class ServiceLink:
             return self._connection
 
     def _begin(self, connection: ClientConnection) -> Receiver:
-        """Greeted: ask for everything that is open."""
+        """Begin to use a greeted connection: request everything that is open."""
         with self._lock:
             if self._closed:
                 raise ServiceUnavailableError("the client was closed")
@@ -283,7 +283,7 @@ class ServiceLink:
         return Receiver(connection, table, self._trouble, self._lock)
 
     def _end(self) -> None:
-        """Cut: what was asked for will be asked for again."""
+        """End the use of the connection: what was requested will be requested again."""
         with self._lock:
             if self._table is not None:
                 self._table.cut()
@@ -292,7 +292,7 @@ class ServiceLink:
                 channel.lost()
 
     def _recover(self, error: OSError, since: float) -> None:
-        """Wait until it is time to connect again; where it is not, fail all who wait."""
+        """Wait until it is time to reconnect, or give up and fail all channels."""
         with self._lock:
             if self._closed or not self._channels:
                 return

@@ -1,14 +1,13 @@
-"""`Trouble`: what the failures of a client's connections mean: try again, and when, or give up.
+"""`Trouble`: decides after a failure of a client's connection when to reconnect, or to give up.
 
     calm --failed--> in trouble --failed, too long--> given up, and calm again
       ^                  |
       +-----progress-----+
 
 Rules
-* A connection that breaks is made again after a delay that grows (`Backoff`), until the time-out has passed
-  without progress.
-* A secret or certificate that is not accepted is final at once, and so is a service that breaks the protocol
-  `MOST_PROTOCOL_ERRORS` times in a row, where no channel was blamed.
+* A broken connection is replaced after a growing delay (`Backoff`), until a time-out without progress.
+* A secret or certificate that is not accepted is final at once, except where the service may only have ended.
+  So are `MOST_PROTOCOL_ERRORS` breaches of the protocol in a row that are blamed on no channel.
 
 Arithmetic only: the caller waits. Used under the link's lock.
 """
@@ -23,7 +22,7 @@ from sortshuffle.service.client.request_table import MOST_PROTOCOL_ERRORS, Breac
 
 
 class Trouble:
-    """``timeout``: seconds without progress after which it is given up."""
+    """The trouble of one link. ``timeout``: seconds without progress before giving up."""
 
     def __init__(self, timeout: float, clock: Callable[[], float]) -> None:
         self._backoff = Backoff(timeout, clock)
@@ -32,34 +31,34 @@ class Trouble:
 
     @property
     def lasted(self) -> float:
-        """Seconds since it began, 0 if there is none."""
+        """Seconds since the trouble began, 0 if there is none."""
         return self._backoff.lasted
 
     def is_final(self, error: OSError) -> bool:
-        """Whether trying again will not help after this."""
+        """Count this failure, and return whether trying again will not help."""
         if isinstance(error, ProtocolError) and not isinstance(error, BreachError):
             self._protocol_errors += 1
             return self._protocol_errors >= MOST_PROTOCOL_ERRORS
         if isinstance(error, AuthenticationError):
-            # a service that ends at this very moment looks like one that does not believe the proof: once
+            # a service that ends at this very moment looks like one that rejects the proof: retry once
             self._rejections += 1
             return self._rejections > 1 or not isinstance(error.__cause__, ServiceUnavailableError)
         return False
 
     def failed(self, since: float) -> float | None:
-        """Seconds to wait before the next connection, None when it is to be given up. ``since``: when the
-        last one that failed last got on."""
+        """Return the seconds to wait before reconnecting, or None to give up. ``since``: when the failed
+        connection last made progress."""
         return self._backoff.failed(since)
 
     def greeted(self) -> None:
-        """The service believes the secret."""
+        """Record that the service accepted the secret."""
         self._rejections = 0
 
     def progress(self) -> None:
-        """Something that was asked for came."""
+        """Record that something requested has arrived."""
         self._backoff.progress()
         self._protocol_errors = 0
 
     def end(self) -> None:
-        """It is given up, or nobody waits for its end: the next one is new."""
+        """End the trouble, because it is given up or no consumer waits: the next failure is new trouble."""
         self._backoff.progress()

@@ -1,7 +1,7 @@
 """`PlainWire`, `TlsWire`: how a client's connected socket moves bytes: one thread receives, one sends.
 
-Receiving comes back every tick, so that somebody looks whether the service gets on; sending ends where the
-service takes nothing for as long as the client is patient.
+Receiving returns every tick, so that the caller can check whether the service makes progress. Sending fails
+when the service has taken nothing for ``patience`` seconds.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from sortshuffle import calls
 
 
 class Wire(Protocol):
-    """A connected socket in use by one receiving thread and one that sends."""
+    """A connected socket, used by one receiving thread and one sending thread."""
 
     def receive(self, view: memoryview) -> int:
-        """Some bytes, 0 at the end. Raises TimeoutError if none came in a tick, OSError."""
+        """Receive some bytes; return how many, 0 at the end. Raises TimeoutError after a tick, OSError."""
 
     def send(self, data: bytes) -> None:
-        """All of it. Raises OSError."""
+        """Send all of it. Raises OSError."""
 
     def send_now(self, data: bytes) -> None:
-        """What can be sent without waiting. Raises OSError."""
+        """Send as much as is possible without waiting. Raises OSError."""
 
 
 class PlainWire:
-    """Blocking calls with the system's own time-outs: one system call for each body that comes in time."""
+    """Uses blocking calls with the system's time-outs: one call for each body that arrives in time."""
 
     def __init__(self, connected: socket.socket, tick: float, patience: float) -> None:
         connected.settimeout(None)
@@ -52,8 +52,8 @@ class PlainWire:
 
 
 class TlsWire:
-    """OpenSSL allows one thread at a time in a connection, and receiving must not keep others from sending:
-    so nobody blocks in it, and waiting is done outside."""
+    """Never blocks inside OpenSSL, which allows one thread at a time in a connection: receiving must not keep
+    others from sending. So threads wait outside the lock."""
 
     def __init__(self, connected: ssl.SSLSocket, tick: float, patience: float) -> None:
         connected.setblocking(False)

@@ -1,10 +1,9 @@
-"""What a JVM runs to find the engine of its host, or to start it if it does not run.
+"""The command by which a JVM finds the engine of its host, or starts it if it is not running.
 
-    python -m sortshuffle.service.host.jvm_launch     < a JSON object, as docs/manager.md has it
+    python -m sortshuffle.service.host.jvm_launch     < a JSON object, as docs/manager.md describes it
 
-Prints a JSON object with ``socket``, ``host`` and ``port`` once the engine has answered. If it fails, it
-exits with status 3, and its last line on standard error says why. Any other status comes from a Python that
-cannot run this.
+Prints a JSON object with ``socket``, ``host`` and ``port`` once the engine has answered. On failure it exits
+with status 3, and its last line on standard error says why. Any other status: Python cannot run the module.
 
 For the driver it also makes the application's home at a URL, if that is a mounted directory.
 
@@ -41,18 +40,16 @@ from sortshuffle.service.wire.address import address_of_host, split_address
 from sortshuffle.service.wire.secret import read_secret
 from sortshuffle.storage.files.urls import why_not_shared
 
-TOKEN_BYTES = 16  # it stands for a file id where services hear that a shuffle is over
-# seconds until an engine must answer. A start takes 0.5 s. An engine that dies at each start is started nine
-# times in this time
+TOKEN_BYTES = 16  # as a file id, whose place the token takes in requests to remove a shuffle
+# seconds until an engine must answer; a start takes 0.5 s. One that dies at each start is started nine times
 GREETING_TIMEOUT = 30.0
-LOOK = 0.05  # seconds between two attempts to greet it
+LOOK = 0.05  # seconds between two attempts to greet the engine
 FAILED = 3  # exit status; Python's own are 1 and 2
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """What the JVM says of itself. ``driver``: it is the driver's. ``outlives``: the service is to live on
-    after this executor."""
+    """What the JVM says of itself. ``driver``: it is the driver's. ``outlives``: the service outlives it."""
 
     application: str
     token: str
@@ -66,19 +63,19 @@ class LaunchRequest:
 
     @staticmethod
     def unpack(text: str) -> LaunchRequest:
-        """Raises `UsageError` for what is not as documented, `OptionError` for a setting."""
+        """Parse a request. Raises `UsageError` if it is not as documented, `OptionError` for a setting."""
         try:
-            found = json.loads(text)
+            fields = json.loads(text)
             request = LaunchRequest(
-                application=str(found["application"]),
-                token=_token(found["token"]),
-                secret=_secret(found["secret"]),
-                driver=bool(found["driver"]),
-                driver_host=str(found["driver_host"]),
-                outlives=bool(found["outlives"]),
-                pid=int(found["pid"]),
-                local_directories=_directories(found["local_directories"]),
-                options=Options.of(found["settings"]),
+                application=str(fields["application"]),
+                token=_token(fields["token"]),
+                secret=_secret(fields["secret"]),
+                driver=bool(fields["driver"]),
+                driver_host=str(fields["driver_host"]),
+                outlives=bool(fields["outlives"]),
+                pid=int(fields["pid"]),
+                local_directories=_directories(fields["local_directories"]),
+                options=Options.of(fields["settings"]),
             )
             if not request.roots():
                 raise ValueError("neither local directories nor spark.sortshuffle.dir")
@@ -87,11 +84,11 @@ class LaunchRequest:
             raise
         except (KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"the launcher was asked in a way that it does not know: {error!r}") from None
-        except ValueError as error:  # no JSON, or no numbers and hex digits where they should be
+        except ValueError as error:  # not JSON, or a malformed number or hexadecimal string
             raise UsageError(f"the launcher was asked in a way that it does not know: {error}") from None
 
     def roots(self) -> tuple[str, ...]:
-        """The directories in which the application's shared homes are."""
+        """Return the directories that hold the application's shared homes."""
         if self.options.directories:
             return self.options.directories
         if not self.outlives:
@@ -105,10 +102,10 @@ def _secret(text: str) -> bytes:
     return bytes.fromhex(text)
 
 
-def _directories(found: object) -> tuple[str, ...]:
-    if not isinstance(found, list):
-        raise ValueError(f"local directories {found!r}")
-    return tuple(map(str, found))
+def _directories(field: object) -> tuple[str, ...]:
+    if not isinstance(field, list):
+        raise ValueError(f"local directories {field!r}")
+    return tuple(map(str, field))
 
 
 def _token(text: str) -> str:
@@ -119,14 +116,14 @@ def _token(text: str) -> str:
 
 
 def launch(request: LaunchRequest) -> dict[str, object]:
-    """Start the engine if it does not run, wait until it answers, and say where it is. Raises
+    """Start the engine if it is not running, wait until it answers, and return where it listens. Raises
     `ServiceUnavailableError`, `UsageError`, `ProtocolError`, OSError."""
     options, host = request.options, address_of_host(request.driver_host)
-    none = why_not_shared(options.storage_url) if options.storage_url else ""
-    if none:
-        raise UsageError(f"spark.sortshuffle.dir is {options.storage_url}, and {none}")
+    problem = why_not_shared(options.storage_url) if options.storage_url else ""
+    if problem:
+        raise UsageError(f"spark.sortshuffle.dir is {options.storage_url}, and {problem}")
     secret = read_secret(options.service_secret_file) if options.service_secret_file else request.secret
-    # not the file's: the random secret tells the engines of two applications with one id apart
+    # not the file's secret: the random one distinguishes the engines of two applications with the same id
     directory = directory_of(request.application, host, request.secret, options)
     config = ServiceConfig.of(secret, options)
     registration = _registration(request)
@@ -149,7 +146,7 @@ def _wait_until_up(path: str, directory: str) -> None:
             return
         except ProtocolError:
             raise
-        except OSError as error:  # also where an engine dies meanwhile: the supervisor starts the next one
+        except OSError as error:  # also if an engine dies meanwhile: the supervisor starts the next one
             if time.monotonic() >= until:
                 raise ServiceUnavailableError(
                     f"the engine has not answered on {path} for {GREETING_TIMEOUT:g} s: {error}. The end of"
@@ -191,13 +188,13 @@ def _registration(request: LaunchRequest) -> Registration:
 
 
 def main() -> int:
-    """The exit status."""
+    """Run the command, and return the exit status."""
     try:
-        found = launch(LaunchRequest.unpack(sys.stdin.read()))
+        address = launch(LaunchRequest.unpack(sys.stdin.read()))
     except (SortShuffleError, OSError) as error:
         print(error, file=sys.stderr)
         return FAILED
-    print(json.dumps(found), flush=True)
+    print(json.dumps(address), flush=True)
     return 0
 
 

@@ -1,10 +1,10 @@
-"""The process of a shuffle service that tasks started: what `service.host.supervisor` keeps running.
+"""The process of a shuffle service that tasks started; `service.host.supervisor` keeps it running.
 
     python -m sortshuffle.service.host.process RENDEZVOUS TCP UNIX  < one line: the configuration
 
-It inherits two listening sockets. On these it serves the map outputs of the executors that have registered at
-the rendezvous: to other hosts, and to the JVMs of this host. It ends when its standard input ends, because
-its supervisor has ended then.
+It inherits two listening sockets, on which it serves the map outputs of the executors registered at the
+rendezvous: to other hosts, and to the JVMs of this host. When its supervisor ends, so does its standard
+input, and then the process.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from sortshuffle.service.jvm.server import JvmServer
 from sortshuffle.service.server.shuffle_service import ServerSettings, ShuffleService
 from sortshuffle.service.server.transport import ServerTls
 
-# ns; a file system's clock ticks every few ms, and two registrations in one tick leave the same time
+# ns; a file system's clock ticks every few ms, so two registrations in one tick leave the same time
 JUST_NOW = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class RootsAtTime:
-    """What the registrations say, and when they last changed: ns since 1970."""
+    """What the registrations say. ``changed``: when they last changed, in ns since 1970."""
 
     changed: int
     roots: tuple[str, ...]
@@ -40,8 +40,7 @@ class RootsAtTime:
 
 
 def main(directory: str, listening: int, local: int) -> None:
-    """Serve until the supervisor has ended. ``listening``: the descriptor of the TCP socket; ``local``: of
-    the Unix socket."""
+    """Serve until the supervisor ends. ``listening``, ``local``: descriptors of the TCP and Unix sockets."""
     config = ServiceConfig.unpack(sys.stdin.buffer.readline())
     open_as_many_files_as_allowed()
     engine = engine_of(directory, config)
@@ -54,7 +53,7 @@ def main(directory: str, listening: int, local: int) -> None:
     JvmServer(calls.new_socket(fileno=local), engine).start()
     threading.Thread(target=_end_with_supervisor, daemon=True).start()
     threading.Thread(target=_show_status, args=(service, directory), daemon=True).start()
-    if engine.has_homes:  # in a thread: if a disk or a mount hangs, others are served all the same
+    if engine.has_homes:  # in a thread: a disk or a mount that hangs must not hold up the service
         threading.Thread(target=engine.prepare, daemon=True).start()
     service.run()
 
@@ -70,7 +69,7 @@ class RegisteredRoots:
         return self._current().roots
 
     def shared_homes(self) -> SharedHomes:
-        """Where map outputs of the application itself lie."""
+        """Return where map outputs that belong to the application lie."""
         return self._current().shared
 
     def _current(self) -> RootsAtTime:
@@ -79,22 +78,22 @@ class RegisteredRoots:
             if changed != self._last.changed or time.time_ns() - changed < JUST_NOW:
                 self._last = self._read(changed)
         except OSError:
-            pass  # such as too many open files: the last answer holds until the system answers again
+            pass  # such as too many open files: the last answer holds until the system recovers
         return self._last
 
     def _read(self, changed: int) -> RootsAtTime:
-        found = rendezvous.registrations(self._directory)
-        homes = dict.fromkeys(home for each in found for home in each.shared_homes)
-        stored = dict.fromkeys(each.stored_home for each in found if each.url)
-        token = next((each.token for each in found if each.token), "")
-        keep = any(each.keeps_shared_homes for each in found)
-        of_spark = frozenset(home for each in found for home in each.homes_of_spark)
+        registrations = rendezvous.registrations(self._directory)
+        homes = dict.fromkeys(home for each in registrations for home in each.shared_homes)
+        stored = dict.fromkeys(each.stored_home for each in registrations if each.url)
+        token = next((each.token for each in registrations if each.token), "")
+        keep = any(each.keeps_shared_homes for each in registrations)
+        of_spark = frozenset(home for each in registrations for home in each.homes_of_spark)
         shared = SharedHomes(tuple(stored or homes), token, keep, of_spark)
         return RootsAtTime(changed, rendezvous.roots_of(self._directory), shared)
 
 
 def engine_of(directory: str, config: ServiceConfig) -> Engine:
-    """The engine of the application of this rendezvous."""
+    """Create the engine for the application of this rendezvous."""
     clients = ClientSettings(
         config.secret or None, ClientTls(config.authority) if config.authority else None, config.timeout
     )
@@ -111,19 +110,19 @@ def engine_of(directory: str, config: ServiceConfig) -> Engine:
 
 
 def settings_of(config: ServiceConfig) -> ServerSettings:
-    """The settings of the service itself."""
+    """Return the server's settings."""
     tls = ServerTls(config.certificate, config.key) if config.certificate else None
     return ServerSettings(secret=config.secret or None, tls=tls, memory=config.memory)
 
 
 def open_as_many_files_as_allowed() -> None:
-    """A service has a descriptor for every client, and for every map output that is being read."""
+    """Raise the limit: a service needs a descriptor for every client and every map output being read."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _show_status(service: ShuffleService, directory: str) -> None:
-    from sortshuffle.service.pages.http import StatusServer  # 0.1 s, while clients are served already
+    from sortshuffle.service.pages.http import StatusServer  # takes 0.1 s, while clients are served already
 
     rendezvous.write_status_page(directory, StatusServer(service.status).url)
 
@@ -131,7 +130,7 @@ def _show_status(service: ShuffleService, directory: str) -> None:
 def _end_with_supervisor() -> None:
     while sys.stdin.buffer.read(1):
         pass
-    os._exit(0)  # nothing is to be tidied up: the files are others', and clients see their connections end
+    os._exit(0)  # nothing to clean up: the files are not the service's, and clients see their connections end
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""`Registration`: an executor that has map outputs on a host, as its rendezvous remembers it; and `Life`,
-what the registrations say of the application.
+"""`Registration`: an executor with map outputs on a host, as its rendezvous remembers it; and `Life`: what
+the registrations say of the application.
 
 Rules
-* The shared homes of the application (`homes.shared_home`) go with the rendezvous. So an executor that has
-  ended is remembered if it registered one. The rendezvous stays while its application may live.
+* The shared homes of the application (`homes.shared_home`) are removed with the rendezvous. So an executor
+  that registered one is remembered after its end. The rendezvous stays while its application may live.
 * An executor that has ended is also remembered while Spark's external shuffle service serves its shuffle
-  files and its homes are there: other hosts still read its map outputs. It counts as live for as long, but at
-  most until its application's directories are gone.
-* The home at a URL goes with the driver's rendezvous. So the driver is remembered, and other executors are
-  not: their service may end with them.
-* An application whose driver registered here and has ended is over: nobody else brings executors back.
+  files and its homes exist: other hosts still read its map outputs. It counts as live until then, or until
+  its application's directories are gone.
+* The home at a URL is removed with the driver's rendezvous. So the driver is remembered, and other executors
+  are not: their service may end with them.
+* An application whose driver registered here and has ended is over: only a driver can get new executors.
 
 Standard library only: the supervisor uses it, too.
 """
@@ -29,8 +29,8 @@ from sortshuffle.storage.files.presence import is_gone
 class Life(IntEnum):
     """What is known of an application on this host. Of several executors the largest counts.
 
-    ``OVER``: it has no executor here, and has ended. ``WAITING``: it has none, and may get one again.
-    ``LIVE``: it has one, or other hosts read what one has left to Spark.
+    ``OVER``: it has no executor here, and its service need not wait for another. ``WAITING``: it has none,
+    and may get one again. ``LIVE``: it has one, or other hosts read what an ended one has left to Spark.
     """
 
     OVER = 0
@@ -40,10 +40,10 @@ class Life(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """``roots``: the directories with the executor's own homes. ``shared_roots``: the directories with the
-    homes that the application's executors on this host share. ``url``: in place of these, the URL of the home
-    that all its hosts share. ``token``: in the names of shared homes; empty if there are none.
-    ``is_driver``: the executor is the application's driver."""
+    """An executor that registered. ``roots``: directories with its own homes. ``shared_roots``: those with
+    the homes that the application's executors on this host share. ``url``: instead of these, the URL of the
+    home that all hosts share. ``token``: in the names of shared homes; empty if there are none.
+    ``is_driver``: whether the executor is the application's driver."""
 
     owner: Owner
     roots: tuple[str, ...]
@@ -54,7 +54,7 @@ class Registration:
 
     @staticmethod
     def unpack(fields: object) -> Registration | None:
-        """Of what `asdict` made of one, as JSON; None for anything else."""
+        """Parse a registration from the JSON of its `asdict`; None if the JSON is something else."""
         try:
             owner = dict(fields["owner"])  # type: ignore[index]
             owner["local_directories"] = tuple(owner["local_directories"])
@@ -66,7 +66,7 @@ class Registration:
             return None
 
     def joined(self, later: Registration) -> Registration:
-        """What this and a later registration of the same owner say together."""
+        """Return this registration combined with a later one of the same owner."""
         return Registration(
             self.owner,
             tuple(dict.fromkeys((*self.roots, *later.roots))),
@@ -86,7 +86,7 @@ class Registration:
 
     @property
     def homes_of_spark(self) -> tuple[str, ...]:
-        """The shared homes below directories that Spark makes, and removes with the application."""
+        """The shared homes below directories that Spark makes, and removes when the application ends."""
         if not self.owner.outlived:
             return ()
         above = {os.path.dirname(directory) for directory in self.owner.local_directories}
@@ -100,29 +100,29 @@ class Registration:
 
     @property
     def keeps_shared_homes(self) -> bool:
-        """Whether its shared homes are to stay. False where it has none: then it has no say."""
+        """Whether its shared homes stay when the application ends. False, without effect, if it has none."""
         return self.owner.keep and bool(self.shared_roots or self.url)
 
     @property
     def has_homes_to_remove(self) -> bool:
-        """Whether it names homes that go with the rendezvous."""
+        """Whether it names homes that are removed with the rendezvous."""
         return bool(self.shared_roots) or (bool(self.url) and self.is_driver)
 
     def is_read_after_end(self) -> bool:
-        """Whether the executor has ended and other hosts may read its map outputs: Spark's shuffle service
-        serves its files, and its homes are there. Homes that are to be kept are read as well. Host and boot
-        are not checked: only executors of this host and this boot register here."""
+        """Return whether the executor has ended and other hosts may read its map outputs: Spark's shuffle
+        service serves its files, and its homes exist. Homes that are kept are read as well. Host and boot are
+        not checked: only executors of this host and this boot register here."""
         if not replace(self.owner, keep=False).leaves_outputs_to_spark or self.owner.is_live():
             return False
         below = (HOME_ROOT, self.owner.application, self.owner.home_name)
         return not all(is_gone(os.path.join(root, *below)) for root in self.roots)
 
     def is_needed(self) -> bool:
-        """Whether the rendezvous has to remember it."""
+        """Return whether the rendezvous must remember it."""
         return self.has_homes_to_remove or self.owner.is_live() or self.is_read_after_end()
 
     def life(self) -> Life:
-        """What it says of its application."""
+        """Return what the registration says of its application."""
         owner = self.owner
         if owner.is_live():
             return Life.LIVE
@@ -134,7 +134,7 @@ class Registration:
 
 
 def life_of(registrations: Sequence[Registration]) -> Life:
-    """What they say of their application together."""
+    """Return what an application's registrations say of it together."""
     life = max((each.life() for each in registrations), default=Life.OVER)
     driver_has_ended = any(each.is_driver and not each.owner.is_live() for each in registrations)
     return Life.OVER if life is Life.WAITING and driver_has_ended else life

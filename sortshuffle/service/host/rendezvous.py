@@ -1,29 +1,26 @@
-"""Rendezvous: where the tasks of an application find the shuffle service of their host, and start it if it
-does not run.
+"""Rendezvous: where the tasks of an application find the shuffle service of their host, or start it.
 
     <temporary directory>/sortshuffle-<uid>/<application>-<host>-<digest>/       0700
-        lock           held (flock) by whoever starts the service, registers with it, or ends it
-        service.json   where it listens, and which process is its supervisor                      0600
-        roots/<name>   of each executor: whose process it is, and where its homes are             0600
-        status         where the service's status page is                                         0600
+        lock           held (flock) by a process that starts the service, registers with it, or ends it
+        service.json   where the service listens, and which process is its supervisor             0600
+        roots/<name>   one for each executor: its process, and where its homes are                0600
+        status         the URL of the service's status page                                       0600
         service.log    the log of supervisor and service
     <temporary directory>/sortshuffle-<uid>/<digest>.socket
                        the Unix socket for the JVMs of this host (`service.jvm`)                  0600
     <temporary directory>/sortshuffle-<uid>/<application>-<host>-<digest>.left
-                       why the home at a URL could not be removed, if so
+                       why the home at a URL could not be removed, if that failed
 
-The first producer task on a host makes all that, binds the listening sockets, and starts a supervisor
+The first producer task on a host makes these files, binds the listening sockets, and starts a supervisor
 (`service.host.supervisor`) that holds them and keeps the service running on them. So the port stays the same
-however often the service dies, and early clients wait in the backlog. The task does not wait until the
-service is up.
+however often the service dies, and early clients wait in the backlog. The task does not wait for the service.
 
 Rules
-* What is looked at and changed together is so under the lock: concurrent producers find one supervisor.
-* Whoever ends the service also holds the lock, and ends it only if no registered executor is live
-  (`service.host.registration`).
+* A process that reads and then changes these files holds the lock: concurrent producers find one supervisor.
+* The service is ended under the lock, too, and only if no executor is live (`service.host.registration`).
 * A supervisor that has died is replaced by the next task that looks, on the same port if that is free. A
-  supervisor that service.json does not name ends: nobody finds it.
-* Once a process has found the service, it only looks whether the supervisor still runs: some 20 us.
+  supervisor that service.json does not name ends, because no task can find it.
+* A process that has found the service only checks that the supervisor still runs, in some 20 us.
 
 Standard library only: the supervisor uses it, too.
 """
@@ -89,29 +86,29 @@ class Supervised:
         return bool(self.started) and is_running(self.pid, self.started)
 
 
-_found: dict[str, Supervised] = {}  # by directory; of this process
+_found: dict[str, Supervised] = {}  # by directory: the services that this process has found
 _registered: set[tuple[str, Registration]] = set()
-_started: list[subprocess.Popen[bytes]] = []  # keeps them from being reported as forgotten
+_started: list[subprocess.Popen[bytes]] = []  # started here; else Python warns of processes still running
 
 
 def status_pages() -> list[str]:
-    """URLs of the services that this user's tasks have started on this host, and that run."""
-    found = calls.glob(os.path.join(glob.escape(rendezvous_directory.own_directory()), "*", STATUS_FILE))
-    running = [path for path in sorted(found) if _running(os.path.dirname(path)) is not None]
+    """Return the status URLs of the running services that this user's tasks have started on this host."""
+    paths = calls.glob(os.path.join(glob.escape(rendezvous_directory.own_directory()), "*", STATUS_FILE))
+    running = [path for path in sorted(paths) if _running(os.path.dirname(path)) is not None]
     return [str(page) for page in map(read_json, running) if page]
 
 
 def write_status_page(directory: str, url: str) -> None:
-    """Note where the service of this rendezvous has its status page."""
+    """Record the URL of the status page of this rendezvous's service."""
     replace_json(os.path.join(directory, STATUS_FILE), url, PRIVATE)
 
 
 def ensure(directory: str, host: str, config: ServiceConfig, registration: Registration) -> str:
-    """The address of this host's service, which serves the executor's roots from now on. It is started if it
-    does not run. ``host``: by which others reach this host.
+    """Return the address of this host's service, which serves the executor's roots from now on. Starts the
+    service if it is not running. ``host``: the name or address by which other hosts reach this one.
 
-    Raises `ServiceUnavailableError` if it cannot be started, `UsageError` for a directory that others could
-    have put there.
+    Raises `ServiceUnavailableError` if it cannot be started, `UsageError` for a directory that another user
+    could have put there.
     """
     found = _found.get(directory)
     if found is not None and (directory, registration) in _registered and found.is_live():
@@ -134,15 +131,15 @@ def ensure(directory: str, host: str, config: ServiceConfig, registration: Regis
 
 
 def registrations(directory: str) -> list[Registration]:
-    """Of all executors. One that cannot be read is passed over."""
+    """Return the registrations of all executors, without files that are none. Raises OSError."""
     roots = os.path.join(directory, ROOTS)
     names = (name for name in sorted(names_in(roots)) if not is_partial(name))
-    found = (Registration.unpack(read_json(os.path.join(roots, name))) for name in names)
-    return [each for each in found if each is not None]
+    unpacked = (Registration.unpack(read_json(os.path.join(roots, name))) for name in names)
+    return [registration for registration in unpacked if registration is not None]
 
 
 def forget_ended(directory: str) -> Life:
-    """Drop registrations that are not needed any more. Returns what is known of the application then."""
+    """Drop registrations that are no longer needed. Returns what all of them said of the application."""
     found = registrations(directory)
     for each in found:
         if not each.is_needed():
@@ -151,8 +148,8 @@ def forget_ended(directory: str) -> Life:
 
 
 def dissolve(directory: str, most: Life = Life.OVER) -> bool:
-    """Remove the rendezvous and the shared homes, unless more than ``most`` is known of the application; else
-    False. The directory loses its name under the lock, as a whole: a later task makes a new one."""
+    """Remove the rendezvous and the shared homes, unless the application's `Life` is above ``most``. Returns
+    whether the rendezvous is gone. It is renamed as a whole under the lock: a later task makes a new one."""
     if is_gone(directory):
         return True
     with locked(directory):
@@ -182,13 +179,13 @@ def _remove_shared_homes(directory: str) -> None:
 
 
 def is_recorded(directory: str, pid: int) -> bool:
-    """Whether service.json names this process as the supervisor."""
+    """Return whether service.json names this process as the supervisor."""
     found = _recorded(directory)
     return found is not None and found.pid == pid
 
 
 def is_recorded_by_its_starter(directory: str, pid: int) -> bool:
-    """The same, once the starter of the process has written service.json, or has ended before that."""
+    """Return the same after the process's starter has written service.json, or has ended."""
     if is_gone(directory):
         return False
     with locked(directory):
@@ -200,7 +197,7 @@ def _remove_left_behind(directory: str) -> None:
     own = os.path.dirname(directory)
     for other in (os.path.join(own, name) for name in names_in(own) if not name.endswith(SOCKET_SUFFIX)):
         try:
-            if other.endswith(DISSOLVED_SUFFIX):  # its supervisor was killed while it removed it
+            if other.endswith(DISSOLVED_SUFFIX):  # its supervisor was killed while removing it
                 calls.rmtree(other, ignore_errors=True)
             elif other != directory and _running(other) is None and _is_of_this_host(other):
                 dissolve(other)
@@ -209,7 +206,8 @@ def _remove_left_behind(directory: str) -> None:
 
 
 def _is_of_this_host(directory: str) -> bool:
-    """Hosts and containers may share their temporary directory, and do not see each other's processes."""
+    """Return whether the rendezvous is of this host and this container. Others may share the temporary
+    directory, and their processes cannot be seen here."""
     found = _recorded(directory)
     if found is not None and found.namespace != process_namespace():
         return False
@@ -217,24 +215,24 @@ def _is_of_this_host(directory: str) -> bool:
 
 
 def roots_of(directory: str) -> tuple[str, ...]:
-    """The directories in which registered executors have their homes."""
+    """Return the directories in which registered executors have their homes."""
     found = registrations(directory)
     return tuple(dict.fromkeys(root for each in found for root in (*each.roots, *each.shared_roots)))
 
 
 def application_of(directory: str) -> str:
-    """The application whose executors have registered; empty if none has."""
+    """Return the application whose executors have registered; empty if none has."""
     return next((each.owner.application for each in registrations(directory)), "")
 
 
 def address_of(directory: str) -> str:
-    """Where the service listens for other hosts; empty before it was started."""
+    """Return where the service listens for other hosts; empty before it was started."""
     found = _recorded(directory)
     return found.address if found is not None else ""
 
 
 def last_words(directory: str) -> str:
-    """The end of the log, in one line. Raises OSError."""
+    """Return the end of the log, in one line. Raises OSError."""
     with calls.open_file(os.path.join(directory, LOG_FILE), "rb") as opened:
         size = opened.seek(0, os.SEEK_END)
         opened.seek(max(0, size - LAST_LINES_BYTES))
@@ -243,7 +241,7 @@ def last_words(directory: str) -> str:
 
 
 def changed_at(directory: str) -> int:
-    """When executors last registered or were dropped, ns since 1970; 0 if none ever were."""
+    """Return when registrations were last added or dropped, in ns since 1970; 0 if there never were any."""
     try:
         return calls.stat(os.path.join(directory, ROOTS)).st_mtime_ns
     except FileNotFoundError:
@@ -251,8 +249,8 @@ def changed_at(directory: str) -> int:
 
 
 def _register(directory: str, registration: Registration) -> None:
-    """An executor may come again with further roots. With other settings it is another owner, and has a
-    registration beside the first."""
+    """Write the registration, combined with an earlier one of the same owner: an executor may register again
+    with further roots. With other settings it is another owner, and has a second registration."""
     roots = os.path.join(directory, ROOTS)
     make_private(roots)
     path = os.path.join(roots, registration.owner.home_name)
@@ -285,7 +283,7 @@ def _start(directory: str, host: str, config: ServiceConfig) -> Supervised:
     try:
         replace_json(os.path.join(directory, SERVICE_FILE), asdict(found), PRIVATE)
     except BaseException:
-        process.kill()  # nobody would find it
+        process.kill()  # no task would find it
         raise
     return found
 
@@ -304,7 +302,7 @@ def _supervisor(directory: str, listening: tuple[int, int], config: ServiceConfi
             cwd="/",
         )
     finally:
-        close_after_reading(log)  # to which only the supervisor writes
+        close_after_reading(log)  # only the supervisor writes to it
     assert process.stdin is not None
     with process.stdin as pipe:
         pipe.write(config.pack())

@@ -2,8 +2,8 @@
 
 Rules
 * A directory that is a link, or not this user's alone, is refused: its content decides whom tasks talk to.
-* Services with other secrets or certificates meet in other directories: their digest differs.
-* The lock goes with the directory. Whoever gets the lock of a directory that is gone begins anew.
+* Services with other secrets or certificates have other directories: their digest differs.
+* The lock is in the directory. A process that gets the lock of a directory that is gone tries again.
 
 Standard library only: the supervisor uses it, too.
 """
@@ -31,14 +31,14 @@ DIGEST_BYTES = 4
 SOCKET_DIGEST_BYTES = 12
 SOCKET_SUFFIX = ".socket"
 SHORT_DIRECTORY = "/tmp"
-_OWN = "sortshuffle-{uid}"  # the directory of this user's alone
+_OWN = "sortshuffle-{uid}"  # the directory of this user alone
 
 
 def directory_of(application: str, host: str, secret: bytes, options: Options) -> str:
-    """The rendezvous of an application on this host.
+    """Return the rendezvous of an application on this host.
 
-    Its name, which anybody may see, has a digest of what tells services apart. So ``secret`` is a random one,
-    or empty where it comes from a file. The digest also covers the machine's boot and the namespace of
+    Its name, which all users can see, has a digest of what distinguishes services. So ``secret`` is a random
+    one, or empty if it comes from a file. The digest also covers the machine's boot and the namespace of
     processes: containers may share a temporary directory and a host name."""
     apart = (secret.hex(), options.service_secret_file, *options.tls_files)
     everything = json.dumps((*apart, boot_id(), process_namespace()))
@@ -46,15 +46,15 @@ def directory_of(application: str, host: str, secret: bytes, options: Options) -
 
 
 def own_directory() -> str:
-    """The parent of all rendezvous of this user."""
-    import tempfile  # takes hashlib with it
+    """Return the parent directory of all rendezvous of this user."""
+    import tempfile  # imports hashlib
 
     return os.path.join(tempfile.gettempdir(), _OWN.format(uid=os.geteuid()))
 
 
 def socket_path(directory: str) -> str:
-    """The Unix socket of the service of this rendezvous. It is beside the rendezvous; where that path is
-    longer than Java takes, it is in the directory of the same name below ``/tmp``."""
+    """Return the path of the Unix socket of this rendezvous's service. It is beside the rendezvous; if that
+    path is longer than Java accepts, it is in the directory of the same name below ``/tmp``."""
     name = f"{_digest(directory, SOCKET_DIGEST_BYTES)}{SOCKET_SUFFIX}"
     path = os.path.join(os.path.dirname(directory), name)
     if len(path.encode()) <= LONGEST_PATH:
@@ -70,7 +70,7 @@ def _digest(text: str, size: int) -> str:
 
 @contextmanager
 def locked(directory: str) -> Iterator[None]:
-    """Hold the lock of a rendezvous, which is made if it is not there. Raises OSError, `UsageError`."""
+    """Hold the lock of a rendezvous, which is made if it does not exist. Raises OSError, `UsageError`."""
     until = time.monotonic() + LOCK_PATIENCE
     path = os.path.join(directory, LOCK_FILE)
     while True:
@@ -80,7 +80,7 @@ def locked(directory: str) -> Iterator[None]:
             lock = calls.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             if time.monotonic() >= until:
-                raise  # nobody dissolves it for so long: the temporary directory is gone
+                raise  # dissolving never takes so long: the temporary directory is gone
             time.sleep(LOOK)
             continue
         try:
@@ -100,7 +100,7 @@ def _is_still_there(lock: int, path: str) -> bool:
 
 
 def make_own(directory: str) -> None:
-    """Make a directory of this user alone. Raises `UsageError` if one is there that is not, and OSError."""
+    """Make a directory for this user alone. Raises `UsageError` if it exists and is not such, and OSError."""
     with suppress(FileExistsError):
         calls.mkdir(directory, 0o700)
     found = calls.lstat(directory)
@@ -113,7 +113,7 @@ def make_own(directory: str) -> None:
 
 
 def read_json(path: str) -> object:
-    """None for a file that is not there, or not as it should be. Raises OSError where it cannot be read."""
+    """Return the content of a JSON file; None if it is missing or malformed. Raises OSError."""
     try:
         with calls.open_file(path, encoding="utf-8") as opened:
             return json.load(opened)
@@ -122,7 +122,7 @@ def read_json(path: str) -> object:
 
 
 def names_in(directory: str) -> list[str]:
-    """Empty where the directory is gone."""
+    """Return the names in a directory; none if it is gone."""
     try:
         return calls.listdir(directory)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""`ServiceConfig`: the settings of a service that a task starts, and how they reach its process.
+"""`ServiceConfig`: the settings of a service that a task starts, and how they are passed to its process.
 
 Standard library only: the supervisor and the launcher use it, too.
 """
@@ -13,10 +13,10 @@ from sortshuffle.options import Options
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """``memory``: bytes to read into. ``certificate``, ``key``, ``authority``: PEM files for TLS, all empty
-    for none. The others are for the engine (`service.jvm`): ``write_memory``: bytes of records that wait for
-    their region. ``codec``, ``codec_level``: of its map outputs. ``timeout``: seconds in which services of
-    other hosts must answer."""
+    """Settings of a service. ``memory``: bytes to read into. ``certificate``, ``key``, ``authority``: PEM
+    files for TLS, all empty for none. The others are for the engine (`service.jvm`): ``write_memory``: bytes
+    of records that wait for their region; ``codec``, ``codec_level``: of its map outputs; ``timeout``:
+    seconds in which services of other hosts must answer."""
 
     secret: bytes = field(repr=False)
     memory: int
@@ -30,7 +30,7 @@ class ServiceConfig:
 
     @staticmethod
     def of(secret: bytes, options: Options) -> ServiceConfig:
-        """For a service with these options."""
+        """Return the settings of a service with these options."""
         return ServiceConfig(
             secret,
             options.service_memory,
@@ -42,7 +42,7 @@ class ServiceConfig:
         )
 
     def pack(self) -> bytes:
-        """One line for the process's standard input: everybody can see arguments."""
+        """Return one line for the process's standard input: its arguments would be visible to all users."""
         return json.dumps({**asdict(self), "secret": self.secret.hex()}).encode() + b"\n"
 
     @staticmethod

@@ -2,21 +2,20 @@
 
     python -m sortshuffle.service.host.supervisor RENDEZVOUS TCP UNIX  < one line: the service's configuration
 
-The first task that writes on a host starts it (`service.host.rendezvous`), with the listening sockets. It
-hands them to the service process (`service.host.process`), and to the next one when that dies. It accepts no
-connection itself: clients connect and wait until a service runs.
+The first task that writes on a host starts it (`service.host.rendezvous`), and gives it the listening
+sockets. The supervisor passes them to the service process (`service.host.process`), and to the next one when
+that dies. It accepts no connections itself: clients connect and wait until a service runs.
 
     new --its starter was killed before it wrote service.json--> ended
     keeping up --the application is over for `QUIET` seconds--> dissolved --> ended
-    keeping up --no executor here for `LINGER` seconds, and no sign that the application is over--> the same
+    keeping up --no executor here for `LINGER` seconds, though the application may live--> dissolved --> ended
     any --SIGTERM, or the rendezvous is gone or names another supervisor--> ended
 
 Rules
-* A service that dies is started again at once. If it dies again and again, the delay doubles each time.
-* The supervisor ends with the application, however that ends. It looks at the executors' processes every
-  second, also while it waits before it starts a service again.
-* The service ends with the supervisor, even with one that is killed: the pipe between them ends then. Nobody
-  else has that pipe.
+* A service that dies is started again: at once if it ran for `STEADY`, else after a delay that doubles.
+* The supervisor ends with the application, however that ends. It checks the executors' processes every
+  second, even while it waits to restart the service.
+* The service ends with the supervisor, even if that is killed: the pipe, which only they have, ends then.
 
 Standard library only, about 15 MB: a service takes more and may be killed for it, a supervisor should not.
 """
@@ -36,52 +35,52 @@ from sortshuffle import calls
 from sortshuffle.service.host import rendezvous
 from sortshuffle.service.host.registration import Life
 
-TICK = 1.0  # seconds between looks at the executors; the death of the service is noticed at once
-# seconds without a live executor until the service ends. Spark replaces a lost executor in less. And all is
-# gone well within 30 s of the application's end
+TICK = 1.0  # seconds between checks of the executors; the death of the service is noticed at once
+# seconds without a live executor until the service ends. Spark replaces a lost executor sooner. And all is
+# removed well within 30 s of the application's end
 QUIET = 5.0
-# seconds; all executors of an application may go and come again. After this time it counts as over
+# seconds; an application may lose all its executors and get new ones. After this time it counts as over
 LINGER = 12 * 3600.0
-STEADY = 10.0  # seconds; a service that runs for so long has started well
+STEADY = 10.0  # seconds; a service that runs this long has started well
 FIRST_DELAY, LAST_DELAY = 0.1, 10.0  # seconds before a service that did not start well is started again
 STOPPING = 5.0  # seconds in which a service can end in good order
 
 
 @dataclass(slots=True)
 class BackOff:
-    """How long to wait before the service is started again."""
+    """The delay before the service is started again."""
 
     delay: float = 0.0
 
     def after(self, lived: float) -> float:
-        """``lived``: seconds for which the last service ran."""
+        """Return the seconds to wait after a service that ran for ``lived`` seconds."""
         self.delay = 0.0 if lived >= STEADY else min(LAST_DELAY, max(FIRST_DELAY, 2 * self.delay))
         return self.delay
 
 
 class ServiceProcess:
-    """The process of the service, and the next one when it dies."""
+    """The process of the service, which is replaced when it dies."""
 
     def __init__(self, directory: str, listening: Sequence[int], config: bytes) -> None:
         self._directory = directory
         self._listening = listening
         self._config = config
         self._back_off = BackOff()
-        # when the next one is started, by the monotonic clock; None while one runs
+        # when to start the next process, by the monotonic clock; None while one runs
         self._due: float | None = None
         self._start()
 
     def keep_up(self, seconds: float) -> None:
-        """Watch the service for so long at most, and start the next one when it is due."""
+        """Watch the service for ``seconds`` at most, and start the next process when it is due."""
         until = time.monotonic() + seconds
-        if self._due is None and not self._has_ended(seconds):
+        if self._due is None and not self._wait_for_end(seconds):
             return
         assert self._due is not None
         time.sleep(max(0.0, min(until, self._due) - time.monotonic()))
         if self._due <= time.monotonic():
             self._start_again()
 
-    def _has_ended(self, seconds: float) -> bool:
+    def _wait_for_end(self, seconds: float) -> bool:
         try:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -89,7 +88,7 @@ class ServiceProcess:
         lived = time.monotonic() - self._since
         delay = self._back_off.after(lived)
         log(f"the service ended after {lived:.1f} s ({_ended_by(status)}); starting it again in {delay:g} s")
-        self._let_go()
+        self._close_pipe()
         self._due = time.monotonic() + delay
         return True
 
@@ -102,8 +101,8 @@ class ServiceProcess:
             self._due = time.monotonic() + self._back_off.after(0.0)
 
     def stop(self) -> None:
-        """End it in good order, or else by force."""
-        self._let_go()
+        """End the service in good order, or else by force."""
+        self._close_pipe()
         self._process.terminate()
         try:
             self._process.wait(STOPPING)
@@ -126,8 +125,8 @@ class ServiceProcess:
         except BrokenPipeError:
             pass  # it has ended already, and is started again
 
-    def _let_go(self) -> None:
-        """Close the pipe: a service ends then."""
+    def _close_pipe(self) -> None:
+        """Close the pipe; a service that still runs ends then."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()
@@ -159,7 +158,7 @@ def main(directory: str, listening: Sequence[int]) -> None:
 
 
 def _is_recorded(directory: str) -> bool:
-    """Whether tasks find this process. An error of the system counts as yes: others depend on it."""
+    """Return whether tasks find this process. A system error counts as yes: clients depend on the service."""
     try:
         return rendezvous.is_recorded(directory, os.getpid())
     except OSError as error:
