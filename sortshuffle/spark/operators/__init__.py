@@ -1,9 +1,9 @@
-"""What `ShuffleFrame`'s methods do: functions that take and give `Rows`.
+"""The methods of `ShuffleFrame`, as functions that take and return `Rows`.
 
-layouts, sorting               repartition and its kind; sort, and sortWithinPartitions
-selection, columns, rows       select and filter; withColumn and its kind; limit, sample, union
-aggregates, aggregate_calls    agg, distinct and dropDuplicates; what agg's calls mean
-joins, broadcast               joins by an exchange of both sides, or of one side for all
+layouts, sorting               placement and order of rows, for all operators; sort and sortWithinPartitions
+selection, columns, rows       columns by position; withColumn and renaming; limit, sample, union and coalesce
+aggregates, aggregate_calls    agg, distinct and dropDuplicates; the meaning of agg's arguments
+joins, broadcast               joins by exchanges of both sides, or by a broadcast of one side
 cogroups                       cogroup
-expressions, key_checks, twin  a Column as plain values; which columns may be keys; what Spark says of a call
+expressions, key_checks, twin  a Column as plain values; which columns may be keys; Spark's analysis of a call
 """

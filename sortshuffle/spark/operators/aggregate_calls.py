@@ -1,11 +1,11 @@
-"""From Spark's aggregate Columns to the functions of `compute`.
+"""Translates Spark's aggregate Columns to the functions of `compute`.
 
-An expression must be one function of plain columns, under an alias or not: ``F.sum("v").alias("s")``. What it
-gives, its name and type, is Spark's answer about the frame's twin; here is decided which function computes
-it. What none does, or none does as Spark does, is refused with a way that does.
+An expression must be one function of plain columns, with or without an alias: ``F.sum("v").alias("s")``.
+Spark determines the name and type of its result, on the frame's twin. This module chooses the function that
+computes it. If no function gives Spark's result, the expression is refused, with advice.
 
-Spark is asked with the expression as SQL text, made anew of what the Column says: a Column that was taken
-from a DataFrame (``df.v``) means that DataFrame, not the twin.
+The twin gets the expression as new SQL text, because a Column that was taken from a DataFrame (``df.v``)
+refers to that DataFrame, not to the twin.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from sortshuffle.spark.operators.key_checks import check_group_key
 
 _SPARK_INSTEAD = "or let Spark do it: toDF().groupBy(...).agg(...)"
 _MOST_DIGITS = 38
-_SUM_DIGITS = 10  # that the sum of decimals has more than these, if there is room
-# by Spark's optimizer an average of up to so many digits is computed in doubles
+_SUM_DIGITS = 10  # digits that Spark adds for the sum of decimals, up to `_MOST_DIGITS`
+# Spark's optimizer computes an average in doubles if the result has at most this many digits
 _SHORT_AVERAGE = 15
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """One aggregate expression. ``columns``: positions of its arguments; none for ``count(*)``. ``text``: as
-    SQL, without the alias."""
+    """One aggregate expression. ``columns``: positions of its arguments, empty for ``count(*)``. ``text``:
+    the expression in SQL, without the alias."""
 
     function: str
     columns: tuple[int, ...]
@@ -67,7 +67,7 @@ class Expression:
     alias: str | None = None
 
     def column(self) -> Column:
-        """It as a Column of the twin."""
+        """Return the expression as a Column for the twin."""
         plain = sf.expr(self.text)
         return plain if self.alias is None else plain.alias(self.alias)
 
@@ -75,9 +75,9 @@ class Expression:
 def expressions_of(
     exprs: Sequence[Column | dict[str, str]], schema: StructType, case_sensitive: bool
 ) -> list[Expression]:
-    """What ``agg(*exprs)`` asks for: Columns, or one dict of columns and the names of functions.
+    """Parse the arguments of ``agg(*exprs)``: Columns, or one dict of column names and function names.
 
-    Raises `UsageError` for anything else, `ColumnError` for columns that are not there, `UnsupportedError`.
+    Raises `UsageError` for anything else, `ColumnError` for missing columns, `UnsupportedError` as above.
     """
     if len(exprs) == 1 and isinstance(exprs[0], dict):
         return [_of_names(name, function, schema, case_sensitive) for name, function in exprs[0].items()]
@@ -89,7 +89,7 @@ def expressions_of(
     return [_of_column(each, schema, case_sensitive) for each in exprs]
 
 
-# the names that Spark takes in a dict beside its functions' own
+# names that Spark accepts in a dict in addition to those of its functions
 _DICT_NAMES = {"average": "avg", "mean": "avg", "std": "stddev", "size": "count"}
 
 
@@ -138,7 +138,7 @@ def _of_node(node: Node, shown: str, schema: StructType, case_sensitive: bool) -
 
 
 def _is_row_count(node: Call) -> bool:
-    """count(*), or the count of a constant that is not null."""
+    """Return whether a call is count(*), or the count of a constant that is not null."""
     if node.function != "count" or node.distinct or len(node.arguments) != 1:
         return False
     (argument,) = node.arguments
@@ -146,9 +146,9 @@ def _is_row_count(node: Call) -> bool:
 
 
 def _without_flag(node: Call, shown: str) -> tuple[tuple[Node, ...], bool]:
-    """The arguments without ``ignoreNulls``, and that."""
+    """Return the arguments without the flag ``ignoreNulls``, and the flag."""
     last = node.arguments[-1] if node.arguments else None
-    if node.function not in _FIRSTS or not isinstance(last, Literal) or len(node.arguments) != 2:
+    if node.function not in _WITH_IGNORE_NULLS or not isinstance(last, Literal) or len(node.arguments) != 2:
         return node.arguments, False
     if not isinstance(last.value, bool):
         raise UsageError(f"{shown}: whether nulls are ignored is true or false, not {last.value!r}")
@@ -165,7 +165,7 @@ def _position(argument: Node, shown: str, schema: StructType, case_sensitive: bo
 
 
 def _quoted(attribute: Attribute) -> str:
-    """The name as SQL text, letters as they were written: they are part of the result's name."""
+    """Return the name in SQL. The case of letters is kept, because it is part of the result's name."""
     name = attribute.name
     if name.startswith("`"):
         return name
@@ -173,7 +173,7 @@ def _quoted(attribute: Attribute) -> str:
 
 
 def position_expression(function: str, position: int, schema: StructType) -> Expression:
-    """``function`` of one column."""
+    """Return the expression of ``function`` on one column."""
     name = schema.names[position].replace("`", "``")
     return Expression(function, (position,), False, False, f"{function}(`{name}`)")
 
@@ -183,8 +183,8 @@ def position_expression(function: str, position: int, schema: StructType) -> Exp
 
 @dataclass(frozen=True, slots=True)
 class AggregateRequest:
-    """An expression with the types that decide what computes it. ``kinds``: of its arguments in Spark,
-    ``wires``: in Arrow. ``result``: in Arrow. ``ansi``, ``legacy_statistics``: settings of the session."""
+    """An expression with the types that choose its function. ``kinds``: Spark's types of the arguments.
+    ``wires``, ``result``: Arrow's types. ``ansi``, ``legacy_statistics``: settings of the session."""
 
     expression: Expression
     kinds: tuple[DataType, ...]
@@ -197,7 +197,7 @@ class AggregateRequest:
     def label(self) -> str:
         return self.expression.alias or self.expression.text.replace("`", "")
 
-    def refused(self, instead: str) -> UnsupportedError:
+    def refusal(self, instead: str) -> UnsupportedError:
         kinds = ", ".join(kind.simpleString() for kind in self.kinds)
         return UnsupportedError(
             f"{self.expression.text} of {kinds} is not computed here: {instead}, {_SPARK_INSTEAD}"
@@ -205,12 +205,12 @@ class AggregateRequest:
 
 
 def call_of(request: AggregateRequest, schema: StructType, wire: pa.Schema) -> tuple[Function, bool]:
-    """The function that computes a request, and whether of different values only.
+    """Return the function that computes a request, and whether it takes only distinct values.
 
-    Raises `UnsupportedError` where none gives Spark's result.
+    Raises `UnsupportedError` if no function gives Spark's result.
     """
     expression = request.expression
-    distinct = expression.distinct and expression.function not in _INDIFFERENT
+    distinct = expression.distinct and expression.function not in _IGNORING_DUPLICATES
     distinct |= expression.function == "collect_set"
     if distinct or expression.function in _COMPARING:
         for column in expression.columns:
@@ -238,7 +238,7 @@ def _count(request: AggregateRequest) -> Function:
 
 def _count_if(request: AggregateRequest) -> Function:
     if request.expression.distinct:
-        raise request.refused("leave out distinct")
+        raise request.refusal("leave out distinct")
     return CountTrue()
 
 
@@ -250,7 +250,7 @@ def _sum(request: AggregateRequest) -> Function:
         return SumDouble()
     if isinstance(kind, DecimalType):
         return SumDecimal(request.label, request.result, request.ansi)
-    raise request.refused("cast the column to a number first")
+    raise request.refusal("cast the column to a number first")
 
 
 def _average(request: AggregateRequest) -> Function:
@@ -262,16 +262,16 @@ def _average(request: AggregateRequest) -> Function:
         return AverageDecimal(request.label, request.result, total, request.ansi)
     if isinstance(kind, st.NumericType):
         return AverageDouble()
-    raise request.refused("cast the column to a number first")
+    raise request.refusal("cast the column to a number first")
 
 
 def _variance(*, sample: bool, root: bool) -> Builder:
     def build(request: AggregateRequest) -> Function:
         (kind,) = request.kinds
         if not isinstance(kind, st.NumericType):
-            raise request.refused("cast the column to a number first")
+            raise request.refusal("cast the column to a number first")
         if request.legacy_statistics:
-            raise request.refused("set spark.sql.legacy.statisticalAggregate to false")
+            raise request.refusal("set spark.sql.legacy.statisticalAggregate to false")
         return Variance(sample, root)
 
     return build
@@ -287,7 +287,7 @@ def _extreme(*, greatest: bool) -> Builder:
 def _first(*, last: bool) -> Builder:
     def build(request: AggregateRequest) -> Function:
         if request.expression.distinct:
-            raise request.refused("leave out distinct")
+            raise request.refusal("leave out distinct")
         return First(request.wires[0], last, request.expression.ignore_nulls)
 
     return build
@@ -329,6 +329,6 @@ _FUNCTIONS: dict[str, Builder] = {
     "array_agg": _collect,
     "collect_set": _collect,
 }
-_FIRSTS = {"first", "first_value", "any_value", "last", "last_value"}
-_INDIFFERENT = {"min", "max", "bool_and", "every", "bool_or", "any", "some"}  # to values that come twice
+_WITH_IGNORE_NULLS = {"first", "first_value", "any_value", "last", "last_value"}
+_IGNORING_DUPLICATES = {"min", "max", "bool_and", "every", "bool_or", "any", "some"}
 _COMPARING = {"min", "max"}

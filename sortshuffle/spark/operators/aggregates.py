@@ -1,12 +1,12 @@
-"""`groupBy().agg` and what is like it: `count`, `sum`, ..., `distinct`, `dropDuplicates`.
+"""`groupBy().agg` and related operators: `count`, `sum`, ..., `distinct`, `dropDuplicates`.
 
     rows -> partial aggregation -> exchange by the keys, sorted by them -> one row per group as it completes
 
-The exchange is that of `layouts.placed`: none where rows are placed by some of the keys already. Then partial
-states are sorted within the task; and where rows also come sorted by the keys, each is made a state by
-itself, because nothing has to be gathered.
+There is no exchange if the rows are already placed by some of the keys (`layouts.placed`). Partial states are
+then sorted within the task. If the rows are also sorted by the keys, and no aggregate is of distinct values,
+each row becomes a state without a partial aggregation.
 
-A frame without keys has one row, in one partition.
+Without keys the result has one row, in one partition.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from sortshuffle.spark.worker.stages import TaskStep
 
 
 def aggregate(rows: Rows, keys: tuple[int, ...], exprs: Sequence[Column | dict[str, str]]) -> Rows:
-    """``groupBy(*keys).agg(*exprs)``."""
+    """Return ``groupBy(*keys).agg(*exprs)``."""
     context = rows.context
     expressions = expressions_of(exprs, rows.schema, context.case_sensitive)
     groups = _twin_groups(rows, keys)
     if exprs and isinstance(exprs[0], dict):
-        # Spark gives the columns of a dict in an order of its own
+        # Spark does not keep the order of a dict's columns
         schema = groups.agg(exprs[0]).schema
         names = [groups.agg(each.column()).schema.names[-1] for each in expressions]
         by_name = dict(zip(names, expressions, strict=True))
@@ -56,14 +56,14 @@ def aggregate(rows: Rows, keys: tuple[int, ...], exprs: Sequence[Column | dict[s
 
 
 def count(rows: Rows, keys: tuple[int, ...]) -> Rows:
-    """``groupBy(*keys).count()``."""
+    """Return ``groupBy(*keys).count()``."""
     expression = Expression("count", (), False, False, "count(1)", "count")
     return _aggregated(rows, keys, [expression], _twin_groups(rows, keys).count().schema)
 
 
 def numeric(rows: Rows, keys: tuple[int, ...], function: str, cols: Sequence[str]) -> Rows:
-    """``groupBy(*keys).sum(*cols)`` and ``avg``, ``min``, ``max``. As in Spark of all numeric columns, keys
-    included, where none is named."""
+    """Return ``groupBy(*keys).sum(*cols)``, or ``avg``, ``min`` or ``max``. As in Spark, no ``cols`` means
+    all numeric columns, including keys."""
     schema = getattr(_twin_groups(rows, keys), function)(*cols).schema
     case_sensitive = rows.context.case_sensitive
     positions = [resolve(name, rows.schema, case_sensitive) for name in cols] or [
@@ -74,14 +74,14 @@ def numeric(rows: Rows, keys: tuple[int, ...], function: str, cols: Sequence[str
 
 
 def distinct(rows: Rows) -> Rows:
-    """``distinct()``."""
+    """Return ``distinct()``."""
     twin(rows.context, rows.schema).distinct()  # refuses maps
     return _deduplicated(rows, tuple(range(len(rows.columns))), "distinct()")
 
 
 def drop_duplicates(rows: Rows, subset: Sequence[str] | None) -> Rows:
-    """``dropDuplicates(subset)``."""
-    twin(rows.context, rows.schema).dropDuplicates(subset)  # refuses the rest
+    """Return ``dropDuplicates(subset)``."""
+    twin(rows.context, rows.schema).dropDuplicates(subset)  # raises Spark's errors
     if subset is None:
         return _deduplicated(rows, tuple(range(len(rows.columns))), "dropDuplicates()")
     keys = [at for name in subset for at in _named(rows, name)]
@@ -89,14 +89,13 @@ def drop_duplicates(rows: Rows, subset: Sequence[str] | None) -> Rows:
 
 
 def _named(rows: Rows, name: str) -> list[int]:
-    """The columns of a name, which is taken as it is."""
+    """Return the positions of all columns of a name, in which dots and backticks have no meaning."""
     if rows.context.case_sensitive:
         return [at for at, other in enumerate(rows.columns) if other == name]
     return [at for at, other in enumerate(rows.columns) if other.lower() == name.lower()]
 
 
 def _twin_groups(rows: Rows, keys: tuple[int, ...]) -> GroupedData:
-    """The groups of an empty DataFrame of the frame's columns."""
     empty: DataFrame = twin(rows.context, rows.schema)
     return empty.groupBy(*("`" + rows.columns[key].replace("`", "``") + "`" for key in keys))
 
@@ -107,7 +106,7 @@ def _twin_groups(rows: Rows, keys: tuple[int, ...]) -> GroupedData:
 def _aggregated(
     rows: Rows, keys: tuple[int, ...], expressions: Sequence[Expression], schema: StructType
 ) -> Rows:
-    """``schema``: of the result, as Spark has it."""
+    """``schema``: that of the result, as Spark determines it."""
     rows, keys, expressions = _of_needed_columns(rows, keys, expressions)
     chain = rows.chain
     calls = _calls(rows, expressions, schema)
@@ -133,7 +132,7 @@ def _aggregated(
 def _of_needed_columns(
     rows: Rows, keys: tuple[int, ...], expressions: Sequence[Expression]
 ) -> tuple[Rows, tuple[int, ...], Sequence[Expression]]:
-    """The aggregate on a frame of the needed columns only, if the source can be asked for those."""
+    """Reduce an aggregate's input to the needed columns, if its source can read only those."""
     needed = tuple(sorted({*keys, *(column for each in expressions for column in each.columns)}))
     narrow = reading_only(rows, needed) if len(needed) < len(rows.columns) else None
     if narrow is None:
@@ -163,14 +162,14 @@ def _is_set(context: FrameContext, name: str) -> bool:
 
 
 def _comes_in_groups(layout: Layout, keys: tuple[int, ...]) -> bool:
-    """Whether the rows of each group are in one partition and stand together."""
+    """Return whether the rows of each group are in one partition, one after another."""
     if not layout.placed_by or not set(layout.placed_by) <= set(keys):
         return False
     return {key.column for key in layout.ordered_by[: len(set(keys))]} == set(keys)
 
 
 def _moved(layout: Layout, keys: tuple[int, ...]) -> Layout:
-    """The layout where the keys are the first columns."""
+    """Return the layout of rows whose first columns are these keys."""
     return layout.selected(keys)
 
 
@@ -186,7 +185,7 @@ def _deduplicated(rows: Rows, keys: tuple[int, ...], label: str) -> Rows:
             raise ColumnError(f"{label}: {error}; or let Spark do it, behind toDF()") from None
     if not chain.schema.names:
         raise UnsupportedError(f"{label} of a frame without columns: take limit(1) instead")
-    # rows keep their order, and are at most fewer: the layout holds
+    # the layout stays true, because rows keep their order and only some are dropped
     fewer = Rows(chain.then(PartialFirstRows(keys, label), chain.schema), rows.layout)
     grouped = ordered(placed(fewer, keys), RowOrder(keys))
     result = grouped.chain.then(DifferentRows(keys, label), chain.schema)

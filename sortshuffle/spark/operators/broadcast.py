@@ -1,13 +1,11 @@
-"""Broadcast joins: one side is given whole to every task of the other, which stays where it is.
+"""Broadcast joins: every task of the large side reads the whole small side. The large side does not move.
 
-    small side --exchange, its map outputs are broadcast regions------> control rows for each partition
-    large side --its own rows, as Spark would feed them to its stage--> zipped with these
+    small side --broadcast exchange-------------------> control rows of all map outputs for each partition
+    large side --rows as Spark feeds them to a stage--> zipped with the control rows, partition by partition
 
-A task of the large side joins its own rows in their order (`steps.broadcast_join`): so what was known of
-where they are, and how they are sorted, still holds.
+A task joins its rows of the large side in order (`steps.broadcast_join`), so that side's layout still holds.
 
-Which side may be small is as in Spark: not the one whose rows come out without a partner, because every task
-has all of them.
+As in Spark, a side cannot be the small one if its rows come out without a match, because every task has them.
 """
 
 from __future__ import annotations
@@ -32,12 +30,12 @@ from sortshuffle.spark.worker.stages import Opening
 
 
 def broadcast_join(left: Rows, right: Rows, spec: JoinSpec, schema: StructType, label: str) -> Rows | None:
-    """The join with one side broadcast; None if none is marked so, or may be, or over Spark Connect."""
+    """Join with one side broadcast; return None if no side is marked and allowed, or over Spark Connect."""
     small_is_left = _small_side(left, right, spec.kind)
     if small_is_left is None or not left.context.planner.zips:
         return None
     small, large = (left, right) if small_is_left else (right, left)
-    rows = _StayingRows(large.chain)
+    rows = _LargeSide(large.chain)
     sent = exchanged(small, Broadcast(rows.partitions, large.chain.origin.exchanges()), 1)
     origin = BroadcastOrigin(rows, sent.chain, spec, small_is_left, f"broadcast {label}, of")
     sources = [each.right if small_is_left else each.left for each in spec.output]
@@ -46,7 +44,7 @@ def broadcast_join(left: Rows, right: Rows, spec: JoinSpec, schema: StructType, 
 
 
 def _small_side(left: Rows, right: Rows, kind: JoinKind) -> bool | None:
-    """Whether the left side is to be broadcast; None if neither."""
+    """Return True if the left side is broadcast, False if the right side is, None if neither is."""
     if right.broadcast and kind.repeats_right:
         return False
     if left.broadcast and kind.repeats_left:
@@ -54,15 +52,16 @@ def _small_side(left: Rows, right: Rows, kind: JoinKind) -> bool | None:
     return None
 
 
-class _StayingRows:
-    """What Spark feeds to the stage of the large side, in a struct column beside one for control rows."""
+class _LargeSide:
+    """The rows that Spark feeds to the large side's stage, in a struct column. A second struct column is for
+    control rows, and null in these rows."""
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
 
     @once
     def planned(self) -> DataFrame:
-        """Planned once, so that the number of partitions does not change any more."""
+        """The rows, planned once, so that the number of partitions cannot change later."""
         rows = self.chain.origin.rows()
         columns = [sf.col(f"`{name}`") for name in rows.columns]
         none = sf.lit(None).cast(StructType.fromDDL(COLUMNS))
@@ -70,16 +69,16 @@ class _StayingRows:
         return self.chain.context.planner.share(wrapped)
 
     def partitions(self) -> int:
-        """How many there are. Builds no exchange: the broadcast one may be built with those that are read
-        here, and asks for it then."""
+        """Return the number of partitions, without building an exchange: the broadcast exchange calls this
+        when it is placed, and may be built together with the exchanges that these rows read."""
         origin = self.chain.origin
         planner = self.chain.context.planner
         count = origin.partitions() if origin.exchanges() else planner.partitions(self.planned)
-        assert count is not None  # where partitions can be zipped they can be counted
+        assert count is not None  # a planner that zips partitions can count them
         return count
 
-    def beside(self, control: DataFrame) -> DataFrame:
-        """The same with the control rows of each partition before them."""
+    def with_control(self, control: DataFrame) -> DataFrame:
+        """Return the rows with the control rows of each partition first."""
         columns = [sf.col(name) for name in control.columns]
         none = sf.lit(None).cast(self.planned.schema["rows"].dataType)
         wrapped = control.select(sf.struct(*columns).alias("control"), none.alias("rows"))
@@ -98,17 +97,17 @@ class _StayingRows:
 
 @dataclass(frozen=True, eq=False)
 class BroadcastOrigin(Origin):
-    """The rows of a broadcast join. ``large``: the side that stays; ``small``: a chain that begins with the
-    broadcast exchange."""
+    """The rows of a broadcast join. ``large``: the side that does not move. ``small``: a chain that begins
+    with the broadcast exchange."""
 
-    large: _StayingRows
+    large: _LargeSide
     small: Chain
     spec: JoinSpec
     small_is_left: bool
     label: str
 
     def rows(self) -> DataFrame:
-        return self.large.beside(self.small.origin.rows())
+        return self.large.with_control(self.small.origin.rows())
 
     def opening(self) -> Opening:
         small, large = self.small, self.large.chain

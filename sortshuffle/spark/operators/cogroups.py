@@ -1,8 +1,8 @@
-"""``cogroup``: the groups of two frames that have equal keys, together.
+"""``cogroup``: pairs the groups of two frames that have equal keys.
 
-Both frames are placed alike, by Spark's hash of their keys, and sorted by them; partition by partition the
-two sorted streams go side by side (`compute.groups.cogroup`), so of each side one group is held, and a batch.
-A side that is already placed by its keys, or by some of them, stays where it is, and the other follows it.
+Both frames are placed by Spark's hash of their keys, and sorted by them. In each partition the two sorted
+streams are read in step (`compute.groups.cogroup`), so only one group and one batch of each side are held. A
+side that is already placed by all or some of its keys does not move, and the other side follows it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ Frame = TypeVar("Frame")
 
 @dataclass(frozen=True, slots=True)
 class FrameGroups:
-    """The groups of a frame. ``rows``: gives its rows when they are needed, because it may be persisted
-    meanwhile. ``keys``: positions of the grouping columns, in the order given."""
+    """The groups of a frame. ``rows``: returns its rows when they are needed, because the frame may be
+    persisted by then. ``keys``: positions of the grouping columns, in the order given."""
 
     rows: Callable[[], Rows]
     keys: tuple[int, ...]
 
 
 class CoGroupedFrame(Generic[Frame]):
-    """The groups of two `ShuffleFrame`s; its methods give `ShuffleFrame`s. ``make``: makes one of rows.
-    Raises `UsageError` and `ColumnError` where the frames have no common keys."""
+    """The groups of two `ShuffleFrame`s. Its methods return `ShuffleFrame`s, which ``make`` makes from rows.
+    Raises `UsageError` or `ColumnError` if the keys of the frames do not agree in number and types."""
 
     def __init__(self, left: FrameGroups, right: FrameGroups, make: Callable[[Rows], Frame]) -> None:
         _check_sides(left, right)
@@ -51,13 +51,13 @@ class CoGroupedFrame(Generic[Frame]):
         self._make = make
 
     def applyInArrow(self, func: Callable[..., Any], schema: StructType | str) -> Frame:
-        """Like PySpark's: ``func(left, right)`` or ``func(key, left, right)`` gets the groups of one key,
-        each as a `pyarrow.Table` that may be empty, and returns a table of ``schema``."""
+        """Call ``func(left, right)`` or ``func(key, left, right)`` for each key, as PySpark does. It receives
+        both groups as `pyarrow.Table`s, of which one may be empty, and returns a table of ``schema``."""
         return self._applied(CoGroupInArrow, func, schema)
 
     def applyInPandas(self, func: Callable[..., Any], schema: StructType | str) -> Frame:
-        """Like PySpark's: ``func(left, right)`` or ``func(key, left, right)`` gets the groups of one key,
-        each as a pandas DataFrame that may be empty, and returns one of ``schema``."""
+        """Call ``func(left, right)`` or ``func(key, left, right)`` for each key, as PySpark does. It receives
+        both groups as pandas DataFrames, of which one may be empty, and returns one of ``schema``."""
         return self._applied(CoGroupInPandas, func, schema)
 
     def _applied(
@@ -97,13 +97,13 @@ def _check_sides(left: FrameGroups, right: FrameGroups) -> None:
 
 
 def _placed_alike(sides: Sequence[Rows], keys: tuple[tuple[int, ...], tuple[int, ...]]) -> list[Rows]:
-    """The sides with rows of equal keys in partitions of one number, each straight from an exchange."""
+    """Place rows of equal keys in partitions of the same number, on both sides directly after an exchange."""
     placements = (placement_of(side, own) for side, own in zip(sides, keys, strict=True))
-    found = next((placement for placement in placements if placement is not None), None)
-    if found is None:
+    existing = next((placement for placement in placements if placement is not None), None)
+    if existing is None:
         count = sides[0].context.shuffle_partitions() if keys[0] else 1
         return [hash_exchanged(each, its, count) for each, its in zip(sides, keys, strict=True)]
-    by, count = found
+    by, count = existing
     return [
         placed_exactly(each, tuple(its[key] for key in by), count)
         for each, its in zip(sides, keys, strict=True)

@@ -1,9 +1,8 @@
 """``withColumn``, ``withColumns``, ``withColumnRenamed``, ``withColumnsRenamed``.
 
 New columns are computed by Arrow expressions, such as ``pyarrow.compute.field("a") + 1``, by Arrow's rules;
-docs/spark.md tells in what they differ from Spark's. Plain column references and plain literals of Spark's
-are taken, too. Names, types and what is wrong with them are Spark's own answers, about an empty twin of the
-frame.
+docs/spark.md lists the differences from Spark's rules. Spark's plain column references and plain literals are
+accepted, too. Spark determines names and types, and reports errors, by analysing an empty twin of the frame.
 """
 
 from __future__ import annotations
@@ -26,31 +25,30 @@ from sortshuffle.spark.schema import from_arrow, to_arrow
 from sortshuffle.spark.steps.with_columns import WithColumns, evaluated
 
 Source: TypeAlias = "int | pc.Expression"
-"""Where a column is from: a position in the input, or an expression over its columns."""
+"""The source of a column: a position in the input, or an expression over its columns."""
 
 _LONGEST_LABEL = 120  # characters of an expression that are shown
 
 
 def with_columns(rows: Rows, columns: Mapping[str, pc.Expression | Column]) -> Rows:
-    """The frame with these columns: in the place of those of the same names, or behind all others.
+    """Return the rows with these columns, which replace those of the same names, or come after all others.
 
-    The expressions are over the columns of ``rows``. Raises `UsageError` for what is no expression over
-    them, `UnsupportedError` for other expressions of Spark's and for types that Spark has not, and what
-    Spark's analysis raises.
+    The expressions are over the columns of ``rows``. Raises `UsageError` for anything but an expression over
+    them, `UnsupportedError` for Spark's other expressions and for types that Spark lacks; and Spark's errors.
     """
     if not isinstance(columns, Mapping):
         raise UsageError(f"withColumns() takes a dict of names and columns, not {type(columns).__name__}")
     chain = rows.chain
     context = chain.context
     empty = twin(context, rows.schema)
-    asked = [_asked(rows, empty, name, column) for name, column in columns.items()]
-    types = {name: of_type for name, (_, of_type) in zip(columns, asked, strict=True)}
+    requested = [_source_and_twin(rows, empty, name, column) for name, column in columns.items()]
+    types = {name: of_type for name, (_, of_type) in zip(columns, requested, strict=True)}
     schema = empty.withColumns(types).schema
 
     def folded(name: str) -> str:
         return name if context.case_sensitive else name.lower()
 
-    new = {folded(name): source for name, (source, _) in zip(columns, asked, strict=True)}
+    new = {folded(name): source for name, (source, _) in zip(columns, requested, strict=True)}
     sources = tuple(new.get(folded(name), at) for at, name in enumerate(schema.names))
     described = ", ".join(f"{name} = {_shown(column)}" for name, column in columns.items())
     step = WithColumns(sources, context.wire(schema), f"withColumn({described})")
@@ -59,10 +57,9 @@ def with_columns(rows: Rows, columns: Mapping[str, pc.Expression | Column]) -> R
 
 
 def with_columns_renamed(rows: Rows, names: Mapping[str, str]) -> Rows:
-    """The frame with other names for its columns; names that are not there are ignored, as in Spark.
+    """Return the rows with columns renamed. Names that do not exist are ignored, as in Spark.
 
-    Raises `UsageError` for what is no dict of names, `UnsupportedError` if several columns then have one
-    name.
+    Raises `UsageError` if ``names`` is not a dict, `UnsupportedError` if several columns then have one name.
     """
     if not isinstance(names, Mapping):
         raise UsageError(f"withColumnsRenamed() takes a dict of names, not {type(names).__name__}")
@@ -70,8 +67,8 @@ def with_columns_renamed(rows: Rows, names: Mapping[str, str]) -> Rows:
     return selected(rows, tuple(range(len(renamed))), renamed)
 
 
-def _asked(rows: Rows, empty: DataFrame, name: str, column: Any) -> tuple[Source, Column]:
-    """Where a new column is from, and a column of the same type for the frame's twin."""
+def _source_and_twin(rows: Rows, empty: DataFrame, name: str, column: Any) -> tuple[Source, Column]:
+    """Return the source of a new column, and a Column of the same type for the frame's twin."""
     if isinstance(column, pc.Expression):
         return column, sf.lit(None).cast(_type_of(name, column, rows.chain.wire))
     if not isinstance(column, Column):
@@ -83,7 +80,7 @@ def _asked(rows: Rows, empty: DataFrame, name: str, column: Any) -> tuple[Source
     while isinstance(node, Alias):
         node = node.child
     if isinstance(node, Attribute):
-        # by its name, because the Column itself may be one of another DataFrame
+        # by name, because the Column may belong to another DataFrame
         return resolve(node.name, rows.schema, rows.context.case_sensitive), sf.col(node.name)
     if isinstance(node, Literal):
         (kind,) = to_arrow(empty.select(column).schema, rows.context.conf.timezone).types
@@ -96,7 +93,7 @@ def _asked(rows: Rows, empty: DataFrame, name: str, column: Any) -> tuple[Source
 
 
 def _type_of(name: str, expression: pc.Expression, wire: pa.Schema) -> st.DataType:
-    """Spark's type for what an expression gives."""
+    """Return Spark's type of an expression's values."""
     if "FieldPath(" in str(expression):
         raise UsageError(
             f"withColumn('{name}'): {expression} means a column by its position: give its name to"

@@ -1,11 +1,11 @@
-"""Columns as plain data: what a Spark Column says, and which column of a schema a name means.
+"""Converts Spark Columns to plain data, and looks up names in a schema.
 
-* `node_of` turns a Column into frozen values, the same for classic sessions (where a Column is a tree in the
-  JVM) and for Spark Connect (where it is a tree in Python). What has no node of its own becomes `Other`, with
-  its text: whoever meets one refuses it with a message, and never guesses.
-* Nothing is looked up when a node is made: an `Attribute` is what was written, whichever DataFrame it was
-  written of. `resolve` finds it in a schema, by Spark's rules for case, backticks and dots.
-* Neither kind of tree is public in PySpark. This module must be all that breaks when they change.
+* `node_of` converts a Column to frozen values, which are the same for classic sessions (where a Column is a
+  tree in the JVM) and for Spark Connect (where it is a tree in Python). An expression without a type of node
+  becomes `Other`, with its text. Callers refuse it with a message, and never guess.
+* Making a node looks nothing up: an `Attribute` holds the name as it was written, whichever DataFrame the
+  Column came from. `resolve` finds the name in a schema, by Spark's rules for case, backticks and dots.
+* Neither kind of tree is public in PySpark. When they change, only this module should break.
 
 Only Columns of a classic session need a running Spark.
 """
@@ -41,22 +41,22 @@ _NAME_PART = re.compile(r"`(?P<quoted>(?:[^`]|``)+)`|(?P<plain>[^`.]+)")
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A column by its name, in Spark's syntax: parts with dots between, in backticks where they need it."""
+    """A column by name, in Spark's syntax: parts separated by dots, in backticks where needed."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A constant. Its type in Spark is not told: 1 may be an int or a long."""
+    """A constant, without its type in Spark: 1 may be an int or a long."""
 
     value: PlainValue
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function or operator of Spark's own, such as ``sum`` or ``=``. ``function``: in lower case, because
-    its case does not count. ``distinct``: of different arguments only, such as ``count_distinct``."""
+    """A call of a built-in function or operator of Spark, such as ``sum`` or ``=``. ``function``: the name in
+    lower case. ``distinct``: duplicate arguments are ignored, as in ``count_distinct``."""
 
     function: str
     arguments: tuple[Node, ...]
@@ -65,7 +65,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """``child`` under another name, which is one name as it is, dots included."""
+    """``child`` under another name. The name is a single one, even if it contains dots."""
 
     child: Node
     name: str
@@ -73,7 +73,7 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """``child`` with its direction in an order."""
+    """``child`` with a sort direction."""
 
     child: Node
     descending: bool
@@ -87,19 +87,19 @@ class Star:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """What is none of these: a cast, SQL text, a window, a user's function, ... ``text``: how it prints."""
+    """Any other expression: a cast, SQL text, a window, a user's function, ... ``text``: how it prints."""
 
     text: str
 
 
-# One name for what the trees of classic sessions and of Spark Connect name differently
+# Names that differ between the trees of classic sessions and of Spark Connect, made the same
 _ONE_NAME = {"==": "=", "not": "!"}
 
 Node: TypeAlias = Attribute | Literal | Call | Alias | Sorted | Star | Other
 
 
 def node_of(column: str | Column) -> Node:
-    """What a column argument says. A string is a name, or ``*``.
+    """Convert a column argument to a node. A string is a name, or ``*``.
 
     Raises `ColumnError` for anything but a string or a Column.
     """
@@ -112,7 +112,7 @@ def node_of(column: str | Column) -> Node:
 
 
 def column_name(column: str | Column) -> str:
-    """The name in a reference such as ``"k"``, ``F.col("k")``, ``df.k`` or ``df["k"]``, in Spark's syntax.
+    """Return the name in a reference (``"k"``, ``F.col("k")``, ``df.k`` or ``df["k"]``), in Spark's syntax.
 
     Raises `ColumnError` for an expression, which is not a column yet.
     """
@@ -120,7 +120,7 @@ def column_name(column: str | Column) -> str:
 
 
 def name_of(node: Node, column: str | Column) -> str:
-    """The name that a node refers to. ``column``: of which it is a part, for the error.
+    """Return the name that a node refers to. ``column``: the argument that holds the node, for the error.
 
     Raises `ColumnError` for anything but an attribute.
     """
@@ -133,10 +133,10 @@ def name_of(node: Node, column: str | Column) -> str:
 
 
 def sort_key(column: str | Column) -> tuple[str | Column, bool, bool]:
-    """A column and its direction in an order: the plain column, whether it descends, whether nulls come last.
+    """Split a sort argument into the plain column, whether it descends, and whether nulls come last.
 
-    As in Spark, a column without a direction ascends, and nulls are where the least value is unless they are
-    put elsewhere (``asc_nulls_last`` and so on).
+    As in Spark, a column without a direction ascends, and nulls sort as the least value unless the direction
+    says otherwise (``asc_nulls_last`` and so on).
     """
     node = node_of(column)
     if isinstance(column, str) or not isinstance(node, Sorted):
@@ -180,7 +180,7 @@ def _class_of(instance: Any) -> str:
 
 
 def _items(sequence: Any) -> Iterator[Any]:
-    """What is in a Scala Seq."""
+    """Iterate over a Scala Seq."""
     return (sequence.apply(position) for position in range(sequence.length()))
 
 
@@ -188,7 +188,7 @@ def _items(sequence: Any) -> Iterator[Any]:
 
 
 def _connect(node: Any) -> Node:
-    # by the names of the classes, because their module needs packages that classic sessions do without
+    # compares class names, because importing the classes needs packages that classic sessions do without
     kind = type(node).__name__
     if kind == "ColumnReference" and not node._is_metadata_column:
         return Attribute(node._unparsed_identifier)
@@ -214,27 +214,27 @@ def _function(name: str) -> str:
 
 
 def resolve(name: str, schema: st.StructType, case_sensitive: bool) -> int:
-    """The position of the column ``name`` in ``schema``, by Spark's rules.
+    """Return the position of the column ``name`` in ``schema``, by Spark's rules.
 
-    Letters' case does not count unless ``case_sensitive``; backticks keep a dot part of the name.
-    Raises `ColumnError` if there is no such column, or more than one, or if ``name`` is a field of a struct.
+    Case is ignored unless ``case_sensitive``. A dot within backticks is part of a name. Raises `ColumnError`
+    if there is no such column, or more than one, or if ``name`` is a field of a struct.
     """
     parts = _name_parts(name)
-    found = _positions(parts[0], schema.names, case_sensitive)
+    positions = _positions(parts[0], schema.names, case_sensitive)
     if len(parts) > 1:
-        raise ColumnError(_why_not_dotted(name, parts, bool(found), schema, case_sensitive))
-    if not found:
+        raise ColumnError(_why_not_dotted(name, parts, bool(positions), schema, case_sensitive))
+    if not positions:
         raise ColumnError(f"there is no column '{parts[0]}'. {_choices(parts[0], schema.names)}")
-    if len(found) > 1:
-        twins = ", ".join(schema.names[position] for position in found)
-        raise ColumnError(f"column '{parts[0]}' is ambiguous: it could be any of {twins}. Rename all but one")
-    return found[0]
+    if len(positions) > 1:
+        names = ", ".join(schema.names[position] for position in positions)
+        raise ColumnError(f"column '{parts[0]}' is ambiguous: it could be any of {names}. Rename all but one")
+    return positions[0]
 
 
 def positions_to_drop(column: str | Column, schema: st.StructType, case_sensitive: bool) -> list[int]:
-    """The positions that `DataFrame.drop` means; none if there is no such column.
+    """Return the positions of the columns that `DataFrame.drop` drops; none if there is no such column.
 
-    As in Spark a string is the name itself, its dots and backticks included; a Column is a reference.
+    As in Spark a string is the literal name, including dots and backticks, and a Column is a reference.
     Raises `ColumnError` for a reference that could be any of several columns, and for an expression.
     """
     if isinstance(column, str):
@@ -278,7 +278,7 @@ def _quoted(part: str) -> str:
 
 
 def _name_parts(name: str) -> list[str]:
-    """``a.`b.c` `` is the parts a and b.c."""
+    """Split a name into its parts: ``a.`b.c` `` has the parts a and b.c."""
     parts = []
     position = 0
     while part := _NAME_PART.match(name, position):

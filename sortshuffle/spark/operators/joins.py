@@ -1,15 +1,13 @@
-"""`join`: two frames by equal keys.
+"""`join`: joins two frames by equal keys.
 
-What the result is Spark is asked: names, types and nullability are those of a join of the frames' twins. Then
-there are two ways of doing it:
+The result's names, types and nullability are those of a join of the frames' twins. Two kinds of join:
 
     shuffled    both sides are placed by Spark's hash of the keys into one number of partitions, and each
-                partition is joined by itself (`ShuffledJoin`). A side that is placed so stays where it is
-    broadcast   a side marked by `sortshuffle.broadcast` is given whole to every task of the other, which
-                stays where it is (`operators.broadcast`)
+                partition is joined separately (`ShuffledJoin`). A side that is so placed already stays there
+    broadcast   every task of one side reads the whole other side, which `sortshuffle.broadcast` has marked.
+                The first side stays where it is (`operators.broadcast`)
 
-Keys are of one type on both sides, or of two integer or two floating types, of which the narrower is then
-widened as Spark does.
+Paired keys have one type, or two integer or two floating types, of which the narrower is widened as in Spark.
 """
 
 from __future__ import annotations
@@ -40,10 +38,10 @@ from sortshuffle.spark.plan.origins import TogetherOrigin
 from sortshuffle.spark.steps.row_steps import Arrange
 from sortshuffle.spark.steps.shuffled_join import ShuffledJoin
 
-# PySpark's names of the kinds, without underscores, in which their case does not count
+# PySpark's names of the kinds, in lower case and without underscores
 _KINDS = {
     "inner": JoinKind.INNER,
-    "cross": JoinKind.INNER,  # with a condition that is what it means
+    "cross": JoinKind.INNER,  # the same if there is a condition
     "left": JoinKind.LEFT,
     "leftouter": JoinKind.LEFT,
     "right": JoinKind.RIGHT,
@@ -60,7 +58,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A left and a right column, by position, that must be equal. ``null_safe``: nulls are, too."""
+    """The positions of a left and a right column that must be equal. ``null_safe``: nulls are equal."""
 
     left: int
     right: int
@@ -68,7 +66,7 @@ class Pair:
 
 
 def join(left: Rows, right: Rows, on: Any, how: str | None) -> Rows:
-    """The rows of both where ``on`` is true. Raises what Spark's analysis of the same join raises,
+    """Join the rows for which ``on`` is true. Raises the errors of Spark's analysis of the same join,
     `ColumnError` for keys that cannot be compared here, `UnsupportedError` for conditions that are not
     equalities of columns, and for a result with several columns of one name."""
     context = common_context(left, right, "join")
@@ -91,25 +89,25 @@ def join(left: Rows, right: Rows, on: Any, how: str | None) -> Rows:
     return joined if joined is not None else _shuffled_join(left, right, spec, schema, label)
 
 
-# ---- what is joined to what -------------------------------------------------------------------------------
+# ---- conditions and results -------------------------------------------------------------------------------
 
 
 def _condition(left: Rows, right: Rows, on: Any) -> tuple[list[str], list[Pair]]:
-    """The names that both sides are joined by, if ``on`` is of names, and the columns that must be equal."""
+    """Return the names in ``on``, or the pairs of columns that its conditions require to be equal."""
     listed = list(on) if isinstance(on, list | tuple) else [] if on is None else [on]
     if not listed:
         raise UnsupportedError(
             "join() needs columns to join by: for every row with every other use toDF() and crossJoin() there"
         )
     if all(isinstance(each, str) for each in listed):
-        return listed, []  # looked up when Spark has said that they are there
+        return listed, []  # `_joined_schema` adds the pairs, after Spark has checked the names
     if not all(isinstance(each, Column) for each in listed):
         raise UsageError("join() takes a name, a Column, or a list of either for on")
     return [], [pair for each in listed for pair in _pairs(left, right, node_of(each), each)]
 
 
 def _pairs(left: Rows, right: Rows, node: Node, condition: Column) -> list[Pair]:
-    """The columns that a condition says to be equal."""
+    """Return the pairs of columns that a condition requires to be equal."""
     if isinstance(node, Call) and node.function == "and":
         return [pair for each in node.arguments for pair in _pairs(left, right, each, condition)]
     if isinstance(node, Call) and node.function in ("=", "<=>") and len(node.arguments) == 2:
@@ -142,7 +140,7 @@ def _pair(left: Rows, right: Rows, one: str, other: str, *, null_safe: bool) -> 
 def _joined_schema(
     left: Rows, right: Rows, using: list[str], pairs: list[Pair], how: str | None
 ) -> StructType:
-    """What Spark says the result is. ``pairs`` is filled in where names are joined by."""
+    """Return Spark's schema of the result. If the join is by names, append their columns to ``pairs``."""
     context = left.context
     lefts, rights = twin(context, left.schema), twin(context, right.schema)
     on: Any = using
@@ -157,10 +155,10 @@ def _joined_schema(
         for name in using
     ]
     names = schema.names
-    twins = [name for name in names if names.count(name) > 1]
-    if twins:
+    duplicates = [name for name in names if names.count(name) > 1]
+    if duplicates:
         raise UnsupportedError(
-            f"the result of the join would have several columns named {', '.join(dict.fromkeys(twins))}:"
+            f"the result of the join would have several columns named {', '.join(dict.fromkeys(duplicates))}:"
             " rename them on one side first, with withColumnRenamed(), or leave them out"
         )
     return schema
@@ -178,7 +176,7 @@ def _quoted(name: str) -> str:
 def _output(
     left: Rows, right: Rows, kind: JoinKind, pairs: Sequence[Pair], *, using: bool
 ) -> tuple[OutputColumn, ...]:
-    """Where Spark takes the columns of the result from, in its order."""
+    """Return the sources of the result's columns, in Spark's order."""
     lefts = [OutputColumn(left=position) for position in range(len(left.columns))]
     rights = [OutputColumn(right=position) for position in range(len(right.columns))]
     if kind.is_existence:
@@ -197,7 +195,7 @@ def _output(
 
 
 def _only_keys(rows: Rows, pairs: Sequence[Pair]) -> tuple[Rows, list[Pair]]:
-    """The right side of a join that gives no rows of it."""
+    """Reduce the right side of a join without right columns to the keys."""
     columns = tuple(dict.fromkeys(pair.right for pair in pairs))
     kept = selected(rows, columns, [rows.columns[at] for at in columns])
     moved = [replace(pair, right=columns.index(pair.right)) for pair in pairs]
@@ -217,7 +215,7 @@ def _text_of(left: Rows, right: Rows, pairs: Sequence[Pair], using: Sequence[str
 
 
 def _check_key(rows: Rows, position: int) -> None:
-    """Raises `ColumnError` for what cannot be placed, or not be compared."""
+    """Raise `ColumnError` if rows cannot be placed by a column, or its values not compared."""
     field, wire = rows.schema.fields[position], rows.chain.wire.field(position)
     check_placement_key(field, wire.type)
     try:
@@ -232,9 +230,9 @@ def _check_key(rows: Rows, position: int) -> None:
 def _widened(
     left: Rows, right: Rows, pairs: Sequence[Pair], output: tuple[OutputColumn, ...]
 ) -> tuple[Rows, Rows, list[Pair], tuple[OutputColumn, ...]]:
-    """The sides with keys of one type: where the types differ the narrower is cast in a column behind the
-    others, which is no column of the result but where the result has the keys of both sides in one."""
-    casts: tuple[dict[int, int], dict[int, int]] = ({}, {})  # by the keys, the positions of their casts
+    """Give the keys of each pair one type, by appending a cast of the narrower key to its side. The result
+    only uses this column where it has the keys of both sides in one column."""
+    casts: tuple[dict[int, int], dict[int, int]] = ({}, {})  # positions of casts, by position of the key
     sides = [left, right]
     for pair in pairs:
         places = (pair.left, pair.right)
@@ -262,7 +260,7 @@ def _widened(
 
 
 def _wider(fields: Sequence[StructField], wires: Sequence[pa.DataType]) -> int:
-    """Which of two types takes the values of both, as Spark widens them for a comparison."""
+    """Return the index of the wider type, to which Spark casts the other for a comparison."""
     for same in (at.is_integer, at.is_floating):
         if all(map(same, wires)):
             return int(wires[1].bit_width > wires[0].bit_width)
@@ -274,7 +272,7 @@ def _wider(fields: Sequence[StructField], wires: Sequence[pa.DataType]) -> int:
 
 
 def _with_cast(rows: Rows, key: int, like: StructField) -> Rows:
-    """The frame with one more column: a key in the type of ``like``."""
+    """Append a column to the rows: a key in the type of ``like``."""
     name = f"{rows.columns[key]} as {like.dataType.simpleString()}"
     while name in rows.columns:
         name += " "
@@ -300,30 +298,30 @@ def _shuffled_join(left: Rows, right: Rows, spec: JoinSpec, schema: StructType, 
 
 
 def _placement(left: Rows, right: Rows, keys: JoinKeyColumns) -> tuple[tuple[int, ...], int]:
-    """By which pairs of keys both sides are placed, and into how many partitions: as a side is already, that
-    of more partitions if both are."""
+    """Return the pairs of keys by which both sides are placed, and the number of partitions. If a side is
+    already placed, the other follows it; if both are, the one with fewer partitions follows."""
     sides = (placement_of(left, keys.left), placement_of(right, keys.right))
-    found = [placement for placement in sides if placement is not None]
-    if found:
-        return max(found, key=lambda placement: placement[1])
+    existing = [placement for placement in sides if placement is not None]
+    if existing:
+        return max(existing, key=lambda placement: placement[1])
     return tuple(range(len(keys.left))), left.context.shuffle_partitions()
 
 
 def joined_layout(spec: JoinSpec, by: Sequence[int], partitions: int) -> Layout:
-    """Where the rows of a shuffled join are, whose sides are placed by these of the keys.
+    """Return the layout of a shuffled join whose sides are placed by the pairs of keys in ``by``.
 
-    A row is where its left row was, and its right row: so where the columns of that side place it, unless
-    the kind of join emits rows that have none on that side.
+    A row of the result is in the partition of its left and of its right row. So the key columns of a side
+    place it, unless the kind of join emits rows without a match on that side.
     """
     kind, keys = spec.kind, spec.keys
-    found: list[list[int | None]] = []
+    candidates: list[list[int | None]] = []
     if kind is JoinKind.FULL:
-        found = [[_index(spec, OutputColumn(keys.left[at], keys.right[at])) for at in by]]
+        candidates = [[_index(spec, OutputColumn(keys.left[at], keys.right[at])) for at in by]]
     if kind is not JoinKind.RIGHT and not kind.keeps_right:
-        found.append([_index(spec, OutputColumn(left=keys.left[at])) for at in by])
+        candidates.append([_index(spec, OutputColumn(left=keys.left[at])) for at in by])
     if kind in (JoinKind.INNER, JoinKind.RIGHT):
-        found.append([_index(spec, OutputColumn(right=keys.right[at])) for at in by])
-    for positions in found:
+        candidates.append([_index(spec, OutputColumn(right=keys.right[at])) for at in by])
+    for positions in candidates:
         known = tuple(position for position in positions if position is not None)
         if len(known) == len(by):
             return Layout(known, partitions)

@@ -1,7 +1,7 @@
-"""Which columns may decide where rows go, and which may group them. Checked on the driver, at the call.
+"""Checks which columns may place, group and sort rows. The checks run on the driver, at the call.
 
-The Arrow type of a column does not show everything: a collated string hashes and compares by its collation in
-Spark, and its bytes say nothing about that.
+A column's Arrow type does not suffice for this: Spark hashes and compares a collated string by its collation,
+of which its bytes say nothing.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from sortshuffle.payload.ordering import RowOrder
 
 
 def check_placement_key(field: StructField, wire: pa.DataType) -> None:
-    """Raises `ColumnError` if rows cannot be placed by this column as Spark would place them."""
+    """Raise `ColumnError` if rows cannot be placed by this column as Spark would place them."""
     _refuse_collation(field.name, field.dataType)
     check_hashable(field.name, wire)
 
 
 def check_group_key(field: StructField, wire: pa.DataType) -> None:
-    """Raises `ColumnError` if rows cannot be grouped by this column as Spark would group them."""
+    """Raise `ColumnError` if rows cannot be grouped by this column as Spark would group them."""
     check_placement_key(field, wire)
     RowOrder.check(field.name, wire)
 
 
 def check_range_key(field: StructField, wire: pa.DataType) -> None:
-    """Raises `ColumnError` if rows cannot be placed by ranges of this column as Spark would place them."""
+    """Raise `ColumnError` if rows cannot be placed by ranges of this column as Spark would place them."""
     name, kind = field.name, field.dataType.simpleString()
     _check_order(field, wire, f"column {name} of type {kind} cannot be cut into ranges")
 
 
 def check_sort_key(field: StructField, wire: pa.DataType) -> None:
-    """Raises `ColumnError` if rows cannot be sorted by this column as Spark would sort them."""
+    """Raise `ColumnError` if rows cannot be sorted by this column as Spark would sort them."""
     name, kind = field.name, field.dataType.simpleString()
     _check_order(field, wire, f"rows cannot be sorted by column {name} of type {kind}")
 
@@ -50,7 +50,7 @@ def _check_order(field: StructField, wire: pa.DataType, refusal: str) -> None:
 
 
 def check_id_column(field: StructField) -> None:
-    """Raises `ColumnError` if this column cannot hold partition ids: as in Spark they are of type int."""
+    """Raise `ColumnError` if this column cannot hold partition ids, which are of type int, as in Spark."""
     if not isinstance(field.dataType, IntegerType | NullType):
         raise ColumnError(
             f"column {field.name} of type {field.dataType.simpleString()} cannot hold partition ids: cast it"

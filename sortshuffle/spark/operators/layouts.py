@@ -1,9 +1,8 @@
-"""Where rows must be before they can be grouped, aggregated, sorted or joined: `placed` and `ordered`.
+"""Places and orders rows before they are grouped, aggregated, sorted or joined: `placed` and `ordered`.
 
-Both give the rows they were given where their layout says so already. Otherwise rows are placed by an
-exchange; and they are put in order by the exchange that they come from, whose extents are then sorted where
-they are written and merged where they are read, or, behind steps that make other rows of them, by a sort
-within the task.
+Both return the rows unchanged if their layout already satisfies the request. Otherwise `placed` adds an
+exchange. `ordered` changes the exchange that the rows come from, so that extents are sorted when they are
+written and merged when they are read. After steps that make other rows, it adds a sort within each task.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from sortshuffle.spark.worker.stages import PerBatchStep
 
 
 def common_context(rows: Rows, other: Rows, what: str) -> FrameContext:
-    """The context of what is made of two frames by the method ``what``. Raises `UsageError` for frames of two
-    sessions."""
+    """Return the context of two frames. Raises `UsageError` naming ``what`` if their sessions differ."""
     context = rows.context
     if context.spark is not other.context.spark:
         raise UsageError(f"the frames of {what}() must be of one Spark session")
@@ -32,24 +30,23 @@ def common_context(rows: Rows, other: Rows, what: str) -> FrameContext:
 
 
 def exchanged(rows: Rows, scheme: Scheme, count: int, layout: Layout = UNKNOWN_LAYOUT) -> Rows:
-    """The frame's rows behind an exchange of their own."""
+    """Return the rows after a new exchange."""
     chain = rows.chain
     origin = ExchangeOrigin(Exchange(chain, count, scheme))
     return Rows(Chain(chain.context, origin, chain.schema, chain.wire), layout)
 
 
 def hash_exchanged(rows: Rows, keys: tuple[int, ...], count: int) -> Rows:
-    """The rows where Spark's hash of these columns places them. Raises `ColumnError` where it cannot be
-    matched."""
+    """Place the rows by Spark's hash of these columns. Raises `ColumnError` if a type is not hashed here."""
     for key in keys:
         check_placement_key(rows.schema.fields[key], rows.chain.wire.field(key).type)
     return exchanged(rows, Hash(keys), count, Layout(keys, count))
 
 
 def placed(rows: Rows, keys: tuple[int, ...], count: int | None = None) -> Rows:
-    """The frame with rows of equal keys in one partition, by Spark's hash of the keys or of some of them.
+    """Return the rows with those of equal keys in one partition, by Spark's hash of all or some of the keys.
 
-    ``count``: into so many partitions; None: where there is no exchange yet, into
+    ``count``: the number of partitions. None accepts any existing placement; a new exchange then has
     ``spark.sql.shuffle.partitions``. Without keys all rows are in one partition. Raises `ColumnError` for
     keys by which rows cannot be placed.
     """
@@ -62,8 +59,8 @@ def placed(rows: Rows, keys: tuple[int, ...], count: int | None = None) -> Rows:
 
 
 def placement_of(rows: Rows, keys: tuple[int, ...]) -> tuple[tuple[int, ...], int] | None:
-    """By which of the keys (positions in ``keys``) a frame is placed, and into how many partitions. None if
-    by none, or if it does not begin with an exchange, as what is read together with another frame must."""
+    """Return by which keys (positions in ``keys``) rows are placed, and the number of partitions. None if
+    they are not placed so, or do not begin with an exchange, as rows read together with others must."""
     layout = rows.layout
     if not layout.placed_by or layout.partitions is None or not set(layout.placed_by) <= set(keys):
         return None
@@ -73,7 +70,7 @@ def placement_of(rows: Rows, keys: tuple[int, ...]) -> tuple[tuple[int, ...], in
 
 
 def placed_exactly(rows: Rows, keys: tuple[int, ...], count: int) -> Rows:
-    """The frame placed by exactly these columns into so many partitions, straight from an exchange."""
+    """Place rows by exactly these columns into ``count`` partitions. The chain begins with an exchange."""
     layout = rows.layout
     is_placed = (layout.placed_by, layout.partitions) == (keys, count)
     if is_placed and isinstance(rows.chain.origin, ExchangeOrigin):
@@ -82,7 +79,7 @@ def placed_exactly(rows: Rows, keys: tuple[int, ...], count: int) -> Rows:
 
 
 def ordered(rows: Rows, order: RowOrder) -> Rows:
-    """The frame with every partition sorted; ties keep the order in which the rows are."""
+    """Return the rows with every partition sorted. Rows with equal keys keep their order."""
     layout = rows.layout
     if layout.ordered_by[: len(order.keys)] == order.keys:
         return rows
@@ -96,8 +93,8 @@ def ordered(rows: Rows, order: RowOrder) -> Rows:
 
 
 def _at_exchange(chain: Chain, order: RowOrder) -> Chain | None:
-    """The same chain with its exchange delivering in the order of these columns of its last step; None if it
-    begins with none, or if the columns are not those of the exchange."""
+    """Return the chain with its exchange delivering rows in ``order``, which is by columns of the last step.
+    None if it does not begin with an exchange, or if a step made one of these columns."""
     origin = chain.origin
     by_batch = all(isinstance(step, PerBatchStep) for step in chain.steps)
     if not isinstance(origin, ExchangeOrigin) or not by_batch:

@@ -27,11 +27,11 @@ MOST_ROWS = 2**31 - 1  # Spark's limit is an int
 
 
 def limit(rows: Rows, number: int) -> Rows:
-    """The first rows, by partition and position. No task hands over more than ``number`` of its own."""
+    """Return the first rows, by partition and position. No task passes on more than ``number`` rows."""
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST_ROWS:
         raise UsageError(f"limit() takes a number of rows from 0 to {MOST_ROWS}, not {number!r}")
     first = Rows(rows.chain.then(Limit(number), rows.schema))
-    together = exchanged(first, Hash(()), 1).chain  # one gate, which delivers by map task
+    together = exchanged(first, Hash(()), 1).chain  # one gate, which delivers in the order of map tasks
     return Rows(together.then(Limit(number), rows.schema))
 
 
@@ -41,9 +41,9 @@ def limit(rows: Rows, number: int) -> Rows:
 def sample(
     rows: Rows, with_replacement: float | bool | None, fraction: float | None, seed: int | None
 ) -> Rows:
-    """In PySpark's three ways: ``(fraction, seed)``, ``(withReplacement, fraction, seed)`` and by name.
+    """Sample rows. PySpark accepts ``(fraction, seed)``, ``(withReplacement, fraction, seed)``, and names.
 
-    Raises what PySpark raises for arguments that it does not take.
+    Raises PySpark's errors for arguments that it does not accept.
     """
     twin(rows.context, rows.schema).sample(with_replacement, fraction, seed)
     if isinstance(with_replacement, float):
@@ -58,10 +58,9 @@ def sample(
 
 
 def union(rows: Rows, other: Rows) -> Rows:
-    """The partitions of ``rows``, then those of ``other``. Names are the first's, types as Spark widens
-    them.
+    """Return the partitions of ``rows``, then those of ``other``, named as in ``rows``, with Spark's types.
 
-    Raises what Spark's analysis raises, `UsageError` for frames of two sessions, and `UnsupportedError` where
+    Raises the errors of Spark's analysis, `UsageError` for frames of two sessions, and `UnsupportedError` if
     Spark would change more than the width of a number.
     """
     context = common_context(rows, other, "union")
@@ -71,8 +70,8 @@ def union(rows: Rows, other: Rows) -> Rows:
 
 
 def union_by_name(rows: Rows, other: Rows, allow_missing: bool) -> Rows:
-    """The same, with ``other``'s columns in the order of ``rows``'s names; with ``allow_missing`` what one
-    side lacks is null there, and the columns that only ``other`` has come last."""
+    """Return the same as `union`, but match the columns by name. With ``allow_missing`` the columns that one
+    side lacks are null there, and those that only ``other`` has come last."""
     context = common_context(rows, other, "unionByName")
     left, right = (twin(context, each.schema) for each in (rows, other))
     schema = left.unionByName(right, allowMissingColumns=allow_missing).schema
@@ -91,7 +90,7 @@ def _positions_by_name(rows: Rows, schema: StructType) -> list[int | None]:
 
 
 def _united(inputs: Sequence[tuple[Rows, Sequence[int | None]]], schema: StructType) -> Rows:
-    """The rows of frames whose columns at these positions become those of ``schema``."""
+    """Unite rows, whose columns at these positions become those of ``schema``; None stands for nulls."""
     first = inputs[0][0]
     context = first.context
     wire = context.wire(schema)
@@ -124,18 +123,18 @@ def _check_widening(found: pa.Field, wanted: pa.Field) -> None:
 
 
 def _widens(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether every number of the one type is one of the other, but for what a floating point type rounds."""
+    """Return whether ``wanted`` can hold every number of type ``found``, up to rounding to floating point."""
     if at.is_floating(wanted):
         return bool(at.is_integer(found) or at.is_floating(found) or at.is_decimal(found))
     if at.is_decimal(wanted):
-        # Spark's widest decimal may be too narrow: then it rounds, or gives null
+        # Spark's widest decimal may be too narrow, and then it rounds or returns null
         whole, scale = _digits(found)
         return whole is not None and whole <= wanted.precision - wanted.scale and scale <= wanted.scale
     return bool(at.is_integer(found) and at.is_integer(wanted))
 
 
 def _digits(type: pa.DataType) -> tuple[int | None, int]:
-    """How many digits a number has before and behind the point; None for what is no exact number."""
+    """Return the most digits before and after the decimal point; (None, 0) for inexact types."""
     if at.is_decimal(type):
         return type.precision - type.scale, type.scale
     return (len(str(2 ** (type.bit_width - 1))), 0) if at.is_integer(type) else (None, 0)
@@ -145,10 +144,10 @@ def _digits(type: pa.DataType) -> tuple[int | None, int]:
 
 
 def coalesce(rows: Rows, count: int, to_df: Callable[[], DataFrame]) -> Rows:
-    """The frame in at most ``count`` partitions, each of several neighbours.
+    """Return the rows in at most ``count`` partitions, each of several neighbouring ones.
 
-    Where the frame begins with an exchange or a scan its tasks read several of their partitions one after
-    the other. Otherwise Spark joins the partitions, and the rows pass through it: ``to_df`` gives them.
+    If the chain begins with an exchange or a scan, its tasks read several of their partitions in sequence.
+    Otherwise Spark coalesces the DataFrame of the rows, which ``to_df`` returns.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise UsageError(f"coalesce() takes a number of partitions from 1 on, not {count!r}")

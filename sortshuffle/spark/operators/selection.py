@@ -1,4 +1,4 @@
-"""Columns of a frame by position: `selected`, and `reading_only`, which asks a source for no others."""
+"""Selects columns by position: `selected`, and `reading_only`, whose source reads no other columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sortshuffle.spark.steps.selection_steps import Select
 
 
 def selected(rows: Rows, positions: tuple[int, ...], names: Sequence[str]) -> Rows:
-    """The columns at these positions, under these names."""
+    """Return the columns at these positions, under these names."""
     fields = [rows.schema.fields[at] for at in positions]
     schema = StructType(
         [
@@ -36,11 +36,11 @@ def selected(rows: Rows, positions: tuple[int, ...], names: Sequence[str]) -> Ro
 
 
 def reading_only(rows: Rows, positions: tuple[int, ...]) -> Rows | None:
-    """The columns at these positions only, of a source that is asked for no others; None unless the rows come
-    straight from a source.
+    """Return only the columns at these positions, from a source that reads no others; None unless the rows
+    come directly from a source.
 
-    They have a source of their own. Exchanges are written together only if they have one source, so do not
-    use this where the rows may be written together with another exchange.
+    The result has a new source. Exchanges are written together only if they have the same source, so do not
+    use this if the rows may be written together with another exchange.
     """
     read = StructType([rows.schema.fields[at] for at in positions])
     chain = _pruned_scan(rows.chain, positions, read) or _pruned_source(rows.chain, positions, read)
@@ -48,10 +48,8 @@ def reading_only(rows: Rows, positions: tuple[int, ...]) -> Rows | None:
 
 
 def _pruned_scan(chain: Chain, positions: tuple[int, ...], schema: StructType) -> Chain | None:
-    """A scan of only these columns; None if the chain is not a bare scan.
-
-    A column that only the filters need is read and then dropped.
-    """
+    """Return a scan of only these columns; None if the chain is not a bare scan. A column that only the
+    filters need is read and then dropped."""
     origin = chain.origin
     if not isinstance(origin, ParquetOrigin) or chain.steps:
         return None
@@ -72,8 +70,8 @@ def _pruned_scan(chain: Chain, positions: tuple[int, ...], schema: StructType) -
 
 
 def _pruned_source(chain: Chain, positions: tuple[int, ...], schema: StructType) -> Chain | None:
-    """Only these columns of a DataFrame, of which Spark then reads no others; None if the chain is not a bare
-    one, or its columns have no names to ask by."""
+    """Return a chain on a DataFrame of only these columns, so that Spark reads no others; None if the chain
+    is not a bare DataFrame, or if names do not identify its columns."""
     origin = chain.origin
     if not isinstance(origin, DataFrameOrigin) or chain.steps:
         return None

@@ -1,12 +1,12 @@
 """`sort` and `sortWithinPartitions`, with PySpark's arguments.
 
-`sort` is a range exchange whose extents are sorted where they are written and merged where they are read: so
-partitions follow each other in order, each is sorted, and no task holds more than its memory. It samples the
-keys to find the ranges, as `repartitionByRange` does; of bare Parquet files only their columns are read for
-that (1.25 M records of 100 bytes, 10 of them the key: 0.09 s instead of 0.37 s). Where all rows are in one
-partition already they are sorted there.
+`sort` is a range exchange whose extents are sorted when they are written and merged when they are read. So
+the partitions are in order, each is sorted, and no task holds more than its memory. To find the ranges it
+samples the keys, as `repartitionByRange` does. Of bare Parquet files only the key columns are read for that
+(1.25 M records of 100 bytes, 10 of them the key: 0.09 s instead of 0.37 s). If all rows are already in one
+partition, they are sorted there.
 
-`sortWithinPartitions` moves nothing: `layouts.ordered`.
+`sortWithinPartitions` moves no rows: see `layouts.ordered`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Directions: TypeAlias = "bool | int | list[bool | int]"
 
 
 def sort(rows: Rows, cols: Sequence[Any], ascending: Directions) -> Rows:
-    """The rows in a total order: each partition sorted, and all that follow it above it.
+    """Return the rows in a total order: each partition is sorted, and below all that follow it.
 
-    Raises `UsageError` for arguments that PySpark does not take, `ColumnError` for columns that are not there
-    or have no order.
+    Raises `UsageError` for arguments that PySpark does not accept, `ColumnError` for missing or unordered
+    columns.
     """
     order = _order("sort", rows, cols, ascending)
     if not order.keys:
@@ -45,12 +45,12 @@ def sort(rows: Rows, cols: Sequence[Any], ascending: Directions) -> Rows:
 
 
 def sort_within_partitions(rows: Rows, cols: Sequence[Any], ascending: Directions) -> Rows:
-    """Every partition sorted. Raises what `sort` raises."""
+    """Return the rows with every partition sorted. Raises the same errors as `sort`."""
     return ordered(rows, _order("sortWithinPartitions", rows, cols, ascending))
 
 
 def _order(method: str, rows: Rows, cols: Sequence[Any], ascending: Directions) -> RowOrder:
-    """The order that these arguments ask for. A column that comes again decides nothing."""
+    """Return the order that these arguments request. Only the first mention of a column counts."""
     if not cols:
         raise UsageError(f"{method}() takes at least one column")
     if len(cols) == 1 and isinstance(cols[0], list | tuple):
@@ -64,7 +64,7 @@ def _order(method: str, rows: Rows, cols: Sequence[Any], ascending: Directions) 
 
 
 def _node(method: str, rows: Rows, col: Any) -> Node:
-    """What an argument says. The first column is 1, and -1 is the same descending."""
+    """Convert an argument to a node. As an int, the first column is 1, and -1 is the same descending."""
     if isinstance(col, str | Column):
         return node_of(col)
     if isinstance(col, bool) or not isinstance(col, int):
@@ -78,8 +78,7 @@ def _node(method: str, rows: Rows, col: Any) -> Node:
 
 
 def _ascends(method: str, ascending: Any, count: int) -> Sequence[Any]:
-    """For each column whether it ascends. As in PySpark, of a list that is too short only so many columns
-    are used."""
+    """Return for each column whether it ascends. As in PySpark, a short list limits the columns."""
     if isinstance(ascending, list):
         return ascending
     if not isinstance(ascending, int):
@@ -91,7 +90,7 @@ def _directed(col: Any, node: Node, ascends: Any) -> Sorted:
     if not isinstance(node, Sorted):
         return Sorted(node, not ascends, not ascends)
     if not ascends or isinstance(node.child, Sorted):
-        # Spark would take it, and fail when it runs
+        # Spark would accept this, and fail when it runs
         raise UsageError(
             f"{col} has a direction already: give it only one, either its own, such as desc(), or that of"
             " ascending"

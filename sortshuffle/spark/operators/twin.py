@@ -1,7 +1,7 @@
-"""A frame's twin: an empty DataFrame of the same columns. Spark is asked what an operator gives of it.
+"""A frame's twin: an empty DataFrame with the same columns, on which Spark analyses an operator's call.
 
-Names, types and nullability of a result, and what is wrong with a call, are then Spark's own answers, in
-every version of it. Nothing runs: an empty DataFrame is analysed, on the driver.
+So names, types, nullability and errors are those of the Spark in use. Nothing runs: Spark only analyses the
+empty DataFrame, on the driver.
 """
 
 from __future__ import annotations
@@ -14,6 +14,6 @@ from sortshuffle.spark.session.requirements import require_running
 
 
 def twin(context: FrameContext, schema: StructType) -> DataFrame:
-    """An empty DataFrame of ``schema`` in the frame's session. Raises `StateError` if it was stopped."""
+    """Make an empty DataFrame of ``schema`` in the frame's session. Raises `StateError` if it was stopped."""
     require_running(context.spark)
     return context.spark.createDataFrame([], schema)

@@ -1,19 +1,19 @@
-"""Parquet files scanned in Python, found and understood as Spark's own reader does.
+"""Scans Parquet files in Python, finding and interpreting them as Spark's own reader does.
 
-    settings        what a reader was told, by options and by the session
-    file_systems    which file system paths are on, and how it travels to the workers
-    globs           Hadoop's patterns
-    finding         the files that paths mean
+    settings        the options of a reader and the settings of its session
+    file_systems    the file system of the paths, in a form that travels to the workers
+    globs           Hadoop's path patterns
+    finding         the files that paths stand for
     partitions      columns from directories named ``column=value``; partition_values: their types
     file_schema     the schema of one file, in Spark's types
-    merging         one schema of several
-    fitting         a file's columns as the types that are wanted; conversions: which there are
-    files           all of that together: what the driver knows of a scan
-    pruning         what conditions exclude
-    footers         which row groups are scanned, and how large they are
-    packing         row groups dealt to tasks
-    scanning        what a worker does
+    merging         one schema made from several
+    fitting         a file's columns converted to the requested types; conversions: which are allowed
+    files           the driver's side of a scan, built on the other modules
+    pruning         the directories and row groups that a condition excludes
+    footers         which row groups are scanned, and their sizes
+    packing         row groups divided among tasks
+    scanning        the worker's side of a scan
 
-Spark's rules were taken from its documentation, its messages and its behaviour on generated files; the tests
-compare each with Spark itself.
+Spark's rules were derived from its documentation, its messages and its behaviour on generated files. The
+tests compare each rule with Spark itself.
 """

@@ -1,7 +1,7 @@
-"""Which type a leaf's arrays are cast to, for a type that is wanted: what Spark's reader allows.
+"""The type that a leaf's arrays are cast to when a Spark type is requested, where Spark's reader allows it.
 
-Every function gives the type to cast to, the arrays' own type if what remains is for `conform`, and None
-where Spark's reader refuses, or reinterprets what is stored.
+Every function returns the type to cast to; the arrays' own type if `conform` does the conversion; or None if
+Spark's reader refuses the request or would reinterpret the stored values.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ _TIMES = (st.TimestampType, st.TimestampNTZType)
 
 
 def target_of(leaf: Leaf, arrow: pa.DataType, wanted: st.DataType, wire: pa.DataType) -> pa.DataType | None:
-    """The type to cast to, ``arrow`` itself if what remains is for `conform`; None if Spark's reader refuses,
-    or reinterprets what is stored."""
+    """Return the type to cast arrays of type ``arrow`` to. ``wire``: the Arrow type of ``wanted``."""
     if leaf.logical == "DECIMAL":
         return _decimal_target(leaf, wanted, wire)
     return _TARGETS[leaf.physical](leaf, arrow, wanted, wire)
@@ -56,10 +55,10 @@ def _of_int32(leaf: Leaf, arrow: pa.DataType, wanted: st.DataType, wire: pa.Data
     if leaf.logical not in ("NONE", "INT"):
         return None
     if isinstance(wanted, st.DecimalType):
-        # ten digits hold any of 32 bits
+        # ten digits hold any 32-bit integer
         return wire if leaf.is_signed and wanted.precision - wanted.scale >= 10 else None
     if isinstance(wanted, st.DoubleType) and leaf.details.get("bitWidth") == 32 and not leaf.is_signed:
-        return None  # Spark takes the upper half of such numbers for negative ones
+        return None  # Spark reads the upper half of these numbers as negative
     return _INTEGERS.get(type(wanted))
 
 
@@ -97,14 +96,14 @@ def _of_boolean(leaf: Leaf, arrow: pa.DataType, wanted: st.DataType, wire: pa.Da
 
 
 def _of_bytes(leaf: Leaf, arrow: pa.DataType, wanted: st.DataType, wire: pa.DataType) -> pa.DataType | None:
-    twins = {st.StringType: _TEXT_OF, st.BinaryType: _BYTES_OF}.get(type(wanted))
-    if twins is None:
+    counterparts = {st.StringType: _TEXT_OF, st.BinaryType: _BYTES_OF}.get(type(wanted))
+    if counterparts is None:
         return None
     plain = arrow.storage_type if isinstance(arrow, pa.BaseExtensionType) else arrow
     if at.is_dictionary(plain):
-        twin = twins.get(plain.value_type)
-        return arrow if twin is None else twin
-    return twins.get(plain, arrow)
+        counterpart = counterparts.get(plain.value_type)
+        return arrow if counterpart is None else counterpart
+    return counterparts.get(plain, arrow)
 
 
 def _of_fixed(leaf: Leaf, arrow: pa.DataType, wanted: st.DataType, wire: pa.DataType) -> pa.DataType | None:

@@ -1,11 +1,11 @@
 """The schema of one Parquet file, in Spark's types.
 
-A file's columns come from two descriptions that agree leaf by leaf: Parquet's own (`ParquetSchema`), which
-says how each leaf is stored and annotated, and the Arrow schema that pyarrow reads the file with, which says
-how leaves nest and what arrays will come. What the column is to Spark follows from Parquet's alone, because
-Arrow's types may be those of the program that wrote the file.
+A file's columns are described twice, and the descriptions agree leaf by leaf. Parquet's schema
+(`ParquetSchema`) says how each leaf is stored and annotated. The Arrow schema with which pyarrow reads the
+file says how leaves nest and which arrays a read returns. The Spark type of a column follows from Parquet's
+schema alone, because Arrow's types may be those of the program that wrote the file.
 
-A file written by Spark carries Spark's own schema, and that is taken as it is, as Spark does.
+A file written by Spark carries a Spark schema in its metadata, which is used unchanged, as in Spark.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _UNSIGNED: dict[int, st.DataType] = {8: st.ShortType(), 16: st.IntegerType(), 32
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """How a leaf is stored. ``path``: Parquet's dotted one. ``physical``: such as INT32. ``logical``: the
-    annotation, such as DECIMAL, or NONE; ``details``: what goes with it."""
+    """The storage of a leaf. ``path``: Parquet's dotted path. ``physical``: the stored type, such as INT32.
+    ``logical``: the annotation, such as DECIMAL, or NONE. ``details``: the parameters of the annotation."""
 
     path: str
     physical: str
@@ -43,7 +43,7 @@ class Leaf:
 
     @property
     def is_adjusted(self) -> bool:
-        """Whether a timestamp is an instant, not a reading of some clock."""
+        """Whether a timestamp is an instant, not a wall clock's reading."""
         return self.physical == "INT96" or bool(self.details.get("isAdjustedToUTC", False))
 
     @property
@@ -51,8 +51,8 @@ class Leaf:
         return self.details.get("timeUnit") == "nanoseconds"
 
     def __str__(self) -> str:
-        told = {name: value for name, value in self.details.items() if "_" not in name}
-        details = ", ".join(f"{name}={value}" for name, value in told.items())
+        shown = {name: value for name, value in self.details.items() if "_" not in name}
+        details = ", ".join(f"{name}={value}" for name, value in shown.items())
         if self.logical == "NONE":
             return self.physical
         return f"{self.physical} {self.logical}({details})" if details else f"{self.physical} {self.logical}"
@@ -60,8 +60,8 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class FileField:
-    """A column of a file, or what is nested in one. ``leaf``: None if it has ``children`` instead: fields of
-    a struct, the element of a list, key and value of a map."""
+    """A column of a file, or a field nested in one. It has either a ``leaf`` or ``children``: the fields of a
+    struct, the element of a list, or the key and value of a map."""
 
     name: str
     arrow: pa.DataType
@@ -69,7 +69,7 @@ class FileField:
     children: tuple[FileField, ...] = ()
 
     def leaves(self) -> Iterator[Leaf]:
-        """All below, in the order of the file."""
+        """Yield the field's leaves, in the order of the file."""
         if self.leaf is not None:
             yield self.leaf
         for child in self.children:
@@ -80,7 +80,6 @@ class FileField:
         return is_list(self.arrow)
 
     def __str__(self) -> str:
-        """What it is, for people."""
         if self.leaf is not None:
             return str(self.leaf)
         inner = ", ".join(
@@ -91,18 +90,18 @@ class FileField:
 
 
 def is_list(arrow: pa.DataType) -> bool:
-    """A list of any representation, but no map."""
+    """Return whether a type is a list in any representation. A map is not a list."""
     return bool(at.is_list(arrow) or at.is_large_list(arrow) or at.is_fixed_size_list(arrow))
 
 
 def file_fields(parquet: Any) -> tuple[FileField, ...]:
-    """The columns of a ``pyarrow.parquet.ParquetSchema``."""
+    """Return the columns of a ``pyarrow.parquet.ParquetSchema``."""
     leaves = (_leaf(parquet.column(position)) for position in range(len(parquet)))
     return tuple(_file_field(field.name, field.type, leaves) for field in parquet.to_arrow_schema())
 
 
 def leaf_owners(parquet: Any) -> list[str]:
-    """The column that each leaf belongs to, in the order of the file."""
+    """Return the name of each leaf's column, in the order of the file."""
     return [field.name for field in parquet.to_arrow_schema() for _ in range(_leaf_count(field.type))]
 
 
@@ -121,7 +120,7 @@ def _leaf(column: Any) -> Leaf:
     kind = details.pop("Type")
     physical = str(column.physical_type)
     if kind == "Null" and physical != "INT32":
-        kind = "Interval"  # which pyarrow has no name for
+        kind = "Interval"  # pyarrow has no name for it
     return Leaf(str(column.path), physical, kind.upper(), details)
 
 
@@ -135,7 +134,7 @@ def _file_field(name: str, arrow: pa.DataType, leaves: Iterator[Leaf]) -> FileFi
         inner = (arrow.value_field,)
     if not inner:
         return FileField(name, arrow, next(leaves))
-    return FileField(name, arrow, None, tuple(_file_field(each.name, each.type, leaves) for each in inner))
+    return FileField(name, arrow, None, tuple(_file_field(child.name, child.type, leaves) for child in inner))
 
 
 # --- Spark's types --------------------------------------------------------------------------------------
@@ -144,21 +143,20 @@ def _file_field(name: str, arrow: pa.DataType, leaves: Iterator[Leaf]) -> FileFi
 def spark_schema(
     fields: Sequence[FileField], metadata: Mapping[bytes, bytes] | None, rules: LeafRules, place: str
 ) -> st.StructType:
-    """The schema that ``spark.read.parquet`` gives to a file with these columns and this metadata.
+    """Return the schema that ``spark.read.parquet`` gives a file with these columns and this metadata.
 
-    Everything is nullable, as in Spark. Raises `UnsupportedError` with the path of a column that Spark does
-    not read.
+    All fields are nullable, as in Spark. Raises `UnsupportedError` naming a column that Spark does not read.
     """
-    noted = (metadata or {}).get(SPARK_NOTE)
-    if noted is not None:
-        schema = _noted_schema(noted, place)
+    note = (metadata or {}).get(SPARK_NOTE)
+    if note is not None:
+        schema = _schema_of_note(note, place)
         return st.StructType([_nullable_field(field) for field in schema.fields])
     return st.StructType(
         [st.StructField(field.name, spark_type(field, rules, field.name, place)) for field in fields]
     )
 
 
-def _noted_schema(note: bytes, place: str) -> st.StructType:
+def _schema_of_note(note: bytes, place: str) -> st.StructType:
     try:
         return st.StructType.fromJson(json.loads(note))
     except Exception as error:  # a user-defined type's module is imported, and may raise anything
@@ -183,7 +181,7 @@ def _nullable(kind: st.DataType) -> st.DataType:
 
 
 def spark_type(field: FileField, rules: LeafRules, path: str, place: str) -> st.DataType:
-    """What Spark makes of a column by how it is stored. Raises `UnsupportedError` for what Spark refuses."""
+    """Return Spark's type of a column, by its storage. Raises `UnsupportedError` if there is none."""
     if field.leaf is not None:
         kind = leaf_type(field.leaf, rules)
         if kind is None:
@@ -209,7 +207,7 @@ def spark_type(field: FileField, rules: LeafRules, path: str, place: str) -> st.
 
 
 def leaf_type(leaf: Leaf, rules: LeafRules) -> st.DataType | None:
-    """Spark's type of a leaf, None if it has none."""
+    """Return Spark's type of a leaf, None if Spark does not read it."""
     if leaf.logical == "DECIMAL":
         precision, scale = leaf.details["precision"], leaf.details["scale"]
         return st.DecimalType(precision, scale) if precision <= 38 and 0 <= scale <= precision else None

@@ -1,12 +1,12 @@
-"""The files that paths mean to Spark.
+"""The files that paths stand for, as in Spark.
 
-* A path is a file, a directory or a pattern; everything that a pattern matches is a root like a path.
-* Below a directory everything is listed but what is hidden: names that begin with ``_`` or ``.``, unless a
-  ``_`` is that of a partition directory (``_a=1``), and names that end in ``._COPYING_``. Parquet's summary
-  files are listed too: they hold no rows, but say what the schema is.
+* A path is a file, a directory or a pattern. Each path is a root, and so is every match of a pattern.
+* All files below a root are listed except hidden ones: names that begin with ``_`` or ``.``, unless the ``_``
+  is that of a partition directory (``_a=1``), and names that end in ``._COPYING_``. Parquet's summary files
+  are listed too: they hold no rows, but they hold the schema.
 * Without partition directories only the files directly in a root are read (see `FoundFiles.in_roots`), unless
   the lookup is recursive.
-* A file without a byte is no Parquet file, and passed over.
+* An empty file is not a Parquet file, and is skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SUMMARIES = ("_common_metadata", "_metadata")
 
 @dataclass(frozen=True, slots=True)
 class FoundParquetFile:
-    """``directory``: its parent. ``size``: in bytes."""
+    """A listed file. ``size``: bytes."""
 
     path: str
     size: int
@@ -39,40 +39,40 @@ class FoundParquetFile:
 
     @property
     def is_data(self) -> bool:
-        """Whether its rows are read, if it has any."""
+        """Whether the file is one whose rows are read, unlike a summary."""
         name = self.name
         return not ((name.startswith("_") and "=" not in name) or name.startswith("."))
 
 
 @dataclass(frozen=True, slots=True)
 class FoundFiles:
-    """Everything below some roots, each file once, by path. ``roots``: as they were given."""
+    """All files below some roots, by path, each once. ``roots``: in the order given, where one may repeat."""
 
     roots: tuple[str, ...]
     files: dict[str, FoundParquetFile]
 
     def data_directories(self) -> list[str]:
-        """The directories that hold data files, empty ones too, sorted."""
+        """Return the directories that hold data files, even if only empty ones, sorted."""
         return sorted({file.directory for file in self.files.values() if file.is_data})
 
     def in_roots(self) -> list[FoundParquetFile]:
-        """Files that are roots or directly in one: once for each root."""
+        """Return the files that are roots or directly in one, once for each such root."""
         by_directory: dict[str, list[FoundParquetFile]] = {}
         for file in self.files.values():
             by_directory.setdefault(file.directory, []).append(file)
-        found: list[FoundParquetFile] = []
+        files: list[FoundParquetFile] = []
         for root in self.roots:
-            found += [self.files[root]] if root in self.files else by_directory.get(root, [])
-        return found
+            files += [self.files[root]] if root in self.files else by_directory.get(root, [])
+        return files
 
 
 def find(filesystem: FileSystem, paths: Sequence[str], name_glob: str | None = None) -> FoundFiles:
-    """List what is there. ``name_glob``: only files whose names it matches.
+    """List the files at and below these paths. ``name_glob``: list only files whose names match it.
 
-    Raises `UsageError` for a path, or a pattern, of which there is nothing.
+    Raises `UsageError` for a path that does not exist, or a pattern without a match.
     """
     roots = tuple(root for given in paths for root in _roots(filesystem, given))
-    listed = {file.path: file for root in dict.fromkeys(roots) for file in _below(filesystem.fsspec, root)}
+    listed = {file.path: file for root in dict.fromkeys(roots) for file in _listing(filesystem.fsspec, root)}
     kept = {
         path: file
         for path, file in sorted(listed.items())
@@ -82,11 +82,11 @@ def find(filesystem: FileSystem, paths: Sequence[str], name_glob: str | None = N
 
 
 def schema_files(files: Sequence[FoundParquetFile], merge: bool) -> list[FoundParquetFile]:
-    """Those whose footers say what the schema is: all, the summaries last, if schemas are ``merge``d; else a
-    summary, or the first file by its path."""
-    sound = sorted((file for file in files if file.size), key=lambda file: file.path)
-    by_kind = [[file for file in sound if file.name == name] for name in _SUMMARIES]
-    data = [file for file in sound if file.name not in _SUMMARIES]
+    """Return the files whose footers define the schema. If ``merge`` is true: all, the summaries last; else
+    one summary, or the first file by path if there is none."""
+    by_path = sorted((file for file in files if file.size), key=lambda file: file.path)
+    by_kind = [[file for file in by_path if file.name == name] for name in _SUMMARIES]
+    data = [file for file in by_path if file.name not in _SUMMARIES]
     if merge:
         common, full = by_kind
         return [*data, *full, *common]
@@ -100,15 +100,15 @@ def parent_of(path: str) -> str:
 def _roots(filesystem: FileSystem, given: str) -> list[str]:
     path = filesystem.path(given)
     if is_pattern(path):
-        found = matching(filesystem.fsspec, path)
+        roots = matching(filesystem.fsspec, path)
     else:
-        found = [path] if filesystem.fsspec.exists(path) else []
-    if not found:
+        roots = [path] if filesystem.fsspec.exists(path) else []
+    if not roots:
         raise UsageError(f"there is nothing at {shown(given)}")
-    return found
+    return roots
 
 
-def _below(filesystem: Any, root: str) -> Iterator[FoundParquetFile]:
+def _listing(filesystem: Any, root: str) -> Iterator[FoundParquetFile]:
     if not filesystem.isdir(root):
         file = FoundParquetFile(root, int(filesystem.info(root)["size"] or 0))
         if not _is_hidden(file.name):

@@ -1,16 +1,16 @@
-"""A file's columns as the types that are wanted: what Spark's reader converts, and nothing else.
+"""Converts a file's columns to the requested types, where Spark's reader does so.
 
-Files of one table differ, and a user may want another type than a file has. Spark's reader widens numbers
-and decimals, narrows integers by dropping bits, takes timestamps with and without a zone for each other, text
-for bytes and bytes for text; struct fields are matched by name, and those that are missing are null.
-Reinterpreting what is stored (a decimal as its unscaled number, a date as days) is refused.
+Files of one table differ, and a user may request another type than a file has. Spark's reader widens numbers
+and decimals, narrows integers by dropping bits, and reads timestamps with a zone as ones without and vice
+versa, likewise text and bytes. It matches struct fields by name; missing ones are null. It does not
+reinterpret stored values (a decimal as its unscaled number, a date as days).
 
-`fit` decides once for a file; the `Fit` then converts array after array. What comes out has the values that
-are wanted, and a type that `spark.schema.conform` takes the last step from.
+`Fitting.column` makes one `Fit` for each column of a file, which then converts array after array. The results
+have the requested values, in a type that `spark.schema.conform` converts to the final one.
 
-Dates and timestamps of the old calendar: Spark before 3.0 wrote dates before 1582-10-15, and timestamps
-before 1900, by another calendar. Files say so in their footers. Where one does, or where it says nothing and
-the mode is not CORRECTED, such values are refused; all others are the same in both calendars.
+The old calendar: Spark before 3.0 wrote dates before 1582-10-15, and timestamps before 1900, in another
+calendar. Footers say whether that is so. If a footer does, or if it says nothing and the mode is not
+CORRECTED, such values are refused. All others are the same in both calendars.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from sortshuffle.spark.parquet.settings import FileRules
 Conversion: TypeAlias = Callable[[pa.Array], pa.Array]
 
 _FIRST_GREGORIAN_DAY = -141_427  # 1582-10-15, in days since 1970
-_FIRST_SURE_MICROS = -2_208_988_800_000_000  # 1900-01-01 UTC: from there on no zone's two calendars differ
+_FIRST_SURE_MICROS = -2_208_988_800_000_000  # 1900-01-01 UTC; from here on both calendars agree in every zone
 
 
 @dataclass(frozen=True, slots=True)
 class Calendars:
-    """Whether a file's dates and timestamps may be in the old calendar. The INT96 ones are told apart."""
+    """Whether a file's dates and timestamps may be in the old calendar; those stored as INT96 apart."""
 
     datetime: bool
     int96: bool
 
     @staticmethod
     def of(metadata: Mapping[bytes, bytes] | None, rules: FileRules) -> Calendars:
-        """What a file's footer says, or the rules where it says nothing."""
+        """Decide by the metadata of a file's footer, or by the rules if that names no version of Spark."""
         notes = metadata or {}
         version = notes.get(b"org.apache.spark.version")
         if version is None:
@@ -62,14 +62,14 @@ class Calendars:
 
 
 def _before(version: bytes, major: int, minor: int) -> bool:
-    found = re.match(rb"(\d+)\.(\d+)", version)
-    return found is not None and (int(found[1]), int(found[2])) < (major, minor)
+    match = re.match(rb"(\d+)\.(\d+)", version)
+    return match is not None and (int(match[1]), int(match[2])) < (major, minor)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a column becomes what is wanted. ``paths``: the leaves to read for it. ``convert``: None if its
-    arrays are left to `conform`. ``is_missing``: the file has nothing of what is wanted, only where it is."""
+    """How a column is read as the requested type. ``paths``: the leaves to read. ``convert``: None if
+    `conform` does the conversion. ``is_missing``: no requested field is stored, leaves tell what is null."""
 
     paths: tuple[str, ...]
     convert: Conversion | None = None
@@ -78,7 +78,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """What fitting any column of one file needs to know."""
+    """Fits the columns of one file. ``place``: names the file in errors."""
 
     rules: FileRules
     calendars: Calendars
@@ -87,21 +87,21 @@ class Fitting:
     def column(
         self, name: str, fields: Sequence[FileField], wanted: st.DataType, wire: pa.DataType
     ) -> tuple[str, Fit] | None:
-        """The file's column of that name and its fit; None if it has none. Raises `SchemaMismatchError` if it
-        has several, or one that cannot become what is wanted."""
+        """Return the name and the fit of the file's column that ``name`` means; None if there is none. Raises
+        `SchemaMismatchError` if there are several, or if the column cannot be read as ``wanted``."""
         field = self._named(name, fields, name)
         return None if field is None else (field.name, self._fit(field, wanted, wire, name))
 
     def _named(self, name: str, fields: Sequence[FileField], path: str) -> FileField | None:
         case_sensitive = self.rules.case_sensitive
-        found = [each for each in fields if folded(each.name, case_sensitive) == folded(name, case_sensitive)]
-        if len(found) > 1:
+        named = [each for each in fields if folded(each.name, case_sensitive) == folded(name, case_sensitive)]
+        if len(named) > 1:
             raise SchemaMismatchError(
                 f"{self.place}: there are several columns that '{path}' could be,"
-                f" {', '.join(each.name for each in found)}. Tell letters' case apart with"
+                f" {', '.join(each.name for each in named)}. Tell letters' case apart with"
                 " spark.sql.caseSensitive=true, or leave the column out"
             )
-        return found[0] if found else None
+        return named[0] if named else None
 
     def _fit(self, field: FileField, wanted: st.DataType, wire: pa.DataType, path: str) -> Fit:
         if field.leaf is not None:
@@ -129,18 +129,18 @@ class Fitting:
         paths: tuple[str, ...] = ()
         is_missing = True
         for child, target in zip(wanted.fields, wire, strict=True):
-            found = self._named(child.name, field.children, f"{path}.{child.name}")
-            if found is None:
+            stored = self._named(child.name, field.children, f"{path}.{child.name}")
+            if stored is None:
                 sources.append(target.type)
                 continue
-            fit = self._fit(found, child.dataType, target.type, f"{path}.{child.name}")
-            sources.append((found.name, fit.convert))
+            fit = self._fit(stored, child.dataType, target.type, f"{path}.{child.name}")
+            sources.append((stored.name, fit.convert))
             paths += fit.paths
             is_missing = is_missing and fit.is_missing
         as_stored = [(child.name, None) for child in field.children]
         if sources == as_stored:
             return Fit(paths)
-        # which structs are null is known from any of their fields
+        # any leaf tells which structs are null
         paths = paths or (next(field.leaves()).path,)
         if is_missing and self.rules.null_structs:
             return Fit(paths, functools.partial(_nulls, wire), is_missing)
@@ -156,7 +156,7 @@ class Fitting:
         convert = None
         if target != field.arrow:
             convert = functools.partial(_cast, target)
-        # a clock's reading has no calendar but today's, unless it is made of a date
+        # Spark reads a timestamp without a zone in today's calendar, unless it converts it from a date
         has_calendar = isinstance(wanted, (st.DateType, st.TimestampType)) or leaf.logical == "DATE"
         if has_calendar and self.calendars.may_be_old(leaf):
             return functools.partial(_refuse_old, convert, self.place, path)
@@ -181,8 +181,8 @@ def _cast(target: pa.DataType, array: pa.Array) -> pa.Array:
     if at.is_dictionary(array.type):
         array = array.dictionary_decode()
     if at.is_duration(array.type):
-        array = array.cast(pa.int64())  # the unit is Arrow's note: to Spark the column is a number
-    # not safe: integers lose the bits that do not fit, as in Spark, and text is not looked into
+        array = array.cast(pa.int64())  # the unit is Arrow's annotation: to Spark the column is a number
+    # unsafe, as in Spark: integers lose the bits that do not fit, and text is not validated
     return array.cast(target, safe=False)
 
 
@@ -230,8 +230,8 @@ def _converted_list(convert: Conversion, array: pa.Array) -> pa.Array:
         array = array.cast(pa.list_(array.type.value_field))
     start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
     values = convert(array.values.slice(start, end - start))
-    of = pa.LargeListArray if at.is_large_list(array.type) else pa.ListArray
-    return of.from_arrays(_own_offsets(array), values, mask=_mask(array))
+    kind = pa.LargeListArray if at.is_large_list(array.type) else pa.ListArray
+    return kind.from_arrays(_offsets_from_zero(array), values, mask=_mask(array))
 
 
 def _converted_map(
@@ -241,10 +241,10 @@ def _converted_map(
     keys, values = array.keys.slice(start, end - start), array.items.slice(start, end - start)
     keys = keys if convert_keys is None else convert_keys(keys)
     values = values if convert_values is None else convert_values(values)
-    return pa.MapArray.from_arrays(_own_offsets(array), keys, values, mask=_mask(array))
+    return pa.MapArray.from_arrays(_offsets_from_zero(array), keys, values, mask=_mask(array))
 
 
-def _own_offsets(array: pa.Array) -> pa.Array:
+def _offsets_from_zero(array: pa.Array) -> pa.Array:
     return pc.subtract(array.offsets, array.offsets[0])
 
 

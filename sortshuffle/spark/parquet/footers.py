@@ -1,8 +1,8 @@
-"""Which row groups are scanned, from the files' footers, and how large they are.
+"""Which row groups of a file are scanned, and their sizes, from the file's footer.
 
-A condition leaves out whole directories by the values of partition columns, and row groups by their
-statistics. Statistics count only where a file has the columns as the condition means them: a column that is
-converted, or that is called otherwise, says nothing of what the condition is about.
+A condition excludes whole directories by the values of partition columns, and row groups by their statistics.
+Statistics are used only if the file stores the condition's columns under the same names and without
+conversion: otherwise they describe other values than those that the condition compares.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sortshuffle.spark.parquet.scanning import ScanSource, readable
 
 @dataclass(frozen=True, slots=True)
 class RowGroups:
-    """Those of one file that are scanned. ``groups``: path, number and compressed bytes of each."""
+    """The scanned row groups of one file. ``groups``: path, number and compressed bytes of each one."""
 
     groups: list[tuple[str, int, int]] = field(default_factory=list)
     column_bytes: Counter[str] = field(default_factory=Counter)
@@ -34,10 +34,10 @@ class RowGroups:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """A condition, None for none, and what it says without a file being opened.
+    """A condition on a scan, or None, and its consequences that need no file.
 
-    ``used``: the columns of files that it is about, by their wire types. ``partitions``: what each directory
-    says of its columns; ``kept``: whether it can have rows for which the condition is true.
+    ``used``: the columns in files that the condition uses, with their wire types. ``partitions``: names and
+    values of the partition columns, by directory. ``kept``: whether a directory can hold wanted rows.
     """
 
     source: ScanSource
@@ -53,65 +53,65 @@ class Pruning:
         condition: Any,
         wire: pa.Schema | None,
     ) -> Pruning:
-        """``constants``: of each directory, the values of the partition columns; ``wire``: the columns that
-        the condition is about."""
+        """Evaluate a condition for all directories. ``constants``: the values of the partition columns, by
+        directory. ``wire``: the schema of the condition's columns."""
         if condition is None or wire is None:
             return Pruning(source)
-        own = source.partition_columns
+        partition_columns = source.partition_columns
         used = [column for at, column in enumerate(wire) if uses(condition, wire, at)]
         partitions = {
             directory: [
                 (name, pa.scalar(value, wire.field(name).type))
-                for name, value in zip(own, values, strict=True)
+                for name, value in zip(partition_columns, values, strict=True)
                 if name in wire.names
             ]
             for directory, values in constants.items()
         }
-        kept = {directory: may_hold(condition, known(each), wire) for directory, each in partitions.items()}
-        in_files = tuple(column for column in used if column.name not in own)
+        kept = {directory: may_hold(condition, known(pairs), wire) for directory, pairs in partitions.items()}
+        in_files = tuple(column for column in used if column.name not in partition_columns)
         return Pruning(source, condition, in_files, partitions, kept)
 
     def keeps(self, directory: str) -> bool:
-        """Whether anything in a directory can be wanted."""
+        """Return whether a directory can hold rows that satisfy the condition."""
         return self.kept.get(directory, True)
 
     def row_groups(self, file: FoundParquetFile, filesystem: Any) -> RowGroups:
-        """Those of a file that the condition does not exclude. Raises `UsageError` if it is no Parquet."""
+        """Return a file's row groups that may hold wanted rows. Raises `UsageError` if it is not Parquet."""
         partition = self.partitions.get(parent_of(file.path), ())
         guarantee = known(partition)
-        how: dict[str, Any] = {} if guarantee is None else {"partition_expression": guarantee}
-        fragment = ds.ParquetFileFormat().make_fragment(file.path, filesystem, **how)
+        options: dict[str, Any] = {} if guarantee is None else {"partition_expression": guarantee}
+        fragment = ds.ParquetFileFormat().make_fragment(file.path, filesystem, **options)
         with readable(file.path):
             metadata = fragment.metadata
         wanted: Sequence[int] = range(metadata.num_row_groups)
-        if self.condition is not None and self._is_about(metadata, file.path):
+        if self.condition is not None and self._statistics_apply(metadata, file.path):
             columns = [pa.field(name, value.type) for name, value in partition]
             wanted = unpruned(fragment, self.condition, columns)
         return self._sized(file.path, metadata, wanted)
 
-    def _is_about(self, metadata: Any, path: str) -> bool:
-        """Whether the file has the columns as the condition means them, so that its statistics count."""
+    def _statistics_apply(self, metadata: Any, path: str) -> bool:
+        """Return whether the file stores the condition's columns by the same names and without conversion."""
         fitting, fields = self.source.fitting(metadata, path), file_fields(metadata.schema)
         for used in self.used:
             try:
-                found = fitting.column(used.name, fields, self.source.columns[used.name].dataType, used.type)
+                fitted = fitting.column(used.name, fields, self.source.columns[used.name].dataType, used.type)
             except UsageError:
-                return False  # the worker says so, should it come to that
-            if found is None or found[0] != used.name or not _is_plain(found[1]):
+                return False  # a worker raises this error if it scans the file
+            if fitted is None or fitted[0] != used.name or not _is_plain(fitted[1]):
                 return False
         return True
 
     def _sized(self, path: str, metadata: Any, wanted: Sequence[int]) -> RowGroups:
         case_sensitive = self.source.rules.case_sensitive
         owners = [folded(name, case_sensitive) for name in leaf_owners(metadata.schema)]
-        found = RowGroups()
+        row_groups = RowGroups()
         for number in wanted:
             row_group = metadata.row_group(number)
             sizes = [row_group.column(at).total_compressed_size for at in range(row_group.num_columns)]
-            found.groups.append((path, number, sum(sizes)))
+            row_groups.groups.append((path, number, sum(sizes)))
             for owner, size in zip(owners, sizes, strict=True):
-                found.column_bytes[owner] += size
-        return found
+                row_groups.column_bytes[owner] += size
+        return row_groups
 
 
 def _is_plain(fit: Fit) -> bool:

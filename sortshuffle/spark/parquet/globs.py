@@ -1,8 +1,7 @@
-"""Patterns in paths, as Hadoop's file systems understand them.
+"""Path patterns, as Hadoop's file systems understand them.
 
-``?``, ``*`` (not across a ``/``; ``**`` is no more than that), ``[ab]``, ``[!ab]`` or ``[^ab]``, ``{a,b}``,
-nested and across ``/``, and a backslash in front of what is meant literally. A name is matched whole, hidden
-ones too.
+Syntax: ``?``; ``*``, but not across ``/`` (``**`` is the same); ``[ab]``, ``[!ab]`` or ``[^ab]``; ``{a,b}``,
+nested or with ``/`` inside; and a backslash before a literal sign. Names are matched whole, hidden ones too.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ _SIGNS = frozenset("{}[]*?\\")
 
 
 def is_pattern(path: str) -> bool:
-    """Whether Spark takes a path for a pattern, even if something of that name exists."""
+    """Return whether Spark takes a path as a pattern, which it does even if a file of that name exists."""
     return not _SIGNS.isdisjoint(path)
 
 
 def matching(filesystem: Any, pattern: str) -> list[str]:
-    """The paths that are there and match, each once, sorted."""
-    found: set[str] = set()
+    """Return the existing paths that match, each once, sorted."""
+    paths: set[str] = set()
     for alternative in alternatives(pattern):
-        found.update(_matching(filesystem, alternative))
-    return sorted(found)
+        paths.update(_matching(filesystem, alternative))
+    return sorted(paths)
 
 
 def name_matches(pattern: str, name: str) -> bool:
-    """Whether the pattern matches a name as a whole."""
+    """Return whether the pattern matches the whole name."""
     return any(_expression(each, pattern).fullmatch(name) for each in alternatives(pattern))
 
 
 def alternatives(pattern: str) -> list[str]:
-    """The pattern without braces: one for each way to choose. Raises `UsageError` if one is not closed."""
-    start = _unescaped(pattern, "{")
+    """Return the patterns that a pattern's braces stand for. Raises `UsageError` if a brace is not closed."""
+    start = _position_of("{", pattern)
     if start is None:
         return [pattern]
     depth, begin, choices = 0, start + 1, []
@@ -62,19 +61,19 @@ def alternatives(pattern: str) -> list[str]:
     )
 
 
-def _unescaped(pattern: str, wanted: str) -> int | None:
+def _position_of(sign: str, pattern: str) -> int | None:
     position = 0
     while position < len(pattern):
         if pattern[position] == "\\":
             position += 1
-        elif pattern[position] == wanted:
+        elif pattern[position] == sign:
             return position
         position += 1
     return None
 
 
 def _matching(filesystem: Any, pattern: str) -> Iterator[str]:
-    """What a pattern without braces means, directory by directory."""
+    """Yield the existing paths that match a pattern without braces, searched one path level after another."""
     parts = pattern.split("/")
     plain = 0
     while plain < len(parts) and not is_pattern(parts[plain]):
@@ -89,16 +88,16 @@ def _matching(filesystem: Any, pattern: str) -> Iterator[str]:
             for entry in _entries(filesystem, parent or "/")
             if (is_last or entry["type"] == "directory") and matches(_name(entry["name"]))
         ]
-    # a part behind the last pattern was matched like one, so everything found here exists
+    # parts after the first sign were looked up in listings, so only a path without signs may be missing
     yield from (path for path in parents if plain < len(parts) or filesystem.exists(path))
 
 
 def _entries(filesystem: Any, directory: str) -> list[dict[str, Any]]:
     try:
-        found: list[dict[str, Any]] = filesystem.ls(directory, detail=True)
+        entries: list[dict[str, Any]] = filesystem.ls(directory, detail=True)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return found
+    return entries
 
 
 def _name(path: str) -> str:
@@ -106,6 +105,7 @@ def _name(path: str) -> str:
 
 
 def _expression(part: str, whole: str) -> re.Pattern[str]:
+    """Translate one level of a pattern without braces. ``whole``: the pattern, for errors."""
     pieces = []
     position = 0
     while position < len(part):
@@ -127,7 +127,7 @@ def _expression(part: str, whole: str) -> re.Pattern[str]:
 
 
 def _character_class(part: str, start: int, whole: str) -> tuple[str, int]:
-    """The regular expression of a class that begins at ``start``, and where it ends."""
+    """Return the regular expression of the class that begins at ``start``, and the position of its end."""
     position = start + 1
     negated = part[position : position + 1] in ("!", "^")
     position += negated

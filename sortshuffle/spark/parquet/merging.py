@@ -1,8 +1,8 @@
-"""One schema of several: of files (``mergeSchema``), and of files and directories.
+"""Merges the schemas of files (``mergeSchema``), and of files and directories.
 
-Spark's rules: columns, and fields of structs, are matched by name; what only a later schema has comes last. A
-type is never widened, but for decimals of one scale, of which the larger precision is taken. A column that
-files and directories both have stands where the files have it, and is the directories'.
+Spark's rules: columns, and fields of structs, are matched by name; those that only a later schema has are
+appended. Types are not widened, except that decimals of one scale take the larger precision. A column that
+both files and directories have keeps its position in the files, and takes its type from the directories.
 """
 
 from __future__ import annotations
@@ -16,51 +16,51 @@ from sortshuffle.errors import UsageError
 
 
 def merged(schemas: Iterable[tuple[str, st.StructType]], case_sensitive: bool) -> st.StructType:
-    """The schema of all files, given as (path, schema) in order. Raises `UsageError` with the file, the
-    column and both types where they differ."""
-    together: st.StructType | None = None
+    """Merge the schemas of files, given as (path, schema) in order. Raises `UsageError` with the file, the
+    column and both types if types contradict each other."""
+    result: st.StructType | None = None
     for path, schema in schemas:
-        left = schema if together is None else together
-        together = _merged_structs(left, schema, case_sensitive, path, "")
-    return together or st.StructType()
+        left = schema if result is None else result
+        result = _merged_structs(left, schema, case_sensitive, path, "")
+    return result or st.StructType()
 
 
 def with_partitions(data: st.StructType, partitions: st.StructType, case_sensitive: bool) -> st.StructType:
-    """The columns of the files and those of the directories."""
-    own = by_name(partitions, case_sensitive)
+    """Merge the columns of the files with those of the directories."""
+    replacements = by_name(partitions, case_sensitive)
     names = by_name(data, case_sensitive)
-    fields = [own.get(folded(field.name, case_sensitive), field) for field in data.fields]
+    fields = [replacements.get(folded(field.name, case_sensitive), field) for field in data.fields]
     added = [field for field in partitions.fields if folded(field.name, case_sensitive) not in names]
     return st.StructType([*fields, *added])
 
 
 def without(schema: st.StructType, left_out: st.StructType, case_sensitive: bool) -> st.StructType:
-    """``schema`` but for the columns that ``left_out`` has."""
+    """Return ``schema`` without the columns that ``left_out`` has."""
     out = by_name(left_out, case_sensitive)
     return st.StructType([field for field in schema.fields if folded(field.name, case_sensitive) not in out])
 
 
 def check_names(schema: st.StructType, case_sensitive: bool, place: str) -> None:
-    """Raise `UsageError` if two columns, or two fields of one struct at any depth, are of one name."""
+    """Raise `UsageError` if two columns, or two fields of one struct at any depth, have the same name."""
     seen: dict[str, str] = {}
     for field in schema.fields:
-        twin = seen.get(folded(field.name, case_sensitive))
+        other = seen.get(folded(field.name, case_sensitive))
         seen[folded(field.name, case_sensitive)] = field.name
-        if twin is not None:
+        if other is not None:
             raise UsageError(
-                f"{place} has two columns of one name, {twin} and {field.name}: name the columns that you"
+                f"{place} has two columns of one name, {other} and {field.name}: name the columns that you"
                 " want with schema(), or tell letters' case apart with spark.sql.caseSensitive=true"
             )
         _check_nested(field.dataType, case_sensitive, place)
 
 
 def by_name(schema: st.StructType, case_sensitive: bool) -> dict[str, st.StructField]:
-    """The fields by their names, as they count."""
+    """Return the fields by folded name."""
     return {folded(field.name, case_sensitive): field for field in schema.fields}
 
 
 def folded(name: str, case_sensitive: bool) -> str:
-    """A name as it is compared."""
+    """Return a name in the form in which names are compared."""
     return name if case_sensitive else name.lower()
 
 
@@ -100,8 +100,8 @@ def _merged_types(
     if isinstance(left, st.MapType) and isinstance(right, st.MapType):
         key = merge(left.keyType, right.keyType, column=f"{column}.key")
         return st.MapType(key, merge(left.valueType, right.valueType, column=f"{column}.value"))
-    decimals = isinstance(left, st.DecimalType) and isinstance(right, st.DecimalType)
-    if decimals and left.scale == right.scale:
+    both_decimal = isinstance(left, st.DecimalType) and isinstance(right, st.DecimalType)
+    if both_decimal and left.scale == right.scale:
         return left if left.precision >= right.precision else right
     if left == right:
         return left

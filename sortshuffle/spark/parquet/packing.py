@@ -1,4 +1,4 @@
-"""Row groups dealt to tasks, as Spark deals files: so many bytes for each, in the files' order."""
+"""Divides row groups among tasks as Spark divides files: in file order, up to a target size for each task."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Row groups of one file, ascending. ``constants``: the values of its partition columns."""
+    """Row groups of one file, ascending. ``constants``: the values of the file's partition columns."""
 
     path: str
     row_groups: tuple[int, ...]
@@ -18,7 +18,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Spark's settings for how much one task scans, all in bytes but ``parallelism``."""
+    """Spark's settings for the size of a split: two in bytes, and ``parallelism``, a number of tasks."""
 
     largest_split: int
     open_cost: int
@@ -26,10 +26,10 @@ class Packing:
 
 
 def pack(groups: Sequence[tuple[str, int, int]], packing: Packing) -> list[tuple[Piece, ...]]:
-    """Row groups (path, number, compressed bytes) into splits of about equal size, in file order.
+    """Divide row groups (path, number, compressed bytes) into splits of about equal size, in file order.
 
-    Spark's rule: a split is filled up to ``min(largest, max(open cost, total / parallelism))``, each file but
-    the last counting its open cost.
+    Spark's rule: the target size is ``min(largest, max(open cost, total / parallelism))``. The total includes
+    the open cost of every file, the size of a split that of each of its files but the last.
     """
     total = sum(size for _, _, size in groups) + packing.open_cost * len({path for path, _, _ in groups})
     target = min(packing.largest_split, max(packing.open_cost, -(-total // packing.parallelism)))

@@ -1,7 +1,7 @@
-"""The types and values of partition columns, from the texts in the names of directories.
+"""The types and values of partition columns, from the texts in directory names.
 
-Spark infers the first of int, long, decimal without a scale, double, timestamp, date and string that a text
-can be, by the rules of Java's parsers, and widens where texts of a column differ.
+Spark infers the first of int, long, decimal without a scale, double, timestamp, date and string that can
+represent a text, by the rules of Java's parsers, and widens the type where texts of a column differ.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ _AS_STRING = (
 
 
 def unescaped(text: str) -> str:
-    """Hive's escapes: a percent sign and the two hexadecimal digits of a character."""
-    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text)
+    """Replace Hive's escapes: a percent sign and the two hexadecimal digits of a character."""
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), text)
 
 
 # --- from texts to a type -------------------------------------------------------------------------------
 
 
 def inferred(texts: Sequence[str], column: str, settings: ReadSettings) -> st.DataType:
-    """The type of a column with these texts. Raises `UnsupportedError` for what is read otherwise here."""
+    """Infer a column's type from its texts. Raises `UnsupportedError` for texts that are refused."""
     kinds = (_kind(text, column, settings) for text in dict.fromkeys(texts))
     return functools.reduce(_wider, kinds)
 
@@ -93,7 +93,7 @@ def _fits(number: int, kind: type[st.DataType]) -> bool:
 
 
 def _whole_digits(text: str) -> int | None:
-    """The digits of a decimal number that has no scale, such as 5. and 1e5; None for anything else."""
+    """Count the digits of a decimal without a scale, such as 5. or 1e5; None for any other text."""
     if not _NUMBER.fullmatch(text):
         return None
     try:
@@ -105,7 +105,7 @@ def _whole_digits(text: str) -> int | None:
 
 
 def _java_double(text: str) -> float | None:
-    """What Java's parser makes of it: it passes over white space, and knows suffixes and hexadecimals."""
+    """Parse a text as Java does, which skips white space, and reads suffixes and hexadecimal numbers."""
     trimmed = text.strip("".join(map(chr, range(33))))
     if not _JAVA_DOUBLE.fullmatch(trimmed):
         return None
@@ -114,7 +114,7 @@ def _java_double(text: str) -> float | None:
 
 
 def _is_real(text: str, column: str) -> bool:
-    """Whether a date, or timestamp, of the right form is in the calendar."""
+    """Return whether a well-formed date or timestamp exists in the calendar."""
     if text.startswith(("-", "0000")):
         raise UnsupportedError(
             f"the value {text!r} of the partition column '{column}' is before the year 1: {_AS_STRING}"
@@ -127,7 +127,7 @@ def _is_real(text: str, column: str) -> bool:
 
 
 def _wider(left: st.DataType, right: st.DataType) -> st.DataType:
-    """The type of a column with values of both."""
+    """Return the type of a column that has texts of both types."""
     if left == right or isinstance(right, st.NullType):
         return left
     if isinstance(left, st.NullType):
@@ -161,12 +161,12 @@ def _digits_of(kind: st.DataType) -> int:
 
 
 def cached(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """The same, but each text read once: directories repeat them."""
+    """Wrap ``read`` in a cache, because texts repeat from directory to directory."""
     return functools.lru_cache(maxsize=1024)(read)
 
 
 def reader(kind: st.DataType, column: str, settings: ReadSettings) -> Callable[[str], Any]:
-    """Reads the texts of a column as values of a type."""
+    """Return a function that parses texts or raises `UsageError`. Raises `UnsupportedError` for others."""
     parse = _parser(kind, settings)
     if parse is None:
         raise UnsupportedError(
@@ -187,7 +187,7 @@ def reader(kind: st.DataType, column: str, settings: ReadSettings) -> Callable[[
 
 
 def _parser(kind: st.DataType, settings: ReadSettings) -> Callable[[str], Any] | None:
-    """Gives None for texts that are no value of the type."""
+    """Return a function that returns None for invalid texts; or None for types not read here."""
     if type(kind) in _INT_RANGES:
         return lambda text: _integer(text, type(kind))
     if isinstance(kind, st.DecimalType) and kind.scale == 0:
@@ -235,13 +235,13 @@ def _moment(text: str) -> dt.datetime | None:
 
 
 def _instant(text: str, zone: dt.tzinfo) -> dt.datetime | None:
-    # Of a time that a change of the clock left out or doubled, Java and Python (with fold=0) take the same
+    # for a local time that a clock change skips or repeats, Java and fold=0 choose the same instant
     moment = _moment(text)
     return None if moment is None else moment.replace(tzinfo=zone).astimezone(dt.timezone.utc)
 
 
 def _padded(text: str) -> str:
-    """With a fraction of six digits, as Python 3.10 wants it."""
+    """Pad a fraction of a second to six digits, as Python 3.10 needs it."""
     whole, point, fraction = text.partition(".")
     return f"{whole}{point}{fraction.ljust(6, '0')}" if point else text
 

@@ -1,15 +1,14 @@
-"""Columns that stand in the names of directories: ``.../year=2024/city=Oslo/file``.
+"""Columns from the names of directories: ``.../year=2024/city=Oslo/file``.
 
 Spark's rules, for directories that hold data files:
-* From the file up to a base path (a root, or the option ``basePath``) every ``column=value`` is a column; the
-  first other directory above one ends the search, and is where that table begins. There must be one such
-  place, and one list of columns.
-* A column's type is inferred from all its texts: the first of int, long, decimal without a scale, double,
-  timestamp, date and string that each can be, widened where they differ. A user's schema overrides that.
+* From the file up to a base path (a root, or the option ``basePath``) every directory ``column=value`` is a
+  column. Above a column, the first other directory ends the search: the table begins there. The beginning and
+  the columns must be the same for all directories.
+* The type is inferred from a column's texts (`spark.parquet.partition_values`). A user's schema overrides it.
 * Escapes such as ``%2F`` stand for characters; ``__HIVE_DEFAULT_PARTITION__`` is null.
 
-What Spark reads by rules that are not rebuilt here is refused: times of day, dates before the year 1, and
-decimals whose scale the text does not say.
+Texts that Spark reads by rules that are not implemented here are refused: times of day, dates before the year
+1, and texts of a column that a user's schema declares as a decimal with a scale.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from sortshuffle.spark.parquet.settings import ReadSettings
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """``columns``: of the directories. ``values``: of each directory, in the order of the columns; of other
-    directories nothing is read."""
+    """The partition columns of a table. ``values``: by directory, in the order of ``columns``. Files in other
+    directories are not read."""
 
     columns: st.StructType
     values: Mapping[str, tuple[Any, ...]]
@@ -38,7 +37,7 @@ class Partitioning:
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
-    """``columns``: names and texts, the outermost first. ``base``: where the table begins."""
+    """A directory's columns: names and texts, the outermost first. ``base``: where the table begins."""
 
     directory: str
     columns: tuple[tuple[str, str], ...]
@@ -51,10 +50,10 @@ def partitioning(
     settings: ReadSettings,
     declared: st.StructType | None = None,
 ) -> Partitioning | None:
-    """What the names of these directories say; None if they are not named so.
+    """Return the partition columns of these directories; None if no name has the form ``column=value``.
 
     ``declared``: the user's schema. Raises `UsageError` for names that contradict each other, and for values
-    that their type cannot hold; `UnsupportedError` for what is read otherwise here than by Spark.
+    that their type cannot hold; `UnsupportedError` for values that would not be read as Spark reads them.
     """
     parsed = [_parsed(directory, base_paths) for directory in directories]
     partitions = [each for each in parsed if each.columns]

@@ -1,8 +1,8 @@
-"""Conditions on a scan, and what they exclude before anything is read.
+"""Conditions on a scan, and what they exclude before rows are read.
 
-A condition is an Arrow expression over the columns of the wire schema. What it excludes is found by Arrow's
-own simplification: by the values of partition columns without opening a file, by the statistics of row groups
-from the footer.
+A condition is an Arrow expression over the columns of the wire schema. Arrow's simplification of expressions
+excludes directories by the values of partition columns, without opening a file, and row groups by the
+statistics in the footer.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-_UNFIT = (pa.ArrowException, TypeError, ValueError, KeyError)
+_CONDITION_ERRORS = (pa.ArrowException, TypeError, ValueError, KeyError)
 
 
 def binds(condition: Any, schema: pa.Schema) -> bool:
-    """Whether an expression is a boolean one over columns of this schema."""
+    """Return whether ``condition`` is a boolean expression over columns of this schema."""
     try:
         pa.RecordBatch.from_pylist([], schema=schema).filter(condition)
-    except _UNFIT:
+    except _CONDITION_ERRORS:
         return False
     return True
 
 
 def uses(condition: Any, schema: pa.Schema, column: int) -> bool:
-    """Whether an expression over this schema cannot do without the column at this position."""
+    """Return whether an expression over this schema needs the column at this position."""
     return not binds(condition, schema.remove(column))
 
 
 def may_prune(condition: Any, schema: pa.Schema) -> bool:
-    """Whether row groups may be left out by their statistics for this condition.
+    """Return whether this condition may exclude row groups by their statistics.
 
-    Not where it is about floating point columns: statistics know nothing of NaN, so that ``~(x <= 5)``
-    would lose the NaNs of a row group whose x are otherwise from 1 to 5.
+    A condition on floating point columns may not: statistics ignore NaN, so ``~(x <= 5)`` would lose the NaNs
+    of a row group whose other values of x are from 1 to 5.
     """
     return not any(
         _holds_floats(field.type) and uses(condition, schema, at) for at, field in enumerate(schema)
@@ -45,7 +45,7 @@ def may_prune(condition: Any, schema: pa.Schema) -> bool:
 
 
 def known(partition: Sequence[tuple[str, pa.Scalar]]) -> Any:
-    """The values of columns as an expression; None if there are none."""
+    """Return an expression that says which values these columns have; None if there are no columns."""
     terms = [
         pc.field(name) == value if value.is_valid else pc.field(name).is_null() for name, value in partition
     ]
@@ -53,7 +53,7 @@ def known(partition: Sequence[tuple[str, pa.Scalar]]) -> Any:
 
 
 def may_hold(condition: Any, guarantee: Any, schema: pa.Schema) -> bool:
-    """Whether there can be rows for which the condition is true where the guarantee, if there is one, is."""
+    """Return whether rows can satisfy the condition if ``guarantee``, None for none, is true of them."""
     if guarantee is None:
         return True
     nowhere = pa.fs.LocalFileSystem()
@@ -61,19 +61,19 @@ def may_hold(condition: Any, guarantee: Any, schema: pa.Schema) -> bool:
         fragment = ds.ParquetFileFormat().make_fragment("", nowhere, partition_expression=guarantee)
         dataset = ds.FileSystemDataset([fragment], schema, ds.ParquetFileFormat(), nowhere)
         return any(True for _ in dataset.get_fragments(condition))
-    except _UNFIT:
+    except _CONDITION_ERRORS:
         return True
 
 
 def unpruned(fragment: Any, condition: Any, partition: Sequence[pa.Field]) -> Sequence[int]:
-    """The row groups of a file that the condition cannot exclude by their statistics. ``partition``: the
-    columns that the fragment's guarantee is about."""
-    own = {column.name for column in partition}
+    """Return the row groups of a file that the condition does not exclude by their statistics. ``partition``:
+    the columns of the fragment's guarantee."""
+    guaranteed = {column.name for column in partition}
     try:
-        stored = [column for column in fragment.physical_schema if column.name not in own]
+        stored = [column for column in fragment.physical_schema if column.name not in guaranteed]
         kept = fragment.subset(condition, schema=pa.schema([*stored, *partition]))
         return [group.id for group in kept.row_groups]
-    except _UNFIT:  # it is about something that the file has otherwise, or not: its rows will be filtered
+    except _CONDITION_ERRORS:  # the file lacks a column, or stores another type: its rows are filtered later
         return range(fragment.metadata.num_row_groups)
 
 

@@ -1,11 +1,11 @@
-"""What a worker does with its part of a scan.
+"""The worker's side of a scan.
 
-A split's row groups are read in order, only the columns asked for, in batches of one unit. Read through
-`ParquetFile` without pre-buffering: 170 MB in 3 row groups took 0.14 s and 75 MiB of memory, through a
-dataset scanner 0.13 s and 260 MiB.
+A task reads the requested columns of its row groups in order, in batches of up to `BATCH_ROWS` rows. It uses
+`ParquetFile` without pre-buffering: 170 MB in 3 row groups took 0.14 s and 75 MiB of memory, with a dataset
+scanner 0.13 s and 260 MiB.
 
-Every file is fitted by itself, when it is opened: files of one table may have their columns in another order,
-of another type, or not at all. The order of rows is fixed by the files, so a scan is reproducible.
+Each file is fitted separately, when it is opened: files of one table may have columns in another order, of
+another type, or not at all. The files fix the order of rows, so a scan is reproducible.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ READ_BUFFER = MIB  # bytes read from a file at a time; local files and object st
 
 @dataclass(frozen=True, slots=True)
 class ScanSource:
-    """What all tasks of a scan know of the files. ``columns``: all that can be scanned; of these the
-    ``partition_columns`` come with each piece, in this order."""
+    """What all tasks of a scan share. ``columns``: all that can be scanned. ``partition_columns``: those of
+    them whose values come with each piece, in this order."""
 
     filesystem: FileSystem
     columns: st.StructType
@@ -43,14 +43,14 @@ class ScanSource:
     rules: FileRules = field(default_factory=FileRules)
 
     def fitting(self, metadata: Any, path: str) -> Fitting:
-        """How columns of the file with this footer are fitted."""
+        """Return the fitting of the file with this metadata."""
         calendars = Calendars.of(metadata.metadata, self.rules)
         return Fitting(self.rules, calendars, f"the scan of {shown(path)}")
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetScan:
-    """Reads splits in a worker. ``columns``: names of the source's columns, in the order of ``schema``;
+    """Reads splits in a worker. ``columns``: names of the source's columns, in the order of ``schema``.
     ``filter_by``: an Arrow expression over these columns, or None."""
 
     source: ScanSource
@@ -60,8 +60,8 @@ class ParquetScan:
     filter_by: Any
 
     def read(self, split: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a split, in file order. Raises `SchemaMismatchError` for a file whose columns cannot be
-        read as the types that are wanted, `UsageError` for one that cannot be read."""
+        """Yield the rows of a split, in file order. Raises `SchemaMismatchError` for a file whose columns
+        cannot be read as the requested types, `UsageError` for a file that cannot be read."""
         filesystem = self.source.filesystem.arrow()
         for piece in self.splits[split]:
             with open_parquet(piece.path, filesystem) as file:
@@ -79,11 +79,11 @@ class ParquetScan:
             if name in constants:
                 columns.append(_Column(constant=pa.scalar(constants[name], wire.type)))
                 continue
-            found = fitting.column(name, fields, self.source.columns[name].dataType, wire.type)
-            if found is None:
+            fitted = fitting.column(name, fields, self.source.columns[name].dataType, wire.type)
+            if fitted is None:
                 columns.append(_Column(constant=pa.scalar(None, wire.type)))
             else:
-                columns.append(_Column(*found))
+                columns.append(_Column(*fitted))
         return columns
 
     def _shaped(
@@ -98,15 +98,15 @@ class ParquetScan:
             yield conformed if self.filter_by is None else conformed.filter(self.filter_by)
 
 
-_NOTHING = Fit(())
+_EMPTY_FIT = Fit(())
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of the result: the file's of this ``name``, or a ``constant``."""
+    """A column of the result: either the file's column ``name``, or a ``constant``."""
 
     name: str = ""
-    fit: Fit = _NOTHING
+    fit: Fit = _EMPTY_FIT
     constant: pa.Scalar | None = None
 
     @property
@@ -121,14 +121,14 @@ class _Column:
 
 
 def open_parquet(path: str, filesystem: Any) -> pq.ParquetFile:
-    """A file as all of the scan reads it; the caller closes it. Raises `UsageError` if it is none."""
+    """Open a file; the caller closes it. Raises `UsageError` if it is not a Parquet file."""
     with readable(path):
         return pq.ParquetFile(
             path,
             filesystem=filesystem,
             pre_buffer=False,
             buffer_size=READ_BUFFER,
-            coerce_int96_timestamp_unit="us",  # by default ns, in which the year 9999 becomes 1816
+            coerce_int96_timestamp_unit="us",  # the default, ns, turns the year 9999 into 1816
         )
 
 
@@ -143,7 +143,7 @@ def _batches(batches: Iterator[pa.RecordBatch], path: str) -> Iterator[pa.Record
 
 @contextmanager
 def readable(path: str) -> Iterator[None]:
-    """What pyarrow or the file system say of a file becomes an error that names it."""
+    """Turn errors of pyarrow and of the file system into a `UsageError` that names the file."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:

@@ -1,9 +1,8 @@
-"""What a reader was told: its options, and the session's settings where they say nothing.
+"""The settings of a reader: its options, and the session's settings for options that are not given.
 
-Names of options count without their letters' case, as in Spark. Spark passes over options that it does not
-know; here they are refused, because one that is misspelt, or that this scan does not have, would change rows
-without a word. Options that begin with ``fsspec.`` are for the file system. They may be credentials, so
-nothing prints them.
+Names of options are compared without case, as in Spark. Spark ignores unknown options; here they are refused,
+because ignoring one that is misspelt, or that this scan does not have, could change rows silently. Options
+that begin with ``fsspec.`` are for the file system. They may be credentials, so nothing prints them.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _INSTEAD = "read with spark.read.parquet and pass the DataFrame to sortshuffle.f
 
 @dataclass(frozen=True, slots=True)
 class LeafRules:
-    """The session's settings for what a stored type is read as. ``int96``: as timestamps, unshifted."""
+    """The session's settings for the types of leaves. ``int96``: read INT96 as unshifted timestamps."""
 
     binary_as_string: bool = False
     infer_ntz: bool = True
@@ -43,10 +42,10 @@ class LeafRules:
 
 @dataclass(frozen=True, slots=True)
 class FileRules:
-    """How any file is to be understood; travels to the workers.
+    """The rules for reading any file; they travel to the workers.
 
-    ``datetime_rebase``, ``int96_rebase``: modes for files whose footers do not say which calendar they are
-    in. ``null_structs``: where a file has none of a struct's fields the struct is null, not of nulls.
+    ``datetime_rebase``, ``int96_rebase``: the modes for files whose footers do not name a calendar.
+    ``null_structs``: a struct none of whose fields is in the file is null, instead of a struct of nulls.
     """
 
     case_sensitive: bool = False
@@ -58,7 +57,7 @@ class FileRules:
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """Everything that decides which files are read, and as what. ``name_glob``: for names of files."""
+    """All settings that decide which files are read, and as what. ``name_glob``: a pattern for file names."""
 
     rules: FileRules = field(default_factory=FileRules)
     timezone: str = "UTC"
@@ -74,12 +73,12 @@ class ReadSettings:
     def of(
         conf: Callable[[str], Any], options: Mapping[str, Any], *, case_sensitive: bool, timezone: str
     ) -> ReadSettings:
-        """``conf``: gives a setting of the session. Raises `UsageError` for a value that means nothing,
-        `UnsupportedError` for an option that this scan does not have."""
-        told = {name.lower(): _told(value) for name, value in options.items() if not _is_storage(name)}
+        """Read the options and the session's settings. ``conf``: returns a setting of the session. Raises
+        `UsageError` for an invalid value, `UnsupportedError` for an option that this scan does not have."""
+        texts = {name.lower(): _text(value) for name, value in options.items() if not _is_storage(name)}
         _refuse_unknown([name for name in options if not _is_storage(name)])
         for name in ("ignoreCorruptFiles", "ignoreMissingFiles"):
-            if _flag(told, name, "false"):
+            if _flag(texts, name, "false"):
                 raise UnsupportedError(f"the option {name} would leave out rows unseen: {_INSTEAD}")
         leaves = LeafRules(
             binary_as_string=_is_true(conf("spark.sql.parquet.binaryAsString")),
@@ -91,17 +90,17 @@ class ReadSettings:
         rules = FileRules(
             case_sensitive,
             leaves,
-            _mode(told, "datetimeRebaseMode", conf("spark.sql.parquet.datetimeRebaseModeInRead")),
-            _mode(told, "int96RebaseMode", conf("spark.sql.parquet.int96RebaseModeInRead")),
+            _mode(texts, "datetimeRebaseMode", conf("spark.sql.parquet.datetimeRebaseModeInRead")),
+            _mode(texts, "int96RebaseMode", conf("spark.sql.parquet.int96RebaseModeInRead")),
             _is_true(conf("spark.sql.legacy.parquet.returnNullStructIfAllFieldsMissing")),
         )
         return ReadSettings(
             rules,
             timezone,
-            merge_schema=_flag(told, "mergeSchema", conf("spark.sql.parquet.mergeSchema")),
-            base_path=told.get("basepath"),
-            recursive=_flag(told, "recursiveFileLookup", "false"),
-            name_glob=told.get("pathglobfilter"),
+            merge_schema=_flag(texts, "mergeSchema", conf("spark.sql.parquet.mergeSchema")),
+            base_path=texts.get("basepath"),
+            recursive=_flag(texts, "recursiveFileLookup", "false"),
+            name_glob=texts.get("pathglobfilter"),
             infer_partition_types=_is_true(conf("spark.sql.sources.partitionColumnTypeInference.enabled")),
             timestamps_are_ntz=str(conf("spark.sql.timestampType")).upper() == "TIMESTAMP_NTZ",
             storage={
@@ -114,7 +113,7 @@ def _is_storage(name: str) -> bool:
     return name.lower().startswith(STORAGE_PREFIX)
 
 
-def _told(value: Any) -> str:
+def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -128,27 +127,27 @@ def _refuse_unknown(names: list[str]) -> None:
         )
 
 
-def _flag(told: Mapping[str, str], name: str, otherwise: Any) -> bool:
-    value = told.get(name.lower(), str(otherwise)).lower()
+def _flag(texts: Mapping[str, str], name: str, default: Any) -> bool:
+    value = texts.get(name.lower(), str(default)).lower()
     if value not in ("true", "false"):
         raise UsageError(f"the option {name} is true or false, not {value!r}")
     return value == "true"
 
 
-def _known(conf: Callable[[str], Any], name: str, otherwise: str) -> Any:
-    """A setting that not every Spark has."""
+def _known(conf: Callable[[str], Any], name: str, default: str) -> Any:
+    """Return a setting that some releases of Spark lack, or ``default``."""
     try:
         return conf(name)
     except (PySparkException, KeyError):
-        return otherwise
+        return default
 
 
 def _is_true(value: Any) -> bool:
     return str(value).lower() == "true"
 
 
-def _mode(told: Mapping[str, str], name: str, otherwise: Any) -> str:
-    mode = told.get(name.lower(), str(otherwise)).upper()
+def _mode(texts: Mapping[str, str], name: str, default: Any) -> str:
+    mode = texts.get(name.lower(), str(default)).upper()
     if mode not in REBASE_MODES:
         raise UsageError(f"the option {name} is one of {', '.join(REBASE_MODES)}, not {mode!r}")
     return mode

@@ -1,14 +1,14 @@
-"""What a frame is made of: a chain of steps on an origin.
+"""The plan behind a frame: a chain of steps on an origin.
 
-    Chain = origin + steps            one stage, up to where its rows are needed elsewhere
-    Origin                            a DataFrame, Parquet files, exchanges (`spark.plan.origins`)
-    ShuffleDependency                 what a chain knows of an exchange that it reads: the stage that writes,
-                                      and the control rows it hands to its readers (`spark.plan.exchange`)
-    Rows = chain + layout             what operators take and give, and a frame wraps; also whether a join may
-                                      broadcast them
+    Chain = origin + steps            one stage, up to the point where its rows are needed elsewhere
+    Origin                            a DataFrame, Parquet files or exchanges (`spark.plan.origins`)
+    ShuffleDependency                 a chain's view of an exchange that it reads: the stage that writes it,
+                                      and the control rows for its readers (`spark.plan.exchange`)
+    Rows = chain + layout             what operators take and return, and a frame wraps; a join may broadcast
+                                      them if they are marked
 
-Chains and rows are immutable values. Making them runs no job; asking an exchange may. `spark.plan.staging`
-puts a chain into Spark's plan.
+Chains and rows are immutable values. Making them runs no job, but calling an exchange's methods may.
+`spark.plan.staging` puts a chain into Spark's plan.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ _numbers = itertools.count(1)  # of exchanges and stages: unique in the driver, 
 
 
 def next_number() -> int:
-    """A number for a stage, greater than that of any stage it can depend on."""
+    """Return a number for a new stage, greater than that of any stage it can depend on."""
     return next(_numbers)
 
 
 @dataclass(frozen=True)
 class FrameContext:
-    """What all frames derived from one source share: the session's settings when it was made, their tasks'
-    reports, and which exchanges are of the same rows. ``fan_outs``: `spark.plan.fanout.FanOut`s by their
-    `RowSource`, held weakly; only `fanout.fan_out_of` touches it."""
+    """What all frames derived from one source share: the session's settings at the time the source was made,
+    the reports of their tasks, and the record of exchanges that have the same rows. ``fan_outs``:
+    `spark.plan.fanout.FanOut`s by `RowSource`, held weakly; only `fanout.fan_out_of` uses it."""
 
     spark: SparkSession
     options: Options
@@ -87,34 +87,34 @@ class FrameContext:
         )
 
     def shuffle_partitions(self) -> int:
-        """How many subpartitions an exchange has where the user names no number."""
+        """Return the number of subpartitions of an exchange for which the user gives none."""
         return int(str(self.spark.conf.get("spark.sql.shuffle.partitions")))
 
     def spark_context(self) -> Any:
-        """The SparkContext; None over Spark Connect."""
+        """Return the SparkContext; None over Spark Connect."""
         return context_of(self.spark)
 
     def host_service(self) -> HostService:
-        """What a task asks of its host's shuffle service."""
+        """Return what a task needs to reach the shuffle service of its host."""
         return HostService(self.options, application_of(self.spark), self.services)
 
     def wire(self, schema: StructType) -> pa.Schema:
-        """The Arrow schema in which rows of this schema travel. Raises `UnsupportedError` for types that
-        Arrow cannot carry, and for several columns of one name, which Spark's Arrow exchange refuses."""
-        twins = sorted({name for name in schema.names if schema.names.count(name) > 1})
-        if twins:
+        """Return the Arrow schema in which rows of this schema travel. Raises `UnsupportedError` for types
+        that Arrow cannot carry, and for several columns of one name, which Spark's Arrow exchange refuses."""
+        names = sorted({name for name in schema.names if schema.names.count(name) > 1})
+        if names:
             raise UnsupportedError(
-                f"several columns are named {', '.join(twins)}: rename all but one first, or leave them out"
+                f"several columns are named {', '.join(names)}: rename all but one first, or leave them out"
             )
         return to_arrow(schema, self.conf.timezone)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What is known of where a frame's rows are.
+    """What is known about the placement and the order of a frame's rows.
 
-    ``placed_by``: positions of the columns by whose Spark hash the rows are placed, into ``partitions``
-    partitions, None if by nothing known. ``ordered_by``: how every partition is sorted, empty if not known.
+    ``placed_by``: positions of the columns whose Spark hash places the rows, into ``partitions`` partitions;
+    None if unknown. ``ordered_by``: the order of the rows within every partition; empty if unknown.
     """
 
     placed_by: tuple[int, ...] | None = None
@@ -122,7 +122,7 @@ class Layout:
     ordered_by: tuple[SortKey, ...] = ()
 
     def selected(self, positions: Sequence[int]) -> Layout:
-        """What is still known when only the columns at these positions are left, in this order."""
+        """Return what is known of the rows after a selection of the columns at these positions."""
         ordered = tuple(
             replace(key, column=positions.index(key.column))
             for key in itertools.takewhile(lambda key: key.column in positions, self.ordered_by)
@@ -137,7 +137,7 @@ UNKNOWN_LAYOUT = Layout()
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """What a map stage does for one exchange: ``steps`` on its batches alone, and then as in ``text``."""
+    """What a map stage does for one exchange: the ``steps`` for it alone; ``text`` describes the exchange."""
 
     exchange: int
     steps: tuple[Step, ...]
@@ -146,7 +146,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class MapStage:
-    """One pass over rows that are needed in several places, or in one. ``steps``: what all have in common."""
+    """One pass over rows that one or several exchanges need. ``steps``: those common to all branches."""
 
     number: int
     steps: tuple[Step, ...]
@@ -154,7 +154,7 @@ class MapStage:
 
 
 class ShuffleDependency(Protocol):
-    """An exchange (`spark.plan.exchange`), as far as chains that read it know it."""
+    """An exchange (`spark.plan.exchange`), as seen by the chains that read it."""
 
     @property
     def number(self) -> int: ...
@@ -167,67 +167,66 @@ class ShuffleDependency(Protocol):
 
     @property
     def is_counted(self) -> bool:
-        """Whether it can be told at once how many subpartitions there are."""
+        """Whether the number of subpartitions can be determined at once, without waiting or a job."""
 
     @property
     def is_measured(self) -> bool:
         """Whether `sizes` are known."""
 
     def control_rows(self) -> ControlRows:
-        """The control rows, for the planner."""
+        """Return the control rows, for the planner."""
 
     def placed_partitions(self) -> int:
-        """How many subpartitions there are in the end. May run a job."""
+        """Return the final number of subpartitions. May run a job."""
 
     def sizes(self) -> Sizes:
-        """How large its subpartitions are. Runs the map stage, once."""
+        """Return the sizes of the subpartitions. The first call runs the map stage."""
 
     def stage(self) -> MapStage:
-        """The stage that writes this exchange, or would if it were built now."""
+        """Return the stage that writes this exchange, or that would if it were built now."""
 
 
 class Origin(ABC):
-    """Where a chain begins."""
+    """The beginning of a chain."""
 
     @abstractmethod
     def rows(self) -> DataFrame:
-        """What Spark feeds to the stage's function."""
+        """Return the DataFrame that Spark feeds to the stage's function."""
 
     @abstractmethod
     def opening(self) -> Opening:
-        """How the stage's function makes batches of that."""
+        """Return the opening that makes batches of these rows in the worker."""
 
     @abstractmethod
     def partitions(self) -> int:
-        """How many there are. Plans, if need be; an exchange's are known when it is placed, which may run a
-        job."""
+        """Return the number of partitions. May plan `rows`; if an exchange must be placed, may run a job."""
 
     @abstractmethod
     def is_reproducible(self) -> bool:
-        """Whether a task that runs again sees the same rows in the same order."""
+        """Return whether a task that runs again sees the same rows in the same order."""
 
     @abstractmethod
     def exchanges(self) -> tuple[ShuffleDependency, ...]:
-        """Those that it reads, each once."""
+        """Return the exchanges that the origin reads, each once."""
 
     @abstractmethod
     def lines(self) -> list[str]:
-        """What `explain()` says of it."""
+        """Return the origin's lines in `explain()`."""
 
     def sliceable(self) -> list[ShuffleDependency]:
-        """The exchanges whose subpartitions several tasks may read, as far as it is for the origin to say
-        (`spark.plan.skew`)."""
+        """Return the exchanges whose subpartitions may be divided among several tasks, as far as the origin
+        is concerned (`spark.plan.skew`)."""
         return []
 
     def size_and_schema(self) -> tuple[int | None, StructType | None]:
-        """About how many bytes its rows have (`spark.plan.estimated_sizes`), and their schema; None where
-        that is not known."""
+        """Return the approximate size of the rows in bytes (`spark.plan.estimated_sizes`), and their schema;
+        None for either if unknown."""
         return None, None
 
 
 @dataclass(frozen=True, eq=False)
 class WrappedOrigin(Origin):
-    """``origin`` with some of its answers replaced by a subclass."""
+    """Delegates to ``origin``. Subclasses override some of the methods."""
 
     origin: Origin
 
@@ -252,7 +251,7 @@ class WrappedOrigin(Origin):
 
 @dataclass(frozen=True)
 class Chain:
-    """An origin and the steps done on its rows in one pass. ``schema``: of the last step's rows."""
+    """An origin, and the steps applied to its rows in one pass. ``schema``: that of the last step's rows."""
 
     context: FrameContext
     origin: Origin
@@ -261,14 +260,14 @@ class Chain:
     steps: tuple[Step, ...] = ()
 
     def then(self, step: Step, schema: StructType) -> Chain:
-        """The chain with one more step, which gives rows of ``schema``."""
+        """Return the chain with one more step, whose rows have ``schema``."""
         return replace(self, schema=schema, wire=self.context.wire(schema), steps=(*self.steps, step))
 
     def is_reproducible(self) -> bool:
         return self.origin.is_reproducible()
 
     def exchanges(self) -> Iterator[ShuffleDependency]:
-        """Those that the chain reads from, directly or not, each once, sources first."""
+        """Yield the exchanges that the chain reads, directly or indirectly, each once, sources first."""
         seen: set[ShuffleDependency] = set()
         for exchange in self.origin.exchanges():
             for each in (*exchange.upstream.exchanges(), exchange):
@@ -277,15 +276,15 @@ class Chain:
                     yield each
 
     def reports(self) -> list[SourceReports]:
-        """Where the tasks of all its stages report."""
+        """Return the reports that the tasks of all its stages write to."""
         contexts = [self.context, *(exchange.upstream.context for exchange in self.exchanges())]
         return list(dict.fromkeys(context.reports for context in contexts))
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of a frame, as its operators take and give them. ``broadcast``: a join may give all of them to
-    each of its tasks, as `sortshuffle.broadcast` asks."""
+    """The rows of a frame, as operators take and return them. ``broadcast``: whether a join may send all rows
+    to each of its tasks, as `sortshuffle.broadcast` requests."""
 
     chain: Chain
     layout: Layout = UNKNOWN_LAYOUT

@@ -1,9 +1,9 @@
-"""About how many bytes the rows of a chain have.
+"""Estimates the size of a chain's rows in bytes.
 
-Estimated by Spark's own rules (`SizeInBytesOnlyStatsPlanVisitor`): a source's size as Spark knows it, less or
-more by the widths of the columns that are selected or added; a filter and a user's function are taken to
-change nothing. So a job makes the same broadcasts as it did before its frames were wrapped. After a shuffle
-has run, its bytes are known.
+The estimate follows Spark's own rules (`SizeInBytesOnlyStatsPlanVisitor`). It starts with Spark's estimate
+for the source, and scales it by the widths of the columns that are selected or added. Filters and users'
+functions are assumed not to change the size. So wrapping frames does not change which sides Spark broadcasts.
+Once a shuffle has run, its actual bytes are used.
 
 Classic sessions only.
 """
@@ -24,16 +24,16 @@ from sortshuffle.spark.steps.group_steps import GroupApply
 from sortshuffle.spark.steps.row_steps import Limit, Sample
 from sortshuffle.spark.worker.stages import Step
 
-# What a row costs Spark beside its columns, bytes: `EstimationUtils.getSizePerRow`.
+# Bytes that Spark adds to the columns of a row: `EstimationUtils.getSizePerRow`.
 _ROW_OVERHEAD = 8
 
 
 def estimated_size(chain: Chain) -> int | None:
-    """About how many bytes the rows of a chain have by Spark's rules; None where nothing is known."""
+    """Estimate the size of a chain's rows in bytes by Spark's rules; None if nothing is known."""
     jvm = chain.context.spark.sparkContext._jvm
     size, schema = chain.origin.size_and_schema()
     for step in chain.steps:
-        schema = _declared(step) or schema
+        schema = _declared_schema(step) or schema
         if size is None or schema is None:
             continue
         if isinstance(step, Limit):
@@ -46,7 +46,7 @@ def estimated_size(chain: Chain) -> int | None:
 
 
 def exchanged_size(exchange: ShuffleDependency) -> int | None:
-    """The bytes of an exchange's rows: as they were written, if its map stage has run to its end."""
+    """Return the bytes of an exchange's rows: those written if its map stage has run, else an estimate."""
     number, upstream = exchange.stage().number, exchange.upstream
     reports = [report for (stage, _), report in upstream.context.reports.value.items() if stage == number]
     if not reports or len(reports) < skew.laid_out(upstream).partitions():
@@ -56,24 +56,24 @@ def exchanged_size(exchange: ShuffleDependency) -> int | None:
 
 
 def united_size(chains: Sequence[Chain]) -> tuple[int | None, StructType]:
-    """The bytes of the rows of all these chains, and their schema, which is one."""
+    """Estimate the bytes of the rows of all these chains together, and return their common schema."""
     sizes = [estimated_size(chain) for chain in chains]
     total = None if None in sizes else sum(size for size in sizes if size is not None)
     return total, chains[0].schema
 
 
 def combined_size(chains: Sequence[Chain], *, only_first: bool) -> tuple[int | None, StructType | None]:
-    """The bytes of rows that are put together, and their schema if that is known. Like Spark, which takes any
-    join for the product of both sides, unless only rows of the first come out."""
+    """Estimate the bytes of joined rows, and return their schema if it is known. As in Spark a join has the
+    product of the sizes of its sides, or the size of the first if only its rows come out."""
     sizes = [estimated_size(chain) for chain in chains]
     if only_first:
         return sizes[0], chains[0].schema
     return None if None in sizes else math.prod(max(1, size) for size in sizes if size is not None), None
 
 
-def _declared(step: Step) -> StructType | None:
-    """The schema of the rows of a user's function, which Spark takes for as large as those that it was given;
-    None for another step."""
+def _declared_schema(step: Step) -> StructType | None:
+    """Return the schema that a user's function declares, None for other steps. Spark takes the function's
+    rows to be as large as its input."""
     function = step.function if isinstance(step, GroupApply) else step
     if isinstance(function, MapFunction | GroupFunction):
         return function.declared.schema
@@ -81,5 +81,5 @@ def _declared(step: Step) -> StructType | None:
 
 
 def _width(jvm: Any, schema: StructType) -> int:
-    """What Spark takes a row of this schema for, bytes."""
+    """Return the size of a row of this schema in bytes, as Spark estimates it."""
     return _ROW_OVERHEAD + int(jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json()).defaultSize())

@@ -1,13 +1,13 @@
-"""`Exchange`: one shuffle, from the chain that writes it to the control rows that its readers are given.
+"""`Exchange`: one shuffle, from the chain that writes it to the control rows for its readers.
 
-It is built once, lazily, together with the others of the same rows (`spark.plan.fanout`), and then shared by
-everything derived from it: its map stage runs once however many frames and actions read it. Until then its
-extents may still be given an order (`Exchange.ordered_by`), because rows in key order serve every reader.
+An exchange is built once, lazily, together with other exchanges of the same rows (`spark.plan.fanout`). All
+frames derived from it share it: its map stage runs once, however many frames and actions read it. Until it is
+built, its extents can be given an order (`Exchange.ordered_by`), because rows in key order suit every reader.
 
-Locks. The fan-out's guards what the exchange will be, and is held while its stage is planned. Deciding where
-rows go and measuring subpartitions run jobs, so each has a lock of its own, and whoever makes frames does not
-wait for them. Whoever waits holds only locks of exchanges that need what is waited for, so never in a circle;
-`FanOut.build` says how that is kept.
+Locks. The fan-out's lock guards the orders, stages and control rows of its exchanges, and is held while a
+stage is planned. Placing rows and measuring subpartitions run jobs, so each has a separate lock, and a thread
+that makes frames does not wait for these jobs. There is no deadlock, because a waiting thread holds only
+locks of exchanges that depend on the one it waits for; `FanOut.build` says how that is ensured.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from sortshuffle.spark.worker.stages import Step
 
 @dataclass(eq=False)
 class Exchange:
-    """One shuffle. ``scheme``: how rows are placed. ``order``: how extents are sorted, by upstream columns,
-    None for not at all.
-    """
+    """One shuffle. ``scheme``: how rows are placed. ``order``: how extents are sorted, by columns of the
+    upstream; None if they are not sorted."""
 
     upstream: Chain
     subpartitions: int
@@ -47,18 +46,18 @@ class Exchange:
     _sizes: Sizes | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        # By their orders. Weak, because one that nobody wants any more must not be written; those that are
-        # written are kept, for whoever asks for that order again.
+        # Exchanges of the same rows in other orders. Weak, so that unused ones are not written. Those that
+        # are written are kept in `_built_twins`, so that later requests for the same order share them.
         self._twins: WeakValueDictionary[RowOrder, Exchange] = WeakValueDictionary()
         self._built_twins: list[Exchange] = []
         self._twin_of: ref[Exchange] | None = None
-        self._placing, self._measuring = threading.RLock(), threading.RLock()
+        self._placement_lock, self._sizes_lock = threading.RLock(), threading.RLock()
         self._fan_out = fan_out_of(self.upstream)
         self._fan_out.add(self)
 
     def ordered_by(self, order: RowOrder) -> Exchange:
-        """This exchange with extents in this order; another one, of the same rows, where this one is built
-        already, or sorted in another way."""
+        """Return this exchange if its extents have, or can still be given, this order; otherwise another
+        exchange of the same rows."""
         with self._fan_out.lock:
             if _begins_with(self.order, order):
                 return self
@@ -69,16 +68,16 @@ class Exchange:
             if twin is None:
                 twin = self._twins[order] = Exchange(self.upstream, self.subpartitions, self.scheme, order)
                 twin._twin_of = ref(self)
-                twin._placement = self._placement  # what was sampled once is not sampled again
+                twin._placement = self._placement  # saves sampling again
             return twin
 
     def control(self) -> DataFrame:
-        """The control rows: partition s holds those of subpartition s."""
+        """Return the control rows: partition s holds those of subpartition s."""
         return self.upstream.context.planner.together([self.control_rows()])
 
     def control_rows(self) -> ControlRows:
-        """The control rows, for the planner. Planned once, with those of all exchanges of the same rows that
-        wait."""
+        """Return the control rows, for the planner. They are planned once, together with those of all waiting
+        exchanges of the same rows."""
         with self._fan_out.lock:
             control = self._control
         if control is None:
@@ -88,16 +87,15 @@ class Exchange:
         return control
 
     def stage(self) -> MapStage:
-        """The stage that writes this exchange, or would if it were built now."""
         with self._fan_out.lock:
             return self._stage or self._fan_out.stage(self)
 
     def place(self) -> None:
-        """Decide where rows go, and with that how many subpartitions there are: ranges may be fewer than were
-        asked for. Called by the fan-out before `closing`; the scheme may run a job."""
+        """Decide where rows go. This fixes the number of subpartitions, as there may be fewer ranges than
+        were requested. The fan-out calls it before `closing`; the scheme may run a job."""
         if self.is_placed:
             return
-        with self._placing:
+        with self._placement_lock:
             if self._placement is None:
                 placement = self.scheme.placement(self.upstream)
                 self.subpartitions = placement.count(self.subpartitions)
@@ -105,27 +103,25 @@ class Exchange:
 
     @property
     def is_placed(self) -> bool:
-        """Whether it is decided where rows go."""
         return self._placement is not None
 
     @property
     def is_counted(self) -> bool:
-        """Whether it can be told at once how many subpartitions there are."""
         return self.is_placed or not (self.scheme.samples or self.awaits_others)
 
     @property
     def awaits_others(self) -> bool:
-        """Whether it cannot be placed yet, because exchanges of other rows must be placed before."""
+        """Whether exchanges of other rows must be placed before this one."""
         return not self.is_placed and not all(each.is_counted for each in self.scheme.awaits)
 
     def placed_partitions(self) -> int:
-        """How many subpartitions there are in the end. May run a job, as `place` does."""
+        """Return the final number of subpartitions. May run a job, as `place` does."""
         self.place()
         return self.subpartitions
 
     def sizes(self) -> Sizes:
-        """How large its subpartitions are. Runs the map stage, once."""
-        with self._measuring:
+        """Return the sizes of the subpartitions. The first call runs the map stage."""
+        with self._sizes_lock:
             if self._sizes is None:
                 service = self.upstream.context.host_service()
                 self._sizes = measured(self.number, self.control(), self.subpartitions, service)
@@ -133,12 +129,11 @@ class Exchange:
 
     @property
     def is_measured(self) -> bool:
-        """Whether `sizes` are known."""
         return self._sizes is not None
 
     def closing(self, first: int, steps: tuple[Step, ...]) -> WriteExchange:
-        """What a map stage does for this exchange. ``first``: the partition of the control rows' shuffle
-        that subpartition 0 is; ``steps``: of the upstream ones, those for this exchange alone."""
+        """Return what a map stage does for this exchange. ``first``: the partition of the control rows'
+        shuffle that is subpartition 0. ``steps``: the upstream's steps that are for this exchange alone."""
         assert self._placement is not None
         return WriteExchange(
             self.number,
@@ -152,7 +147,7 @@ class Exchange:
         )
 
     def built(self, stage: MapStage, control: ControlRows) -> None:
-        """Called by the fan-out, once."""
+        """Record the stage and the control rows. Called once, by the fan-out."""
         self._stage, self._control = stage, control
         original = self._twin_of() if self._twin_of is not None else None
         if original is not None:
@@ -165,11 +160,10 @@ class Exchange:
         return f"exchange {self.number}: {where} into {self.subpartitions} subpartitions{ordered}"
 
     def _names(self) -> tuple[str, ...]:
-        """The columns of the order."""
         return () if self.order is None else self.order.describe(self.upstream.schema.names)
 
 
 def _begins_with(order: RowOrder | None, other: RowOrder | None) -> bool:
-    """Whether rows in this order are in the other one, too."""
+    """Return whether rows sorted by ``order`` are also sorted by ``other``."""
     wanted: Sequence[SortKey] = () if other is None else other.keys
     return (() if order is None else order.keys[: len(wanted)]) == wanted

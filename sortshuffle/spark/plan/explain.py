@@ -1,4 +1,4 @@
-"""What `ShuffleFrame.explain` prints: the stages in the order of the data, and what they did so far."""
+"""The text of `ShuffleFrame.explain`: the stages in the order of the data, with the figures of past runs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from sortshuffle.spark.plan.chain import Chain, ShuffleDependency
 from sortshuffle.spark.worker.reports import StageTotals
 from sortshuffle.spark.worker.stages import Step
 
-SHOWN_SECONDS = 0.005  # steps that took less would print as 0.00
+SHOWN_SECONDS = 0.005  # shorter steps would print as 0.00
 
 
 def text(chain: Chain, totals: Sequence[StageTotals], runs: Sequence[int]) -> str:
-    """The plan of a frame, a line for each thing that a stage does, sources first.
+    """Return the plan of a frame, sources first, with one line for each thing that a stage does.
 
-    ``totals``: of all stages that ran; ``runs``: numbers of the frame's own result stages.
+    ``totals``: those of all stages that ran. ``runs``: the numbers of the frame's own result stages.
     """
     done = {total.stage: total for total in totals}
     lines: list[str] = []
     writers = {exchange.stage().number: exchange for exchange in chain.exchanges()}
     for _, exchange in sorted(writers.items()):
         lines += _map_stage(exchange, done)
-    lines += ["Result stage", *_begins(chain), *_steps(chain.steps, "    "), "    -> rows"]
+    lines += ["Result stage", *_inputs(chain), *_steps(chain.steps, "    "), "    -> rows"]
     lines += [f"    run {run}: {_figures(done[run])}" for run in runs if run in done]
     if not chain.context.reports.arrive:
         lines.append("over Spark Connect there are no figures of what ran: tasks have no way to report them")
@@ -35,7 +35,7 @@ def _map_stage(exchange: ShuffleDependency, done: Mapping[int, StageTotals]) -> 
     total = done.get(stage.number)
     count = len(stage.branches)
     yield f"Stage {stage.number}, writes {'an exchange' if count == 1 else f'{count} exchanges in one pass'}"
-    yield from _begins(exchange.upstream)
+    yield from _inputs(exchange.upstream)
     yield from _steps(stage.steps, "    ")
     for branch in stage.branches:
         yield from _steps(branch.steps, "        ")
@@ -46,8 +46,8 @@ def _map_stage(exchange: ShuffleDependency, done: Mapping[int, StageTotals]) -> 
         yield f"    {_figures(total)}"
 
 
-def _begins(chain: Chain) -> list[str]:
-    """What a stage reads, and how that is divided among its tasks if not evenly."""
+def _inputs(chain: Chain) -> list[str]:
+    """Return the lines on what a stage reads, and on how large subpartitions are divided among its tasks."""
     return [f"    {line}" for line in (*chain.origin.lines(), *skew.lines(chain))]
 
 

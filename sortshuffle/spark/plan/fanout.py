@@ -1,19 +1,18 @@
 """Fan-out: one pass of a stage that feeds several exchanges.
 
-Exchanges that are made of the same rows, selections and filters apart, wait together in a `FanOut`. When
-the first of them is needed, all that are alive and wait are planned as one map stage: what they have in
-common is computed once for each task, then each has its own selections and filters, and its own map
-output. An exchange that is made later has a map stage of its own.
+Exchanges of the same rows, apart from selections and filters, wait together in a `FanOut`. When the first of
+them is needed, all live waiting ones are planned as one map stage: each task runs the common steps once, then
+those of each exchange, and writes a map output for each. An exchange made later has its own stage.
 
-The same rows means: the very same origin and step objects (`RowSource`), which is what frames derived from
-one frame share. Equal ones would not do, because a function called twice may give other rows.
+"The same rows" means identical origin and step objects (`RowSource`), as frames derived from one frame share
+them. Equal objects do not suffice, because a function that is called twice may return other rows.
 
-Who owns what: an exchange holds its fan-out, the fan-out knows its exchanges weakly, so one whose frames
-are all gone is not written. The lock of a fan-out is held while its stage is planned, which takes the locks
-of the fan-outs that it reads from: always from a consumer to its producers, so never in a circle.
+Ownership: an exchange holds its fan-out. The fan-out refers to its exchanges weakly, so an exchange whose
+frames are all gone is not written. Lock order: a fan-out's lock is held while its stage is planned, which
+takes the locks of the fan-outs that the stage reads: always from consumer to producer, never in a circle.
 
-An exchange that awaits others (a broadcast one the number of partitions of the frame that it is for) is not
-built with those that are needed before: they could be what those others are made of.
+An exchange may await others: a broadcast exchange needs the number of partitions of the frame that it is for.
+It is not built together with exchanges that are needed earlier, because the awaited ones may depend on those.
 """
 
 from __future__ import annotations
@@ -35,31 +34,31 @@ from sortshuffle.spark.worker.stages import PerBatchStep, Step
 
 
 class Waiting(ShuffleDependency, Protocol):
-    """An exchange (`spark.plan.exchange`), as far as its fan-out knows it."""
+    """An exchange (`spark.plan.exchange`), as seen by its fan-out."""
 
     @property
     def is_placed(self) -> bool:
-        """Whether it is decided where rows go."""
+        """Whether `place` has decided where rows go."""
 
     @property
     def awaits_others(self) -> bool:
-        """Whether it cannot be placed yet, because exchanges of other rows must be placed before."""
+        """Whether exchanges of other rows must be placed before this one."""
 
     def place(self) -> None:
-        """Decide where rows go, and with that how many subpartitions there are. May run a job."""
+        """Decide where rows go, and so the number of subpartitions. May run a job."""
 
     def closing(self, first: int, steps: tuple[Step, ...]) -> WriteExchange:
-        """What a map stage does for it, once it is placed."""
+        """Return what a map stage does for this exchange, which must be placed."""
 
     def built(self, stage: MapStage, control: ControlRows) -> None:
-        """Called once, with the stage that writes it and its control rows."""
+        """Record the stage that writes this exchange, and its control rows. Called once."""
 
     def describe(self) -> str: ...
 
 
 class RowSource:
-    """Rows that several chains begin with: an origin and the steps up to the last that is not `PerBatchStep`.
-    Equal to another one only if it is of the very same objects."""
+    """The rows that several chains begin with: an origin, and the steps up to the last one that is not a
+    `PerBatchStep`. Equal only to a source of the identical objects."""
 
     __slots__ = ("_objects",)
 
@@ -72,14 +71,14 @@ class RowSource:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RowSource) or len(self._objects) != len(other._objects):
             return False
-        return all(mine is its for mine, its in zip(self._objects, other._objects, strict=True))
+        return all(one is another for one, another in zip(self._objects, other._objects, strict=True))
 
     def __hash__(self) -> int:
         return hash(tuple(map(id, self._objects)))
 
 
 class FanOut:
-    """The exchanges of the same rows that are not built yet. ``lock``: held to change what they will be."""
+    """The exchanges of the same rows that are not built yet. ``lock``: guards their state."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -90,65 +89,65 @@ class FanOut:
             self._waiting.add(exchange)
 
     def stage(self, wanted: Waiting) -> MapStage:
-        """What building the wanted one would do now, for all that go with it."""
+        """Return the stage that `build` would plan now."""
         with self.lock:
-            return _stage_for(self._with(wanted))
+            return _stage_for(self._group_of(wanted))
 
     def build(self, wanted: Waiting) -> None:
-        """Plan one map stage for the wanted exchange and all that go with it, and give each its control rows.
+        """Plan one map stage for the wanted exchange and those that can go with it, and record it there.
 
-        Where their rows go is decided before the lock is taken. That may run jobs, which build what these
-        exchanges are made of, and none that awaits others is made to wait for them here.
+        The exchanges are placed before the lock is taken. Placing them may run jobs, which build the
+        exchanges that they read. Except for ``wanted``, no exchange that awaits others is placed here.
         """
         wanted.place()
-        for exchange in self._with(wanted):
+        for exchange in self._group_of(wanted):
             exchange.place()
         with self.lock:
             if wanted not in self._waiting:
                 return  # built by another thread
-            exchanges = [each for each in self._with(wanted) if each.is_placed]
+            exchanges = [each for each in self._group_of(wanted) if each.is_placed]
             stage = _stage_for(exchanges)
             for exchange, control in zip(exchanges, _control_rows(exchanges, stage), strict=True):
                 exchange.built(stage, control)
             self._waiting.difference_update(exchanges)
 
-    def _with(self, wanted: Waiting) -> list[Waiting]:
-        """The wanted exchange and those of the others that can go with it, in the order of their numbers; one
-        that awaits others goes alone."""
+    def _group_of(self, wanted: Waiting) -> list[Waiting]:
+        """Return the wanted exchange and the others that can be built with it, ordered by number. An exchange
+        that awaits others is built alone."""
         with self.lock:
             waiting = set(self._waiting)
         others = () if wanted.awaits_others else (each for each in waiting if not each.awaits_others)
         return sorted({wanted, *others}, key=lambda exchange: exchange.number)
 
 
-_looking_up = threading.Lock()  # held while a fan-out is looked up, or made
+_fan_outs_lock = threading.Lock()  # guards `FrameContext.fan_outs`
 
 
 def fan_out_of(chain: Chain) -> FanOut:
-    """That of the rows that this chain selects and filters last. It lives as long as one of its exchanges."""
+    """Return the fan-out of the chain's `RowSource`. It lives as long as one of its exchanges."""
     if not chain.context.planner.keeps:
-        return FanOut()  # each reader's map stage runs anew, so nothing is written in one pass
+        return FanOut()  # the map stage runs again for each reader, so there is nothing to share
     source, known = RowSource(chain), chain.context.fan_outs
-    with _looking_up:
-        found: FanOut | None = known.get(source)
-        if found is None:
-            found = known[source] = FanOut()
-        return found
+    with _fan_outs_lock:
+        fan_out: FanOut | None = known.get(source)
+        if fan_out is None:
+            fan_out = known[source] = FanOut()
+        return fan_out
 
 
 def _stage_for(exchanges: Sequence[Waiting]) -> MapStage:
-    steps = _common([exchange.upstream.steps for exchange in exchanges])
+    steps = _common_steps([exchange.upstream.steps for exchange in exchanges])
     branches = tuple(
         Branch(exchange.number, exchange.upstream.steps[len(steps) :], exchange.describe())
         for exchange in exchanges
     )
-    # the lowest number: above those of the exchanges that are read, below those of all that read these
+    # the lowest number is above those of the exchanges that the stage reads, and below those of its readers
     return MapStage(exchanges[0].number, steps, branches)
 
 
 def _control_rows(exchanges: Sequence[Waiting], stage: MapStage) -> list[ControlRows]:
-    """Those of each exchange, which all go through one shuffle: its partitions are the exchanges'
-    subpartitions, laid one after the other."""
+    """Plan the control rows of each exchange. All go through one shuffle, whose partitions are the
+    subpartitions of the first exchange, then those of the next, and so on."""
     sizes = [exchange.subpartitions for exchange in exchanges]
     writes = tuple(
         exchange.closing(first, branch.steps)
@@ -162,8 +161,8 @@ def _control_rows(exchanges: Sequence[Waiting], stage: MapStage) -> list[Control
     label = "sortshuffle " + "; ".join(branch.text for branch in stage.branches)
     context = upstream.context
     control = context.planner.control(rows, sizes, label)
-    for exchange, its in zip(exchanges, control, strict=True):
-        context.services.remember(context.spark_context(), exchange.number, partial(_rdd_of, its))
+    for exchange, control_rows in zip(exchanges, control, strict=True):
+        context.services.remember(context.spark_context(), exchange.number, partial(_rdd_of, control_rows))
     return control
 
 
@@ -171,8 +170,8 @@ def _rdd_of(control: ControlRows) -> Any:
     return rdd_of(control.rows)
 
 
-def _common(chains: Sequence[tuple[Step, ...]]) -> tuple[Step, ...]:
-    """The steps that all begin with: the very same objects."""
+def _common_steps(chains: Sequence[tuple[Step, ...]]) -> tuple[Step, ...]:
+    """Return the identical step objects that all begin with."""
     common: list[Step] = []
     for steps in zip(*chains, strict=False):
         if any(step is not steps[0] for step in steps):

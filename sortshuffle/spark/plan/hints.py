@@ -1,19 +1,19 @@
-"""What Spark's planner is told of a frame: where its rows are, how they are sorted, and how large they are.
+"""Tells Spark's planner about a frame: where its rows are, how they are sorted, and their size.
 
-Spark sees the frame's last stage as a Python function, of which it knows nothing. `hinted` makes a
-`LogicalRDD` of it instead: a scan of the stage's rows that claims
+Spark sees the frame's last stage as a Python function, of which it knows nothing. `hinted` replaces it by a
+`LogicalRDD`, a scan of the stage's rows that makes three claims:
 
-    outputPartitioning   the rows are where Spark's own hash of these columns would place them
-    outputOrdering       each partition is sorted so
-    originStats          the rows have about so many bytes
+    outputPartitioning   the rows are where Spark's hash of these columns would place them
+    outputOrdering       each partition is sorted by these columns
+    originStats          the approximate size of the rows in bytes
 
-so that a groupBy, a join or a window on those columns has no Exchange, and no Sort, and a small frame is
-broadcast in a join. All three are believed blindly: a claim that is not true gives wrong results without an
-error. So nothing is claimed but what a `Layout` says, and that only if the scan has exactly as many
-partitions. Without a claim the frame stays the DataFrame that it was.
+So a groupBy, a join or a window on those columns needs no Exchange and no Sort, and a small frame is
+broadcast in a join. Spark trusts the first two blindly: a false claim gives wrong results without an error.
+So they are taken from a `Layout`, and the partitioning is claimed only if the scan has exactly as many
+partitions. Without any claim the frame remains the original DataFrame.
 
-The scan is planned at once, as control rows are (`spark.session.classic_planner`); nothing runs, and all that
-is made from it shares its map outputs. Its name in Spark's plans says what was claimed.
+The scan is planned at once, like control rows (`spark.session.classic_planner`). Nothing runs, and everything
+made from it shares its map outputs. Its name in Spark's plans shows the claims.
 
 Sizes are estimated as Spark estimates them (`spark.plan.estimated_sizes`).
 
@@ -42,17 +42,17 @@ LOGGER = "sortshuffle.hints"
 
 # Of Spark's `LogicalRDD`: 4.3 has all ten arguments, 4.1 and 4.2 lack the last, `isCheckpointedInput`.
 _ARITIES = (10, 9)
-# The largest size that is told, bytes: far too much to be broadcast, and `spark.range` can count to it.
+# The largest size claimed, in bytes: far too large for a broadcast, and within the limits of `spark.range`.
 _LARGEST = 1 << 60
 _LONG = 8  # bytes
 
 
 def for_spark(df: DataFrame, chain: Chain, layout: Layout, stage: int) -> DataFrame:
-    """The rows of a frame for Spark. ``df``: its last stage in Spark's plan, of number ``stage``; ``chain``:
-    what it is made of.
+    """Return a frame's rows for Spark. ``df``: the frame's last stage in Spark's plan, with number ``stage``.
+    ``chain``: the chain of that stage.
 
-    Behind a DataFrame there is nothing to add: Spark sees through to it, and reckons its size by the same
-    rules.
+    If the chain begins with a DataFrame there is nothing to add: Spark sees that DataFrame in its plan, and
+    estimates the size by the same rules.
     """
     if isinstance(chain.origin, DataFrameOrigin) or not is_classic(df.sparkSession):
         return df
@@ -60,10 +60,10 @@ def for_spark(df: DataFrame, chain: Chain, layout: Layout, stage: int) -> DataFr
 
 
 def hinted(df: DataFrame, layout: Layout, size: int | None, name: str = "sortshuffle") -> DataFrame:
-    """The same rows and partitions, with what is known of them. ``size``: bytes, None if not known. ``name``:
-    what Spark's plans call them.
+    """Return the same rows and partitions with claims about them. ``size``: bytes, None if unknown. ``name``:
+    the name of the rows in Spark's plans.
 
-    Where this Spark's `LogicalRDD` cannot be made, or there is nothing to tell, ``df`` itself.
+    Returns ``df`` itself if there is nothing to claim, or if this Spark has another kind of `LogicalRDD`.
     """
     if not is_classic(df.sparkSession) or (size is None and layout == UNKNOWN_LAYOUT):
         return df
@@ -79,7 +79,7 @@ def hinted(df: DataFrame, layout: Layout, size: int | None, name: str = "sortshu
 
 
 def describe(layout: Layout, names: Sequence[str], count: int) -> str:
-    """What is claimed of a frame of ``count`` partitions, for people; nothing if that is nothing."""
+    """Describe the claims about a frame of ``count`` partitions, for people; return "" if there are none."""
     words = []
     if _is_placed(layout, count):
         assert layout.placed_by is not None
@@ -90,7 +90,7 @@ def describe(layout: Layout, names: Sequence[str], count: int) -> str:
 
 
 def _is_placed(layout: Layout, count: int) -> bool:
-    """Whether the placement may be claimed of a scan with so many partitions."""
+    """Return whether the placement may be claimed for a scan with ``count`` partitions."""
     return bool(layout.placed_by) and layout.partitions == count
 
 
@@ -98,17 +98,17 @@ def _is_placed(layout: Layout, count: int) -> bool:
 
 
 class _Claims:
-    """Makes Spark's objects for what is known of the rows of a DataFrame."""
+    """Makes the JVM's objects for the claims about a DataFrame's rows."""
 
     def __init__(self, jvm: Any, df: DataFrame) -> None:
         self._jvm = jvm
         self._session: SparkSession = df.sparkSession
         self._output = df._jdf.queryExecution().analyzed().output()
-        # by position: names may repeat, in another case or with dots
+        # looked up by position, because names may repeat in another case or contain dots
         self._columns = [self._output.apply(at) for at in range(len(df.columns))]
 
     def scan(self, rdd: Any, layout: Layout, count: int, size: int | None) -> Any:
-        """The JVM's Dataset of the rows of ``rdd``; None if this Spark has another `LogicalRDD`."""
+        """Return the JVM's Dataset of the rows of ``rdd``; None if this Spark has another `LogicalRDD`."""
         sql = self._jvm.org.apache.spark.sql
         session: Any = self._session
         none = _object(self._jvm.scala, "None")
@@ -127,7 +127,7 @@ class _Claims:
         node = _constructed(sql.execution.LogicalRDD, arguments)
         if node is None:
             return None
-        # with columns of its own: Spark tells the sides of a self join apart by them
+        # a new instance has new column ids, by which Spark tells the sides of a self join apart
         return _object(sql.classic, "Dataset").ofRows(session._jsparkSession, node.newInstance())
 
     def _partitioning(self, layout: Layout, count: int) -> Any:
@@ -147,9 +147,9 @@ class _Claims:
         )
 
     def _statistics(self, size: int) -> Any:
-        """Spark's object for a number of bytes. It holds a Scala BigInt, which Py4J would turn into a Python
-        int on the way: so it is taken from a plan of that size. From a union, because a range also claims to
-        know its number of rows."""
+        """Return Spark's statistics for a number of bytes. They hold a Scala BigInt, which Py4J would convert
+        to a Python int, so they are taken from a plan of that size. It is a union, because the statistics of
+        a range would also have a number of rows."""
         rows = max(1, min(size, _LARGEST) // _LONG)
         plan: Any = self._session.range(rows).union(self._session.range(0))
         return plan._jdf.queryExecution().analyzed().stats()
@@ -162,17 +162,17 @@ class _Claims:
 
 
 def _object(package: Any, name: str) -> Any:
-    """A Scala object."""
+    """Return a Scala singleton object."""
     return getattr(package, f"{name}$").__getattr__("MODULE$")
 
 
 def _constructed(kind: Any, arguments: Sequence[Any]) -> Any:
-    """A `LogicalRDD` by whichever of its constructors there is; None if there is none that is known."""
+    """Make a `LogicalRDD` with whichever known constructor exists; None if none does."""
     problem: Exception | None = None
     for arity in _ARITIES:
         try:
             return kind(*arguments[:arity])
-        except Py4JError as error:  # no constructor with so many arguments
+        except Py4JError as error:  # no constructor with this number of arguments
             problem = error
     logging.getLogger(LOGGER).warning("Spark is not told how rows are laid out: %s", problem)
     return None

@@ -1,6 +1,6 @@
-"""How large the subpartitions of an exchange are: a small job sums the bytes of each from the control rows.
+"""Measures the subpartitions of an exchange: a small job adds up the bytes in the control rows.
 
-The map stage runs for it, if it has not run yet; the control rows are shared, so it does not run again.
+The job runs the map stage if it has not run yet. Control rows are shared, so the stage does not run again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sortshuffle.spark.steps.subpartition_sizes import summed
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Raw bytes of an exchange, by subpartition; and by map index of those above a threshold."""
+    """Raw bytes of an exchange by subpartition, and also by map index for subpartitions above a threshold."""
 
     totals: tuple[int, ...]
     by_map: Mapping[int, Mapping[int, int]]
@@ -30,19 +30,19 @@ class Sizes:
         return max(1, int(statistics.median(self.totals)))
 
     def large(self, options: Options) -> list[int]:
-        """The subpartitions that are to be sliced, if they can be."""
+        """Return the subpartitions that are large enough to be sliced."""
         least = max(self.median * options.skew_factor, options.skew_threshold)
         return [number for number, size in enumerate(self.totals) if size > least]
 
 
 def measured(exchange: int, control: DataFrame, subpartitions: int, service: HostService) -> Sizes:
-    """Run a job that sums up control rows. ``exchange``: its number; ``service``: of each task's host."""
+    """Add up control rows in a job. ``exchange``: its number. ``service``: that of each task's host."""
 
     def run(batches: Any) -> Any:
         return summed(batches, service)
 
     context = control.sparkSession.sparkContext
-    few = max(1, min(subpartitions, context.defaultParallelism))  # the rows of a partition stay together
+    few = max(1, min(subpartitions, context.defaultParallelism))  # a partition's rows stay together
     with call_site(context, f"sortshuffle sizes of exchange {exchange}"):
         rows = control.coalesce(few).mapInArrow(run, "subpartition int, map_index int, bytes long").collect()
     totals = [0] * subpartitions

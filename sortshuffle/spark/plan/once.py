@@ -1,9 +1,9 @@
-"""`once`: a value that is computed when it is first asked for, and kept.
+"""`once`: an attribute that is computed on first use, and then kept.
 
-`functools.cached_property` without its lock. In Python 3.10 and 3.11 that is one lock for all instances of a
-class, held while the value is computed; and what origins compute takes the locks of exchanges, under which
-other origins compute theirs: two threads would wait for each other. Here two threads that ask at once may
-both compute it, which costs time and nothing else: one value is kept.
+It is `functools.cached_property` without a lock. In Python 3.10 and 3.11 that has one lock for all instances
+of a class, which is held while the value is computed. Origins compute values that take the locks of
+exchanges, and other origins compute values under these locks: two threads could deadlock. Here two threads
+may compute a value at the same time. That only costs time: one of the values is kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class once(Generic[T]):  # noqa: N801  it is used as `property` is
-    """Decorates a method of a class whose instances have a ``__dict__``."""
+    """Decorates a method, whose value it keeps in the instance's ``__dict__``."""
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self._compute = compute
@@ -24,7 +24,7 @@ class once(Generic[T]):  # noqa: N801  it is used as `property` is
 
     def __get__(self, instance: Any, owner: type) -> T:
         if instance is None:
-            return self  # type: ignore[return-value]  # asked of the class, by what describes it
+            return self  # type: ignore[return-value]  # accessed on the class, as introspection does
         value: T = instance.__dict__.setdefault(self._name, self._compute(instance))
-        # from now on the instance's own attribute is found first
+        # from now on the instance's attribute takes precedence over this descriptor
         return value

@@ -1,15 +1,15 @@
-"""Where a chain begins: a DataFrame, Parquet files, an exchange, or several chains put together.
+"""The origins of chains: a DataFrame, Parquet files, an exchange, or several chains combined.
 
-    DataFrameOrigin   any DataFrame; its own plan runs in Spark, in the same stage
+    DataFrameOrigin   any DataFrame, whose plan Spark runs in the same stage
     ParquetOrigin     files, scanned by the workers
     ExchangeOrigin    the reading side of an exchange
     TogetherOrigin    several exchanges, partition by partition: joins and cogroups
-    UnionOrigin       several chains, the partitions of one after those of the other
-    SparkUnionOrigin  the same, where Spark must put them together
-    CoalescedOrigin   a chain, several of its partitions in each task
+    UnionOrigin       several chains, with the partitions of one after those of another
+    SparkUnionOrigin  the same, united by Spark
+    CoalescedOrigin   a chain, with several of its partitions in each task
 
-An origin gives two things that must agree: the rows that Spark feeds to the stage's function, and the opening
-that makes batches of them in the worker.
+An origin provides two things that must agree: the rows that Spark feeds to the stage's function, and the
+opening that makes batches of these rows in the worker.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from sortshuffle.spark.worker.stages import Opening, PerBatchStep, ReadExchange,
 
 @dataclass(frozen=True)
 class DataFrameOrigin(Origin):
-    """Any DataFrame; its own plan runs in Spark, in the same stage."""
+    """Any DataFrame, whose plan Spark runs in the same stage."""
 
     source: DataFrame
     wire: pa.Schema
@@ -57,18 +57,18 @@ class DataFrameOrigin(Origin):
     def rows(self) -> DataFrame:
         names = self.source.columns
         if not names:
-            # of a frame without columns Spark hands over no rows at all
+            # Spark feeds no rows of a frame without columns
             return self.source.select(sf.lit(True).alias("row"))
         if _are_plain(names):
             return self.source
-        # `DataFrame.mapInArrow` looks every column up by its name, and trips over dots, backticks and twins
+        # `DataFrame.mapInArrow` looks columns up by name, and fails on dots, backticks and duplicates
         return self.source.toDF(*(f"_{at}" for at in range(len(names))))
 
     def opening(self) -> Opening:
         return SparkRows(self.wire)
 
     def pruned(self, positions: tuple[int, ...]) -> DataFrameOrigin | None:
-        """Only the columns at these positions; None where names do not tell columns apart."""
+        """Return an origin of only the columns at these positions; None if names do not identify them."""
         names = self.source.columns
         if not _are_plain(names):
             return None
@@ -76,10 +76,10 @@ class DataFrameOrigin(Origin):
         return DataFrameOrigin(source, pa.schema([self.wire.field(at) for at in positions]))
 
     def partitions(self) -> int:
-        found = planner_of(self.source.sparkSession).partitions(self.source)
-        if found is None:
+        count = planner_of(self.source.sparkSession).partitions(self.source)
+        if count is None:
             raise UnsupportedError("over Spark Connect the partitions of a DataFrame cannot be counted")
-        return found
+        return count
 
     def is_reproducible(self) -> bool:
         return planner_of(self.source.sparkSession).is_reproducible(self.source)
@@ -92,7 +92,7 @@ class DataFrameOrigin(Origin):
 
     def size_and_schema(self) -> tuple[int | None, StructType | None]:
         source: Any = self.source
-        # through its text: Py4J gives a Python int, but only up to a long
+        # read as text, because Py4J converts integers only up to a long
         size = str(source._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
         return int(size), self.source.schema
 
@@ -100,7 +100,7 @@ class DataFrameOrigin(Origin):
 @dataclass(frozen=True)
 class ParquetOrigin(Origin):
     """Parquet files, scanned by the workers. ``file_columns``: in the order of ``wire``. ``filters``: Arrow
-    expressions over ``wire`` that all must be true."""
+    expressions over ``wire``; rows must satisfy all of them."""
 
     spark: SparkSession
     files: ParquetFiles
@@ -128,7 +128,7 @@ class ParquetOrigin(Origin):
         return [f"scan of {self.files.label}: {', '.join(self.wire.names)}{where}"]
 
     def size_and_schema(self) -> tuple[int | None, StructType | None]:
-        """What the scan reads of its files: the bytes of the row groups and columns that it needs."""
+        """Return the bytes of the row groups and columns that the scan reads, scaled as Spark does."""
         case_sensitive = self.files.source.rules.case_sensitive
         names = {folded(name, case_sensitive) for name in self.file_columns}
         size = sum(self.plan.column_bytes.get(name, 0) for name in names)
@@ -138,12 +138,12 @@ class ParquetOrigin(Origin):
 
     @property
     def splits(self) -> list[tuple[Piece, ...]]:
-        """What each task scans; where there is nothing to scan, one task scans that."""
+        """What each task scans. If there is nothing to scan, there is one task, without pieces."""
         return self.plan.splits or [()]
 
     @once
     def plan(self) -> ScanPlan:
-        """What is scanned. Decided once, because `rows` and `opening` must agree."""
+        """The plan of the scan. Computed once, because `rows` and `opening` must agree."""
         conf = self.spark.conf
         tasks = conf.get("spark.sql.files.minPartitionNum", None)
         packing = Packing(
@@ -157,7 +157,7 @@ class ParquetOrigin(Origin):
 
 @dataclass(frozen=True)
 class ExchangeOrigin(Origin):
-    """The reading side of an exchange. ``order``: deliver in key order, None for the order of arrival."""
+    """The reading side of an exchange. ``order``: deliver rows in this order; None for the gate's order."""
 
     exchange: Exchange
     order: RowOrder | None = None
@@ -191,8 +191,8 @@ class ExchangeOrigin(Origin):
 
 @dataclass(frozen=True, eq=False)
 class TogetherOrigin(Origin):
-    """Several exchanges of one number of subpartitions: partition s is what ``combine`` makes of subpartition
-    s of each. ``inputs``: chains that begin with these exchanges."""
+    """Several exchanges with equally many subpartitions: ``combine`` makes partition s from subpartition s of
+    each. ``inputs``: chains that begin with these exchanges."""
 
     inputs: tuple[Chain, ...]
     combine: CombineLegs
@@ -218,15 +218,15 @@ class TogetherOrigin(Origin):
         return [self.combine.describe(), *lines_of(self.inputs)]
 
     def sliceable(self) -> list[ShuffleDependency]:
-        found: list[ShuffleDependency] = []
+        sliceable: list[ShuffleDependency] = []
         for chain, may_be in zip(self.inputs, self.combine.sliceable, strict=False):
             others = [each for each in self.inputs if each is not chain]
             (exchange,) = chain.origin.exchanges()
             repeatable = all(isinstance(step, PerBatchStep) for each in others for step in each.steps)
             distinct = all(exchange not in each.origin.exchanges() for each in others)
             if may_be and repeatable and distinct and takes_rows_as_they_come(chain.steps):
-                found.append(exchange)
-        return found
+                sliceable.append(exchange)
+        return sliceable
 
     def size_and_schema(self) -> tuple[int | None, StructType | None]:
         return combined_size(self.inputs, only_first=self.combine.only_first)
@@ -234,8 +234,7 @@ class TogetherOrigin(Origin):
 
 @dataclass(frozen=True, eq=False)
 class UnionOrigin(Origin):
-    """The partitions of the first of these chains, then those of the next, and so on. All are of one wire
-    schema."""
+    """The partitions of the first chain, then those of the next, and so on. Their wire schema is the same."""
 
     inputs: tuple[Chain, ...]
 
@@ -264,15 +263,15 @@ class UnionOrigin(Origin):
 
     @once
     def _planned(self) -> list[DataFrame]:
-        """The rows of each input, planned, so that nothing can join their partitions any more."""
+        """The rows of each input, planned so that Spark cannot coalesce their partitions later."""
         planner = self.inputs[0].context.planner
         wrapped = side_by_side([chain.origin.rows() for chain in self.inputs])
         return [planner.share(each.select(sf.lit(None).cast("long").alias("id"), "*")) for each in wrapped]
 
     @property
     def _numbers(self) -> DataFrame:
-        """One row for each partition, with its number. A task that joins several of them, which Spark may
-        make of what is built on these rows, has another number itself."""
+        """One row for each partition, with its number. A task's partition number does not serve: Spark may
+        read several partitions in one task of a plan built on these rows."""
         count = self.partitions()
         numbers = self.inputs[0].context.spark.range(0, count, 1, count)
         others = self._planned[0].schema.fields[1:]
@@ -281,8 +280,8 @@ class UnionOrigin(Origin):
 
 @dataclass(frozen=True, eq=False)
 class SparkUnionOrigin(Origin):
-    """The same where the planner cannot zip: the inputs are stages of their own, and Spark puts their rows
-    together. ``numbers``: of those stages."""
+    """The union of these chains if the planner cannot zip: Spark unites the rows of one stage for each.
+    ``numbers``: those of the stages."""
 
     inputs: tuple[Chain, ...]
     numbers: tuple[int, ...]
@@ -319,21 +318,21 @@ class SparkUnionOrigin(Origin):
 
 @dataclass(frozen=True, eq=False)
 class CoalescedOrigin(Origin):
-    """The partitions of a chain, several in each task, one after the other; at most ``count`` tasks."""
+    """The partitions of a chain in at most ``count`` tasks, each of which reads them in sequence."""
 
     chain: Chain
     count: int
 
     @staticmethod
     def takes(chain: Chain) -> bool:
-        """Whether what Spark feeds to this chain tells its partitions apart."""
+        """Return whether the rows that Spark feeds to this chain carry the numbers of their partitions."""
         return isinstance(chain.origin, tuple(_NUMBERED_BY))
 
     def rows(self) -> DataFrame:
         origin = self.chain.origin
         planner = self.chain.context.planner
         exchanges = [exchange.control_rows() for exchange in origin.exchanges()]
-        # those that get no control rows are partitions, too
+        # numbered, because a partition without control rows counts, too
         rows = planner.together(exchanges, numbered=True) if exchanges else planner.share(origin.rows())
         return rows.coalesce(self.count)
 
@@ -357,12 +356,12 @@ class CoalescedOrigin(Origin):
         return estimated_size(self.chain), self.chain.schema
 
 
-# In which column of an origin's rows the number of the partition is that they are for
+# By type of origin, the position of the column that holds the number of a row's partition
 _NUMBERED_BY: dict[type, int] = {ExchangeOrigin: 1, TogetherOrigin: 1, ParquetOrigin: 0}
 
 
 def side_by_side(frames: Sequence[DataFrame]) -> list[DataFrame]:
-    """These frames with one schema: a struct column for each, which holds its rows and is null in others."""
+    """Give these frames one schema: a struct column for each, with its rows, and null in the others."""
     names = [f"input{at}" for at in range(len(frames))]
     wrapped = []
     for frame, own in zip(frames, names, strict=True):
@@ -377,19 +376,19 @@ def side_by_side(frames: Sequence[DataFrame]) -> list[DataFrame]:
 
 
 def input_of(chain: Chain) -> ChainInput:
-    """A chain that begins with an exchange, as an opening reads it."""
+    """Return the input that an opening reads for a chain that begins with an exchange."""
     origin = chain.origin
-    assert isinstance(origin, ExchangeOrigin)  # what operators put together begins with exchanges
+    assert isinstance(origin, ExchangeOrigin)  # operators only combine chains that begin with exchanges
     return ChainInput(origin.exchange.number, origin.opening(), chain.steps)
 
 
 def exchanges_of(chains: Sequence[Chain]) -> tuple[ShuffleDependency, ...]:
-    """Those that these chains read, each once."""
+    """Return the exchanges that these chains read, each once."""
     return tuple(dict.fromkeys(exchange for chain in chains for exchange in chain.origin.exchanges()))
 
 
 def lines_of(chains: Sequence[Chain]) -> list[str]:
-    """A chain each: its origin and below it its steps."""
+    """Return the lines of `explain()` for these chains: for each its origin, and below that its steps."""
     lines = []
     for chain in chains:
         first, *others = chain.origin.lines()

@@ -1,15 +1,15 @@
-"""The bounds of a range exchange: a job that samples the keys, as Spark's ``RangePartitioner`` does.
+"""Finds the bounds of a range exchange by a job that samples its keys, as Spark's ``RangePartitioner`` does.
 
-It runs when the exchange is built, so at ``toDF()`` or the first action, once for an exchange. Its tasks run
-the stage that will write the exchange, and return a few keys instead of writing: what is chained before a
-range exchange therefore runs twice, as it does in Spark. An exchange further up is not run again. Of a long
-text only its beginning is sampled (`partitioner.range_bounds`).
+The job runs once for an exchange, when that is built: at ``toDF()`` or the first action. Its tasks run the
+stage that will write the exchange, but return a few keys instead of writing. So the steps chained before a
+range exchange run twice, as in Spark. An exchange further upstream does not run again. Long texts are
+shortened before they are sampled (`partitioner.range_bounds`).
 
-How many keys (Spark's numbers): ``spark.sql.execution.rangeExchange.sampleSizePerPartition`` for each
-subpartition, at most a million in all; three times as many, to be sure, the same number from each producer.
-A producer with so many rows that this is too little for its share is sampled again, with a size of its own.
+Sample sizes are Spark's: ``spark.sql.execution.rangeExchange.sampleSizePerPartition`` keys for each
+subpartition, at most a million in all. Three times as many are taken, the same number from each producer, as
+producers differ in size. A producer too large for its number of keys is sampled again, with a larger number.
 
-The random numbers depend on the producer alone: the same rows give the same bounds, run after run.
+The random numbers depend on the producer alone: the same rows give the same bounds in every run.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from sortshuffle.spark.plan.staging import staged
 from sortshuffle.spark.worker.key_samples import COLUMNS, SampleKeys
 
 SAMPLE_SIZE = "spark.sql.execution.rangeExchange.sampleSizePerPartition"
-MOST_SAMPLES = 1_000_000  # keys wanted in all, and so held by the driver, three times; Spark's limit
-OVERSAMPLING = 3  # keys taken for each one wanted, because producers are not equally large; Spark's factor
+MOST_SAMPLES = 1_000_000  # keys wanted in all, Spark's limit; the driver holds three times as many
+OVERSAMPLING = 3  # keys taken for each one wanted, because producers differ in size; Spark's factor
 
 
 @dataclass(frozen=True, slots=True)
 class KeySample:
-    """The sampled keys of one producer, which has ``rows`` rows, at least one."""
+    """Keys sampled from one producer. ``rows``: the number of its rows, at least one."""
 
     producer: int
     rows: int
@@ -47,7 +47,7 @@ class KeySample:
             return KeySample(row.producer, row.rows, stream.read_next_batch())
 
     def weights(self) -> Any:
-        """How many rows each key stands for; Spark keeps that in a Java float."""
+        """Return the number of rows that each key represents, rounded to a Java float as in Spark."""
         return np.full(self.keys.num_rows, np.float32(self.rows / self.keys.num_rows), np.float64)
 
 
@@ -65,9 +65,9 @@ class Sampling:
         self._rows = self.upstream.context.planner.share(rows)  # planned once for both jobs
 
     def bounds(self, keys: Sequence[SortKey], subpartitions: int) -> pa.RecordBatch | None:
-        """Keys that cut the rows into ranges of about equal size; None if there are no rows.
+        """Return keys that divide the rows into ranges of about equal size; None if there are no rows.
 
-        ``keys``: the order of `columns`, by their positions among themselves.
+        ``keys``: the order, whose columns are positions in `columns`.
         """
         wanted = min(self._per_subpartition() * subpartitions, MOST_SAMPLES)
         samples = self._samples(wanted, subpartitions)
@@ -79,8 +79,8 @@ class Sampling:
         )
 
     def _samples(self, wanted: int, subpartitions: int) -> list[KeySample]:
-        """About ``wanted`` keys or more, in the order of the producers."""
-        # where the planner does not know, as many as subpartitions: fewer are sampled again if need be
+        """Sample about ``wanted`` keys or more, in the order of the producers."""
+        # if the number is unknown, assume one producer per subpartition: crowded ones are sampled again
         producers = self.upstream.context.planner.partitions(self._rows) or subpartitions
         size = ceil(OVERSAMPLING * wanted / max(1, producers))
         samples = self._run(size)
@@ -92,7 +92,7 @@ class Sampling:
         return [samples[producer] for producer in sorted(samples)]
 
     def _run(self, size: int | Mapping[int, int]) -> dict[int, KeySample]:
-        """One job; the samples by producer, without those of producers that have no rows."""
+        """Run one job, and return the samples by producer, without producers that have no rows."""
         origin = _Planned(self.upstream.origin, self._rows)
         chain = replace(self.upstream, origin=origin)
         closing = SampleKeys(self.columns, size)
@@ -106,7 +106,7 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class _Planned(WrappedOrigin):
-    """An origin whose rows are planned already."""
+    """An origin whose rows are already planned."""
 
     planned: DataFrame
 

@@ -1,7 +1,7 @@
-"""`Scheme`s: what the user asked for, where the rows of an exchange are to go. Only the driver has them.
+"""`Scheme`s: the ways in which a user can ask to place the rows of an exchange. Only the driver has them.
 
-When its exchange is built a scheme makes the `Placement` that is shipped to the tasks
-(`spark.worker.placements`). For that it may ask the plan something, or run a job.
+When its exchange is built, a scheme makes the `Placement` that is shipped to the tasks
+(`spark.worker.placements`). To do so it may examine the plan or run a job.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from sortshuffle.spark.worker.placements import (
 
 
 class Scheme(Protocol):
-    """What the user asked for. ``describe`` is its name in `explain()`, given the names of all columns.
+    """Makes a placement. ``describe`` returns its text in `explain()`, given the names of all columns.
 
-    ``samples``: `placement` runs a job on the upstream's rows. ``awaits``: exchanges of other rows that it
-    makes sure are placed before.
+    ``samples``: whether `placement` runs a job on the upstream. ``awaits``: exchanges that it places first.
     """
 
     @property
@@ -43,7 +42,7 @@ class Scheme(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hash:
-    """The scheme of `HashPlacement`. There is nothing to ask."""
+    """The scheme of `HashPlacement`, which needs nothing but its keys."""
 
     samples: ClassVar[bool] = False
     awaits: ClassVar[tuple[ShuffleDependency, ...]] = ()
@@ -59,7 +58,7 @@ class Hash:
 
 @dataclass(frozen=True, slots=True)
 class Id:
-    """The scheme of `IdPlacement`. There is nothing to ask."""
+    """The scheme of `IdPlacement`, which needs nothing but its column."""
 
     samples: ClassVar[bool] = False
     awaits: ClassVar[tuple[ShuffleDependency, ...]] = ()
@@ -75,7 +74,7 @@ class Id:
 
 @dataclass(frozen=True, slots=True)
 class RoundRobin:
-    """The scheme of `RoundRobinPlacement`, which asks the plan whether positions may be counted."""
+    """The scheme of `RoundRobinPlacement`. It asks the plan whether rows come in a reproducible order."""
 
     samples: ClassVar[bool] = False
     awaits: ClassVar[tuple[ShuffleDependency, ...]] = ()
@@ -89,10 +88,10 @@ class RoundRobin:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The scheme of `RangePlacement`, which runs a job to find the bounds.
+    """The scheme of `RangePlacement`. It runs a job to find the bounds.
 
-    ``keys``: columns of the upstream, each once. ``stage``: number of the stage that samples them.
-    ``key_rows``: the upstream's key columns alone, in the order of ``keys``, to be sampled in its stead.
+    ``keys``: columns of the upstream, each once. ``stage``: the number of the stage that samples them.
+    ``key_rows``: the upstream's key columns alone, in the order of ``keys``, to sample in its place.
     """
 
     awaits: ClassVar[tuple[ShuffleDependency, ...]] = ()
@@ -122,8 +121,8 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """The scheme of `BroadcastPlacement`. ``partitions``: says how many the frame has that the rows are for,
-    when its plan is made. ``awaits``: the exchanges that this frame reads."""
+    """The scheme of `BroadcastPlacement`. ``partitions``: returns the number of partitions of the frame that
+    receives the rows. ``awaits``: the exchanges that this frame reads."""
 
     samples: ClassVar[bool] = False
 

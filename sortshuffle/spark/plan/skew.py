@@ -1,26 +1,26 @@
-"""Skew: a subpartition that is much larger than the rest is read by several tasks.
+"""Skew: divides subpartitions that are much larger than the rest among several tasks.
 
-Asked for by ``spark.sortshuffle.skew.factor``. When a stage that reads exchanges is put into a plan, their
-map stages are run first, by a small job that measures their subpartitions (`spark.plan.measured_sizes`). A
-subpartition larger than so many times the median, and than ``spark.sortshuffle.skew.threshold``, is then read
-in slices of about the threshold or the median, whichever is larger: each by a task of its own, which is given
-the control rows of the whole subpartition and reads the map outputs of its slice.
+The option ``spark.sortshuffle.skew.factor`` turns this on. When a stage that reads exchanges is put into a
+plan, a small job first runs their map stages and measures their subpartitions (`spark.plan.measured_sizes`).
+A subpartition that is larger than factor times the median, and larger than
+``spark.sortshuffle.skew.threshold``, is then read in slices of about the threshold or the median, whichever
+is larger. Each slice has a separate task, which receives the control rows of the whole subpartition and reads
+the map outputs of its slice.
 
     subpartition   0      1 (large)                      2
     task           0      1         2         3          4
     map outputs    all    0..7      8..11     12..15     all
 
-A slice is a range of map outputs. So its rows do not depend on where in its files a map task put them, which
-may be elsewhere when it runs again; slices one after the other give the rows in the order in which one task
-would have; and what one map task wrote cannot be divided.
+A slice is a range of map outputs. So its rows do not depend on their places in a map task's files, which may
+change when the task runs again; the slices in sequence give the rows in the order of a single task; and the
+output of one map task cannot be divided.
 
-Where it is allowed: where a partition is only a share of the rows. Between the exchange and the end of the
+Slicing is allowed where a partition is just a share of the rows. Between the exchange and the end of the
 stage there may be selections, filters and the user's functions on batches (mapInArrow, mapInPandas), but
 nothing that needs all rows of a key or of a partition together: groups, aggregates, orders, limits, samples.
-Of the inputs of a `CombineLegs` one may be sliced where it says so (`sliceable`, a bool for each input): each
-slice meets the whole subpartition of the others. What is split that way has more partitions than was asked
-for, and rows of one key in several of them: so nothing is claimed of its layout (`spark.plan.hints` compares
-their number).
+One input of a `CombineLegs` may be sliced if its `sliceable`, a bool for each input, says so: each slice
+meets the whole subpartitions of the other inputs. A sliced frame has more partitions than requested, and rows
+of one key in several of them. So its placement is not claimed (`spark.plan.hints` compares the numbers).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from sortshuffle.spark.session import classic_planner as planner
 from sortshuffle.spark.worker.slices import ALL_MAPS, TASK, ReadSlices, Slice
 from sortshuffle.spark.worker.stages import Opening, PerBatchStep, Step
 
-SHOWN = 10  # lines of `explain()`: who has more large subpartitions than that has too few of them
+SHOWN = 10  # large subpartitions that `explain()` lists: a frame with more has too few subpartitions
 
 
 # ---- which slices there are -----------------------------------------------------------------------------
@@ -49,7 +49,7 @@ SHOWN = 10  # lines of `explain()`: who has more large subpartitions than that h
 
 @dataclass(frozen=True, slots=True)
 class Large:
-    """A large subpartition of one of the exchanges, and its slices."""
+    """A large subpartition of an exchange, and its slices. ``size``, ``median``: bytes."""
 
     exchange: int
     subpartition: int
@@ -66,8 +66,8 @@ class Large:
 
 
 def cut(by_map: Mapping[int, int], count: int) -> list[tuple[int, int]]:
-    """Ranges of map indexes of about equal bytes, at most ``count``; a map output is in the range that the
-    middle of its bytes falls into."""
+    """Divide map indexes into at most ``count`` ranges of about equal bytes. A map output belongs to the
+    range that contains the middle of its bytes."""
     maps = sorted(by_map)
     sizes = np.array([by_map[each] for each in maps], np.float64)
     middles = np.cumsum(sizes) - sizes / 2
@@ -79,18 +79,18 @@ def cut(by_map: Mapping[int, int], count: int) -> list[tuple[int, int]]:
 def _large(exchange: ShuffleDependency, options: Options) -> dict[int, Large]:
     sizes = exchange.sizes()
     target = max(sizes.median, options.skew_threshold)
-    found = {}
+    larges = {}
     for number in sizes.large(options):
         size = sizes.totals[number]
         ranges = cut(sizes.by_map[number], math.ceil(size / target))
         slices = tuple(Slice(number, exchange.number, first, end) for first, end in ranges)
-        found[number] = Large(exchange.number, number, size, sizes.median, slices)
-    return found
+        larges[number] = Large(exchange.number, number, size, sizes.median, slices)
+    return larges
 
 
 def _larges(exchanges: Sequence[ShuffleDependency], options: Options) -> list[Large]:
-    """The large subpartitions, in order. Where several exchanges are read together, of each subpartition the
-    part that is sliced: the largest that can be, because the others are then read by every slice."""
+    """Return the large subpartitions, in order. If several exchanges are read together, only one is sliced
+    per subpartition: the largest that can be divided, because every slice reads the others whole."""
     chosen: dict[int, Large] = {}
     for exchange in exchanges:
         for number, large in _large(exchange, options).items():
@@ -104,16 +104,16 @@ def _larges(exchanges: Sequence[ShuffleDependency], options: Options) -> list[La
 
 
 def sliceable(chain: Chain) -> list[ShuffleDependency]:
-    """The exchanges whose subpartitions may be sliced for this chain; none, unless that is asked for."""
+    """Return the exchanges whose subpartitions may be sliced for this chain; none if slicing is off."""
     if not chain.context.options.skew_factor or not takes_rows_as_they_come(chain.steps):
         return []
     if not chain.context.planner.keeps:
-        return []  # what was measured would be written anew for whoever reads it
+        return []  # each reader writes the map outputs anew, so measuring would waste a run
     return chain.origin.sliceable()
 
 
 def takes_rows_as_they_come(steps: Sequence[Step]) -> bool:
-    """Whether these steps need no rows but those that they are given, whichever these are."""
+    """Return whether these steps may run on any part of the rows, without seeing the rest."""
     return all(isinstance(step, MapFunction | PerBatchStep) for step in steps)
 
 
@@ -121,7 +121,7 @@ def takes_rows_as_they_come(steps: Sequence[Step]) -> bool:
 
 
 def laid_out(chain: Chain) -> Origin:
-    """The origin of a chain as it is to be read. May run the map stages of its exchanges."""
+    """Return a chain's origin with large subpartitions in slices. May run the map stages of its exchanges."""
     exchanges = sliceable(chain)
     if not exchanges:
         return chain.origin
@@ -135,7 +135,7 @@ def laid_out(chain: Chain) -> Origin:
 
 
 def lines(chain: Chain) -> list[str]:
-    """What `explain()` says of the slices of a chain: which there are or, before that is known, when."""
+    """Return the lines of `explain()` on a chain's slices or, if not measured yet, on the limits for them."""
     exchanges, options = sliceable(chain), chain.context.options
     if not exchanges:
         return []
@@ -150,15 +150,14 @@ def lines(chain: Chain) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class SlicedOrigin(WrappedOrigin):
-    """An origin of exchanges of which some subpartitions are read by several tasks. ``tasks``: what each
-    reads."""
+    """An origin of exchanges some of whose subpartitions several tasks read. ``tasks``: the slice of each."""
 
     tasks: tuple[Slice, ...]
 
     def rows(self) -> DataFrame:
         rows = planner.pick_partitions(self.origin.rows(), [task.subpartition for task in self.tasks])
-        # in the rows themselves: where Spark joins or unites what is built on these partitions, one of its
-        # tasks reads several of them, or under another number
+        # the rows carry the task's number: in a plan that coalesces or unites these partitions, a Spark task
+        # may read several of them, or have another partition number
         return rows.withColumn(TASK, sf.spark_partition_id())
 
     def opening(self) -> Opening:

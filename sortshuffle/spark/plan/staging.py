@@ -1,4 +1,4 @@
-"""How a chain becomes a stage in Spark's plan."""
+"""Puts a chain into Spark's plan as a stage."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def staged(
     steps: tuple[Step, ...] | None = None,
     purpose: str = "",
 ) -> DataFrame:
-    """The chain as a stage in Spark's plan, ending in ``closing``, whose rows have ``schema``.
+    """Return the chain as a stage in Spark's plan, which ends in ``closing``, whose rows have ``schema``.
 
-    ``steps``: its first ones, None for all. ``purpose``: for Spark's UI, such as "writes exchange 3". May run
-    jobs: of skew, of placements, and a look at the workers. Raises `WorkerSetupError` if the workers cannot
-    run it.
+    ``steps``: the first steps of the chain, None for all. ``purpose``: shown in Spark's UI, such as "writes
+    exchange 3". May run jobs: to measure skew, to place exchanges and to check the workers. Raises
+    `WorkerSetupError` if the workers cannot run the stage.
     """
     context = chain.context
     check_workers(context.spark, context.services.key is not None)
@@ -53,7 +53,7 @@ def staged(
 
 
 def stage_name(number: int, origin: Origin, purpose: str = "") -> str:
-    """What Spark's plans call a stage."""
+    """Return the name of a stage in Spark's plans."""
     name = f"sortshuffle stage {number}"
     read = [str(exchange.number) for exchange in origin.exchanges()]
     if read:
