@@ -1,7 +1,7 @@
-"""What users call.
+"""The `ShuffleFrame` door: the classes that users call.
 
 shuffle_frame     `ShuffleFrame`, `frame`, `broadcast`
-grouped_frame     what `groupBy` gives
+grouped_frame     `groupBy`
 frame_reader      `read(spark)`
 frame_writer      `frame.write`
 """

@@ -1,4 +1,4 @@
-"""`sortshuffle.read(spark)`: frames that are scanned in Python, under `DataFrameReader`'s names."""
+"""`sortshuffle.read(spark)`: a reader with `DataFrameReader`'s method names, whose scans run in Python."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sortshuffle.spark.schema import parse_schema
 
 
 def read(spark: SparkSession) -> FrameReader:
-    """A reader whose frames are scanned by the Python workers, without JVM rows."""
+    """Return a reader whose frames are scanned by the Python workers, without JVM rows."""
     return FrameReader(spark)
 
 
 class FrameReader:
-    """What `sortshuffle.read` gives. `option`, `options` and `schema` change it and return it."""
+    """Reads files as frames. `sortshuffle.read` makes it. All methods but `parquet` change and return it."""
 
     def __init__(self, spark: Any) -> None:
         self._context = FrameContext.of(spark)
@@ -30,11 +30,10 @@ class FrameReader:
         self._declared: StructType | None = None
 
     def option(self, key: str, value: Any) -> FrameReader:
-        """Like `DataFrameReader.option`: ``mergeSchema``, ``basePath``, ``recursiveFileLookup``,
-        ``pathGlobFilter``, ``datetimeRebaseMode``, ``int96RebaseMode``. ``fsspec.<name>`` is the option
-        ``<name>`` of the file system, such as ``fsspec.key``; it reaches the workers and is shown nowhere.
-
-        None means as if it was not given. `parquet` refuses names it does not know.
+        """Set an option, like `DataFrameReader.option`: ``mergeSchema``, ``basePath``,
+        ``recursiveFileLookup``, ``pathGlobFilter``, ``datetimeRebaseMode``, ``int96RebaseMode``.
+        ``fsspec.<name>`` sets the option ``<name>`` of the file system, such as ``fsspec.key``; its value
+        reaches the workers and is shown nowhere. None unsets an option. `parquet` refuses unknown names.
         """
         if not isinstance(key, str):
             raise UsageError(f"option() takes the name of an option, not {key!r}")
@@ -44,30 +43,29 @@ class FrameReader:
         return self
 
     def options(self, **options: Any) -> FrameReader:
-        """Like `DataFrameReader.options`: several at once."""
+        """Set several options, like `DataFrameReader.options`."""
         for key, value in options.items():
             self.option(key, value)
         return self
 
     def schema(self, schema: StructType | str) -> FrameReader:
-        """Like `DataFrameReader.schema`: read these columns, as these types, instead of those of the files.
+        """Read the columns and types of ``schema`` instead of the files' own, like `DataFrameReader.schema`.
 
-        A column that a file lacks is null. Raises `UsageError` for what is no schema.
+        A column that a file lacks is null. Raises `UsageError` if ``schema`` is no schema.
         """
         self._declared = parse_schema(schema)
         return self
 
     def parquet(self, *paths: str, **options: Any) -> ShuffleFrame:
-        """Like `DataFrameReader.parquet`: files, directories or patterns, on any file system that fsspec
-        knows, with the columns of partition directories (``year=2024``).
+        """Read Parquet files, like `DataFrameReader.parquet`: files, directories or patterns, on any file
+        system that fsspec knows, with the columns of partition directories (``year=2024``).
 
-        Only the columns selected directly behind it are read. A filter directly behind it leaves out
+        If the next call selects columns, only these are read. If the next call is a filter, it skips
         directories by their values, without opening a file, and row groups by their statistics.
 
         Raises `UsageError` if there is nothing to read, or if files, directories and schema contradict each
-        other; `UnsupportedError` for options and types that are not read as Spark reads them. That a file
-        other than the first has a column of a type that cannot be read as the declared one is a
-        `SchemaMismatchError` when it is scanned.
+        other, and `UnsupportedError` for options and types that cannot be read as Spark reads them. The scan
+        raises `SchemaMismatchError` if a column of a later file cannot be read as the declared type.
         """
         self.options(**options)
         _check_paths(paths)

@@ -1,13 +1,13 @@
 """`frame.write.parquet(path)`: files written by the Python workers, committed as a whole or not at all.
 
 Each task writes one file into a staging directory beside the target, and returns its name as a row. Spark
-keeps exactly one attempt's row per partition, so the rows that arrive at the driver are the manifest: the
-files in it are moved to a directory of their own, and then one rename makes that the target. Appending moves
-the files one by one, and takes them all back if one cannot be moved.
+keeps exactly one attempt's row per partition, so the rows that arrive at the driver are the manifest. The
+files of the manifest are moved to another directory, and then one rename makes that directory the target.
+Appending moves the files one by one, and removes them all again if one cannot be moved.
 
-Attempts that lost, or are still being cancelled, write by paths that are gone by then.
+By then the paths of attempts that lost, or are still being cancelled, no longer exist.
 
-The paths are local to every worker (one machine, or a shared mount).
+Every worker must see the paths as local ones (one machine, or a shared mount).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ SPARK_SCHEMA_KEY = "org.apache.spark.sql.parquet.row.metadata"
 
 @dataclass(frozen=True)
 class FrameWriter:
-    """What `ShuffleFrame.write` gives. Immutable: each setting gives another writer.
+    """Writes the rows of a frame. `ShuffleFrame.write` makes it. Immutable: settings return a new writer.
 
-    ``new_run``: numbers the stage of a run.
+    ``new_run``: returns the number for the result stage of a run.
     """
 
     chain: Chain
@@ -45,14 +45,14 @@ class FrameWriter:
     codec: str | None = None
 
     def mode(self, saveMode: str) -> FrameWriter:
-        """What to do if the target exists: error (the default), append, overwrite, ignore."""
+        """Choose what to do if the target exists: error (the default), append, overwrite, ignore."""
         how = str(saveMode).lower()
         if how not in MODES:
             raise UsageError(f"mode {saveMode!r} is not one of {', '.join(MODES)}")
         return replace(self, how=how)
 
     def option(self, key: str, value: str) -> FrameWriter:
-        """The one option there is: ``compression``."""
+        """Set ``compression``, the only option."""
         if key.lower() != "compression":
             raise UsageError(f"the Parquet writer has no option {key!r}: there is compression")
         return replace(self, codec=_codec(value))
@@ -60,9 +60,9 @@ class FrameWriter:
     def parquet(self, path: str, mode: str | None = None, compression: str | None = None) -> None:
         """Run the frame and write its rows as Parquet files below ``path``, one per non-empty partition.
 
-        A frame without rows gives one file without rows, which has the schema. Raises `UsageError` if the
-        target exists and the mode forbids that, `UnsupportedError` for other than local paths and for column
-        types that Parquet in Spark has not.
+        A frame without rows writes one file without rows, which has the schema. Raises `UsageError` if the
+        target exists and the mode forbids that, and `UnsupportedError` for paths that are not local and for
+        column types that Spark cannot write to Parquet.
         """
         writer = self if mode is None else self.mode(mode)
         writer = writer if compression is None else writer.option("compression", compression)
@@ -99,13 +99,13 @@ class FrameWriter:
         return WriteParquet(directory, job, codec, schema)
 
     def _run(self, closing: WriteParquet) -> list[str]:
-        """The names of the files that count."""
+        """Run the frame. Return the names of the files to commit."""
         rows = staged(self.chain, self.new_run(), closing, "name string").collect()
         return [row.name for row in rows] or [closing.write_empty()]
 
 
 def _commit(whole: str, target: str, names: Sequence[str], *, replaced: str, append: bool) -> None:
-    """Make the directory ``whole`` the target. ``replaced``: where an old target is until it is deleted."""
+    """Make the directory ``whole`` the target. ``replaced``: path of an old target until it is deleted."""
     with calls.open_file(os.path.join(whole, "_SUCCESS"), "w", encoding="ascii"):
         pass
     if not calls.exists(target):
@@ -127,8 +127,8 @@ def _commit(whole: str, target: str, names: Sequence[str], *, replaced: str, app
 
 
 def _discard(staging: str) -> None:
-    # renamed first: a task that is still being cancelled could otherwise open a file in it meanwhile, and
-    # so keep the directory from being removed
+    # renamed first: otherwise a task that is still being cancelled could open a file in the directory
+    # meanwhile, and so keep it from being removed
     gone = f"{staging}.gone"
     calls.rename(staging, gone)
     calls.rmtree(gone, ignore_errors=True)
@@ -150,7 +150,7 @@ def _local(path: str) -> str:
     plain = path.removeprefix("file://")
     if "://" in plain:
         raise UnsupportedError(f"{path} is not a local path: use frame.toDF().write.parquet(...) for it")
-    return calls.realpath(plain)  # a link stays one: what it points to is written
+    return calls.realpath(plain)  # write to the target of a link, and leave the link
 
 
 def _codec(name: str) -> str:

@@ -1,8 +1,8 @@
-"""`GroupedFrame`: what `ShuffleFrame.groupBy` gives; it only waits for what is to be done with the groups.
+"""`GroupedFrame`: the result of `ShuffleFrame.groupBy`, whose methods say what to do with the groups.
 
-The rows of a group must be in one partition and come together (`operators.layouts`): rows that are already
-placed by some of the group's keys stay where they are; otherwise there is a repartition by the keys first, as
-in Spark.
+The rows of a group must be in one partition and adjacent (`operators.layouts`). Rows that are already placed
+by some of the group's keys stay where they are; otherwise they are first repartitioned by the keys, as in
+Spark.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sortshuffle.spark.steps.group_steps import GroupApply
 
 
 class GroupedFrame(Generic[Frame]):
-    """The groups of a `ShuffleFrame`; its methods give `ShuffleFrame`s. ``make``: makes one of rows."""
+    """The groups of a `ShuffleFrame`. Its methods return frames, which ``make`` makes of rows."""
 
     def __init__(self, groups: FrameGroups, make: Callable[[Rows], Frame]) -> None:
         rows = groups.rows()
@@ -35,54 +35,54 @@ class GroupedFrame(Generic[Frame]):
         self._make = make
 
     def applyInArrow(self, func: Callable[..., Any], schema: StructType | str) -> Frame:
-        """Like PySpark's: ``func(table)`` or ``func(key, table)`` gets one group as a `pyarrow.Table` and
-        returns a table of ``schema``. A function whose type hints say that it maps an iterator of
-        `pyarrow.RecordBatch` to another gets the group in parts, which need not fit into memory together."""
-        return self._applied(GroupApplyInArrow, func, schema)
+        """Apply a function to each group, as in PySpark: ``func(table)`` or ``func(key, table)`` gets a group
+        as a `pyarrow.Table` and returns a table of ``schema``. If its type hints say that it maps an iterator
+        of `pyarrow.RecordBatch` to another, it gets the group in parts, which need not fit into memory."""
+        return self._apply(GroupApplyInArrow, func, schema)
 
     def applyInPandas(self, func: Callable[..., Any], schema: StructType | str) -> Frame:
-        """Like PySpark's: ``func(pdf)`` or ``func(key, pdf)`` gets one group as a pandas DataFrame and
-        returns one of ``schema``; or, if its type hints say so, it maps an iterator of DataFrames to
-        another."""
-        return self._applied(GroupApplyInPandas, func, schema)
+        """Apply a function to each group, as in PySpark: ``func(pdf)`` or ``func(key, pdf)`` gets a group as
+        a pandas DataFrame and returns a DataFrame of ``schema``; or, if its type hints say so, it maps an
+        iterator of DataFrames to another."""
+        return self._apply(GroupApplyInPandas, func, schema)
 
     def cogroup(self, other: GroupedFrame[Frame]) -> CoGroupedFrame[Frame]:
-        """Like PySpark's: the groups of two frames that have equal keys, together."""
+        """Pair the groups of equal keys in two frames, as in PySpark."""
         if not isinstance(other, GroupedFrame):
             raise UsageError(f"cogroup() takes what groupBy() gives, not {type(other).__name__}")
         return CoGroupedFrame(self._groups, other._groups, self._make)
 
     def agg(self, *exprs: Column | dict[str, str]) -> Frame:
-        """Like PySpark's, for the functions that docs/spark.md lists, of plain columns: a row for each group.
-        Groups are aggregated before the shuffle as far as that makes fewer rows of them."""
+        """Aggregate each group into a row, as in PySpark, by the functions of plain columns that
+        docs/spark.md lists. Rows are aggregated before the shuffle too, as far as that makes them fewer."""
         return self._make(aggregates.aggregate(self._groups.rows(), self._groups.keys, exprs))
 
     def count(self) -> Frame:
-        """The number of rows of each group."""
+        """Count the rows of each group."""
         return self._make(aggregates.count(self._groups.rows(), self._groups.keys))
 
     def sum(self, *cols: str) -> Frame:
-        """The sum of each of these columns, or of all numeric ones."""
+        """Return the sums of the named columns, or of all numeric ones."""
         return self._numeric("sum", cols)
 
     def avg(self, *cols: str) -> Frame:
-        """The average of each of these columns, or of all numeric ones."""
+        """Return the averages of the named columns, or of all numeric ones."""
         return self._numeric("avg", cols)
 
     mean = avg
 
     def min(self, *cols: str) -> Frame:
-        """The least value of each of these columns, or of all numeric ones."""
+        """Return the minima of the named columns, or of all numeric ones."""
         return self._numeric("min", cols)
 
     def max(self, *cols: str) -> Frame:
-        """The greatest value of each of these columns, or of all numeric ones."""
+        """Return the maxima of the named columns, or of all numeric ones."""
         return self._numeric("max", cols)
 
     def _numeric(self, function: str, cols: tuple[str, ...]) -> Frame:
         return self._make(aggregates.numeric(self._groups.rows(), self._groups.keys, function, cols))
 
-    def _applied(
+    def _apply(
         self,
         adaptor: type[GroupApplyInArrow | GroupApplyInPandas],
         func: Callable[..., Any],

@@ -1,11 +1,11 @@
-"""`ShuffleFrame`: the Arrow door. PySpark's method names, Python stages, one shuffle engine.
+"""`ShuffleFrame`: the door for Arrow batches, with PySpark's method names and stages that run in Python.
 
     frame(df) or read(spark).parquet(path)
         .mapInArrow(...) .repartition(n, "k") .groupBy("k").applyInArrow(...)
         .toDF()
 
 A frame is an immutable, lazy description (`spark.plan.chain`). Consecutive functions run in one pass in one
-Python worker; rows reach the JVM at `toDF()` and nowhere before.
+Python worker. Rows do not reach the JVM before `toDF()`.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ P = ParamSpec("P")
 
 
 def frame(df: DataFrame) -> ShuffleFrame:
-    """A `ShuffleFrame` of any DataFrame; the DataFrame's own plan runs in Spark, in the same stage.
+    """Make a `ShuffleFrame` of any DataFrame, whose own plan runs in Spark, in the same stage.
 
-    Raises `UnsupportedError` for streaming frames, and for columns that Arrow cannot carry; `OptionError` for
-    a wrong ``spark.sortshuffle.*`` setting.
+    Raises `UnsupportedError` for streaming frames and for columns that Arrow cannot carry, and `OptionError`
+    for a wrong ``spark.sortshuffle.*`` setting.
     """
     if not isinstance(df, DataFrame):
         raise UsageError(f"frame() takes a DataFrame, not {type(df).__name__}")
@@ -78,12 +78,12 @@ def frame(df: DataFrame) -> ShuffleFrame:
 
 
 def broadcast(frame: ShuffleFrame) -> ShuffleFrame:
-    """Like PySpark's `broadcast`: the frame, marked as small enough to be given whole to every task of the
-    other side of a join, which then needs no exchange.
+    """Mark a frame as small, like PySpark's `broadcast`. A join gives the whole of it to every task of the
+    other side, which then needs no exchange.
 
-    It is a hint: a join whose kind needs this side exchanged (an outer join that keeps its rows) does so. It
-    holds for the frame that is returned, not for frames made from it. In the join the frame must fit into
-    the memory of a task.
+    The mark is a hint: an outer join that keeps the rows of the marked side exchanges it all the same. The
+    mark holds for the returned frame, not for frames made from it. In the join the frame must fit into the
+    memory of a task.
     """
     return ShuffleFrame(replace(_rows_of(frame, "broadcast", "a ShuffleFrame"), broadcast=True))
 
@@ -101,7 +101,7 @@ class ShuffleFrame:
         self._persisted = False
         self._runs: list[int] = []
 
-    # ---- what it is -------------------------------------------------------------------------------
+    # ---- description ------------------------------------------------------------------------------
 
     @property
     def schema(self) -> StructType:
@@ -114,12 +114,12 @@ class ShuffleFrame:
         return list(self.schema.names)
 
     def explain(self) -> None:
-        """Print the stages, what is chained in each, and, after a run, what they did."""
+        """Print the stages, the steps chained in each, and, after a run, the work that each has done."""
         print(explaining.text(self._chain, self.stage_totals(), self._runs))
 
     def stage_totals(self) -> list[StageTotals]:
-        """What the tasks run so far did, per stage, for this frame and those made from the same source.
-        Nothing over Spark Connect, where tasks have no way to report."""
+        """Return the work of all tasks so far, per stage, for this frame and those made from the same source.
+        The list is empty over Spark Connect, where tasks cannot report."""
         reports = (each for source in self._chain.reports() for each in source.value.items())
         return stage_totals(reports)
 
@@ -132,23 +132,23 @@ class ShuffleFrame:
     def mapInArrow(
         self, func: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: StructType | str
     ) -> ShuffleFrame:
-        """Like `DataFrame.mapInArrow`: ``func`` maps an iterator of record batches to another."""
-        return self._mapped(MapInArrow.of(func, schema, self._chain.context.conf))
+        """Map each partition's iterator of record batches to another, like `DataFrame.mapInArrow`."""
+        return self._map(MapInArrow.of(func, schema, self._chain.context.conf))
 
     def mapInPandas(
         self, func: Callable[[Iterator[Any]], Iterator[Any]], schema: StructType | str
     ) -> ShuffleFrame:
-        """Like `DataFrame.mapInPandas`: ``func`` maps an iterator of pandas DataFrames to another."""
-        return self._mapped(MapInPandas.of(func, schema, self._chain.context.conf))
+        """Map each partition's iterator of pandas DataFrames to another, like `DataFrame.mapInPandas`."""
+        return self._map(MapInPandas.of(func, schema, self._chain.context.conf))
 
     # ---- columns and rows -------------------------------------------------------------------------
 
     def select(self, *cols: ColumnLike | list[ColumnLike]) -> ShuffleFrame:
-        """Like `DataFrame.select`, for names, plain column references and aliases of these; ``"*"`` is all
-        columns. What is computed is a column first: `withColumn`."""
+        """Select columns, like `DataFrame.select`: by names, plain column references and aliases of these;
+        ``"*"`` means all columns. Add computed columns by `withColumn` first."""
         positions: list[int] = []
         names: list[str] = []
-        for col in _listed(cols):
+        for col in _as_list(cols):
             node = node_of(col)
             if isinstance(node, Star):
                 positions += range(len(self.columns))
@@ -156,39 +156,39 @@ class ShuffleFrame:
                 continue
             positions.append(self._position(name_of(node.child if isinstance(node, Alias) else node, col)))
             names.append(node.name if isinstance(node, Alias) else self.columns[positions[-1]])
-        return self._made(selected, tuple(positions), names)
+        return self._apply(selected, tuple(positions), names)
 
     def drop(self, *cols: ColumnLike) -> ShuffleFrame:
-        """Like `DataFrame.drop`: without these columns; names that are not there are ignored."""
+        """Drop columns, like `DataFrame.drop`. Unknown names are ignored."""
         case_sensitive = self._chain.context.case_sensitive
         dropped = {at for col in cols for at in positions_to_drop(col, self.schema, case_sensitive)}
         kept = tuple(at for at in range(len(self.columns)) if at not in dropped)
-        return self._made(selected, kept, [self.columns[at] for at in kept])
+        return self._apply(selected, kept, [self.columns[at] for at in kept])
 
     def withColumn(self, colName: str, col: pc.Expression | Column) -> ShuffleFrame:
-        """Like `DataFrame.withColumn`, for an Arrow expression over the columns, such as
-        ``pyarrow.compute.field("k") + 1``, or a plain column reference. A column of this name is replaced
-        where it is."""
-        return self._made(columns.with_columns, {colName: col})
+        """Add a column, like `DataFrame.withColumn`: the value of an Arrow expression over the columns, such
+        as ``pyarrow.compute.field("k") + 1``, or a plain column reference. An existing column of this name is
+        replaced in its place."""
+        return self._apply(columns.with_columns, {colName: col})
 
     def withColumns(self, colsMap: Mapping[str, pc.Expression | Column]) -> ShuffleFrame:
-        """Like `DataFrame.withColumns`; none of the expressions sees what another gives."""
-        return self._made(columns.with_columns, colsMap)
+        """Add several columns, like `DataFrame.withColumns`. No expression sees the result of another."""
+        return self._apply(columns.with_columns, colsMap)
 
     def withColumnRenamed(self, existing: str, new: str) -> ShuffleFrame:
-        """Like `DataFrame.withColumnRenamed`: a name that is not there is ignored."""
-        return self._made(columns.with_columns_renamed, {existing: new})
+        """Rename a column, like `DataFrame.withColumnRenamed`. An unknown name is ignored."""
+        return self._apply(columns.with_columns_renamed, {existing: new})
 
     def withColumnsRenamed(self, colsMap: Mapping[str, str]) -> ShuffleFrame:
-        """Like `DataFrame.withColumnsRenamed`."""
-        return self._made(columns.with_columns_renamed, colsMap)
+        """Rename several columns, like `DataFrame.withColumnsRenamed`."""
+        return self._apply(columns.with_columns_renamed, colsMap)
 
     def filter(self, condition: pc.Expression) -> ShuffleFrame:
-        """The rows for which an Arrow expression is true, such as ``pyarrow.compute.field("k") > 5``.
+        """Keep the rows for which an Arrow expression is true, such as ``pyarrow.compute.field("k") > 5``.
 
-        Directly behind a Parquet scan it also leaves out row groups by their statistics, unless it is about
-        floating point columns (which statistics describe without their NaNs): give those a filter of their
-        own. Raises `UsageError` for anything that is not a boolean expression over the columns.
+        A filter that directly follows a Parquet scan also skips row groups by their statistics, unless it
+        uses floating point columns (whose statistics ignore NaNs): give those columns a separate filter.
+        Raises `UsageError` for anything that is not a boolean expression over the columns.
         """
         rows = self._rows
         chain, origin = rows.chain, rows.chain.origin
@@ -201,8 +201,8 @@ class ShuffleFrame:
     where = filter
 
     def limit(self, num: int) -> ShuffleFrame:
-        """Like `DataFrame.limit`: the first ``num`` rows, partition after partition, in one partition."""
-        return self._made(row_operators.limit, num)
+        """Keep the first ``num`` rows in partition order, in one partition, like `DataFrame.limit`."""
+        return self._apply(row_operators.limit, num)
 
     def sample(
         self,
@@ -210,50 +210,50 @@ class ShuffleFrame:
         fraction: int | float | None = None,
         seed: int | None = None,
     ) -> ShuffleFrame:
-        """Like `DataFrame.sample`: each row with the probability ``fraction``, or, with replacement, so many
-        times on average. The same seed and partitions give the same rows, but not those that Spark takes."""
-        return self._made(row_operators.sample, withReplacement, fraction, seed)
+        """Sample rows, like `DataFrame.sample`: each with the probability ``fraction``, or, with replacement,
+        ``fraction`` times on average. The same seed and partitions give the same rows, but not Spark's."""
+        return self._apply(row_operators.sample, withReplacement, fraction, seed)
 
     def union(self, other: ShuffleFrame) -> ShuffleFrame:
-        """Like `DataFrame.union`: the rows of both, columns matched by position."""
-        return self._made(row_operators.union, _rows_of(other, "union"))
+        """Append the rows of another frame, with columns matched by position, like `DataFrame.union`."""
+        return self._apply(row_operators.union, _rows_of(other, "union"))
 
     unionAll = union  # noqa: N815  PySpark's name
 
     def unionByName(self, other: ShuffleFrame, allowMissingColumns: bool = False) -> ShuffleFrame:
-        """Like `DataFrame.unionByName`: the rows of both, columns matched by name."""
-        return self._made(row_operators.union_by_name, _rows_of(other, "unionByName"), allowMissingColumns)
+        """Append the rows of another frame, with columns matched by name, like `DataFrame.unionByName`."""
+        return self._apply(row_operators.union_by_name, _rows_of(other, "unionByName"), allowMissingColumns)
 
     def distinct(self) -> ShuffleFrame:
-        """Like `DataFrame.distinct`: every different row once."""
-        return self._made(aggregates.distinct)
+        """Keep one of each set of equal rows, like `DataFrame.distinct`."""
+        return self._apply(aggregates.distinct)
 
     def dropDuplicates(self, subset: list[str] | None = None) -> ShuffleFrame:
-        """Like `DataFrame.dropDuplicates`: one row for each combination of values in the columns named, or in
-        all."""
-        return self._made(aggregates.drop_duplicates, subset)
+        """Keep one row for each combination of values in the columns of ``subset``, or in all columns, like
+        `DataFrame.dropDuplicates`."""
+        return self._apply(aggregates.drop_duplicates, subset)
 
     drop_duplicates = dropDuplicates
 
     # ---- shuffles ---------------------------------------------------------------------------------
 
     def repartition(self, numPartitions: int | ColumnLike, *cols: ColumnLike) -> ShuffleFrame:
-        """Like `DataFrame.repartition`: by Spark's hash of the columns, or evenly where none is named.
+        """Repartition by Spark's hash of the columns, or evenly if none is named, like PySpark's method.
 
         ``repartition(n, *cols)``, ``repartition(*cols)`` (into ``spark.sql.shuffle.partitions``) or
         ``repartition(n)``.
         """
         count, columns = self._count_and_columns("repartition", numPartitions, cols)
         if not columns:
-            return self._made(exchanged, RoundRobin(), count)
-        return self._made(hash_exchanged, tuple(self._position(column) for column in columns), count)
+            return self._apply(exchanged, RoundRobin(), count)
+        return self._apply(hash_exchanged, tuple(self._position(column) for column in columns), count)
 
     def repartitionByRange(self, numPartitions: int | ColumnLike, *cols: ColumnLike) -> ShuffleFrame:
-        """Like `DataFrame.repartitionByRange`: partitions are ascending ranges of the columns' values.
+        """Repartition into ascending ranges of the columns' values, like `DataFrame.repartitionByRange`.
 
-        ``repartitionByRange(n, *cols)`` or ``repartitionByRange(*cols)``. A column may be given a direction,
-        such as ``df.k.desc()`` or ``asc_nulls_last("k")``. When the exchange is built (at `toDF()` or the
-        first action) a job samples the rows to find the ranges: what is chained before it runs for that, too.
+        ``repartitionByRange(n, *cols)`` or ``repartitionByRange(*cols)``. A column may have a direction, such
+        as ``df.k.desc()`` or ``asc_nulls_last("k")``. When the exchange is built (at `toDF()` or the first
+        action), a job samples the rows to find the ranges, and runs the steps before the exchange for it.
         """
         count, columns = self._count_and_columns("repartitionByRange", numPartitions, cols)
         if not columns:
@@ -263,13 +263,13 @@ class ShuffleFrame:
             plain, descending, nulls_last = sort_key(column)
             key = self._position(plain)
             check_range_key(self.schema.fields[key], self._chain.wire.field(key).type)
-            keys.setdefault(key, SortKey(key, descending, nulls_last))  # a second time it decides nothing
-        return self._made(exchanged, Range(tuple(keys.values()), count, next_number()), count)
+            keys.setdefault(key, SortKey(key, descending, nulls_last))  # a repeated column decides nothing
+        return self._apply(exchanged, Range(tuple(keys.values()), count, next_number()), count)
 
     def repartitionById(self, numPartitions: int, partitionIdCol: ColumnLike) -> ShuffleFrame:
-        """Like `DataFrame.repartitionById`: each row into the partition whose number is in an int column.
+        """Move each row to the partition whose number is in an int column, like `DataFrame.repartitionById`.
 
-        Numbers count modulo ``numPartitions``, never negative; a null counts as 0.
+        Numbers are taken modulo ``numPartitions``, never negative; a null counts as 0.
         """
         if isinstance(numPartitions, bool) or not isinstance(numPartitions, int):
             raise UsageError(
@@ -277,20 +277,20 @@ class ShuffleFrame:
             )
         key = self._position(partitionIdCol)
         check_id_column(self.schema.fields[key])
-        return self._made(exchanged, Id(key), _checked_count("repartitionById", numPartitions))
+        return self._apply(exchanged, Id(key), _check_count("repartitionById", numPartitions))
 
     def coalesce(self, numPartitions: int) -> ShuffleFrame:
-        """Like `DataFrame.coalesce`: fewer partitions, each of several of these, without a shuffle."""
-        return self._made(row_operators.coalesce, numPartitions, self.toDF)
+        """Combine partitions into fewer, without a shuffle, like `DataFrame.coalesce`."""
+        return self._apply(row_operators.coalesce, numPartitions, self.toDF)
 
     def sort(
         self,
         *cols: int | ColumnLike | list[int | ColumnLike],
         ascending: bool | int | list[bool | int] = True,
     ) -> ShuffleFrame:
-        """Like `DataFrame.sort`: a total order over the partitions, of which there are at most
-        ``spark.sql.shuffle.partitions``. Samples the rows as `repartitionByRange` does."""
-        return self._made(sorting.sort, cols, ascending)
+        """Sort the rows over all partitions, like `DataFrame.sort`, into at most
+        ``spark.sql.shuffle.partitions`` partitions. Samples the rows as `repartitionByRange` does."""
+        return self._apply(sorting.sort, cols, ascending)
 
     orderBy = sort  # noqa: N815
 
@@ -299,19 +299,19 @@ class ShuffleFrame:
         *cols: int | ColumnLike | list[int | ColumnLike],
         ascending: bool | int | list[bool | int] = True,
     ) -> ShuffleFrame:
-        """Like `DataFrame.sortWithinPartitions`: every partition in this order."""
-        return self._made(sorting.sort_within_partitions, cols, ascending)
+        """Sort each partition, like `DataFrame.sortWithinPartitions`."""
+        return self._apply(sorting.sort_within_partitions, cols, ascending)
 
     def groupBy(self, *cols: ColumnLike | list[ColumnLike]) -> GroupedFrame[ShuffleFrame]:
-        """Like `DataFrame.groupBy`: ``.agg``, ``.count`` and their like, ``.applyInArrow``,
-        ``.applyInPandas``, ``.cogroup``."""
-        keys = tuple(self._position(name) for name in _flat(cols))
+        """Group the rows by columns, like `DataFrame.groupBy`, for ``.agg``, ``.count`` and other aggregates,
+        ``.applyInArrow``, ``.applyInPandas``, ``.cogroup``."""
+        keys = tuple(self._position(name) for name in _column_names(cols))
         return GroupedFrame(FrameGroups(lambda: self._rows, keys), ShuffleFrame)
 
     groupby = groupBy
 
     def agg(self, *exprs: Column | dict[str, str]) -> ShuffleFrame:
-        """Like `DataFrame.agg`: aggregates of all rows, in one row."""
+        """Aggregate all rows into one, like `DataFrame.agg`."""
         return self.groupBy().agg(*exprs)
 
     def join(
@@ -320,16 +320,16 @@ class ShuffleFrame:
         on: str | list[str] | Column | list[Column] | None = None,
         how: str | None = None,
     ) -> ShuffleFrame:
-        """Like `DataFrame.join`, on columns of equal names, or on equalities of columns. ``how``: inner
-        (None), left, right, full, semi, anti, and PySpark's other names of these. A side marked by
-        `sortshuffle.broadcast` is given whole to every task of the other, where the kind of join allows."""
-        return self._made(joins.join, _rows_of(other, "join"), on, how)
+        """Join two frames, like `DataFrame.join`, on columns of equal names or on equalities of columns.
+        ``how``: inner (None), left, right, full, semi, anti, and PySpark's other names for these. A side
+        marked by `sortshuffle.broadcast` is broadcast where the kind of join allows it."""
+        return self._apply(joins.join, _rows_of(other, "join"), on, how)
 
     # ---- results ----------------------------------------------------------------------------------
 
     def toDF(self) -> DataFrame:
-        """An ordinary lazy DataFrame of the rows, in the same partitions. Spark's planner knows by which
-        columns they are placed and sorted, and about how large they are (`spark.plan.hints`)."""
+        """Return the rows as an ordinary lazy DataFrame, in the same partitions. Spark's planner knows by
+        which columns they are placed and sorted, and about how large they are (`spark.plan.hints`)."""
         if self._df is None:
             chain = self._own_rows.chain
             if isinstance(chain.origin, DataFrameOrigin) and not chain.steps:
@@ -341,12 +341,12 @@ class ShuffleFrame:
         return self._df
 
     def collect(self) -> list[Any]:
-        """All rows, as Spark's Row objects."""
+        """Return all rows, as Spark's Row objects."""
         rows: list[Any] = self.toDF().collect()
         return rows
 
     def count(self) -> int:
-        """The number of rows. They are counted in Python and never become JVM rows."""
+        """Return the number of rows. Unless persisted, they are counted in Python, and not as JVM rows."""
         if self._persisted:
             return int(self.toDF().count())
         rows = self._rows
@@ -355,28 +355,28 @@ class ShuffleFrame:
         return sum(row.rows for row in counts.collect())
 
     def head(self, n: int | None = None) -> Any:
-        """Like `DataFrame.head`: the first row, None if there is none; or the first ``n`` in a list."""
+        """Return the first row or None, or the first ``n`` rows in a list, like `DataFrame.head`."""
         return self.toDF().head(n)
 
     def first(self) -> Any:
-        """The first row, None if there is none."""
+        """Return the first row, or None if there are no rows."""
         return self.toDF().first()
 
     def take(self, num: int) -> list[Any]:
-        """The first ``num`` rows, out of as few partitions as are needed."""
+        """Return the first ``num`` rows, reading as few partitions as needed."""
         taken: list[Any] = self.toDF().take(num)
         return taken
 
     def isEmpty(self) -> bool:
-        """Whether there are no rows."""
+        """Return whether there are no rows."""
         return bool(self.toDF().isEmpty())
 
     def toArrow(self) -> pa.Table:
-        """All rows as one Arrow table."""
+        """Return all rows as one Arrow table."""
         return self.toDF().toArrow()
 
     def toPandas(self) -> Any:
-        """All rows as one pandas DataFrame."""
+        """Return all rows as one pandas DataFrame."""
         return self.toDF().toPandas()
 
     def show(self, n: int = 20, truncate: bool | int = True, vertical: bool = False) -> None:
@@ -385,14 +385,14 @@ class ShuffleFrame:
 
     @property
     def write(self) -> FrameWriter:
-        """Writes the rows from Python: ``.write.mode("overwrite").parquet(path)``."""
+        """A writer of the rows, which runs in Python: ``.write.mode("overwrite").parquet(path)``."""
         from sortshuffle.spark.frame.frame_writer import FrameWriter
 
         return FrameWriter(self._chain, self._new_run)
 
     def persist(self, storageLevel: StorageLevel = StorageLevel.MEMORY_AND_DISK_DESER) -> ShuffleFrame:
-        """Keep the rows in Spark's cache when they are first computed; frames made from this one
-        afterwards read them there. Returns this frame."""
+        """Keep the rows in Spark's cache once they are computed. Frames made from this frame afterwards read
+        them there. Returns this frame."""
         self.toDF().persist(storageLevel)
         self._persisted = True
         return self
@@ -407,8 +407,8 @@ class ShuffleFrame:
 
     @property
     def _rows(self) -> Rows:
-        """What frames made from this one begin with. Those from Spark's cache come from no exchange of ours:
-        nothing is known of where they are."""
+        """The rows that frames made from this frame begin with. Nothing is known of where rows in Spark's
+        cache are placed, because they come from no exchange of ours."""
         own = self._own_rows
         if not self._persisted:
             return own
@@ -417,23 +417,22 @@ class ShuffleFrame:
 
     @property
     def _chain(self) -> Chain:
-        """That of `_rows`."""
         return self._rows.chain
 
     def _new_run(self) -> int:
-        """The number of a result stage of this frame."""
+        """Return a number for a new result stage of this frame."""
         self._runs.append(next_number())
         return self._runs[-1]
 
-    def _made(
+    def _apply(
         self, operator: Callable[Concatenate[Rows, P], Rows], *args: P.args, **kwargs: P.kwargs
     ) -> ShuffleFrame:
-        """A frame of what an operator makes of the rows; this one where it leaves them as they are."""
+        """Return a frame of what an operator makes of the rows, or this frame if it leaves them unchanged."""
         rows = self._rows
         made = operator(rows, *args, **kwargs)
         return self if made is rows else ShuffleFrame(made)
 
-    def _mapped(self, step: MapFunction) -> ShuffleFrame:
+    def _map(self, step: MapFunction) -> ShuffleFrame:
         return ShuffleFrame(Rows(self._chain.then(step, step.declared.schema)))
 
     def _position(self, col: ColumnLike) -> int:
@@ -442,33 +441,33 @@ class ShuffleFrame:
     def _count_and_columns(
         self, method: str, numPartitions: int | ColumnLike, cols: tuple[Any, ...]
     ) -> tuple[int, list[ColumnLike]]:
-        """What a call of ``method`` asks for: the number of partitions and the columns, if any."""
-        columns = _listed(cols)
+        """Return the number of partitions and the columns, if any, from the arguments of ``method``."""
+        columns = _as_list(cols)
         if isinstance(numPartitions, str | Column):
             return self._chain.context.shuffle_partitions(), [numPartitions, *columns]
         if isinstance(numPartitions, bool) or not isinstance(numPartitions, int):
             raise UsageError(
                 f"{method}() takes a number of partitions or columns, not {type(numPartitions).__name__}"
             )
-        return _checked_count(method, numPartitions), columns
+        return _check_count(method, numPartitions), columns
 
 
 def _rows_of(other: Any, method: str, what: str = "another ShuffleFrame") -> Rows:
-    """The rows of a frame that a method is given. Raises `UsageError` for what is no frame."""
+    """Return the rows of ``other``, an argument of ``method``. Raises `UsageError` if it is no frame."""
     if not isinstance(other, ShuffleFrame):
         raise UsageError(f"{method}() takes {what}, not {type(other).__name__}: wrap it in frame()")
     return other._rows
 
 
-def _listed(cols: tuple[Any, ...]) -> list[ColumnLike]:
+def _as_list(cols: tuple[Any, ...]) -> list[ColumnLike]:
     return list(cols[0] if len(cols) == 1 and isinstance(cols[0], list | tuple) else cols)
 
 
-def _flat(cols: tuple[Any, ...]) -> list[str]:
-    return [column_name(col) for col in _listed(cols)]
+def _column_names(cols: tuple[Any, ...]) -> list[str]:
+    return [column_name(col) for col in _as_list(cols)]
 
 
-def _checked_count(method: str, count: int) -> int:
+def _check_count(method: str, count: int) -> int:
     if not 1 <= count <= MAX_SUBPARTITIONS:
         raise UsageError(f"{method}() takes from 1 to {MAX_SUBPARTITIONS} partitions, not {count}")
     return count

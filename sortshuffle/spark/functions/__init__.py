@@ -1,30 +1,31 @@
-"""Users' functions in a Python worker, called as PySpark's own worker calls them.
+"""Adaptors that call users' functions in a Python worker the way PySpark's own worker does.
 
-Between two exchanges the functions of a `ShuffleFrame` run chained, without Spark's operators between them.
-Each PySpark method has an adaptor, which wraps the function: batches (or the tables of groups) go in, batches
-of the declared wire schema come out. The rules are those of PySpark 4.3's worker, and of the JVM that reads
-its results. Pandas conversion is PySpark's own code. The differences:
+The functions of a `ShuffleFrame` run chained between two exchanges, without Spark's operators between them.
+Each PySpark method has an adaptor that wraps the function: the adaptor takes batches (or the tables of
+groups) and yields batches of the declared wire schema. It follows the rules of PySpark 4.3's worker and of
+the JVM that reads that worker's results. PySpark's own code converts to and from pandas. The differences:
 
-* A result that crashes Spark's task in the JVM is a `SchemaMismatchError` here, which names function, column
-  and types.
-* Other representations of the declared types are converted (`sortshuffle.spark.schema.conform`), also where
+* A result that crashes Spark's task in the JVM raises a `SchemaMismatchError` here. The error names the
+  function, the column and the types.
+* Other representations of the declared types are converted (`sortshuffle.spark.schema.conform`) even where
   PySpark accepts only one: text with 64-bit offsets, any time zone's label, any unit of time.
-* Every field that a function gets is nullable and has no metadata.
+* Every field that a function receives is nullable and has no metadata.
 
 Invariants:
 
 * An adaptor is made on the driver, where a bad schema or signature fails at the call. It is pickled to the
   tasks with every setting it needs. It keeps no state, so one adaptor serves any number of tasks.
-* A function's error stays the same object; its traceback lacks our frames above the function. An error of the
-  function's input is raised even if the function swallows it.
-* Batches without rows are not passed on. One result is held at a time, and small ones of groups until they
+* An error that a function raises stays the same object, but its traceback omits our frames above the
+  function. An error in the function's input is raised even if the function swallows it.
+* Batches without rows are dropped. One result is held at a time; small results of groups are held until they
   are joined (`compute.groups.gathering`).
-* Closing an adaptor's iterator closes the function's, then the input.
+* Closing an adaptor's iterator closes the function's iterator, then the input.
 
     conf           the session's settings that matter to functions
     signatures     names, arguments and type hints of functions
     declared       the declared result of a function, and its checks
     conversion     between Arrow and pandas, by PySpark's own code
+    results        returned values, checked and converted to the declared schema
     running        calls of users' functions, and their errors
     maps           mapInArrow, mapInPandas
     grouped        groupBy().applyInArrow and applyInPandas, on whole groups and on iterators

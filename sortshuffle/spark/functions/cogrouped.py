@@ -1,4 +1,4 @@
-"""``cogroup().applyInArrow`` and ``applyInPandas``: a function of the groups of one key in two frames."""
+"""Adaptors for ``cogroup().applyInArrow`` and ``applyInPandas``, whose functions take a key's two groups."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Tables: TypeAlias = tuple[pa.Table, pa.Table]
 
 @dataclass(frozen=True, slots=True)
 class CoGroupFunction(ABC):
-    """A function of two groups of one key. One of them may be empty. ``method``: its name in errors.
+    """Adaptor for a function of the two groups of one key, one of which may be empty.
 
-    ``left_keys``, ``right_keys``: positions of the key columns, in the order of ``groupBy``. The key is taken
-    from the left group, or from the right one where the left is empty.
+    ``method``: the method's name in errors. ``left_keys``, ``right_keys``: positions of the key columns, in
+    the order of ``groupBy``. The key comes from the left group, or from the right group if the left is empty.
     """
 
     method: ClassVar[str]
@@ -48,15 +48,15 @@ class CoGroupFunction(ABC):
         left_keys: Iterable[int],
         right_keys: Iterable[int],
     ) -> CoGroupFunction:
-        """Raises `UsageError`, or `UnsupportedError` for a type."""
+        """Build the adaptor. Raises `UsageError`, or `UnsupportedError` for a type."""
         declared = Declared.of(cls.method, function, schema, conf)
         keyed = takes_key(cls.method, function, "left", "right")
         return cls(function, tuple(left_keys), tuple(right_keys), keyed, declared, conf)
 
     def __call__(self, groups: Iterator[Tables]) -> Batches:
-        """The results of all pairs of groups. A pair is the tables of both sides, with all their columns.
+        """Yield the results of all pairs of groups. A pair holds the tables of both sides, with all columns.
 
-        Raises `SchemaMismatchError`, and what the user's function does.
+        Raises `SchemaMismatchError`, and whatever the user's function raises.
         """
         return user_errors(gathered(self._run(groups)))
 
@@ -64,20 +64,20 @@ class CoGroupFunction(ABC):
         with CloseAtEnd(groups):
             for arguments in map(self._arguments, groups):
                 result = in_user_code(self.function, *arguments)
-                del arguments  # so that it is not held while the result is delivered
-                yield from self._delivered(result)
+                del arguments  # so that the groups are not held while the result is delivered
+                yield from self._result_batches(result)
                 del result
 
     @abstractmethod
     def _arguments(self, groups: Tables) -> tuple[Any, ...]: ...
 
     @abstractmethod
-    def _delivered(self, result: Any) -> Batches: ...
+    def _result_batches(self, result: Any) -> Batches: ...
 
 
 @dataclass(frozen=True, slots=True)
 class CoGroupInArrow(CoGroupFunction):
-    """``PandasCogroupedOps.applyInArrow``: two tables in, a table out. The key: a tuple of Arrow scalars."""
+    """``PandasCogroupedOps.applyInArrow``: two tables to one table. The key is a tuple of Arrow scalars."""
 
     method = "cogroup().applyInArrow"
 
@@ -88,7 +88,7 @@ class CoGroupInArrow(CoGroupFunction):
         key = arrow_key(left, self.left_keys) if left.num_rows else arrow_key(right, self.right_keys)
         return key, left, right
 
-    def _delivered(self, result: Any) -> Batches:
+    def _result_batches(self, result: Any) -> Batches:
         if not isinstance(result, pa.Table):
             raise self.declared.mismatch("a pyarrow.Table", type(result).__name__)
         return from_arrow(result, self.declared, self.conf)
@@ -96,8 +96,8 @@ class CoGroupInArrow(CoGroupFunction):
 
 @dataclass(frozen=True, slots=True)
 class CoGroupInPandas(CoGroupFunction):
-    """``PandasCogroupedOps.applyInPandas``: two data frames in, a data frame out. The key is a tuple of NumPy
-    or Python values."""
+    """``PandasCogroupedOps.applyInPandas``: two data frames to one data frame. The key is a tuple of NumPy or
+    Python values."""
 
     method = "cogroup().applyInPandas"
 
@@ -109,5 +109,5 @@ class CoGroupInPandas(CoGroupFunction):
         key = pandas_key(left, self.left_keys) if groups[0].num_rows else pandas_key(right, self.right_keys)
         return key, *frames
 
-    def _delivered(self, result: Any) -> Batches:
+    def _result_batches(self, result: Any) -> Batches:
         return from_group_frame(result, self.declared, self.conf)

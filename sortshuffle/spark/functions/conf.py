@@ -1,4 +1,4 @@
-"""`FunctionConf`: the settings of a session that change what users' functions get and may return."""
+"""`FunctionConf`: the session settings that change what users' functions receive and may return."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FunctionConf:
-    """
+    """Settings of a Spark session, pickled into every adaptor.
+
     ========================  ===========================================================================
     field                     Spark setting
     ========================  ===========================================================================
@@ -27,8 +28,7 @@ class FunctionConf:
     ``exact_schema``          ``spark.sql.execution.arrow.pyspark.validateSchema.enabled``
     ========================  ===========================================================================
 
-    ``spark.sql.execution.pandas.structHandlingMode`` is not among them: it holds for ``toPandas()``. PySpark
-    passes structs to functions as dicts in any case.
+    ``spark.sql.execution.pandas.structHandlingMode`` is for ``toPandas()`` alone: functions get dicts.
     """
 
     timezone: str
@@ -42,7 +42,7 @@ class FunctionConf:
 
     @staticmethod
     def of(spark: SparkSession) -> FunctionConf:
-        """The settings of ``spark`` at this moment."""
+        """Read the current settings of ``spark``."""
 
         def flag(name: str, default: bool) -> bool:
             try:

@@ -1,4 +1,4 @@
-"""Conversion between Arrow and pandas, by PySpark's own code: functions get what PySpark would pass them."""
+"""Conversion between Arrow and pandas by PySpark's own code, so that functions get what PySpark passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def with_session_types(items: Iterator[T], conf: FunctionConf) -> Iterator[T]:
-    """Batches or tables as functions get them: with 64-bit offsets if the session says so."""
+    """Cast batches or tables to types with 64-bit offsets, if the session asks for them."""
     return map(_with_large_types, items) if conf.large_types else items
 
 
@@ -28,10 +28,10 @@ def _with_large_types(rows: Any) -> Any:
 
 
 def pandas_frame(batch: pa.RecordBatch, conf: FunctionConf) -> pd.DataFrame:
-    """``batch`` as the data frame that ``mapInPandas`` passes to a function.
+    """Convert ``batch`` to the data frame that ``mapInPandas`` passes to a function.
 
-    All columns are converted at once, as fields of a struct: the dtype that PySpark 4.2+ chooses for integers
-    with nulls depends on the types of the other columns.
+    All columns are converted at once, as fields of a struct, because the dtype that PySpark 4.2+ chooses for
+    integers with nulls depends on the types of the other columns.
     """
     import pandas as pd
 
@@ -43,18 +43,18 @@ def pandas_frame(batch: pa.RecordBatch, conf: FunctionConf) -> pd.DataFrame:
 
 
 def pandas_series(rows: pa.RecordBatch | pa.Table, conf: FunctionConf) -> list[pd.Series]:
-    """The columns of the frame that ``applyInPandas`` makes of a group's rows."""
+    """Convert a group's rows to the columns of the frame that ``applyInPandas`` passes to a function."""
     whole = rows.combine_chunks() if isinstance(rows, pa.Table) else rows
     return _to_pandas(whole, conf, structs_as_frames=False)
 
 
 def pandas_key(series: list[pd.Series], keys: tuple[int, ...], row: int = 0) -> tuple[Any, ...]:
-    """The key of a row, from its columns."""
+    """Return the key of a row, out of the columns at the positions ``keys``."""
     return tuple(series[position].iloc[row] for position in keys)
 
 
 def frame_of(series: list[pd.Series]) -> pd.DataFrame:
-    """The data frame of these columns."""
+    """Join columns into a data frame."""
     import pandas as pd
 
     return pd.concat(series, axis=1)
@@ -82,7 +82,7 @@ def _to_pandas(rows: pa.RecordBatch | pa.Table, conf: FunctionConf, *, structs_a
 
 
 def arrow_batch(frame: pd.DataFrame, schema: st.StructType, conf: FunctionConf) -> pa.RecordBatch:
-    """``frame`` as a batch of ``schema``. Raises what PySpark's conversion does."""
+    """Convert ``frame`` to a batch of ``schema``. Raises whatever PySpark's conversion raises."""
     try:
         from pyspark.sql.conversion import PandasToArrowConversion
     except ImportError:  # PySpark 4.1
@@ -104,7 +104,7 @@ def arrow_batch(frame: pd.DataFrame, schema: st.StructType, conf: FunctionConf) 
 
 @functools.cache
 def _serializer(conf: FunctionConf, structs_as_frames: bool) -> Any:
-    """PySpark 4.1 converts in methods of its serializers."""
+    """Return the serializer whose methods convert in PySpark 4.1."""
     from pyspark.sql.pandas.serializers import ArrowStreamPandasUDFSerializer
 
     return ArrowStreamPandasUDFSerializer(

@@ -1,4 +1,4 @@
-"""The declared result of a function: its schema, and the checks and conversions of what is returned."""
+"""The declared result of a function: its schema, and the checks and conversions of returned batches."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Batches: TypeAlias = Iterator[pa.RecordBatch]
 class Declared:
     """The declared result of a function.
 
-    ``place``: its name in errors, ``mapInArrow(parse)``. ``wire``: the schema of the batches that leave.
-    ``required``: positions of the columns that are ``NOT NULL``.
+    ``place``: the function's name in errors, such as ``mapInArrow(parse)``. ``wire``: the schema of delivered
+    batches. ``required``: positions of the columns that are ``NOT NULL``.
     """
 
     place: str
@@ -32,7 +32,7 @@ class Declared:
 
     @staticmethod
     def of(method: str, function: Function, schema: st.StructType | str, conf: FunctionConf) -> Declared:
-        """Raises `UsageError` if it is no function or no schema, `UnsupportedError` for a type."""
+        """Check the arguments of ``method``. Raises `UsageError`, or `UnsupportedError` for a type."""
         place = f"{method}({function_name(function)})"
         if not callable(function):
             raise UsageError(f"{method} needs a function, not {function!r}")
@@ -41,7 +41,7 @@ class Declared:
         return Declared(place, parsed, to_arrow(parsed, conf.timezone), required)
 
     def deliver(self, batch: pa.RecordBatch, *, exact: bool = False) -> Batches:
-        """``batch`` as batches of the wire schema; none if it has no rows."""
+        """Convert ``batch`` to batches of the wire schema; yield none if it has no rows."""
         if batch.num_rows == 0:
             return
         for part in conform(batch, self.wire, self.place, exact=exact):
@@ -49,7 +49,7 @@ class Declared:
             yield part
 
     def check_names(self, found: list[Any], *, by_name: bool) -> None:
-        """Raise unless the returned columns are the declared ones, by name or by number."""
+        """Raise unless the returned columns match the declared ones, by name or by number."""
         missing = ", ".join(sorted(set(self.wire.names).difference(found)))
         unexpected = ", ".join(sorted(map(str, set(found).difference(self.wire.names))))
         if by_name and (missing or unexpected):
@@ -65,7 +65,7 @@ class Declared:
             )
 
     def mismatch(self, wanted: str, found: object) -> SchemaMismatchError:
-        """The error for a result of another kind than ``wanted``."""
+        """Make the error for a result of another kind than ``wanted``."""
         return SchemaMismatchError(f"{self.place} must return {wanted}, but returned {found}")
 
     def _refuse_nulls(self, batch: pa.RecordBatch) -> None:

@@ -1,17 +1,17 @@
-"""Many groups at a time between Arrow and pandas.
+"""Conversion of many groups at a time between Arrow and pandas.
 
-PySpark converts every group by itself, which takes some 300 us for each, however few its rows are. Here the
+PySpark converts each group separately, which takes some 300 us per group however few its rows are. Here the
 rows of many groups are converted once, and each group's frame is cut out of the result. Returned frames are
-collected and converted together. With groups of 30 rows of three numbers a group took 0.42 ms by itself and
-0.14 ms so, 0.1 ms of it in the function (one core of this project's test machine).
+collected and converted together. Groups of 30 rows of three numbers took 0.42 ms each when converted
+separately and 0.14 ms together, 0.1 ms of it in the function (one core of this project's test machine).
 
-What a function gets and may return must not depend on that:
+What a function receives and may return must not depend on this batching:
 
-* Columns are converted together only if the type of a group's column does not depend on other groups. So
-  integers and booleans with nulls are not, and nested columns are not.
-* A frame that is cut out has memory and an index of its own.
-* A returned frame is copied at once, because a function may change it and return it again. Only plain columns
-  of immutable values are collected; other frames are converted by themselves.
+* Columns are converted together only if the dtype of a group's column does not depend on other groups. That
+  excludes nested columns, and integers and booleans with nulls.
+* A frame that is cut out has its own memory and its own index.
+* A returned frame is copied at once, because the function may change it and return it again. Only plain
+  columns of immutable values are collected; other frames are converted separately.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from sortshuffle.spark.functions.results import from_frame, from_group_frame
 if TYPE_CHECKING:
     import pandas as pd
 
-# Rows of returned frames that are converted together: from some hundred on, a row's share of the conversion
-# is below 1 us. A frame of more than a quarter of them is converted by itself.
+# Rows of returned frames to convert together: from some hundred rows on, the conversion costs less than 1 us
+# per row. A frame of more than a quarter of this number is converted separately.
 COLLECTED_ROWS = 4096
 SMALL_SHARE = 4
 
@@ -46,7 +46,7 @@ _IMMUTABLE = (st.StringType, st.BinaryType, st.DecimalType, st.DateType, st.Bool
 def group_frames(
     runs: Iterator[GroupRun], keys: tuple[int, ...], conf: FunctionConf
 ) -> Iterator[tuple[tuple[Any, ...], pd.DataFrame]]:
-    """The key and the frame of every group, as ``applyInPandas`` gives them."""
+    """Yield the key and the frame of each group, as ``applyInPandas`` passes them."""
     for run in runs:
         for rows, starts in _convertible(run):
             series = pandas_series(rows, conf)
@@ -59,7 +59,7 @@ def group_frames(
 
 
 def _convertible(run: GroupRun) -> Iterator[tuple[pa.RecordBatch | pa.Table, list[int]]]:
-    """Rows that may be converted at once, and where their groups start: all rows, or one group at a time."""
+    """Yield rows that may be converted at once, and where their groups start: all rows, or group by group."""
     if len(run.starts) == 1 or all(map(_is_alike_in_parts, run.rows.columns)):
         yield run.rows, run.starts
         return
@@ -68,7 +68,7 @@ def _convertible(run: GroupRun) -> Iterator[tuple[pa.RecordBatch | pa.Table, lis
 
 
 def _is_alike_in_parts(column: pa.Array | pa.ChunkedArray) -> bool:
-    """Whether a part of a column is converted to the same type as the whole column."""
+    """Return whether any part of a column is converted to the same dtype as the whole column."""
     kind = column.type
     if at.is_integer(kind) or at.is_boolean(kind):
         return bool(column.null_count == 0)
@@ -83,7 +83,7 @@ def _is_alike_in_parts(column: pa.Array | pa.ChunkedArray) -> bool:
 
 
 class FrameCollector:
-    """Turns the frames that a function on groups returns into batches, small ones together."""
+    """Converts the frames that a function on groups returns to batches, small frames together."""
 
     def __init__(self, declared: Declared, conf: FunctionConf) -> None:
         self._declared = declared
@@ -94,7 +94,7 @@ class FrameCollector:
         self._rows = 0
 
     def add(self, frame: Any) -> Batches:
-        """Collect ``frame``; the batches that are complete now. Raises `SchemaMismatchError`."""
+        """Collect ``frame``, and yield the batches that are complete. Raises `SchemaMismatchError`."""
         columns = self._columns(frame)
         if columns is None:
             yield from self.flush()
@@ -110,7 +110,7 @@ class FrameCollector:
             yield from self.flush()
 
     def flush(self) -> Batches:
-        """The batches of all frames that are still collected."""
+        """Convert all collected frames to batches."""
         import pandas as pd
 
         if not self._parts:
@@ -122,13 +122,13 @@ class FrameCollector:
         yield from from_frame(frame, list(frame.columns), by_name, self._declared, self._conf)
 
     def _columns(self, frame: Any) -> list[Any] | None:
-        """A copy of each column of a frame that may be collected, else None."""
+        """Copy each column of ``frame``; None if the frame must be converted separately."""
         import pandas as pd
 
         if not isinstance(frame, pd.DataFrame) or not 0 < len(frame) <= COLLECTED_ROWS // SMALL_SHARE:
             return None
         names = frame.columns
-        # positions would not do here: `_collectable` has the declared columns by name
+        # matching by position is not enough here: `_collectable` has the declared columns by name
         if not names.is_unique or any(name not in self._collectable for name in names):
             return None
         columns = []
@@ -142,7 +142,7 @@ class FrameCollector:
         return columns or None
 
     def _fits(self, names: tuple[Any, ...], columns: list[Any]) -> bool:
-        """Whether a frame is of the same columns as those collected, of the same types."""
+        """Return whether a frame has the same column names and dtypes as the collected frames."""
         if names != self._names:
             return False
         return all(mine.dtype == its.dtype for mine, its in zip(self._parts[-1], columns, strict=True))

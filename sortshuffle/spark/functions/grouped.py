@@ -1,8 +1,8 @@
-"""``groupBy().applyInArrow`` and ``applyInPandas``: a function of one group, whole or as an iterator.
+"""Adaptors for ``groupBy().applyInArrow`` and ``applyInPandas``: functions of a whole group or an iterator.
 
-As in PySpark, type hints tell which. A function whose hints say that it maps an iterator of batches (or of
-frames) to another gets its group in parts, and the group need not fit into memory. What the function does not
-read of a group is skipped.
+As in PySpark, type hints choose the form. A function whose hints say that it maps an iterator of batches (or
+of frames) to another gets its group in parts, and the group need not fit into memory. The part of a group
+that the function does not read is skipped.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from sortshuffle.spark.functions.signatures import (
 
 @dataclass(frozen=True, slots=True)
 class GroupFunction(ABC):
-    """A function of one group.
+    """Adaptor for a function of one group.
 
     ``keys``: positions of the key columns, in the order of ``groupBy``. Their values in the group's first row
-    are the key. ``takes_key``: the function gets the key before the rows.
+    are the key. ``takes_key``: whether the key is passed, as the argument before the rows.
     """
 
     function: Function
@@ -56,20 +56,20 @@ class GroupFunction(ABC):
         conf: FunctionConf,
         keys: Iterable[int],
     ) -> GroupFunction:
-        """The adaptor for the arguments of ``method``."""
+        """Build the adaptor from the arguments of ``method``."""
         declared = Declared.of(method, function, schema, conf)
         return cls(function, tuple(keys), takes_key(method, function, "rows"), declared, conf)
 
     def __call__(self, groups: Iterator[Any]) -> Batches:
-        """The results of all groups. ``groups``: as `cut` returns them, with all columns; none is empty.
+        """Yield the results of all groups. ``groups``: from `cut`, with all columns; no group is empty.
 
-        Raises `SchemaMismatchError`, and what the user's function does.
+        Raises `SchemaMismatchError`, and whatever the user's function raises.
         """
         return user_errors(gathered(self._run(groups)))
 
     @abstractmethod
     def cut(self, batches: Batches, order: RowOrder) -> Iterator[Any]:
-        """The groups of a stream that is sorted by the keys, in the form that this function takes."""
+        """Cut a stream sorted by the keys into groups, in the form that this function takes."""
 
     @abstractmethod
     def _run(self, groups: Iterator[Any]) -> Generator[pa.RecordBatch, None, None]: ...
@@ -77,14 +77,13 @@ class GroupFunction(ABC):
 
 @dataclass(frozen=True, slots=True)
 class GroupApplyInArrow(GroupFunction):
-    """``GroupedData.applyInArrow``: the table of a group in, a table out. The key is a tuple of Arrow
-    scalars."""
+    """``GroupedData.applyInArrow``: a group's table to a table. The key is a tuple of Arrow scalars."""
 
     @staticmethod
     def of(
         function: Function, schema: st.StructType | str, conf: FunctionConf, keys: Iterable[int]
     ) -> GroupFunction:
-        """The adaptor for a function of tables, or of batches' iterators if its hints say so.
+        """Build the adaptor for a function of tables, or of iterators of batches if its hints say so.
 
         Raises `UsageError`, or `UnsupportedError` for a type.
         """
@@ -98,7 +97,7 @@ class GroupApplyInArrow(GroupFunction):
         with CloseAtEnd(groups):
             for group in with_session_types(groups, self.conf):
                 result = in_user_code(self.function, *self._arguments(group))
-                del group  # so that it is not held while the results are delivered
+                del group  # so that the table is not held while the results are delivered
                 if not isinstance(result, pa.Table):
                     raise self.declared.mismatch("a pyarrow.Table", type(result).__name__)
                 yield from from_arrow(result, self.declared, self.conf)
@@ -110,7 +109,7 @@ class GroupApplyInArrow(GroupFunction):
 
 @dataclass(frozen=True, slots=True)
 class GroupIterateInArrow(GroupFunction):
-    """``GroupedData.applyInArrow``, iterator form: a group's batches in, any batches out."""
+    """``GroupedData.applyInArrow``, iterator form: a group's batches to any number of batches."""
 
     def cut(self, batches: Batches, order: RowOrder) -> Iterator[Batches]:
         return group_batches(batches, order)
@@ -118,9 +117,9 @@ class GroupIterateInArrow(GroupFunction):
     def _run(self, groups: Iterator[Batches]) -> Generator[pa.RecordBatch, None, None]:
         with CloseAtEnd(groups):
             for group in groups:
-                yield from self._applied(with_session_types(group, self.conf))
+                yield from self._apply(with_session_types(group, self.conf))
 
-    def _applied(self, group: Batches) -> Batches:
+    def _apply(self, group: Batches) -> Batches:
         before: tuple[Any, ...] = ()
         if self.takes_key:
             first = next(group)
@@ -136,17 +135,17 @@ class GroupIterateInArrow(GroupFunction):
 
 @dataclass(frozen=True, slots=True)
 class GroupApplyInPandas(GroupFunction):
-    """``GroupedData.applyInPandas``: the data frame of a group in, a data frame out.
+    """``GroupedData.applyInPandas``: a group's data frame to a data frame.
 
-    The key is a tuple of NumPy or Python values. The frame's index counts its rows. A returned frame without
-    columns may be empty or stand for rows of nulls.
+    The key is a tuple of NumPy or Python values. The index of the group's frame counts its rows. A returned
+    frame without columns may be empty or stand for rows of nulls.
     """
 
     @staticmethod
     def of(
         function: Function, schema: st.StructType | str, conf: FunctionConf, keys: Iterable[int]
     ) -> GroupFunction:
-        """The adaptor for a function of frames, or of frames' iterators if its hints say so.
+        """Build the adaptor for a function of frames, or of iterators of frames if its hints say so.
 
         Raises `UsageError`, or `UnsupportedError` for a type.
         """
@@ -163,7 +162,7 @@ class GroupApplyInPandas(GroupFunction):
         with CloseAtEnd(groups):
             for key, frame in group_frames(groups, self.keys, self.conf):
                 arguments = (key, frame) if self.takes_key else (frame,)
-                del frame  # so that it is not held while its result is delivered
+                del frame  # so that the frame is not held while its result is delivered
                 result = in_user_code(self.function, *arguments)
                 del arguments
                 yield from results.add(result)
@@ -173,7 +172,7 @@ class GroupApplyInPandas(GroupFunction):
 
 @dataclass(frozen=True, slots=True)
 class GroupIterateInPandas(GroupFunction):
-    """``GroupedData.applyInPandas``, iterator form: a group's rows as frames in, any frames out.
+    """``GroupedData.applyInPandas``, iterator form: a group's rows as frames to any number of frames.
 
     The index of every frame counts that frame's rows.
     """
@@ -184,9 +183,9 @@ class GroupIterateInPandas(GroupFunction):
     def _run(self, groups: Iterator[Batches]) -> Generator[pa.RecordBatch, None, None]:
         with CloseAtEnd(groups):
             for group in groups:
-                yield from self._applied(group)
+                yield from self._apply(group)
 
-    def _applied(self, group: Batches) -> Batches:
+    def _apply(self, group: Batches) -> Batches:
         import pandas as pd
 
         before: tuple[Any, ...] = ()
@@ -196,7 +195,7 @@ class GroupIterateInPandas(GroupFunction):
             group = itertools.chain([first], group)
             del first  # only the chain refers to it now
         frames = (frame_of(pandas_series(batch, self.conf)) for batch in group)
-        # PySpark accepts any iterable from this form; from the one in Arrow it accepts only an iterator
+        # PySpark accepts any iterable here, but from the Arrow form it accepts only an iterator
         results = iterate(self.function, before, frames, pd.DataFrame, self.declared, any_iterable=True)
         with CloseAtEnd(results):
             for frame in results:
@@ -205,5 +204,5 @@ class GroupIterateInPandas(GroupFunction):
 
 
 def arrow_key(rows: pa.Table | pa.RecordBatch, keys: tuple[int, ...]) -> tuple[pa.Scalar, ...]:
-    """The key of rows that are all of one group."""
+    """Return the key of ``rows``, all of one group."""
     return tuple(rows.column(position)[0] for position in keys)

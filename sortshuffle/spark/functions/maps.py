@@ -1,4 +1,4 @@
-"""``mapInArrow`` and ``mapInPandas``: a function of an iterator, over all the rows of a partition."""
+"""Adaptors for ``mapInArrow`` and ``mapInPandas``, whose functions iterate over all rows of a partition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sortshuffle.spark.functions.signatures import Function
 
 @dataclass(frozen=True, slots=True)
 class MapFunction(ABC):
-    """A function of an iterator. ``method``: the name of the method that took it."""
+    """Adaptor for a function of an iterator. ``method``: the name of the method that took the function."""
 
     method: ClassVar[str]
 
@@ -29,16 +29,16 @@ class MapFunction(ABC):
 
     @classmethod
     def of(cls, function: Function, schema: st.StructType | str, conf: FunctionConf) -> MapFunction:
-        """Raises `UsageError` or `UnsupportedError`."""
+        """Build the adaptor. Raises `UsageError` or `UnsupportedError`."""
         return cls(function, Declared.of(cls.method, function, schema, conf), conf)
 
     def describe(self) -> str:
         return self.declared.place
 
     def __call__(self, batches: Batches) -> Batches:
-        """The results, as batches of ``declared.wire``.
+        """Yield the results, as batches of ``declared.wire``.
 
-        Raises `SchemaMismatchError`, and what the user's function does.
+        Raises `SchemaMismatchError`, and whatever the user's function raises.
         """
         return user_errors(self._run(batches))
 
@@ -48,9 +48,9 @@ class MapFunction(ABC):
 
 @dataclass(frozen=True, slots=True)
 class MapInArrow(MapFunction):
-    """``DataFrame.mapInArrow``: an iterator of record batches in, an iterator of record batches out.
+    """``DataFrame.mapInArrow``: an iterator of record batches to an iterator of record batches.
 
-    As in Spark, returned columns are matched by position and further ones are left out. With
+    As in Spark, returned columns are matched by position, and extra columns are dropped. With
     ``conf.exact_schema`` names and number must agree.
     """
 
@@ -63,10 +63,10 @@ class MapInArrow(MapFunction):
         )
         with CloseAtEnd(batches), CloseAtEnd(results):
             for batch in results:
-                yield from self._delivered(batch)
+                yield from self._result_batches(batch)
                 del batch  # so that it is not held while the function makes the next one
 
-    def _delivered(self, batch: pa.RecordBatch) -> Batches:
+    def _result_batches(self, batch: pa.RecordBatch) -> Batches:
         columns = len(self.declared.wire)
         if self.conf.exact_schema:
             self.declared.check_names(batch.schema.names, by_name=False)
@@ -80,10 +80,10 @@ class MapInArrow(MapFunction):
 
 @dataclass(frozen=True, slots=True)
 class MapInPandas(MapFunction):
-    """``DataFrame.mapInPandas``: an iterator of data frames in, an iterator of data frames out.
+    """``DataFrame.mapInPandas``: an iterator of data frames to an iterator of data frames.
 
-    As many columns as are declared are read from a returned frame, the first ones. They must have the
-    declared names, in any order. Where no column label is a string, columns are matched by position.
+    Of a returned frame only the first columns are read, as many as are declared. They must have the declared
+    names, in any order. If no column label is a string, columns are matched by position.
     """
 
     method = "mapInPandas"

@@ -1,4 +1,4 @@
-"""Results of users' functions, brought to the declared wire schema."""
+"""Conversion of the results of users' functions to the declared wire schema."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def from_arrow(result: pa.Table | pa.RecordBatch, declared: Declared, conf: FunctionConf) -> Batches:
-    """A returned table or batch as batches of ``declared.wire``; none if it has neither rows nor columns.
+    """Convert a returned table or batch to batches of ``declared.wire``; none for no rows and no columns.
 
-    Columns are matched by name, or by position without ``conf.assign_by_name``. Their types must be the
-    declared ones; types that could be converted are refused. Raises `SchemaMismatchError`.
+    Columns are matched by name, or by position without ``conf.assign_by_name``. Raises `SchemaMismatchError`
+    for any types but the declared ones, even if they could be converted.
     """
     if result.num_columns == 0 and result.num_rows == 0:
         return
@@ -43,7 +43,7 @@ def _in_declared_order(result: pa.Table | pa.RecordBatch, declared: Declared) ->
 
 
 def from_group_frame(result: Any, declared: Declared, conf: FunctionConf) -> Batches:
-    """A result of a function on groups' frames, as batches. It must be a frame of the declared columns."""
+    """Convert the result of a function on groups to batches. It must be a frame of the declared columns."""
     import pandas as pd
 
     if not isinstance(result, pd.DataFrame):
@@ -54,7 +54,7 @@ def from_group_frame(result: Any, declared: Declared, conf: FunctionConf) -> Bat
 def from_frame(
     frame: pd.DataFrame, columns: list[Any], by_name: bool, declared: Declared, conf: FunctionConf
 ) -> Batches:
-    """``frame`` as batches. ``columns``: those of its labels that must be the declared ones."""
+    """Convert ``frame`` to batches. ``columns``: the labels that must match the declared columns."""
     if columns:
         labelled = any(isinstance(name, str) for name in frame.columns)
         declared.check_names(columns, by_name=by_name and labelled)

@@ -1,4 +1,4 @@
-"""Calls of users' functions: their input, their results, and their errors."""
+"""Calls of users' functions: the functions' input, results and errors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _END = object()
 
 
 def user_errors(results: Iterator[T]) -> Iterator[T]:
-    """Pass ``results`` on. An error out of a user's function shows the user's frames and one line of ours.
+    """Pass ``results`` on. The traceback of a user's error shows the user's frames and one line of ours.
 
-    Other errors may be faults of this package, and keep their whole traceback. Adaptors do this themselves;
-    a stage does it once more around its chain of adaptors.
+    Other errors may be faults of this package, and keep their whole traceback. Each adaptor calls this, and a
+    stage calls it once more around its chain of adaptors.
     """
     try:
         yield from results
@@ -29,11 +29,11 @@ def user_errors(results: Iterator[T]) -> Iterator[T]:
 
 
 def in_user_code(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a user's function. All such calls go through here; `_without_plumbing` finds this frame."""
+    """Call a user's function. All such calls go through here: `_without_plumbing` looks for this frame."""
     try:
         return function(*arguments)
     except StopIteration as stop:
-        # uncaught, it would end the generators above as if the data had ended
+        # uncaught, a StopIteration would end the generators above as if the data had ended
         raise RuntimeError(
             f"StopIteration was raised by a function, outside of an iterator: {stop}"
         ) from stop
@@ -43,7 +43,7 @@ _ENTRANCES = {in_user_code.__code__, user_errors.__code__}
 
 
 def _without_plumbing(traceback: TracebackType | None) -> TracebackType | None:
-    """``traceback`` without our frames above the innermost call of a user's function."""
+    """Return ``traceback`` without our frames above the innermost call of a user's function."""
     entries = []
     while traceback is not None:
         entries.append(traceback)
@@ -57,7 +57,7 @@ def _without_plumbing(traceback: TracebackType | None) -> TracebackType | None:
 
 
 class _Input(Iterator[T]):
-    """The input of a function. It keeps its own error, which the function may swallow."""
+    """The input of a function. ``failure``: the input's error, kept because the function may swallow it."""
 
     __slots__ = ("_items", "failure")
 
@@ -84,9 +84,9 @@ def iterate(
     *,
     any_iterable: bool,
 ) -> Iterator[T]:
-    """The results of ``function`` for the iterator ``items``. Each must be of class ``kind``.
+    """Yield the results of ``function`` for the iterator ``items``. Each must be of class ``kind``.
 
-    ``before``: arguments before the iterator. ``any_iterable``: the function may return a list, say.
+    ``before``: arguments before the iterator. ``any_iterable``: accept a list, say, besides iterators.
     """
     wanted = f"an iterator of {kind.__module__.partition('.')[0]}.{kind.__name__}"
     source = _Input(items)
@@ -109,15 +109,14 @@ def iterate(
 
 
 def _iterator(results: object) -> object:
-    """The iterator over ``results``, or ``results`` itself if it is not iterable."""
     try:
         return iter(results)  # type: ignore[call-overload]
-    except TypeError:
+    except TypeError:  # the caller reports it
         return results
 
 
 class CloseAtEnd(Generic[T]):
-    """Closes an iterator at the end of a block, if it can be closed: generators run their ``finally``."""
+    """Context that closes its iterator, if that can be closed, so that generators run their ``finally``."""
 
     __slots__ = ("_iterator",)
 

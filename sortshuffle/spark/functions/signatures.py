@@ -19,15 +19,15 @@ _ARGUMENTS = ("no argument", "one argument", "two arguments")
 
 
 def function_name(function: Any) -> str:
-    """The name of a function in errors."""
+    """Return the name of a function for errors."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def takes_key(method: str, function: Function, *rows: str) -> bool:
-    """Whether ``function`` takes a key before the arguments ``rows``. As in PySpark, parameters with a
-    default are counted. Raises `UsageError` where it takes neither these arguments nor these and one more."""
+    """Return whether ``function`` takes a key before the arguments ``rows``. As in PySpark, parameters with a
+    default are counted. Raises `UsageError` if it takes neither these arguments nor these and one more."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
     count = sum(parameter.kind in positional for parameter in parameters)
@@ -42,21 +42,21 @@ def takes_key(method: str, function: Function, *rows: str) -> bool:
 
 
 def iterates_in_arrow(function: Function) -> bool:
-    """Whether ``function`` by its hints maps ``Iterator[pa.RecordBatch]``, or a key and that, to the same."""
+    """Return whether hints map ``Iterator[pa.RecordBatch]``, or a key and such an iterator, to another."""
     return _is_of_form(function, "infer_group_arrow_eval_type_from_func", "SQL_GROUPED_MAP_ARROW_ITER_UDF")
 
 
 def iterates_in_pandas(function: Function) -> bool:
-    """Whether ``function`` by its hints maps ``Iterator[pd.DataFrame]``, or a key and that, to the same."""
+    """Return whether hints map ``Iterator[pd.DataFrame]``, or a key and such an iterator, to another."""
     return _is_of_form(function, "infer_group_pandas_eval_type_from_func", "SQL_GROUPED_MAP_PANDAS_ITER_UDF")
 
 
 def _is_of_form(function: Function, infer: str, form: str) -> bool:
-    """Whether PySpark takes the hints for this form. Early releases lack these forms; then none is."""
+    """Return whether PySpark infers ``form`` from the hints. Early releases lack the iterator forms."""
     inferred_by, wanted = getattr(typehints, infer, None), getattr(PythonEvalType, form, None)
     if inferred_by is None or wanted is None:
         return False
     try:
         return bool(inferred_by(function) == wanted)
-    except Exception:  # hints that PySpark cannot make sense of: it warns and takes the plain form
+    except Exception:  # PySpark cannot interpret these hints: it warns and takes the plain form
         return False

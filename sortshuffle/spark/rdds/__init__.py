@@ -1,14 +1,14 @@
 """The `ShuffleRDD` door: PySpark jobs on Python objects, whose shuffles run on sortshuffle.
 
 rdd                              the methods that users call
-plan, planner, explain           chains and exchanges; how they become RDDs of Spark; what they print
-stages, together, writing        stages in the workers: with one input, with several; the writing end
-streams, control_rows            records between parts of a stage; rows between tasks
-steps, holding                   steps of a chain: users' functions, and steps that hold records
-key_selectors, ranges            the subpartition of each pair
-combining                        values of a key combined before the shuffle
-aggregations, merging, grouping  values of a key combined behind the shuffle, in bounded memory
+plan, planner, explain           chains and exchanges; their RDDs in Spark; the text of `explain()`
+stages, together, writing        stages in the workers: with one input, with several; writing an exchange
+streams, control_rows            records between the parts of a stage; rows between tasks
+steps, holding                   the steps of a chain: users' functions, and steps that hold records
+key_selectors, ranges            selectors: the subpartition of each pair
+combining                        combining the values of a key before the shuffle
+aggregations, merging, grouping  combining the values of a key after the shuffle, in bounded memory
 sorting                          sorting in bounded memory
-spilling, heap                   records put aside in files; the memory that objects take
-by_value                         objects of classes that cannot be imported
+spilling, heap                   records spilled to files; estimates of the memory that objects take
+by_value                         pickling objects whose classes cannot be imported
 """

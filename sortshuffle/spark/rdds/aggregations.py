@@ -1,20 +1,20 @@
 """Aggregations of the values of a key, and the tables in which they run.
 
-    Reduce        one value of two, again and again          reduceByKey
+    Reduce        values, reduced two at a time              reduceByKey
     Combine       combiners of values                        combineByKey, aggregateByKey, foldByKey
     Group         lists of values                            groupByKey, cogroup, joins
-    Distinct      None: only keys count                      distinct
+    Distinct      None, because only keys count              distinct
 
 A `PairAggregation` is plain data that is sent to the tasks. Each task makes `Table`s of it: before the
-shuffle for fewer records (`combining`), behind it for one result per key (`merging`). Both add pairs to a
-table until its memory is full, and then take the results out.
+shuffle to send fewer records (`combining`), and after it to get one result per key (`merging`). Both add
+pairs to a table until its memory is full, and then take the results out.
 
-`Table.held` estimates the bytes of the table from samples (`heap`). Each chunk adds the estimate of what it
-brings into groups. Combiners may grow; they are measured again whenever a quarter more records were added,
-and extrapolated in between.
+`Table.held` estimates the bytes of the table from samples (`heap`). For groups, each chunk adds the estimated
+bytes of its values and new keys. Combiners may grow, so they are measured again whenever the number of
+records has grown by a quarter, and extrapolated in between.
 
-The loops here run for every record. A StopIteration out of a user's function would end the stream silently.
-PySpark wraps each call to find it, which costs more than most functions. Here it is caught around the loop.
+The loops here run for every record. A StopIteration from a user's function would end the stream silently.
+PySpark wraps each call to catch it, which costs more than most functions. Here the whole loop is wrapped.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from sortshuffle.spark.rdds.spilling import RecordSpillFile
 
 BATCH = 4096  # keys taken out of a table together
 MEASURED_COMBINERS = 64  # in one measurement
-RECENT_KEYS = 16  # keys added last whose combiners are checked for very large ones
-LARGE = 8  # a combiner is very large from so many times the mean on
+RECENT_KEYS = 16  # sampled keys of the last chunk whose combiners are checked for very large ones
+LARGE = 8  # a combiner above this many times the mean size is very large
 MEASURE_AGAIN = 1.25  # times the records at the last measurement
-LIST_BYTES = 88  # an empty list and the room that its first append makes
+LIST_BYTES = 88  # an empty list, and the space that its first append allocates
 
 
 class ValueKind(Enum):
-    """What a chunk has beside its keys: values, combiners, or lists of values."""
+    """What a chunk holds beside its keys: values, combiners, or lists of values."""
 
     PLAIN = auto()
     COMBINED = auto()
@@ -59,7 +59,7 @@ class PairAggregation(Protocol):
 
 @dataclass(frozen=True)
 class Reduce:
-    """``function(value, value)``"""
+    """Reduces values by ``function(value, value)``."""
 
     function: Callable[[Any, Any], Any]
 
@@ -72,7 +72,7 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Combine:
-    """``create(value)``, ``add(combiner, value)``, ``merge(combiner, combiner)``"""
+    """Combines values by ``create(value)``, ``add(combiner, value)``, ``merge(combiner, combiner)``."""
 
     create: Callable[[Any], Any]
     add: Callable[[Any, Any], Any]
@@ -87,7 +87,7 @@ class Combine:
 
 @dataclass(frozen=True)
 class Group:
-    """Lists of values."""
+    """Collects values in lists."""
 
     def table(self) -> Table:
         return GroupTable()
@@ -98,7 +98,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Distinct:
-    """Each key once, with None for its value."""
+    """Keeps each key once, with None for its value."""
 
     def table(self) -> Table:
         return DistinctTable()
@@ -108,7 +108,7 @@ class Distinct:
 
 
 class Table(ABC):
-    """The results for the values so far, by key. ``held``: its bytes, estimated. ``kind``: of its results."""
+    """The results so far, by key. ``held``: estimated bytes of the table. ``kind``: kind of its results."""
 
     kind: ClassVar[ValueKind]
 
@@ -117,31 +117,30 @@ class Table(ABC):
 
     @abstractmethod
     def add(self, chunk: Chunk) -> None:
-        """Add pairs with values, or with results of such a table. A list has tuples. Raises what unpacking
-        and the user's functions raise, and TypeError for keys that cannot be hashed."""
+        """Add pairs of keys with values, or with results of a table of this kind. A list must hold tuples.
+        Raises whatever unpacking and the user's functions raise, and TypeError for unhashable keys."""
 
     @abstractmethod
-    def __len__(self) -> int:
-        """The number of keys."""
+    def __len__(self) -> int: ...
 
     @abstractmethod
     def keys(self) -> Collection[Any]: ...
 
     @abstractmethod
     def results(self, keys: list[Any]) -> list[Any]:
-        """The results of these keys: combiners or groups. They stay in the table."""
+        """Return the results of ``keys``: combiners or groups. They stay in the table."""
 
     @abstractmethod
     def clear(self) -> None: ...
 
     def batches(self) -> Iterator[tuple[list[Any], list[Any]]]:
-        """All keys, in the order of their first records, and their results."""
+        """Yield all keys, in the order of their first records, and their results."""
         keys = iter(self.keys())
         while batch := list(islice(keys, BATCH)):
             yield batch, self.results(batch)
 
     def pairs(self, keys: list[Any]) -> Pairs:
-        """The results of these keys, as `add` takes them."""
+        """Return ``keys`` and their results as a chunk for `add`."""
         return pairs_of_kind(self.kind, keys, self.results(keys))
 
 
@@ -152,12 +151,12 @@ class _CombiningTable(Table):
         super().__init__()
         self._combiners: dict[Any, Any] = {}
         self._records = 0
-        self._measured_at = 0  # records when it was measured last,
-        self._measured = 0  # what it held then,
-        self._growth = 0.0  # and bytes for each record since the time before
+        self._measured_at = 0  # records at the last measurement
+        self._measured = 0  # bytes held then
+        self._growth = 0.0  # bytes per record between the last two measurements
 
     def add(self, chunk: Chunk) -> None:
-        with stopped_by_user():
+        with converting_stop_iteration():
             self._add(chunk)
         self._records += len(chunk)
         if self._records >= MEASURE_AGAIN * self._measured_at:
@@ -183,12 +182,12 @@ class _CombiningTable(Table):
 
     def _measure(self, chunk: Chunk) -> None:
         combiners = self._combiners
-        # neighbours of one age; the place moves through the table
+        # measure neighbours, which are of one age; the start moves through the table
         start = self._records * 7919 % max(1, len(combiners) - MEASURED_COMBINERS)
         seen = list(islice(combiners.items(), start, start + MEASURED_COMBINERS))
         sizes = [heap_bytes(key) + heap_bytes(combiner) for key, combiner in seen]
         mean = sum(sizes) / max(1, len(sizes))
-        recent = dict.fromkeys(_seen(chunk, RECENT_KEYS)[0])
+        recent = dict.fromkeys(_sample(chunk, RECENT_KEYS)[0])
         large = [heap_bytes(combiners[key]) for key in recent] if len(combiners) > MEASURED_COMBINERS else []
         measured = int(len(combiners) * (DICT_ENTRY + mean))
         measured += sum(size for size in large if size > LARGE * mean)
@@ -200,7 +199,7 @@ class _CombiningTable(Table):
 
 
 class ReduceTable(_CombiningTable):
-    """A value is a combiner of one."""
+    """A table for `Reduce`, whose combiners are values themselves."""
 
     kind = ValueKind.PLAIN
 
@@ -237,7 +236,7 @@ class CombineTable(_CombiningTable):
 
 
 class DistinctTable(Table):
-    """Keys. Of equal ones the first stays."""
+    """A set of keys. The first of equal keys stays."""
 
     kind = ValueKind.PLAIN
 
@@ -269,8 +268,8 @@ class DistinctTable(Table):
 
 
 class GroupTable(Table):
-    """Lists of values. ``long``: groups whose values are put aside (`grouping.LongGroup`). Values are added
-    to them as to others, and they stay when the table is cleared."""
+    """Lists of values. ``long``: groups with values in a spill file (`grouping.LongGroup`). Values are added
+    to them as to lists, and they stay when the table is cleared."""
 
     kind = ValueKind.GROUPED
 
@@ -294,18 +293,17 @@ class GroupTable(Table):
             values = iter(chunk.values)
             for key, count in zip(chunk.keys, chunk.counts, strict=True):
                 groups[key].extend(islice(values, count))
-        seen_keys, seen_values = _seen(chunk, SAMPLE_SIZE)
+        seen_keys, seen_values = _sample(chunk, SAMPLE_SIZE)
         self._values += added
         self._value_bytes += added * (POINTER + mean_bytes(seen_values))
         self._key_bytes += (len(groups) - before) * mean_bytes(seen_keys)
         self._hold()
 
     def put_aside_long(self, least: int, new_file: Callable[[], RecordSpillFile]) -> int:
-        """Put aside the values of all groups of at least ``least`` bytes. Returns the freed bytes,
-        estimated."""
+        """Spill the values of all groups of at least ``least`` bytes. Return the freed bytes, estimated."""
         mean = self._value_bytes / max(1, self._values)
         if max(map(len, self.groups.values()), default=0) * mean < least:
-            return 0  # the quick test, mostly enough where there are many groups
+            return 0  # no group is so long: a quick test for the usual case of many groups
         put_aside = 0
         for key, group in self.groups.items():
             is_long = isinstance(group, LongGroup)
@@ -331,7 +329,7 @@ class GroupTable(Table):
         return list(map(self.groups.__getitem__, keys))
 
     def clear(self) -> None:
-        # what long groups have in memory is forgotten here, and found when they are looked through again
+        # values that long groups have in memory are not counted from here on; `put_aside_long` finds them
         self.groups = defaultdict(list, self.long)
         self._values, self._value_bytes = 0, 0.0
         self._key_bytes = float(sum(map(heap_bytes, self.long)))
@@ -341,8 +339,8 @@ class GroupTable(Table):
         self.held = int(self._value_bytes + self._key_bytes) + (DICT_ENTRY + LIST_BYTES) * len(self.groups)
 
 
-def _seen(chunk: Chunk, most: int) -> tuple[Sequence[Any], Sequence[Any]]:
-    """At most ``most`` of the keys, and of the values, spread over the chunk."""
+def _sample(chunk: Chunk, most: int) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Sample at most ``most`` keys and as many values, spread over the chunk."""
     step = -(-len(chunk) // most) or 1
     if isinstance(chunk, Pairs):
         return chunk.keys[::step], chunk.values[:: -(-len(chunk.values) // most) or 1]
@@ -351,15 +349,15 @@ def _seen(chunk: Chunk, most: int) -> tuple[Sequence[Any], Sequence[Any]]:
 
 
 def pairs_of_kind(kind: ValueKind, keys: list[Any], results: list[Any]) -> Pairs:
-    """Keys and their results, as chunks hold them."""
+    """Make a chunk of keys and their results."""
     if kind is ValueKind.GROUPED:
         return Pairs(keys, list(chain.from_iterable(results)), counts=list(map(len, results)))
     return Pairs(keys, results, combined=kind is ValueKind.COMBINED)
 
 
-class stopped_by_user:  # noqa: N801 - used like a function
-    """Turns a StopIteration out of a user's function in the block into PySpark's error. (A generator with
-    `contextmanager` cannot: contextlib takes a RuntimeError caused by a StopIteration for its own.)"""
+class converting_stop_iteration:  # noqa: N801 - used like a function
+    """Context that turns a StopIteration from a user's function into PySpark's error. (`contextmanager` does
+    not work here: contextlib takes a RuntimeError caused by a StopIteration for one of its own generator.)"""
 
     def __enter__(self) -> None:
         pass
@@ -368,9 +366,9 @@ class stopped_by_user:  # noqa: N801 - used like a function
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, StopIteration):
-            raise stopped(error) from error
+            raise stop_iteration_error(error) from error
 
 
-def stopped(error: StopIteration) -> PySparkRuntimeError:
-    """PySpark's error for a user's function that raises StopIteration."""
+def stop_iteration_error(error: StopIteration) -> PySparkRuntimeError:
+    """Return PySpark's error for a user's function that raises StopIteration."""
     return PySparkRuntimeError(errorClass="STOP_ITERATION_OCCURRED", messageParameters={"exc": str(error)})

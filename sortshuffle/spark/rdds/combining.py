@@ -4,13 +4,13 @@
                                                selector -> map output
     pairs whose keys hardly repeat -----------/
 
-A table has a part of the task's memory. When it is full, its combiners are sent, and it is emptied. They are
-merged behind the shuffle anyway, so the map side puts nothing aside.
+The table has a part of the task's memory. When it is full, its combiners are sent and it is emptied. The
+combiners are merged after the shuffle anyway, so the map side spills nothing.
 
-If nearly every key is new, a table takes time and saves nothing. After `TRIAL` records it is known how often
-keys repeat: of n records drawn from d keys about n * n / 2d do. If the table will be full before keys repeat,
-the next `PAUSE` records are sent uncombined; then there is another trial. PySpark has no such rule, and
-always combines: 625,000 pairs of different keys take 70 to 130 ns each in a table.
+If nearly every key is new, the table takes time and saves nothing. After `TRIAL` records the table shows how
+often keys repeat: of n records drawn from d keys, about n * n / 2d repeat one. If the table will be full
+before keys repeat, the next `PAUSE` records are sent uncombined, and then there is another trial. PySpark has
+no such rule and always combines: 625,000 pairs of different keys take 70 to 130 ns each in a table.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.spark.rdds.aggregations import PairAggregation, ValueKind
 
 Send: TypeAlias = Callable[[Sequence[Any], Sequence[Any], ValueKind], None]
-"""Sends keys, with a value of this kind for each, to their subpartitions."""
+"""Sends keys, and one value of the given kind for each key, to the keys' subpartitions."""
 
 TRIAL = 64 * 1024  # records
 PAUSE = 16 * TRIAL
-# Records per key from which a full table was worth its time: a record in it costs about half as much as one
-# in the shuffle
+# Least records per key for a full table to be worth its time: a record costs about half as much in the table
+# as in the shuffle
 WORTH_A_TABLE = 1.5
 
 
 class MapSideCombiner:
-    """Combines pairs and sends them on. ``memory``: of the table."""
+    """Combines the pairs of a map output in a table and sends them. ``memory``: budget of the table."""
 
     def __init__(
         self, aggregation: PairAggregation, memory: MemoryBudget, send: Send, metrics: TaskMetrics
@@ -47,7 +47,7 @@ class MapSideCombiner:
         self._left_to_pass = 0
 
     def add(self, pairs: list[Any]) -> None:
-        """Add tuples. Raises what unpacking and the user's functions raise."""
+        """Add pairs, which must be tuples. Raises whatever unpacking and the user's functions raise."""
         if self._left_to_pass > 0:
             self._left_to_pass -= len(pairs)
             keys = [key for key, _ in pairs]
@@ -66,11 +66,11 @@ class MapSideCombiner:
                 self._send_table(True)
 
     def finish(self) -> None:
-        """Send what is in the table."""
+        """Send the rest of the table."""
         self._send_table(False)
 
     def _will_repeat(self) -> bool:
-        """Whether keys will repeat before the table is full."""
+        """Return whether enough keys will repeat before the table is full."""
         keys = len(self._table)
         again = self._records - keys
         room = self._memory.limit * keys // max(1, self._table.held)

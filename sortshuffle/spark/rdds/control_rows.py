@@ -1,13 +1,13 @@
 """The rows that stages of `ShuffleRDD` send each other through Spark.
 
-A control row has the content of one of `spark.control`, without Arrow: number of the exchange, subpartition
-and map index (4 bytes each, little endian), and the same packed description. There is one for each
-subpartition with records. The others have only the events at the end. A task without records writes no files.
+A control row has the content of a row of `spark.control`, without Arrow: the number of the exchange, the
+subpartition and the map index (4 bytes each, little endian), then the same packed description. Only
+subpartitions with records have one; the others hold nothing but the closing events. A task without records
+writes no files.
 
-A task that reads several inputs gets the control rows of all their exchanges, one exchange after the other.
-Behind them come rows with chunks of records: of inputs that were in their place without an exchange
-(`plan.PassedInput`), in the order of the inputs. Their map index is `PASSED`, their exchange the number of
-the input; the chunk follows.
+A task that reads several inputs gets the control rows of all their exchanges, exchange by exchange. Then come
+rows with the chunks of inputs that were in place without an exchange (`plan.PassedInput`), input by input.
+Such a row has the number of the input for its exchange and `PASSED` for its map index; the chunk follows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sortshuffle.reading.channel import InputChannel
 from sortshuffle.spark.control import MARK, SCHEMA, Reach, SparkMapOutput, channels, control_batches
 
 ControlRow: TypeAlias = "tuple[int, bytes]"
-"""A partition and a row for it."""
+"""The number of a partition, and a row for this partition."""
 
 PASSED = 2**32 - 1  # no map task has this number
 
@@ -32,7 +32,7 @@ _HEAD = struct.Struct("<III")
 
 
 def control_rows(output: SparkMapOutput, reach: Reach) -> Iterator[ControlRow]:
-    """The control rows of a map output, with their partitions."""
+    """Yield the control rows of a map output, with their partitions."""
     index, exchange = reach.index(output), output.exchange
     has_records = index.entries["records"].sum(axis=0).tolist()
     for batch in control_batches(output, index, exchange=exchange):
@@ -40,17 +40,17 @@ def control_rows(output: SparkMapOutput, reach: Reach) -> Iterator[ControlRow]:
             batch.column(name).to_pylist() for name in ("subpartition", "map_index", "output")
         )
         for subpartition, map_index, row in zip(subpartitions, map_indexes, packed, strict=True):
-            if has_records[subpartition]:  # else only events
+            if has_records[subpartition]:  # others hold only events
                 yield subpartition, _HEAD.pack(exchange, subpartition, map_index) + row
 
 
 def passed_row(number: int, chunk: bytes | bytearray) -> bytes:
-    """A chunk of the input of this number, as a row."""
+    """Make a row that carries a chunk of input ``number``."""
     return _HEAD.pack(number, 0, PASSED) + chunk
 
 
 class Received:
-    """Input of a task from Spark: records, or rows. ``has_steps``: whether the stage has steps.
+    """What a task receives from Spark: records, or rows. ``has_steps``: whether the stage has steps.
 
     Rows are read on demand: the control rows all at once, passed chunks one by one.
     """
@@ -59,15 +59,15 @@ class Received:
         self.records = records
         self.has_steps = has_steps
         self._outputs: dict[int, list[bytes]] | None = None
-        self._next: bytes | None = None  # the first row that was read and not used
+        self._next: bytes | None = None  # a passed row that was read but not used yet
 
     def channels(self, exchange: int, reach: Reach) -> list[InputChannel]:
-        """The channels to the map outputs of an exchange."""
+        """Open channels to the map outputs of an exchange."""
         return _channels(self._control().get(exchange, ()), reach)
 
     def passed(self, number: int) -> Iterator[Chunk]:
-        """The chunks of an input. Inputs must be read in their order; unread chunks of earlier ones are
-        skipped."""
+        """Yield the chunks of an input. Inputs must be read in their order; unread chunks of earlier inputs
+        are skipped."""
         self._control()
         while self._next is not None:
             of = _HEAD.unpack_from(self._next)[0]

@@ -1,4 +1,4 @@
-"""The text of `ShuffleRDD.explain`: the stages in the order of the data, and what they did so far."""
+"""The text of `ShuffleRDD.explain`: the stages in the order of the data, and their figures so far."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ SHOWN_SECONDS = 0.005  # steps that took less would print as 0.00
 
 
 def text(chain: RecordChain, run: int, totals: Sequence[StageTotals]) -> str:
-    """The plan of an RDD, a line for each thing that a stage does, sources first.
+    """Return the plan of an RDD, a line for each step of a stage, sources first.
 
-    ``run``: the number of its own result stage; ``totals``: of all stages that ran.
+    ``run``: the number of the RDD's own result stage. ``totals``: the figures of all stages that ran.
     """
     done = {total.stage: total for total in totals}
     lines: list[str] = []
     for stage in chain.stages():
         does = "passes records on" if isinstance(stage, PassedInput) else "writes an exchange"
-        lines += [f"Stage {stage.number}, {does}", *_chained(stage.upstream)]
-        lines += [f"    -> {stage.describe()}", *_figures(done, stage.number)]
-    lines += [f"Result stage {run}", *_chained(chain), "    -> records", *_figures(done, run)]
+        lines += [f"Stage {stage.number}, {does}", *_chain_lines(stage.upstream)]
+        lines += [f"    -> {stage.describe()}", *_figure_lines(done, stage.number)]
+    lines += [f"Result stage {run}", *_chain_lines(chain), "    -> records", *_figure_lines(done, run)]
     return "\n".join(lines)
 
 
-def _chained(chain: RecordChain) -> Iterator[str]:
+def _chain_lines(chain: RecordChain) -> Iterator[str]:
     yield f"    {chain.origin.describe()}"
     yield from (f"    {step.describe()}" for step in chain.steps)
 
 
-def _figures(done: Mapping[int, StageTotals], stage: int) -> Iterator[str]:
+def _figure_lines(done: Mapping[int, StageTotals], stage: int) -> Iterator[str]:
     total = done.get(stage)
     if total is None:
         return

@@ -1,8 +1,8 @@
-"""Groups too long for the memory: their values are on disk, and are read again for each iteration.
+"""Groups too long for the memory: their values are on disk and are read again for each iteration.
 
 A `LongGroup` replaces the list of a key in a table. Values are added to it as to a list. From time to time
-they are put aside, as a part of a spill file; the last values stay in memory. For users it is an iterable
-with a length, like PySpark's `ExternalList`.
+its values become a part of a spill file; the last values stay in memory. For users it is an iterable with a
+length, like PySpark's `ExternalList`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PACKED_TOGETHER = 1024  # values of a pickled group
 
 
 class LongGroup:
-    """The values of one key, in the order in which they came."""
+    """The values of one key, in the order in which they were added."""
 
     __slots__ = ("_aside", "_parts", "_tail", "append", "extend")
 
@@ -32,11 +32,11 @@ class LongGroup:
 
     @property
     def in_memory(self) -> int:
-        """The number of values in memory."""
+        """Number of values in memory."""
         return len(self._tail)
 
     def put_aside(self, file: RecordSpillFile) -> None:
-        """Put the values in memory aside."""
+        """Spill the values in memory to ``file``."""
         if self._tail:
             file.write([(0, self._tail)])
             self._parts.append(file.part())
@@ -53,11 +53,11 @@ class LongGroup:
         yield from self._tail
 
     def __reduce__(self) -> Any:
-        # another process has no file: it gets a list, and stored values are not unpickled here
+        # another process cannot read the file, so it gets a list; stored values are not unpickled here
         packed = [bytes(chunk) for part in self._parts for chunk in part.packed()]
         packed += [bytes(pack_any(values)) for values in batches(self._tail, PACKED_TOGETHER)]
-        return _unpacked, (packed,)
+        return _unpack, (packed,)
 
 
-def _unpacked(packed: list[bytes]) -> list[Any]:
+def _unpack(packed: list[bytes]) -> list[Any]:
     return list(chain.from_iterable(unpack_chunk(memoryview(chunk)) for chunk in packed))

@@ -1,9 +1,9 @@
 """Estimates of the memory of objects, from samples.
 
-Used by all that holds users' objects: tables of combiners, groups, runs that are being sorted. Python does
-not say what an object keeps alive. The size of the process (which PySpark uses) only grows, because the heap
-does not give memory back. So a few objects are walked, and stand for those around them. The estimate depends
-only on the objects, so a task that runs again spills at the same records.
+All code that holds users' objects uses these: tables of combiners, groups, runs that are being sorted. Python
+does not say how much memory an object keeps alive. The size of the process (which PySpark uses) only grows,
+because the heap does not give memory back. So a few objects are walked as a sample of those around them. The
+estimate depends only on the objects, so a task that runs again spills at the same records.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from sys import getsizeof
 from typing import Any
 
 POINTER = 8  # bytes of a reference in a list
-# Bytes of a dict for each key: an entry of three words, and a place in the hash table. Both grow by
-# doubling: 50 just before, 105 just after
+# Bytes of a dict for each key: an entry of three words, and a slot in the hash table. Both grow by doubling:
+# a key takes 50 bytes just before, 105 just after
 DICT_ENTRY = 100
-DEEPEST = 6  # containers in containers that are walked
-SAMPLE_SIZE = 16  # elements of a container, spread over it
+DEEPEST = 6  # levels of nested containers to walk
+SAMPLE_SIZE = 16  # elements to walk in a container, spread over it
 UNKNOWN = 64  # bytes of an object without a size
 
 _PLAIN = frozenset({int, float, str, bytes, bool, complex, type(None)})
 
 
 def heap_bytes(thing: Any, deep: int = DEEPEST) -> int:
-    """Bytes of an object and all that it refers to, estimated. Shared objects are counted each time."""
+    """Estimate the bytes of an object and all that it refers to. Shared objects are counted each time."""
     try:
         size = getsizeof(thing)
-    except Exception:  # a class of the user's may say anything
+    except Exception:  # a user's class may do anything in __sizeof__
         size = UNKNOWN
     kind = type(thing)
     if kind in _PLAIN or not deep:
@@ -46,7 +46,7 @@ def heap_bytes(thing: Any, deep: int = DEEPEST) -> int:
 
 
 def mean_bytes(things: Sequence[Any]) -> float:
-    """Estimated bytes of one of these; 0 if there are none."""
+    """Estimate the mean bytes of some objects; 0 if there are none."""
     if not things:
         return 0.0
     seen = things[:: -(-len(things) // SAMPLE_SIZE)]

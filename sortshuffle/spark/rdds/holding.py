@@ -1,4 +1,4 @@
-"""The steps that hold records: they aggregate, group or sort what was shuffled.
+"""The steps that hold records: they aggregate, group or sort the records of an exchange.
 
 They give `merging` and `sorting` the files and the memory of a task.
 """
@@ -24,7 +24,7 @@ from sortshuffle.spark.worker.task import Task
 
 @dataclass(frozen=True)
 class MergeValues(HoldingStep):
-    """One record for each key, with its aggregated value."""
+    """Yields one record for each key, with its aggregated value."""
 
     aggregation: PairAggregation
 
@@ -40,7 +40,7 @@ class MergeValues(HoldingStep):
 
 @dataclass(frozen=True)
 class GroupValues(HoldingStep):
-    """A pair for each key, whose value is an iterable of its values, as in PySpark."""
+    """Yields a pair of each key and an iterable of its values, as PySpark does."""
 
     def run(self, chunks: Iterator[Chunk], task: Task, memory: MemoryBudget) -> Iterator[Chunk]:
         with closing(merging(GroupTable, task, memory).tables([chunks])) as merges:
@@ -54,7 +54,7 @@ class GroupValues(HoldingStep):
 
 @dataclass(frozen=True)
 class SortPairs(HoldingStep):
-    """Pairs in the order of their keys. ``keyfunc``: of a key; None for the key itself."""
+    """Sorts pairs by ``keyfunc(key)``, or by key if ``keyfunc`` is None."""
 
     keyfunc: Key | None
     ascending: bool
@@ -72,7 +72,7 @@ class SortPairs(HoldingStep):
 
 @dataclass(frozen=True)
 class CoGroup:
-    """One record for each key, with its groups of several inputs."""
+    """Yields one record for each key, with the key's group from each input."""
 
     def run(self, inputs: Sequence[Iterable[Chunk]], task: Task, memory: MemoryBudget) -> Iterator[Chunk]:
         with closing(merging(GroupTable, task, memory).tables(inputs)) as merges:
@@ -80,7 +80,7 @@ class CoGroup:
                 yield from map(self.chunk, cogroups(cast("list[GroupTable]", tables)))
 
     def chunk(self, groups: list[tuple[Any, list[Any]]]) -> Chunk:
-        """The records of some keys. Each key comes with its groups, one for each input."""
+        """Make the records of some keys. Each key comes with its groups, one for each input."""
         return [(key, tuple(map(ResultIterable, of))) for key, of in groups]
 
     def describe(self) -> str:
@@ -89,8 +89,8 @@ class CoGroup:
 
 @dataclass(frozen=True)
 class Join(CoGroup):
-    """Every value of a key on one side with every one on the other. ``keeps``: for each side whether values
-    without a match stay, with None."""
+    """Pairs each value of a key on one side with each value on the other. ``keeps``: for each side, whether
+    values without a match stay, paired with None."""
 
     keeps: tuple[bool, bool]
 
@@ -130,12 +130,12 @@ class Join(CoGroup):
 
 
 def cogroups(tables: list[GroupTable]) -> Iterator[list[tuple[Any, list[Any]]]]:
-    """The keys of all tables, in batches. Each has a group for each table, which may be empty."""
+    """Yield the keys of all tables, in batches. Each key has a group for each table, which may be empty."""
     for at, first in enumerate(tables):
         others = [table.groups for table in tables[at + 1 :]]
         before: list[Any] = [[]] * at
         for keys, groups in first.batches():
-            # removed from later tables, so that each key comes once
+            # keys are removed from later tables, so that each key is yielded once
             yield [
                 (key, [*before, group, *(other.pop(key, ()) for other in others)])
                 for key, group in zip(keys, groups, strict=True)

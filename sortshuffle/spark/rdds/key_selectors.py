@@ -1,15 +1,15 @@
-"""Selectors of `ShuffleRDD`: the subpartition of each key of a batch, the same as by PySpark's `partitionBy`.
+"""Selectors of `ShuffleRDD`. They place each key in the same subpartition as PySpark's `partitionBy`.
 
-A key goes to ``partitionFunc(key) % numPartitions``. The usual function, `pyspark.rdd.portable_hash`, looks
-into the environment for every key and for every element of a tuple: most of the cost of a shuffle of small
-pairs in PySpark. Here that check is made once for each batch. Then plain keys are hashed by Python's own
+A key goes to ``partitionFunc(key) % numPartitions``. The usual function, `pyspark.rdd.portable_hash`, reads
+an environment variable for every key and every element of a tuple: most of the cost of a shuffle of small
+pairs in PySpark. Here the variable is checked once for each batch. Then plain keys are hashed by Python's own
 `hash`, as `portable_hash` does.
 
 =========================  =========================================================
 ``PortableHashSelector``   ``partitionBy(n)``, and all that groups by key
 ``FunctionKeySelector``    ``partitionBy(n, function)``
 ``RangeKeySelector``       ``sortByKey``, ``sortBy`` (`ranges`)
-``DealSelector``           ``repartition(n)``: any records, evenly
+``DealSelector``           ``repartition(n)``: any records, round robin
 =========================  =========================================================
 
 All are `writing.record_writer.KeySelector`s: picklable and, but for the last, without state.
@@ -31,7 +31,7 @@ from sortshuffle.spark.rdds.ranges import RangeKeySelector, Ranges
 
 
 def selector_of(function: Callable[[Any], int], subpartitions: int) -> KeySelectors:
-    """The selector that places as this partition function does. For ranges that runs a job."""
+    """Return a selector that places keys as a partition function does. For `Ranges`, this runs a job."""
     if function is portable_hash:
         return PortableHashSelector(subpartitions)
     if isinstance(function, Deal):
@@ -50,8 +50,8 @@ class PortableHashSelector:
     subpartitions: int
 
     def assign(self, keys: Sequence[Any]) -> Ids:
-        """One id per key. Raises TypeError for a key that cannot be hashed, and what `portable_hash` raises
-        in a process whose hashes are not those of the others."""
+        """Return one id per key. Raises TypeError for an unhashable key, and what `portable_hash` raises in
+        a process without PYTHONHASHSEED, whose hashes differ from those of others."""
         portable_hash(None)
         hashes = np.fromiter(_portable_hashes(keys), np.int64, len(keys))
         return (hashes % self.subpartitions).astype(id_dtype(self.subpartitions))
@@ -59,7 +59,7 @@ class PortableHashSelector:
 
 @dataclass(frozen=True, slots=True)
 class FunctionKeySelector:
-    """Places each key by a function of it, which gives any int."""
+    """Places each key by a function that returns any int."""
 
     is_broadcast: ClassVar[bool] = False
 
@@ -67,30 +67,30 @@ class FunctionKeySelector:
     subpartitions: int
 
     def assign(self, keys: Sequence[Any]) -> Ids:
-        """One id per key. Raises what the function raises, and `struct.error`, as PySpark does, where it
-        gives something else than an int."""
+        """Return one id per key. Raises whatever the function raises, and `struct.error`, as PySpark does, if
+        the function returns anything but an int."""
         function, count = self.function, self.subpartitions
         ids = [function(key) % count for key in keys]
         packed = struct.pack(f"={len(ids)}q", *ids)
-        # the remainder of another number type may be outside the range; the JVM takes one more, too
+        # remainders of a user's number type may be out of range; the JVM takes the remainder again, too
         return (np.frombuffer(packed, np.int64) % count).astype(id_dtype(count))
 
 
 def to_first(key: Any) -> int:
-    """A partition function for one partition: keys need no hash."""
+    """Return 0: the partition function for a single partition, whose keys need no hash."""
     return 0
 
 
 class Deal:
-    """In place of a partition function: records are placed in turn."""
+    """Stands in for a partition function where records are placed round robin."""
 
     __qualname__ = "round robin"
 
 
 @dataclass(slots=True)
 class DealSelector:
-    """Places any records in turn; the same records in the same order always alike. ``first``: the place of
-    the first record; the task sets it, so that not all begin at one place."""
+    """Places any records round robin, always alike for the same records in the same order. ``first``: the
+    subpartition of the first record, which the task sets so that not all tasks begin at the same one."""
 
     is_broadcast: ClassVar[bool] = False
 
@@ -116,7 +116,7 @@ def _portable_hashes(keys: Sequence[Any]) -> Iterable[int]:
 
 
 def _portable_hash(key: Any) -> int:
-    """What `portable_hash` gives, without its look at the environment. The hash of a tuple is CPython 2.7's
+    """Compute `portable_hash` without its look at the environment. The hash of a tuple is CPython 2.7's
     (Objects/tupleobject.c), without its changing multiplier."""
     if key is None:
         return 0

@@ -1,22 +1,22 @@
-"""Merging behind a shuffle: all values of a key are aggregated or grouped, in bounded memory.
+"""Merging after a shuffle: all values of a key are aggregated or grouped, in bounded memory.
 
-    chunks -> table --end--> records
-                    --full--> long groups: their values into a file of their own
-                              everything else: by a hash of the key into buckets of a file
-              at the end of the chunks: bucket by bucket, each merged in the same way
+    chunks -> table --full--> values of long groups: to a file
+                              if that frees too little, all other keys: to 32 buckets of another file, by hash
+              --all chunks read, no buckets--> results
+              --all chunks read, buckets-----> each bucket in the same way, one level deeper
 
-Used by all aggregations and groups. `cogroup` and joins have several inputs: a bucket of one is merged
-together with the same bucket of the others. So the caller sees each key once, with its results of each input
-(`tables`).
+All aggregations and groups use it. `cogroup` and joins have several inputs: a bucket of one input is merged
+together with the same bucket of the others. So the caller sees each key once, with its results from each
+input (`tables`).
 
 Each level of buckets uses five bits of a hash. So data that do not fit at one level are 32 times smaller at
-the next. At the deepest level only values of long groups are put aside: the rest has one hash, or is so
-little that the memory is too small. So one combiner, or one key's share of a table, must fit; groups need
-not.
+the next. At the deepest level only values of long groups are spilled: the remaining keys share one hash, or
+are so few that the memory is too small in any case. So one combiner, or one key's share of a table, must fit;
+groups need not.
 
-A group is long if it takes a 16th of the memory. It stays in its table when the others go to buckets;
-otherwise its values would be read and written again at each level. Then it goes to the bucket of its key,
-where it is merged with those of its values that were put aside before.
+A group is long if it takes a 16th of the memory. It stays in its table when the others go to buckets, since
+otherwise its values would be read and written again at each level. After all chunks it goes to the bucket of
+its key, where it is merged with those of its values that were spilled before it became long.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from sortshuffle.spark.rdds.streams import tuples_of
 
 BUCKET_BITS = 5
 BUCKETS = 1 << BUCKET_BITS
-DEEPEST = 6  # 30 bits of the hash
+DEEPEST = 6  # levels of buckets: 30 bits of the hash
 CHUNK_BYTES = 64 * KIB
 LONG_SHARE = 16  # a group is long if it takes a 16th of the memory
-WORTH_A_SPILL = 8  # of the memory, before anything is put aside again
+WORTH_A_SPILL = 8  # an 8th of the memory must be freed by long groups alone, and filled before the next spill
 
 Residents: TypeAlias = "dict[Any, LongGroup]"
 
 
 @dataclass(frozen=True, slots=True)
 class Merging:
-    """``table``: makes the table of an input."""
+    """Merges the chunks of one or more inputs. ``table``: makes an empty table for an input."""
 
     table: Callable[[], Table]
     new_file: NewFile
@@ -60,8 +60,8 @@ class Merging:
     metrics: TaskMetrics
 
     def tables(self, inputs: Sequence[Iterable[Chunk]]) -> Generator[list[Table], None, None]:
-        """Tables of all inputs, which have all values of some keys; then those of other keys. The caller owns
-        the tables until it asks for the next, and may empty them."""
+        """Yield one table per input, together holding all values of some keys; then tables of other keys. The
+        caller owns the tables until it asks for the next ones, and may empty them."""
         yield from self._tables(inputs, [{} for _ in inputs], 0)
 
     def _tables(
@@ -91,14 +91,14 @@ class Merging:
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """One bucket of all inputs: for each the parts that were put aside, and the long groups."""
+    """One bucket of all inputs: for each input its spilled parts and its long groups."""
 
     parts: list[list[SpilledPart]]
     residents: list[Residents]
 
 
 class _Spill:
-    """The files of the tables of one level. Leaving the context deletes unfinished ones."""
+    """The spill files of the tables of one level. Leaving the context deletes unfinished files."""
 
     def __init__(self, merging: Merging, tables: Sequence[Table], level: int) -> None:
         self._merging = merging
@@ -107,11 +107,11 @@ class _Spill:
         self._level = level
         self._buckets: list[RecordSpillFile | None] = [None] * len(tables)
         self._long: RecordSpillFile | None = None
-        self._least = 0  # bytes held before anything is put aside
+        self._least = 0  # bytes to hold before the next spill
         self._files = ExitStack()
 
     def make_room(self) -> None:
-        """Put aside the contents of the tables, if they are too large."""
+        """Spill contents of the tables, if they are too large."""
         held = self._charge()
         if held <= self._memory.limit or held < self._least:
             return
@@ -121,7 +121,7 @@ class _Spill:
         self._least = self._charge() + self._memory.limit // WORTH_A_SPILL
 
     def finish(self) -> list[_Bucket] | None:
-        """Put aside the rest; the buckets with everything. None if all is in the tables."""
+        """Spill the rest and return the buckets, or return None if all keys are still in the tables."""
         if not any(self._buckets):
             if self._long is not None:
                 self._long.finish()
@@ -152,7 +152,7 @@ class _Spill:
         return held
 
     def _put_aside_long(self) -> bool:
-        """Put aside the values of long groups. Whether that freed enough."""
+        """Spill the values of long groups. Return whether that freed enough."""
         limit = self._memory.limit
         groups = [table for table in self._tables if isinstance(table, GroupTable)]
         freed = sum(table.put_aside_long(limit // LONG_SHARE, self._file_of_long) for table in groups)
@@ -164,15 +164,15 @@ class _Spill:
         return self._long
 
     def _put_aside(self, at: int, table: Table) -> None:
-        """Put all but long groups into buckets."""
+        """Spill all keys but those of long groups into buckets."""
         if len(table) > len(_residents(table)):
             file = self._buckets[at]
             if file is None:
                 file = self._buckets[at] = self._file(BUCKETS)
-            file.write(self._bucketed(table))
+            file.write(self._bucket_chunks(table))
         table.clear()
 
-    def _bucketed(self, table: Table) -> Iterator[tuple[int, Chunk]]:
+    def _bucket_chunks(self, table: Table) -> Iterator[tuple[int, Chunk]]:
         residents = _residents(table)
         keys = list(filterfalse(residents.__contains__, table.keys()))
         buckets = self._bucket_of(keys)
@@ -193,8 +193,8 @@ class _Spill:
         return buckets
 
     def _bucket_of(self, keys: list[Any]) -> npt.NDArray[np.uint8]:
-        """This level's bits of a hash of the keys. Python's hash of an int is the int itself. So the bits are
-        mixed by the finalizer of splitmix64 (Steele, Lea, Flood, 2014): each depends on all."""
+        """Return this level's bits of a hash of each key. Python's hash of an int is the int itself, so the
+        finalizer of splitmix64 (Steele, Lea, Flood, 2014) mixes the bits: each then depends on all."""
         mixed = np.fromiter(map(hash, keys), np.int64, len(keys)).view(np.uint64)
         mixed ^= mixed >> np.uint64(30)
         mixed *= np.uint64(0xBF58476D1CE4E5B9)

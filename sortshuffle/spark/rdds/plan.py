@@ -1,12 +1,12 @@
 """The plan of a `ShuffleRDD`: chains of steps, each on an origin, and exchanges between chains.
 
-    RecordChain = origin + steps           one stage
-    origin                                 an RDD of Spark's, an exchange, or several inputs together
-    RecordExchange = upstream chain + n    the stage that writes, and the control rows for its readers
+    RecordChain = origin + steps                     one stage
+    origin                                           a Spark RDD, an exchange, or several inputs together
+    RecordExchange = upstream chain + partitioner    the stage that writes, and the control rows for readers
 
-Chains are immutable values. An exchange is built when it is first needed, and then shared by all that is
-derived from it: its map stage runs once however many RDDs and actions read it. Only two things here run jobs:
-the check of the workers (`session.check_workers`), and the sample for ranges.
+Chains are immutable values. An exchange is built when it is first needed, and all chains derived from it
+share it: its map stage runs once, however many RDDs and actions read it. Only two operations here run jobs:
+the check of the workers (`session.check_workers`), and the sampling of keys for ranges.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from sortshuffle.spark.worker.reports import SourceReports, wants_log
 
 @dataclass(frozen=True)
 class RddContext:
-    """Shared by all RDDs of one source: the settings when it was made, and the reports of tasks."""
+    """State that all RDDs of one source share: the settings as of its creation, and the reports of tasks."""
 
     spark: SparkContext
     options: Options
@@ -61,8 +61,8 @@ class RddContext:
 
     @staticmethod
     def of(context: SparkContext) -> RddContext:
-        """Read the ``spark.sortshuffle.*`` settings: of the active session, or else of the context. Raises
-        `OptionError`, and `StateError` if the context was stopped."""
+        """Read the ``spark.sortshuffle.*`` settings of the active session, or of the context if no session of
+        it is active. Raises `OptionError`, and `StateError` if the context was stopped."""
         require_running(context)
         of_context = context_settings(context)
         session = SparkSession.getActiveSession()
@@ -78,29 +78,29 @@ class RddContext:
 
 
 class RecordOrigin(Protocol):
-    """The begin of a chain."""
+    """The source of a chain's records."""
 
     def rdd(self) -> RDD[Any]:
-        """The RDD that Spark feeds to the stage's function."""
+        """Return the RDD that Spark feeds to the stage's function."""
 
     def opening(self) -> RecordOpening:
-        """What makes records of it in the task."""
+        """Return the opening that makes records of the RDD's data in a task."""
 
     @property
     def partitions(self) -> int: ...
 
     def stages(self) -> Iterator[RecordExchange | PassedInput]:
-        """The stages before, sources first."""
+        """Yield the stages that must run before, sources first."""
 
     def is_reproducible(self) -> bool:
-        """Whether a task that runs again has the same records in the same order."""
+        """Return whether a task that runs again gets the same records in the same order."""
 
     def describe(self) -> str: ...
 
 
 @dataclass(frozen=True)
 class RddOrigin:
-    """Any RDD; its own functions run in the same worker, ahead of the chain."""
+    """Any RDD of PySpark's. Its own functions run in the same worker, before the chain."""
 
     source: RDD[Any]
 
@@ -145,7 +145,7 @@ class RecordExchangeOrigin:
         yield self.exchange
 
     def is_reproducible(self) -> bool:
-        # extents are read in the order of map tasks and regions, whatever comes first
+        # extents are read in the order of map tasks and regions, in whatever order map tasks finish
         return self.exchange.upstream.origin.is_reproducible()
 
     def describe(self) -> str:
@@ -154,9 +154,9 @@ class RecordExchangeOrigin:
 
 @dataclass(frozen=True, eq=False)
 class PassedInput:
-    """One of several inputs that is in its place without an exchange. Its chain runs in a stage of its own,
-    which passes the records to the next stage through Spark, partition by partition. ``number``: of that
-    stage."""
+    """One of several inputs, whose pairs are in place without an exchange. Its chain runs in a separate stage
+    that passes the records to the next stage through Spark, partition by partition. ``number``: the number
+    of that stage."""
 
     upstream: RecordChain
     number: int
@@ -174,8 +174,8 @@ class PassedInput:
 class RecordsTogetherOrigin:
     """Several inputs with one partitioner, combined in each partition.
 
-    An input is a `PassedInput`, or a chain whose steps run in this stage: on an exchange, or again on several
-    inputs.
+    An input is a `PassedInput`, or a chain whose steps run in this stage. The chain's origin is an exchange,
+    or again several inputs.
     """
 
     inputs: tuple[RecordChain | PassedInput, ...]
@@ -200,7 +200,7 @@ class RecordsTogetherOrigin:
         return self._opening(iter(range(len(list(self._passed_inputs())))))
 
     def _opening(self, positions: Iterator[int]) -> ReadRecordsTogether:
-        """``positions``: of passed inputs, in the order in which they are read."""
+        """Make the opening. ``positions``: numbers for the passed inputs, in the order of reading."""
         inputs = []
         for each in self.inputs:
             if isinstance(each, PassedInput):
@@ -253,8 +253,8 @@ def _line(each: RecordChain | PassedInput) -> str:
 
 @dataclass(frozen=True)
 class RecordChain:
-    """An origin, and the steps on its records in one pass. ``partitioner``: the known placement of its pairs,
-    None if unknown."""
+    """An origin, and the steps that run on its records in one pass. ``partitioner``: the placement of the
+    chain's pairs, None if unknown."""
 
     context: RddContext
     origin: RecordOrigin
@@ -262,12 +262,12 @@ class RecordChain:
     steps: tuple[Step, ...] = ()
 
     def then(self, step: Step, preserves_partitioning: bool) -> RecordChain:
-        """The chain with one more step."""
+        """Return this chain with one more step."""
         partitioner = self.partitioner if preserves_partitioning else None
         return replace(self, partitioner=partitioner, steps=(*self.steps, step))
 
     def place_by(self, partitioner: Partitioner, aggregation: PairAggregation | None = None) -> RecordChain:
-        """The pairs of this chain, placed by ``partitioner``; the chain itself if they are already.
+        """Return a chain of this chain's pairs, placed by ``partitioner``; this chain if they already are.
         ``aggregation``: combines values before the shuffle."""
         if self.partitioner == partitioner:
             return self
@@ -275,27 +275,27 @@ class RecordChain:
         return RecordChain(self.context, origin, partitioner)
 
     def deal(self, count: int) -> RecordChain:
-        """The records of this chain, whatever they are, evenly in so many partitions."""
+        """Return a chain of this chain's records, of any kind, spread evenly over ``count`` partitions."""
         if not self.origin.is_reproducible():
-            # a map task that ran again would send other records to partitions that were read already; Spark's
-            # own runs those again, too
+            # a map task that ran again would send other records to partitions that were already read; for its
+            # own repartition, Spark runs their readers again, too
             return RecordChain(self.context, RddOrigin(self.rdd(next_number()).repartition(count)), None)
         exchange = RecordExchange(self, Partitioner(count, Deal()), whole=True)
         return RecordChain(self.context, RecordExchangeOrigin(exchange), None)
 
     def place_by_ranges(self, count: int, keyfunc: KeyFunction, ascending: bool) -> RecordChain:
-        """The pairs of this chain in so many ranges of their keys."""
+        """Return a chain of this chain's pairs, placed by ``count`` ranges of their keys."""
         return self.place_by(Partitioner(count, Ranges(self._collect_draws, count, keyfunc, ascending)))
 
     def together(self, others: Iterable[RecordChain], count: int, combine: CoGroup) -> RecordChain:
-        """The pairs of all inputs in so many partitions by their keys, with the groups of each key
-        combined."""
+        """Return a chain over the pairs of this and other chains, placed by key into ``count`` partitions. It
+        combines the groups of each key."""
         partitioner = Partitioner(count, portable_hash)
-        inputs = [chain._in_place(partitioner) for chain in (self, *others)]
+        inputs = [chain._placed_by(partitioner) for chain in (self, *others)]
         return RecordChain(self.context, RecordsTogetherOrigin.of(inputs, combine, count), partitioner)
 
     def stage(self, number: int, closing: RecordClosing) -> RecordStage:
-        """This chain as the function of a stage."""
+        """Return the function that runs this chain as a stage."""
         context = self.context
         return RecordStage(
             number,
@@ -310,8 +310,8 @@ class RecordChain:
         )
 
     def rdd(self, number: int) -> RDD[Any]:
-        """The records as an ordinary RDD, by stage ``number``. Raises `WorkerSetupError` if the workers
-        cannot run it."""
+        """Return the records as an ordinary RDD, made by stage ``number``. Raises `WorkerSetupError` if the
+        workers cannot run it."""
         if isinstance(self.origin, RddOrigin) and not self.steps:
             return self.origin.source
         check_workers(self.context.spark, self.context.services.key is not None)
@@ -321,40 +321,40 @@ class RecordChain:
         return made
 
     def stages(self) -> Iterator[RecordExchange | PassedInput]:
-        """The stages before this chain's own, sources first."""
+        """Return the stages that run before this chain's own, sources first."""
         return self.origin.stages()
 
     def exchanges(self) -> Iterator[RecordExchange]:
-        """The exchanges that the chain reads from, directly or not, sources first."""
+        """Return the exchanges that the chain reads from, directly or not, sources first."""
         return (stage for stage in self.stages() if isinstance(stage, RecordExchange))
 
     def reports(self) -> Iterator[SourceReports]:
-        """The reports of all sources that the chain reads from: several, if it joins some."""
+        """Yield the reports of each source of the chain: joins have several sources."""
         contexts = [self.context, *(stage.upstream.context for stage in self.stages())]
         yield from {id(context.reports): context.reports for context in contexts}.values()
 
     def is_in_place(self, partitioner: Partitioner) -> bool:
-        """Whether its pairs are placed so, and Spark knows it."""
+        """Return whether ``partitioner`` placed the chain's pairs, and Spark knows it."""
         if self.partitioner != partitioner:
             return False
         return not isinstance(self.origin, RddOrigin) or planner.is_placed_by(self.origin.source, partitioner)
 
-    def _in_place(self, partitioner: Partitioner) -> RecordChain:
+    def _placed_by(self, partitioner: Partitioner) -> RecordChain:
         if self.is_in_place(partitioner):
             return self
         origin = RecordExchangeOrigin(RecordExchange(self, partitioner, lenient=True))
         return RecordChain(self.context, origin, partitioner)
 
     def _collect_draws(self, draw: Callable[[int, Iterable[Any]], Iterator[Draws]]) -> list[Draws]:
-        found: list[Draws] = self.rdd(next_number()).mapPartitionsWithIndex(draw).collect()
-        return found
+        draws: list[Draws] = self.rdd(next_number()).mapPartitionsWithIndex(draw).collect()
+        return draws
 
 
 @dataclass(eq=False)
 class RecordExchange:
-    """One shuffle of pairs. ``aggregation``, ``lenient``, ``whole``: as of `writing.WriteRecords`. Its lock
-    is held while it is built. That takes the locks of the exchanges that it reads: always from consumer to
-    producer."""
+    """One shuffle of pairs. ``aggregation``, ``lenient``, ``whole``: as in `writing.WriteRecords`. Its lock
+    is held while it is built, which takes the locks of the exchanges that it reads: the lock order is always
+    from consumer to producer."""
 
     upstream: RecordChain
     partitioner: Partitioner
@@ -366,7 +366,7 @@ class RecordExchange:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def control(self) -> RDD[bytes]:
-        """The control rows: partition s holds those of subpartition s."""
+        """Return the control rows; partition s holds those of subpartition s."""
         with self._lock:
             if self._control is None:
                 self._control = self._build()

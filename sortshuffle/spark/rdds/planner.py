@@ -1,12 +1,12 @@
-"""Access to the inside of PySpark's RDDs, which `ShuffleRDD` has only here.
+"""The only place where `ShuffleRDD` uses internals of PySpark's RDDs.
 
-The control rows of an exchange go through an ordinary shuffle of Spark's, made like that of
-`RDD.partitionBy`, with two differences. The rows are bytes, and are not pickled. Each row names its
-partition, while the JVM has the user's partition function. So Spark knows that the partitions of two
-exchanges by one function match, as for two `partitionBy`, and a union of them stays partitioned. The shuffle
-manager knows the shuffled RDD by its name (`spark.control`).
+The control rows of an exchange go through an ordinary Spark shuffle, made like that of `RDD.partitionBy`,
+with two differences. The rows are bytes, and are not pickled. Each row names its partition, while the JVM
+partitioner is that of the user's partition function. So Spark knows that the partitions of two exchanges by
+one function match, as for two `partitionBy`, and a union of them stays partitioned. The shuffle manager
+recognises the shuffled RDD by its name (`spark.control`).
 
-`PairwiseRDD`, `PythonPartitioner` and `PythonRDD.valueOfPair` are what PySpark has used since 0.7.
+PySpark has used `PairwiseRDD`, `PythonPartitioner` and `PythonRDD.valueOfPair` since 0.7.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def shuffle_rows(
     partitioner: Partitioner,
     label: str,
 ) -> RDD[bytes]:
-    """The rows that ``rows`` yields for each partition of ``source``, each in the partition that it names.
+    """Shuffle the rows that ``rows`` yields for the partitions of ``source``. Each row names its partition.
     Starts no job; pickles ``rows``. ``label``: the name of the stage of ``rows`` in Spark's UI."""
 
     def framed(split: int, records: Iterable[Any]) -> Iterator[bytes]:
@@ -54,7 +54,7 @@ def shuffle_rows(
 
 
 def pass_rows(source: RDD[Any], rows: Callable[[int, Iterable[Any]], Iterator[bytes]]) -> RDD[bytes]:
-    """The rows that ``rows`` yields for each partition of ``source``, in the same partition."""
+    """Return an RDD of the rows that ``rows`` yields for each partition of ``source``, in that partition."""
     context = source.context
     kept: Any = source.mapPartitionsWithIndex(rows, preservesPartitioning=True)
     kept._bypass_serializer = True
@@ -64,8 +64,8 @@ def pass_rows(source: RDD[Any], rows: Callable[[int, Iterable[Any]], Iterator[by
 
 
 def unite(rows: Sequence[RDD[bytes]], count: int) -> RDD[bytes]:
-    """One RDD whose partition s has the rows of partition s of each of these, one after the other (Spark's
-    `PartitionerAwareUnionRDD`). All have one partitioner, of ``count`` partitions."""
+    """Return an RDD whose partition s has the rows of partition s of each RDD, one after the other (Spark's
+    `PartitionerAwareUnionRDD`). All RDDs must have one partitioner, of ``count`` partitions."""
     first: Any = rows[0]
     if len(rows) == 1:
         return rows[0]
@@ -81,21 +81,21 @@ def unite(rows: Sequence[RDD[bytes]], count: int) -> RDD[bytes]:
 
 
 def is_placed_by(rdd: RDD[Any], partitioner: Partitioner) -> bool:
-    """Whether Spark knows that this partitioner placed an RDD. Spark compares functions by identity;
-    PySpark's RDD also takes an equal one."""
+    """Return whether Spark knows that ``partitioner`` placed an RDD. Spark compares functions by identity;
+    PySpark's RDD also accepts an equal function."""
     jvm: Any = rdd.context._jvm
-    found = rdd._jrdd.partitioner()
+    known = rdd._jrdd.partitioner()
     ours = jvm.PythonPartitioner(partitioner.numPartitions, id(partitioner.partitionFunc))
-    return bool(found.isPresent() and found.get().equals(ours))
+    return bool(known.isPresent() and known.get().equals(ours))
 
 
 def is_reproducible(rdd: RDD[Any]) -> bool:
-    """Whether Spark knows that a task of this RDD gives the same records in the same order each time."""
+    """Return whether Spark knows that a task of this RDD always gives the same records in the same order."""
     return _level(rdd) == "DETERMINATE"
 
 
 def is_indeterminate(rdd: RDD[Any]) -> bool:
-    """Whether Spark assumes that a task of this RDD may give other records each time."""
+    """Return whether Spark assumes that a task of this RDD may give different records each time."""
     return _level(rdd) == "INDETERMINATE"
 
 

@@ -1,12 +1,13 @@
-"""Ranges of keys for `sortByKey`: bounds from a sample, and the selector that looks keys up among them.
+"""Ranges of keys for `sortByKey`: bounds from a sample, and the selector that looks keys up among the bounds.
 
 The sample is PySpark's, record for record: the same records in the same partitions give the same bounds.
-PySpark counts all records in one job and draws in another, because the fraction to draw depends on the count.
-Here one job does both. The random number of a record does not depend on the count. So each task keeps the
-records with the smallest numbers, as many as could be needed, and the driver takes those below the fraction.
+PySpark counts all records in one job and samples in another, because the fraction to sample depends on the
+count. Here one job does both, because the random number of a record does not depend on the count: each task
+keeps the keys with the smallest numbers, as many as could be needed, and the driver takes those below the
+fraction.
 
-With a ``keyfunc`` PySpark compares its results with bounds that are keys, so its result is not always sorted.
-Here the bounds are results of ``keyfunc``, too.
+With a ``keyfunc``, PySpark compares results of ``keyfunc`` with bounds that are keys, so its RDD is not
+always sorted. Here the bounds are results of ``keyfunc``, too.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ import numpy as np
 from pyspark.rddsampler import RDDSamplerBase
 
 from sortshuffle.partitioner.selector import Ids, id_dtype
-from sortshuffle.spark.rdds.aggregations import stopped_by_user
+from sortshuffle.spark.rdds.aggregations import converting_stop_iteration
 
 KeyFunction: TypeAlias = "Callable[[Any], Any] | None"
-"""Keys are compared by its results; None: the keys themselves."""
+"""Keys are compared by the function's results, or directly if it is None."""
 
-KEYS_PER_PARTITION = 20.0  # of the sample, and its seed, as in PySpark
+KEYS_PER_PARTITION = 20.0  # keys to sample; this and the seed are PySpark's
 SEED = 1
 BATCH = 4096
 
 Draws: TypeAlias = "tuple[int, list[tuple[float, Any]]]"
-"""The number of records of a partition, and keys with their random numbers."""
+"""The number of records in a partition, and some of their keys with random numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +49,17 @@ class RangeKeySelector:
     subpartitions: int
 
     def assign(self, keys: Sequence[Any]) -> Ids:
-        """One id per key. Raises TypeError for what cannot be compared."""
-        with stopped_by_user():
-            sought = keys if self.keyfunc is None else [self.keyfunc(key) for key in keys]
-        found = np.fromiter(map(partial(bisect_left, self.bounds), sought), np.int64, len(keys))
-        return (found if self.ascending else self.subpartitions - 1 - found).astype(
-            id_dtype(self.subpartitions)
-        )
+        """Return one id per key. Raises TypeError for keys that cannot be compared."""
+        with converting_stop_iteration():
+            compared = keys if self.keyfunc is None else [self.keyfunc(key) for key in keys]
+        ids = np.fromiter(map(partial(bisect_left, self.bounds), compared), np.int64, len(keys))
+        return (ids if self.ascending else self.subpartitions - 1 - ids).astype(id_dtype(self.subpartitions))
 
 
 class Ranges:
-    """A partition function whose bounds are sampled when they are first needed. It is pickled with them.
+    """A partition function whose bounds are sampled when they are first needed, and pickled with it.
 
-    ``draw``: runs the job, `draw_keys` for each partition.
+    ``draw``: runs a job that calls a function, `draw_keys`, for each partition, and collects its results.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Ranges:
         return "ascending" if self._ascending else "descending"
 
     def selector(self) -> RangeKeySelector:
-        """Raises TypeError for keys that cannot be compared."""
+        """Sample the bounds on the first call. Raises TypeError for keys that cannot be compared."""
         with self._lock:
             if self._selector is None:
                 most = KEYS_PER_PARTITION * self._subpartitions
@@ -95,12 +94,12 @@ class Ranges:
         return int(self.selector().assign([key])[0])
 
     def __reduce__(self) -> Any:
-        return _Bounded, (self.selector(),)
+        return _BoundedRanges, (self.selector(),)
 
 
 @dataclass(frozen=True, slots=True)
-class _Bounded:
-    """`Ranges` in another process."""
+class _BoundedRanges:
+    """The form of `Ranges` in other processes, where the bounds are known."""
 
     selector: RangeKeySelector
 
@@ -109,7 +108,7 @@ class _Bounded:
 
 
 def draw_keys(most: float, split: int, pairs: Iterable[Any]) -> Iterator[Draws]:
-    """The keys of a partition that may be in a sample of ``most`` of all partitions."""
+    """Draw the keys of a partition that may belong to a sample of ``most`` keys of all partitions."""
     sampler = RDDSamplerBase(False, SEED)
     sampler.initRandomGenerator(split)
     random = sampler.getUniformSample
@@ -126,14 +125,14 @@ def draw_keys(most: float, split: int, pairs: Iterable[Any]) -> Iterator[Draws]:
 
 
 def sample_of(partitions: Sequence[Draws], most: float) -> list[Any]:
-    """The keys of PySpark's sample."""
+    """Return the keys that PySpark would sample, out of the draws of all partitions."""
     total = sum(count for count, _ in partitions)
     fraction = min(most / max(total, 1), 1.0)
     return [key for _, kept in partitions for draw, key in kept if draw < fraction]
 
 
 def bounds_of(keys: Sequence[Any], subpartitions: int, keyfunc: KeyFunction) -> list[Any]:
-    """The bounds between ``subpartitions`` ranges; none if there are no keys."""
+    """Return the bounds between ``subpartitions`` ranges; none if there are no keys."""
     ordered = sorted(keys if keyfunc is None else map(keyfunc, keys))
     if not ordered:
         return []

@@ -1,9 +1,9 @@
-"""`ShuffleRDD`: the door for Python objects. The method names of PySpark's RDD, one shuffle engine.
+"""`ShuffleRDD`: the door for Python objects, with the method names of PySpark's RDD.
 
     rdd(sc.parallelize(pairs)).partitionBy(64).mapPartitions(score).toRDD()
 
 A `ShuffleRDD` is an immutable, lazy description (`spark.rdds.plan`). Consecutive functions run in one pass in
-one Python worker. In a shuffle records are pickled once, and never pass through the JVM.
+one Python worker. A shuffle pickles records once, and they never pass through the JVM.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _SAME: Callable[[Any], Any] = lambda key: key  # noqa: E731 - a default argument
 
 
 def rdd(rdd: RDD[Any]) -> ShuffleRDD:
-    """A `ShuffleRDD` of any RDD of PySpark's; the RDD's own functions run in the same workers.
+    """Make a `ShuffleRDD` of any RDD of PySpark's, whose own functions run in the same workers.
 
-    Raises `UsageError` for anything else, `OptionError` for a wrong ``spark.sortshuffle.*`` setting.
+    Raises `UsageError` for anything else, and `OptionError` for a wrong ``spark.sortshuffle.*`` setting.
     """
     if not isinstance(rdd, RDD):
         raise UsageError(f"rdd() takes an RDD of PySpark's, not {type(rdd).__name__}")
@@ -44,14 +44,14 @@ class ShuffleRDD:
     """A lazy collection of Python objects in partitions, whose shuffles run on sortshuffle.
 
     Made by `sortshuffle.rdd`. Every method but the actions (`collect`, `count`, `take`, `countByKey`,
-    `countByValue`, `reduceByKeyLocally`) returns at once and leaves this one as it is. What functions are
-    given and may return is what PySpark's methods say.
+    `countByValue`, `reduceByKeyLocally`) returns at once and leaves this RDD as it is. Functions receive and
+    may return what they do in PySpark's methods of the same names.
 
-    ``numPartitions``, wherever it may be left out: ``spark.default.parallelism`` if it is set, or else as
-    many as there are, of several inputs together. `UsageError` for a number that cannot be.
-    ``partitionFunc``: a function of a key to an int, which counts modulo the number of partitions. What is
-    placed so already is not shuffled again. The tasks raise what PySpark's raise for records that are no
-    pairs, keys that cannot be hashed and keys that cannot be compared.
+    ``numPartitions``, where optional, defaults to ``spark.default.parallelism`` if that is set, or else to
+    the number of partitions of all inputs together. Impossible numbers raise `UsageError`. ``partitionFunc``
+    maps a key to an int, which is taken modulo the number of partitions. Pairs that are already placed that
+    way are not shuffled again. Tasks raise what PySpark's tasks raise for records that are no pairs, and for
+    keys that cannot be hashed or compared.
     """
 
     def __init__(self, chain: RecordChain) -> None:
@@ -59,23 +59,23 @@ class ShuffleRDD:
         self._rdd: RDD[Any] | None = None
         self._run = next_number()
 
-    # ---- what it is -------------------------------------------------------------------------------
+    # ---- description ------------------------------------------------------------------------------
 
     @property
     def partitioner(self) -> Partitioner | None:
-        """By what its pairs are known to be placed, as in PySpark."""
+        """The partitioner that is known to have placed the pairs, as in PySpark; None if unknown."""
         return self._chain.partitioner
 
     def getNumPartitions(self) -> int:
-        """The number of partitions."""
+        """Return the number of partitions."""
         return self._chain.origin.partitions
 
     def explain(self) -> None:
-        """Print the stages, what is chained in each, and, after a run, what they did."""
+        """Print the stages, the steps chained in each, and, after a run, the work that each has done."""
         print(explaining.text(self._chain, self._run, self.stage_totals()))
 
     def stage_totals(self) -> list[StageTotals]:
-        """What the tasks run so far did, per stage, for this RDD and those made from the same sources."""
+        """Return the work of all tasks so far, per stage, for this RDD and others made of its sources."""
         return stage_totals(item for each in self._chain.reports() for item in each.value.items())
 
     def __repr__(self) -> str:
@@ -92,49 +92,49 @@ class ShuffleRDD:
     def mapPartitions(
         self, f: Callable[[Iterable[Any]], Iterable[Any]], preservesPartitioning: bool = False
     ) -> ShuffleRDD:
-        """Like `RDD.mapPartitions`: ``f`` maps the records of a partition to others."""
+        """Map the records of each partition to others by ``f``, like `RDD.mapPartitions`."""
         return self._then(steps.MapPartitions(f), preservesPartitioning)
 
     def mapPartitionsWithIndex(
         self, f: Callable[[int, Iterable[Any]], Iterable[Any]], preservesPartitioning: bool = False
     ) -> ShuffleRDD:
-        """Like `RDD.mapPartitionsWithIndex`: ``f`` is given the number of the partition, too."""
+        """Map each partition by ``f(partition number, records)``, like `RDD.mapPartitionsWithIndex`."""
         return self._then(steps.MapPartitionsWithIndex(f), preservesPartitioning)
 
     def map(self, f: Callable[[Any], Any], preservesPartitioning: bool = False) -> ShuffleRDD:
-        """Like `RDD.map`."""
+        """Map each record to ``f(record)``, like `RDD.map`."""
         return self._then(steps.Map(f), preservesPartitioning)
 
     def flatMap(self, f: Callable[[Any], Iterable[Any]], preservesPartitioning: bool = False) -> ShuffleRDD:
-        """Like `RDD.flatMap`."""
+        """Map each record to all elements of ``f(record)``, like `RDD.flatMap`."""
         return self._then(steps.FlatMap(f), preservesPartitioning)
 
     def filter(self, f: Callable[[Any], bool]) -> ShuffleRDD:
-        """Like `RDD.filter`: the records for which ``f`` is true."""
+        """Keep the records for which ``f`` is true, like `RDD.filter`."""
         return self._then(steps.FilterRecords(f), True)
 
     def mapValues(self, f: Callable[[Any], Any]) -> ShuffleRDD:
-        """Like `RDD.mapValues`: pairs with ``f(value)`` for their values; they stay where they are."""
+        """Replace each value by ``f(value)`` and keep the placement of pairs, like `RDD.mapValues`."""
         return self._then(steps.MapValues(f), True)
 
     def flatMapValues(self, f: Callable[[Any], Iterable[Any]]) -> ShuffleRDD:
-        """Like `RDD.flatMapValues`: a pair for everything in ``f(value)``."""
+        """Make a pair of the key and each element of ``f(value)``, like `RDD.flatMapValues`."""
         return self._then(steps.FlatMapValues(f), True)
 
     def keys(self) -> ShuffleRDD:
-        """Like `RDD.keys`: the first element of each pair."""
+        """Return the first element of each pair, like `RDD.keys`."""
         return self._then(steps.Element(0, "keys"), False)
 
     def values(self) -> ShuffleRDD:
-        """Like `RDD.values`: the second element of each pair."""
+        """Return the second element of each pair, like `RDD.values`."""
         return self._then(steps.Element(1, "values"), False)
 
     def keyBy(self, f: Callable[[Any], Any]) -> ShuffleRDD:
-        """Like `RDD.keyBy`: pairs of ``f(record)`` and the record."""
+        """Make pairs of ``f(record)`` and the record, like `RDD.keyBy`."""
         return self._then(steps.KeyBy(f), False)
 
     def glom(self) -> ShuffleRDD:
-        """Like `RDD.glom`: one list for each partition."""
+        """Collect the records of each partition in one list, like `RDD.glom`."""
         return self._then(steps.Glom(), False)
 
     # ---- shuffles ---------------------------------------------------------------------------------
@@ -142,31 +142,32 @@ class ShuffleRDD:
     def partitionBy(
         self, numPartitions: int | None, partitionFunc: Callable[[Any], int] = portable_hash
     ) -> ShuffleRDD:
-        """Like `RDD.partitionBy`: each pair into partition ``partitionFunc(key) % numPartitions``."""
+        """Move each pair to partition ``partitionFunc(key) % numPartitions``, like `RDD.partitionBy`."""
         exchanged = self._chain.place_by(self._partitioner("partitionBy", numPartitions, partitionFunc))
         return self if exchanged is self._chain else ShuffleRDD(exchanged)
 
     def repartition(self, numPartitions: int) -> ShuffleRDD:
-        """Like `RDD.repartition`: the records, whatever they are, evenly in so many partitions.
+        """Spread records of any kind evenly over ``numPartitions``, like `RDD.repartition`.
 
-        Where Spark cannot promise that the source has the same records in the same order each time, this is
-        Spark's own.
+        If Spark cannot promise that the source has the same records in the same order each time, Spark's own
+        `repartition` does this.
         """
-        return ShuffleRDD(self._chain.deal(_checked("repartition", numPartitions)))
+        return ShuffleRDD(self._chain.deal(_check_count("repartition", numPartitions)))
 
     def coalesce(self, numPartitions: int, shuffle: bool = False) -> ShuffleRDD:
-        """Like `RDD.coalesce`: fewer partitions. Without ``shuffle`` it is Spark's own, of neighbours."""
-        count = _checked("coalesce", numPartitions)
-        return self.repartition(count) if shuffle else self._derived(self.toRDD().coalesce(count))
+        """Use fewer partitions, like `RDD.coalesce`. Without ``shuffle``, Spark combines neighbours."""
+        count = _check_count("coalesce", numPartitions)
+        return self.repartition(count) if shuffle else self._wrap(self.toRDD().coalesce(count))
 
     def union(self, other: ShuffleRDD | RDD[Any]) -> ShuffleRDD:
-        """Like `RDD.union`: the partitions of both, by Spark's own; of one partitioner, side by side."""
-        return self._derived(self.toRDD().union(_of(other, "union").toRDD()))
+        """Append the partitions of ``other``, by Spark's `RDD.union`. With equal partitioners, both RDDs are
+        united partition by partition."""
+        return self._wrap(self.toRDD().union(_as_shuffle_rdd(other, "union").toRDD()))
 
     def distinct(self, numPartitions: int | None = None) -> ShuffleRDD:
-        """Like `RDD.distinct`: of equal records one."""
+        """Keep one of each set of equal records, like `RDD.distinct`."""
         pairs = self._then(steps.AsKeys(None, "distinct"), False)
-        return pairs._aggregated("distinct", Distinct(), MergeValues(Distinct()), numPartitions).keys()
+        return pairs._aggregate("distinct", Distinct(), MergeValues(Distinct()), numPartitions).keys()
 
     # ---- values by key ----------------------------------------------------------------------------
 
@@ -178,10 +179,11 @@ class ShuffleRDD:
         numPartitions: int | None = None,
         partitionFunc: Callable[[Any], int] = portable_hash,
     ) -> ShuffleRDD:
-        """Like `RDD.combineByKey`. Values are combined before the shuffle where keys come again; how often a
-        combiner is created for a key is not fixed, nor is it in PySpark. A combiner must fit in memory."""
+        """Combine the values of each key, like `RDD.combineByKey`. Where keys repeat, values are combined
+        before the shuffle, too. As in PySpark, a key may get any number of combiners. Each must fit in
+        memory."""
         combine = Combine(createCombiner, mergeValue, mergeCombiners)
-        return self._aggregated("combineByKey", combine, MergeValues(combine), numPartitions, partitionFunc)
+        return self._aggregate("combineByKey", combine, MergeValues(combine), numPartitions, partitionFunc)
 
     def aggregateByKey(
         self,
@@ -191,7 +193,7 @@ class ShuffleRDD:
         numPartitions: int | None = None,
         partitionFunc: Callable[[Any], int] = portable_hash,
     ) -> ShuffleRDD:
-        """Like `RDD.aggregateByKey`: `combineByKey`, beginning with a copy of ``zeroValue``."""
+        """Run `combineByKey`, beginning with a copy of ``zeroValue``, like `RDD.aggregateByKey`."""
 
         def create(value: Any) -> Any:
             return seqFunc(copy.deepcopy(zeroValue), value)
@@ -205,7 +207,7 @@ class ShuffleRDD:
         numPartitions: int | None = None,
         partitionFunc: Callable[[Any], int] = portable_hash,
     ) -> ShuffleRDD:
-        """Like `RDD.foldByKey`: `aggregateByKey` with one function."""
+        """Run `aggregateByKey` with one function, like `RDD.foldByKey`."""
         return self.aggregateByKey(zeroValue, func, func, numPartitions, partitionFunc)
 
     def reduceByKey(
@@ -214,16 +216,16 @@ class ShuffleRDD:
         numPartitions: int | None = None,
         partitionFunc: Callable[[Any], int] = portable_hash,
     ) -> ShuffleRDD:
-        """Like `RDD.reduceByKey`: the values of each key, two at a time until there is one."""
+        """Reduce the values of each key, two at a time until one is left, like `RDD.reduceByKey`."""
         reduce = Reduce(func)
-        return self._aggregated("reduceByKey", reduce, MergeValues(reduce), numPartitions, partitionFunc)
+        return self._aggregate("reduceByKey", reduce, MergeValues(reduce), numPartitions, partitionFunc)
 
     def groupByKey(
         self, numPartitions: int | None = None, partitionFunc: Callable[[Any], int] = portable_hash
     ) -> ShuffleRDD:
-        """Like `RDD.groupByKey`: each key with an iterable of its values (`ResultIterable`), which may be
-        more than the memory holds."""
-        return self._aggregated("groupByKey", Group(), GroupValues(), numPartitions, partitionFunc)
+        """Pair each key with an iterable of its values (`ResultIterable`), like `RDD.groupByKey`. The values
+        may be more than the memory holds."""
+        return self._aggregate("groupByKey", Group(), GroupValues(), numPartitions, partitionFunc)
 
     def groupBy(
         self,
@@ -231,7 +233,7 @@ class ShuffleRDD:
         numPartitions: int | None = None,
         partitionFunc: Callable[[Any], int] = portable_hash,
     ) -> ShuffleRDD:
-        """Like `RDD.groupBy`: `groupByKey` of pairs of ``f(record)`` and the record."""
+        """Run `groupByKey` on pairs of ``f(record)`` and the record, like `RDD.groupBy`."""
         return self._then(steps.KeyBy(f, "groupBy"), False).groupByKey(numPartitions, partitionFunc)
 
     # ---- order ------------------------------------------------------------------------------------
@@ -242,10 +244,10 @@ class ShuffleRDD:
         numPartitions: int | None = None,
         keyfunc: Callable[[Any], Any] = _SAME,
     ) -> ShuffleRDD:
-        """Like `RDD.sortByKey`: pairs in the order of their keys, over all partitions.
+        """Sort pairs by key over all partitions, like `RDD.sortByKey`.
 
-        The sample that says where partitions begin is PySpark's, but is drawn when the result is put into a
-        plan. With a ``keyfunc`` the result is sorted by it, which PySpark's is not always.
+        The sample that decides where partitions begin is PySpark's, but it is drawn when the result is put
+        into a plan. With a ``keyfunc`` the result is always sorted by it, unlike PySpark's.
         """
         count = self._count("sortByKey", numPartitions)
         key = None if keyfunc is _SAME else keyfunc
@@ -259,7 +261,7 @@ class ShuffleRDD:
     def sortBy(
         self, keyfunc: Callable[[Any], Any], ascending: bool = True, numPartitions: int | None = None
     ) -> ShuffleRDD:
-        """Like `RDD.sortBy`: the records in the order of ``keyfunc(record)``."""
+        """Sort records by ``keyfunc(record)``, like `RDD.sortBy`."""
         pairs = self._then(steps.KeyBy(keyfunc, "sortBy"), False)
         return pairs.sortByKey(ascending, numPartitions).values()
 
@@ -270,7 +272,7 @@ class ShuffleRDD:
         ascending: bool = True,
         keyfunc: Callable[[Any], Any] = _SAME,
     ) -> ShuffleRDD:
-        """Like `RDD.repartitionAndSortWithinPartitions`: `partitionBy`, and each partition sorted by key."""
+        """Run `partitionBy`, then sort each partition by key, like PySpark's method of this name."""
         partitioner = self._partitioner("repartitionAndSortWithinPartitions", numPartitions, partitionFunc)
         chain = self._chain.place_by(partitioner)
         key = None if keyfunc is _SAME else keyfunc
@@ -279,81 +281,81 @@ class ShuffleRDD:
     # ---- several RDDs -----------------------------------------------------------------------------
 
     def cogroup(self, other: ShuffleRDD | RDD[Any], numPartitions: int | None = None) -> ShuffleRDD:
-        """Like `RDD.cogroup`: each key with an iterable of its values here and one of those there.
-
-        ``other``: a ShuffleRDD or an RDD of PySpark's.
-        """
-        return self._together("cogroup", (other,), numPartitions, CoGroup())
+        """Pair each key with an iterable of its values here and one of its values in ``other`` (a ShuffleRDD
+        or an RDD of PySpark's), like `RDD.cogroup`."""
+        return self._combine_inputs("cogroup", (other,), numPartitions, CoGroup())
 
     def groupWith(self, other: ShuffleRDD | RDD[Any], *others: ShuffleRDD | RDD[Any]) -> ShuffleRDD:
-        """Like `RDD.groupWith`: `cogroup` of any number."""
-        return self._together("groupWith", (other, *others), None, CoGroup())
+        """Run `cogroup` with any number of other RDDs, like `RDD.groupWith`."""
+        return self._combine_inputs("groupWith", (other, *others), None, CoGroup())
 
     def join(self, other: ShuffleRDD | RDD[Any], numPartitions: int | None = None) -> ShuffleRDD:
-        """Like `RDD.join`: for each key each value here with each value there."""
-        return self._together("join", (other,), numPartitions, Join((False, False)))
+        """Pair each value of a key with each of its values in ``other``, like `RDD.join`."""
+        return self._combine_inputs("join", (other,), numPartitions, Join((False, False)))
 
     def leftOuterJoin(self, other: ShuffleRDD | RDD[Any], numPartitions: int | None = None) -> ShuffleRDD:
-        """Like `RDD.leftOuterJoin`: `join`, and None for what is not there."""
-        return self._together("leftOuterJoin", (other,), numPartitions, Join((True, False)))
+        """Run `join`, with None where ``other`` lacks a key, like `RDD.leftOuterJoin`."""
+        return self._combine_inputs("leftOuterJoin", (other,), numPartitions, Join((True, False)))
 
     def rightOuterJoin(self, other: ShuffleRDD | RDD[Any], numPartitions: int | None = None) -> ShuffleRDD:
-        """Like `RDD.rightOuterJoin`: `join`, and None for what is not here."""
-        return self._together("rightOuterJoin", (other,), numPartitions, Join((False, True)))
+        """Run `join`, with None where this RDD lacks a key, like `RDD.rightOuterJoin`."""
+        return self._combine_inputs("rightOuterJoin", (other,), numPartitions, Join((False, True)))
 
     def fullOuterJoin(self, other: ShuffleRDD | RDD[Any], numPartitions: int | None = None) -> ShuffleRDD:
-        """Like `RDD.fullOuterJoin`: `join`, and None for what is missing on either side."""
-        return self._together("fullOuterJoin", (other,), numPartitions, Join((True, True)))
+        """Run `join`, with None where either RDD lacks a key, like `RDD.fullOuterJoin`."""
+        return self._combine_inputs("fullOuterJoin", (other,), numPartitions, Join((True, True)))
 
     def subtractByKey(self, other: ShuffleRDD | RDD[Any], numPartitions: int | None = None) -> ShuffleRDD:
-        """Like `RDD.subtractByKey`: the pairs here whose keys are not there."""
-        grouped = self._together("subtractByKey", (other,), numPartitions, CoGroup())
+        """Keep the pairs whose keys are not in ``other``, like `RDD.subtractByKey`."""
+        grouped = self._combine_inputs("subtractByKey", (other,), numPartitions, CoGroup())
         return grouped._then(steps.OnlyFirst(), True)
 
     def subtract(self, other: ShuffleRDD | RDD[Any], numPartitions: int | None = None) -> ShuffleRDD:
-        """Like `RDD.subtract`: the records here that are not there."""
-        there = _of(other, "subtract")._then(steps.AsKeys(True, "subtract"), False)
+        """Keep the records that are not in ``other``, like `RDD.subtract`."""
+        there = _as_shuffle_rdd(other, "subtract")._then(steps.AsKeys(True, "subtract"), False)
         return self._then(steps.AsKeys(True, "subtract"), False).subtractByKey(there, numPartitions).keys()
 
     def intersection(self, other: ShuffleRDD | RDD[Any]) -> ShuffleRDD:
-        """Like `RDD.intersection`: the records that are here and there, each once."""
-        there = _of(other, "intersection")._then(steps.AsKeys(None, "intersection"), False)
+        """Keep the records that are also in ``other``, each once, like `RDD.intersection`."""
+        there = _as_shuffle_rdd(other, "intersection")._then(steps.AsKeys(None, "intersection"), False)
         here = self._then(steps.AsKeys(None, "intersection"), False)
-        return here._together("intersection", (there,), None, CoGroup())._then(steps.InAll(), True).keys()
+        return (
+            here._combine_inputs("intersection", (there,), None, CoGroup())._then(steps.InAll(), True).keys()
+        )
 
     # ---- results ----------------------------------------------------------------------------------
 
     def toRDD(self) -> RDD[Any]:
-        """An ordinary lazy RDD of the records, in the same partitions, with the same `partitioner`."""
+        """Return the records as an ordinary lazy RDD, in the same partitions, with the same `partitioner`."""
         if self._rdd is None:
             self._rdd = self._chain.rdd(self._run)
         return self._rdd
 
     def collect(self) -> list[Any]:
-        """All records, partition after partition."""
+        """Return all records, partition after partition."""
         records: list[Any] = self.toRDD().collect()
         return records
 
     def count(self) -> int:
-        """The number of records, which stay in the workers."""
+        """Return the number of records, which stay in the workers."""
         return int(self.toRDD().count())
 
     def take(self, num: int) -> list[Any]:
-        """The first ``num`` records, out of as few partitions as are needed."""
+        """Return the first ``num`` records, reading as few partitions as needed."""
         records: list[Any] = self.toRDD().take(num)
         return records
 
     def countByKey(self) -> dict[Any, int]:
-        """How many records there are of each first element. An action, as in PySpark."""
+        """Count the records of each first element. An action, as in PySpark."""
         return self.map(itemgetter(0)).countByValue()
 
     def countByValue(self) -> dict[Any, int]:
-        """How many there are of each record. An action, as in PySpark."""
+        """Count the occurrences of each record. An action, as in PySpark."""
         counts: dict[Any, int] = self.toRDD().countByValue()
         return counts
 
     def reduceByKeyLocally(self, func: Callable[[Any, Any], Any]) -> dict[Any, Any]:
-        """Like `reduceByKey`, to a dict on the driver. An action, as in PySpark."""
+        """Reduce the values of each key to a dict on the driver. An action, as in PySpark."""
         reduced: dict[Any, Any] = self.toRDD().reduceByKeyLocally(func)
         return reduced
 
@@ -362,11 +364,10 @@ class ShuffleRDD:
     def _then(self, step: steps.Step, preserves_partitioning: bool) -> ShuffleRDD:
         return ShuffleRDD(self._chain.then(step, preserves_partitioning))
 
-    def _derived(self, rdd: RDD[Any]) -> ShuffleRDD:
-        """One on an RDD that Spark made of this."""
+    def _wrap(self, rdd: RDD[Any]) -> ShuffleRDD:
         return ShuffleRDD(RecordChain(self._chain.context, RddOrigin(rdd), rdd.partitioner))
 
-    def _aggregated(
+    def _aggregate(
         self,
         method: str,
         aggregation: PairAggregation,
@@ -377,13 +378,13 @@ class ShuffleRDD:
         partitioner = self._partitioner(method, count, function)
         return ShuffleRDD(self._chain.place_by(partitioner, aggregation).then(merge, True))
 
-    def _together(
+    def _combine_inputs(
         self, method: str, others: Iterable[ShuffleRDD | RDD[Any]], count: int | None, combine: CoGroup
     ) -> ShuffleRDD:
-        found = [_of(other, method) for other in others]
+        inputs = [_as_shuffle_rdd(other, method) for other in others]
         if count is None:
-            count = self._default_partitions(*found)
-        chains = [other._chain for other in found]
+            count = self._default_partitions(*inputs)
+        chains = [other._chain for other in inputs]
         return ShuffleRDD(self._chain.together(chains, self._count(method, count), combine))
 
     def _partitioner(self, method: str, count: int | None, function: Callable[[Any], int]) -> Partitioner:
@@ -392,10 +393,10 @@ class ShuffleRDD:
         return Partitioner(self._count(method, count), function)
 
     def _count(self, method: str, count: int | None) -> int:
-        return _checked(method, self._default_partitions() if count is None else count)
+        return _check_count(method, self._default_partitions() if count is None else count)
 
     def _default_partitions(self, *others: ShuffleRDD) -> int:
-        """PySpark's: those of the union of all, where the setting says nothing."""
+        """Return PySpark's default: without the setting, the number of partitions of a union of all RDDs."""
         context = self._chain.context.spark
         if context.getConf().contains("spark.default.parallelism"):
             return int(context.defaultParallelism)
@@ -406,7 +407,7 @@ class ShuffleRDD:
         return max(1, count)
 
 
-def _of(other: ShuffleRDD | RDD[Any], method: str) -> ShuffleRDD:
+def _as_shuffle_rdd(other: ShuffleRDD | RDD[Any], method: str) -> ShuffleRDD:
     if isinstance(other, ShuffleRDD):
         return other
     if isinstance(other, RDD):
@@ -414,7 +415,7 @@ def _of(other: ShuffleRDD | RDD[Any], method: str) -> ShuffleRDD:
     raise UsageError(f"{method}() takes a ShuffleRDD or an RDD of PySpark's, not {type(other).__name__}")
 
 
-def _checked(method: str, count: int) -> int:
+def _check_count(method: str, count: int) -> int:
     if isinstance(count, bool) or not isinstance(count, int):
         raise UsageError(f"{method}() takes a number of partitions, not {type(count).__name__}")
     if not 1 <= count <= MAX_SUBPARTITIONS:

@@ -1,18 +1,18 @@
 """Sorting the records of a partition in bounded memory.
 
-    records -> a list --full--> sorted, a run in a file of its own
-                      --end---> sorted; with the runs, merged
+    records -> list --memory full--> sort the list, write it to a file as a run, begin a new list
+                    --all read-----> sort the list, merge it with all runs
 
-Runs are merged by pieces, not record by record. One piece of each run is loaded. All records up to the first
-end among the pieces are known: they are put together and sorted. For sorted pieces one behind the other that
-is a merge in C (timsort finds the runs). 63 runs of pairs: 0.5 us a record, where `heapq.merge` takes 0.75; 8
-runs: 0.4 and 0.6.
+Runs are merged by pieces, not record by record. One piece of each run is loaded. Records that are not loaded
+cannot come before the smallest of the pieces' last records, so all loaded records up to that one are
+concatenated and sorted. This is a merge in C, because timsort finds the sorted pieces. 63 runs of pairs take
+0.5 us per record, where `heapq.merge` takes 0.75; 8 runs take 0.4 and 0.6.
 
 `FAN_IN` runs are merged into one run of the next level. So a record is written about log(runs) / log(FAN_IN)
 times.
 
-The order is that of `sorted(records, key, reverse)`: records with equal keys keep their order, whatever the
-memory.
+The order is that of `sorted(records, key, reverse)`: whatever the memory, records with equal keys keep their
+order.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB
 from sortshuffle.payload.pickled import Chunk, PickledPayload
-from sortshuffle.spark.rdds.aggregations import stopped_by_user
+from sortshuffle.spark.rdds.aggregations import converting_stop_iteration
 from sortshuffle.spark.rdds.heap import POINTER, mean_bytes
 from sortshuffle.spark.rdds.spilling import NewFile, RecordSpillFile, SpilledPart
 
-FAN_IN = 64  # runs that are merged at a time
+FAN_IN = 64  # runs to merge at a time
 MOST_CHUNK, LEAST_CHUNK = 64 * KIB, 512  # bytes of a pickled piece of a run
 HEAP_PER_PICKLED = 8  # as in `writing.pickled_sizes`
-PIECE_RECORDS = 4096  # of a sorted list, yielded together
+PIECE_RECORDS = 4096  # records of a sorted list to yield together
 
 Key: TypeAlias = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Sorting:
-    """``key``: a function of a record; records are ordered by its result."""
+    """Sorts records by the result of ``key(record)``."""
 
     key: Key
     reverse: bool
@@ -51,7 +51,7 @@ class Sorting:
     metrics: TaskMetrics
 
     def sort(self, chunks: Iterable[Chunk]) -> Iterator[list[Any]]:
-        """The records in order. Raises what comparing them raises."""
+        """Yield the records in order, in pieces. Raises whatever comparing records raises."""
         runs = _Runs(self)
         records: list[Any] = []
         held = 0.0
@@ -72,7 +72,7 @@ class Sorting:
             self._charge(0)
 
     def _sort(self, records: list[Any]) -> None:
-        with self.metrics.step("sort"), stopped_by_user():
+        with self.metrics.step("sort"), converting_stop_iteration():
             records.sort(key=self.key, reverse=self.reverse)
 
     def _charge(self, held: int) -> None:
@@ -80,31 +80,30 @@ class Sorting:
         self.memory.charge(held)
 
     def merge(self, runs: Sequence[Iterator[list[Any]]]) -> Iterator[list[Any]]:
-        """Merge sorted runs. Of equal records those of the first run come first."""
+        """Merge sorted runs. Equal records come in the order of their runs."""
         heads = [_Head(run, self.key) for run in runs]
         while heads := [head for head in heads if head.has_more or head.load()]:
             if len(heads) == 1:
                 yield from heads[0].rest()
                 return
-            with self.metrics.step("merge"), stopped_by_user():
+            with self.metrics.step("merge"), converting_stop_iteration():
                 piece = self._next_piece(heads)
             yield piece
 
     def _next_piece(self, heads: Sequence[_Head]) -> list[Any]:
-        """All loaded records that come before any record that is not loaded."""
+        """Take the loaded records that come before all records that are not loaded, and sort them."""
         ends = [head.keys[-1] for head in heads]
         nearest = max if self.reverse else min
         first = nearest(range(len(ends)), key=ends.__getitem__)
         piece: list[Any] = []
         for at, head in enumerate(heads):
-            # the run with this end may have more equal records, which come before those of later runs
+            # the run whose piece ends first may go on with equal records, which precede those of later runs
             piece += head.take(self._up_to(head, ends[first], at <= first))
         piece.sort(key=self.key, reverse=self.reverse)
         return piece
 
     def _up_to(self, head: _Head, end: Any, or_equal: bool) -> int:
-        """The position of the first record behind ``end``; with ``or_equal`` equal ones count as before
-        it."""
+        """Return the first position whose key does not precede ``end``, or, with ``or_equal``, follows it."""
         if not self.reverse:
             return (bisect_right if or_equal else bisect_left)(head.keys, end, head.start)
         low, high = head.start, len(head.keys)
@@ -119,7 +118,7 @@ class Sorting:
 
 
 class _Head:
-    """The loaded piece of a run. ``start``: the position of the first record that was not taken."""
+    """The loaded piece of a run. ``start``: the position of the first record that was not taken yet."""
 
     __slots__ = ("_key", "_run", "keys", "records", "start")
 
@@ -135,7 +134,7 @@ class _Head:
         return self.start < len(self.records)
 
     def load(self) -> bool:
-        """Load the next piece. Whether there was one."""
+        """Load the next piece. Return whether there was one."""
         self.records = next(self._run, [])
         self.keys = [self._key(record) for record in self.records]
         self.start = 0
@@ -152,7 +151,7 @@ class _Head:
 
 
 class _Runs:
-    """The runs that were put aside, by level; the oldest are at the highest."""
+    """The runs on disk, by level; the oldest runs are at the highest level."""
 
     def __init__(self, sorting: Sorting) -> None:
         self._sorting = sorting
@@ -164,7 +163,7 @@ class _Runs:
         return bool(self._levels)
 
     def put_aside(self, records: Iterable[list[Any]], level: int = 0) -> None:
-        """Write a run."""
+        """Write a run, and merge the runs of its level if there are `FAN_IN` of them."""
         run = self._run(records)
         while len(self._levels) <= level:
             self._levels.append([])
@@ -176,9 +175,9 @@ class _Runs:
             self.put_aside(merged, level + 1)
 
     def merge_with(self, last: list[Any]) -> Iterator[list[Any]]:
-        """Merge all runs, with these records behind them."""
+        """Merge all runs, and the sorted records ``last`` as the latest run."""
         runs = [run for level in reversed(self._levels) for run in level]
-        while len(runs) > FAN_IN:  # neighbours, the smallest
+        while len(runs) > FAN_IN:  # merge the smallest runs, which are neighbours
             self._sorting.metrics.add(merge_passes=1)
             runs[-FAN_IN:] = [self._run(self._sorting.merge([*map(_read, runs[-FAN_IN:])]))]
         yield from self._sorting.merge([*map(_read, runs), _pieces(last)])
@@ -198,12 +197,11 @@ def _read(run: SpilledPart) -> Iterator[list[Any]]:
 
 
 def _pieces(records: list[Any]) -> Iterator[list[Any]]:
-    """A list piece by piece."""
     return (records[start : start + PIECE_RECORDS] for start in range(0, len(records), PIECE_RECORDS))
 
 
 def by_key(keyfunc: Key | None) -> Key:
-    """The function that pairs are ordered by. ``keyfunc``: a function of the key; None for the key itself."""
+    """Return the function to sort pairs by: ``keyfunc`` of the key, or the key if ``keyfunc`` is None."""
     return itemgetter(0) if keyfunc is None else _KeyOf(keyfunc)
 
 

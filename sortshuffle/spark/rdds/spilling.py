@@ -1,13 +1,13 @@
-"""Records that a task puts aside on disk and reads back itself: sorted runs, buckets of keys, long groups.
+"""Files of records that a task writes and reads back itself: sorted runs, buckets of keys, long groups.
 
-    writing --write--> writing --finish--> read, part by part --last reader gone--> gone
-      a call that fails, or leaving the context: gone
+    writing --write--> writing --finish--> reading, part by part --last part gone--> freed
+      a call fails, or the context is left: deleted
 
-A `RecordSpillFile` is a partitioned file of pickled chunks, a buffer each. Each call writes a region. As with
-the runs of a merge of rows (`reading.spill`), the names of the file are removed when it is finished, and the
+A `RecordSpillFile` is a partitioned file of pickled chunks, one per buffer. Each call of `write` appends a
+region. As with the runs of a merge of rows (`reading.spill`), `finish` removes the names of the file, and the
 system frees it with its descriptor, however the process ends.
 
-Each `SpilledPart` keeps the file open: groups can be read as long as the user keeps them.
+Each `SpilledPart` keeps the file open, so that groups can be read as long as the user keeps them.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
 from sortshuffle.storage.writer import PartitionedFileWriter
 
 NewFile: TypeAlias = Callable[[FileHeader], PartitionedFileWriter]
-"""Makes a file under a name of its own, in a directory that has room."""
+"""Makes a file under a new name, in a directory that has room."""
 
-FIRST_CHUNK = 64  # records: their size is not known yet
+FIRST_CHUNK = 64  # records in the first chunk, when their size is not known yet
 MOST_IN_CHUNK = 4096
-PART_BYTES = 64 * KIB  # read at a time; a larger chunk is read whole
+PART_BYTES = 64 * KIB  # bytes to read at a time; a larger chunk is read whole
 
 
 class RecordSpillFile:
-    """Writes one file. Owns the writer; leaving the context without `finish()` deletes it.
+    """Writes one spill file. Owns its writer; leaving the context without `finish()` deletes the file.
 
-    ``chunk_bytes``: of a pickled chunk, about.
+    ``chunk_bytes``: approximate bytes of a pickled chunk.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RecordSpillFile:
         self._writer = new_file(header)
 
     def write(self, chunks: Iterable[tuple[int, Chunk]]) -> None:
-        """Append a region. The chunks come by subpartition, in ascending order, and may be of any size."""
+        """Append a region. The chunks must ascend by subpartition, and may be of any size."""
         with self._metrics.step("spill"):
             self._writer.start_region()
             for subpartition, chunk in chunks:
@@ -79,13 +79,13 @@ class RecordSpillFile:
             self._writer.finish_region()
 
     def part(self) -> SpilledPart:
-        """The first subpartition of the last region. It can be read when the file is finished."""
+        """Return the first subpartition of the last region, which can be read once the file is finished."""
         part = SpilledPart(self._reader, self._writer.regions - 1)
         self._parts.append(part)
         return part
 
     def finish(self) -> list[list[SpilledPart]]:
-        """Complete the file. Its parts, for each subpartition, region by region."""
+        """Complete the file. Return the parts of each subpartition, region by region."""
         with self._metrics.step("spill"):
             file_id = self._writer.header.file_id
             file = self._writer.finish(Writer())
@@ -115,7 +115,7 @@ class RecordSpillFile:
         self._writer.abandon()
 
     def _buffers(self, chunk: Chunk) -> Iterator[SealedBuffer]:
-        seconds: Seconds = TaskMetrics().seconds  # not used: all of it is time of the step spill
+        seconds: Seconds = TaskMetrics().seconds  # not used, because all this time is of the step spill
         for part in _cut(chunk, lambda: self._in_chunk):
             packed = pack_any_pairs(part) if isinstance(part, Pairs) else pack_any(part)
             self._in_chunk = max(1, min(MOST_IN_CHUNK, self._chunk_bytes * len(part) // len(packed)))
@@ -134,17 +134,17 @@ class SpilledPart:
         self.extent = extent
 
     def chunks(self) -> Iterator[Chunk]:
-        """The chunks in the order in which they were written."""
+        """Read the chunks in the order in which they were written."""
         return map(self._reader.unpacked, self.packed())
 
     def packed(self) -> Iterator[memoryview]:
-        """The same chunks, still pickled; each has memory of its own."""
+        """Read the same chunks without unpickling them; each has separate memory."""
         assert self.extent is not None, "read before its file was finished"
         return self._reader.packed(self.extent)
 
 
 class _Reader:
-    """The file that the parts share; closed with the last of them."""
+    """The file that its parts share. It is closed when the last part is gone."""
 
     def __init__(self, payload: PickledPayload, metrics: TaskMetrics) -> None:
         self._payload = payload
@@ -178,7 +178,7 @@ class _Reader:
 
 
 def _cut(chunk: Chunk, most: Callable[[], int]) -> Iterator[Chunk]:
-    """The records in pieces of at most ``most()`` each, which may change from one to the next."""
+    """Cut a chunk into pieces of at most ``most()`` records, which is called again for each piece."""
     start = 0
     values_start = 0
     count = len(chunk)
@@ -197,6 +197,6 @@ def _cut(chunk: Chunk, most: Callable[[], int]) -> Iterator[Chunk]:
 
 
 def batches(records: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Lists of so many records; the last may be shorter."""
+    """Yield lists of ``size`` records; the last list may be shorter."""
     source = iter(records)
     return iter(lambda: list(islice(source, size)), [])

@@ -1,16 +1,16 @@
-"""A stage of a `ShuffleRDD`, as it runs in a Python worker: like `spark.worker.stages`, for records.
+"""A stage of a `ShuffleRDD` in a Python worker: the counterpart of `spark.worker.stages` for records.
 
-    opening     the source of the records: Spark's own RDD, an exchange, or several (`together`)
+    opening     the source of the records: Spark's own RDD, an exchange, or several inputs (`together`)
     steps       the user's chained functions, merges and sorts (`steps`, `holding`)
     closing     the target: Spark, or an exchange (then only control rows go to Spark)
 
 A stage is one picklable object that Spark calls for each partition through `mapPartitionsWithIndex`.
 Everything it opens is closed when its generator ends, fails or is closed.
 
-Time is measured for whole batches: a record takes less than a look at the clock. So the time of the users'
-functions is known only in a stage that writes. It is the time of pulling records out of the chain, without
-reading and merging them; for a chain on Spark's own records it includes reading those. Step ``encode`` is
-placing, collecting and pickling.
+Time is measured for whole batches, because a record takes less time than a look at the clock. So the time of
+users' functions is known only in a stage that writes: it is the time to pull records out of the chain, less
+the time to read and merge them. For a chain on Spark's own records, it includes the time to read these. Step
+``encode`` covers placing, collecting and pickling.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from sortshuffle.spark.worker.task import Task, running, settle_worker
 
 # New objects between two garbage collections while a stage runs; Python's default is 700. The collector walks
 # tables of groups again and again, which takes more time than making them. A million pairs in 64 partitions,
-# ns each behind the shuffle: groups of five values 460 with 700, 250 with 20,000 and 220 with 100,000; groups
-# of one 1450, 610 and 740. Garbage in cycles stays longer by the same factor
+# ns per pair after the shuffle with 700, 20,000 and 100,000: in groups of five values 460, 250 and 220, in
+# groups of one value 1450, 610 and 740. Garbage in cycles stays longer by the same factor
 GC_THRESHOLD = (20_000, 20, 100)
 
 
 class RecordOpening(Protocol):
-    """The source of a stage's records. ``opened``: closes at the end of the task what it opens. ``holders``:
-    as of `spark.worker.stages.Opening`."""
+    """The source of a stage's records. ``opened``: closes, at the end of the task, what `open` has opened.
+    ``holders``: as in `spark.worker.stages.Opening`."""
 
     @property
     def holders(self) -> int: ...
@@ -56,7 +56,8 @@ class RecordOpening(Protocol):
 
 
 class RecordClosing(Protocol):
-    """The target of a stage's records. What it yields goes to Spark. ``opened``, ``holders``: as above."""
+    """The target of a stage's records. `close` yields the records or rows for Spark. ``opened``, ``holders``:
+    as in `RecordOpening`."""
 
     @property
     def holders(self) -> int: ...
@@ -66,8 +67,8 @@ class RecordClosing(Protocol):
 
 @dataclass(frozen=True)
 class RecordStage:
-    """The function of one stage. ``number``: of the stage, in the order of the data. ``logs``: write a line
-    to the worker's log for each task. ``services``: the shuffle services of the application."""
+    """The function of one stage. ``number``: the stage's number, in the order of the data. ``logs``: whether
+    each task writes a line to the worker's log. ``services``: the shuffle services of the application."""
 
     number: int
     options: Options
@@ -80,13 +81,13 @@ class RecordStage:
     services: ServiceSettings = NO_SERVICE
 
     def __call__(self, split: int, received: Iterable[Any]) -> Iterator[Any]:
-        """The results for Spark, of partition ``split``."""
+        """Yield the results of partition ``split`` for Spark."""
         settle_worker()
         return user_errors(self._run(split, iter(received)))
 
     def _run(self, split: int, received: Iterator[Any]) -> Iterator[Any]:
         holders = self.opening.holders + holders_of(self.steps) + self.closing.holders
-        # not TaskContext's partition: a union or coalesce behind this RDD numbers its tasks otherwise
+        # not TaskContext's partition: a union or coalesce after this RDD numbers its tasks differently
         service = HostService(self.options, self.application, self.services)
         task = Task.starting(service, self.number, split, holders)
         with running(task, self.reporter, self.logs, _user_seconds) as opened:
@@ -100,7 +101,7 @@ class RecordStage:
 
 
 def through(steps: Sequence[Step], stream: RecordStream, task: Task, opened: ExitStack) -> RecordStream:
-    """The results of the steps."""
+    """Return the stream of the steps' results."""
     for step in steps:
         if isinstance(step, HoldingStep):
             made: Any = step.run(stream.chunks(), task, task.holding(step.describe()))
@@ -112,15 +113,15 @@ def through(steps: Sequence[Step], stream: RecordStream, task: Task, opened: Exi
 
 
 def holders_of(steps: Iterable[Step]) -> int:
-    """How many of these steps hold records."""
+    """Count the steps that hold records."""
     return sum(isinstance(step, HoldingStep) for step in steps)
 
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect garbage less often than by default."""
+    """Collect garbage less often than by default in a ``with`` block."""
     usual = gc.get_threshold()
-    if usual[0]:  # nobody turned it off
+    if usual[0]:  # 0 would mean that collection is off, and must stay off
         gc.set_threshold(*GC_THRESHOLD)
     try:
         yield
@@ -129,7 +130,7 @@ def rare_collections() -> Iterator[None]:
 
 
 def _user_seconds(metrics: TaskMetrics) -> None:
-    """Step user: of a stage that writes, the time of the chain without reading and merging records."""
+    """Set step user, in a stage that writes, to the chain's time less that of reading and merging records."""
     seconds = metrics.seconds
     chain = seconds.pop("chain", None)
     if chain is not None:
@@ -139,13 +140,13 @@ def _user_seconds(metrics: TaskMetrics) -> None:
 
 @dataclass(frozen=True)
 class SparkRecords:
-    """Records as Spark hands them over."""
+    """Takes records as Spark hands them over."""
 
     holders = 0
 
     def open(self, received: Received, task: Task, opened: ExitStack) -> RecordStream:
         if not received.has_steps:
-            # without steps as many records come as leave
+            # without steps, as many records come in as go out
             opened.callback(lambda: task.metrics.add(rows_in=task.metrics.counts["rows_out"]))
             return RecordStream(records=received.records)
         return RecordStream(records=count_records(received.records, "rows_in", task, opened))
@@ -153,21 +154,21 @@ class SparkRecords:
 
 @dataclass(frozen=True)
 class ReadRecords:
-    """One subpartition of every map output of an exchange. ``exchange``: its number."""
+    """Reads one subpartition of every map output of an exchange. ``exchange``: the exchange's number."""
 
     exchange: int
     holders = 0
 
     def open(self, received: Received, task: Task, opened: ExitStack) -> RecordStream:
-        found = received.channels(self.exchange, task.reach)
+        channels = received.channels(self.exchange, task.reach)
         options = task.options
         gate = RecordGate(
-            found,
+            channels,
             cast(PickledPayload, PickledPayload.of(options)),
             task.reading,
             options.read_threads,
             task.metrics,
-            task.home() if _may_spill(found) else None,
+            task.home() if _may_spill(channels) else None,
             off_disk=task.key is not None,
         )
         buffers = gate.buffers()
@@ -178,7 +179,7 @@ class ReadRecords:
 
 @dataclass(frozen=True)
 class RecordsToSpark:
-    """Records of an ordinary RDD."""
+    """Gives records to an ordinary RDD."""
 
     holders = 0
 
@@ -187,8 +188,7 @@ class RecordsToSpark:
 
 
 def count_records(records: Records, figure: str, task: Task, opened: ExitStack) -> Records:
-    """The records; their number is added to ``figure`` when the task ends. No Python code runs for a
-    record."""
+    """Pass records on without Python code per record. Add their number to ``figure`` when the task ends."""
     numbers = count()
     opened.callback(lambda: task.metrics.add(**{figure: next(numbers)}))
     return map(itemgetter(0), zip(records, numbers, strict=False))
@@ -198,6 +198,6 @@ def _count_rows(metrics: TaskMetrics) -> None:
     metrics.counts["rows_in"] = metrics.counts["rows_read"]
 
 
-def _may_spill(found: list[InputChannel]) -> bool:
-    """Whether a record may be so large that it is put together in a file."""
-    return any(extent.raw_bytes > SPILL_BYTES for channel in found for extent in channel.extents)
+def _may_spill(channels: list[InputChannel]) -> bool:
+    """Return whether a record may be so large that it is assembled in a file."""
+    return any(extent.raw_bytes > SPILL_BYTES for channel in channels for extent in channel.extents)

@@ -1,12 +1,12 @@
 """The steps of a `ShuffleRDD`'s chain. They do what PySpark's methods of the same names do.
 
-A `RecordStep` maps the records of one partition to others: ``step(split, records)``; ``split`` is the number
-of the partition. It is called once for each partition. Iterables are passed from step to step unchanged, so a
-chain is one pass, and as lazy as its functions. A `HoldingStep` takes chunks and holds records, within its
-own memory (`spark.rdds.holding`).
+A `RecordStep` maps the records of one partition to others. It is called once for each partition, as
+``step(split, records)``, where ``split`` is the number of the partition. Iterables are passed from step to
+step unchanged, so a chain is one pass, and as lazy as its functions. A `HoldingStep` takes chunks and holds
+records, within a budget (`spark.rdds.holding`).
 
-A StopIteration out of a user's function would end the stream as if there were no more records. PySpark wraps
-each call to find it. Here the generator around the loop does, at no cost.
+A StopIteration from a user's function would end the stream as if there were no more records. PySpark wraps
+each call to catch it. Here the generator around the loop catches it, at no cost.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, Protocol, TypeAlias
 
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.pickled import Chunk
-from sortshuffle.spark.rdds.aggregations import stopped
+from sortshuffle.spark.rdds.aggregations import stop_iteration_error
 from sortshuffle.spark.worker.task import Task
 
 
 class RecordStep(Protocol):
-    """``describe`` is its line in `explain()`."""
+    """A step that maps the records of a partition. ``describe``: its line in `explain()`."""
 
     def __call__(self, split: int, records: Iterable[Any]) -> Iterable[Any]: ...
 
@@ -32,7 +32,7 @@ class RecordStep(Protocol):
 
 
 class HoldingStep(ABC):
-    """``memory``: what it may hold."""
+    """A step that holds records. ``memory``: the budget for the records it holds."""
 
     @abstractmethod
     def run(self, chunks: Iterator[Chunk], task: Task, memory: MemoryBudget) -> Iterator[Chunk]: ...
@@ -46,7 +46,7 @@ Step: TypeAlias = "RecordStep | HoldingStep"
 
 @dataclass(frozen=True)
 class MapPartitionsWithIndex:
-    """``function(split, records)``"""
+    """Calls ``function(split, records)``."""
 
     function: Callable[[int, Iterable[Any]], Iterable[Any]]
 
@@ -59,7 +59,7 @@ class MapPartitionsWithIndex:
 
 @dataclass(frozen=True)
 class MapPartitions:
-    """``function(records)``"""
+    """Calls ``function(records)``."""
 
     function: Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -72,7 +72,7 @@ class MapPartitions:
 
 @dataclass(frozen=True)
 class Map:
-    """``function(record)`` for each."""
+    """Maps each record to ``function(record)``."""
 
     function: Callable[[Any], Any]
 
@@ -82,7 +82,7 @@ class Map:
             for record in records:
                 yield function(record)
         except StopIteration as error:
-            raise stopped(error) from error
+            raise stop_iteration_error(error) from error
 
     def describe(self) -> str:
         return f"map({_name(self.function)})"
@@ -90,7 +90,7 @@ class Map:
 
 @dataclass(frozen=True)
 class FlatMap:
-    """Everything in ``function(record)`` for each."""
+    """Maps each record to all elements of ``function(record)``."""
 
     function: Callable[[Any], Iterable[Any]]
 
@@ -100,7 +100,7 @@ class FlatMap:
             for record in records:
                 yield from function(record)
         except StopIteration as error:
-            raise stopped(error) from error
+            raise stop_iteration_error(error) from error
 
     def describe(self) -> str:
         return f"flatMap({_name(self.function)})"
@@ -108,7 +108,7 @@ class FlatMap:
 
 @dataclass(frozen=True)
 class FilterRecords:
-    """The records for which ``function(record)`` is true."""
+    """Keeps the records for which ``function(record)`` is true."""
 
     function: Callable[[Any], Any]
 
@@ -119,7 +119,7 @@ class FilterRecords:
                 if function(record):
                     yield record
         except StopIteration as error:
-            raise stopped(error) from error
+            raise stop_iteration_error(error) from error
 
     def describe(self) -> str:
         return f"filter({_name(self.function)})"
@@ -127,7 +127,7 @@ class FilterRecords:
 
 @dataclass(frozen=True)
 class MapValues:
-    """Pairs with ``function(value)`` for their values."""
+    """Replaces the value of each pair by ``function(value)``."""
 
     function: Callable[[Any], Any]
 
@@ -137,7 +137,7 @@ class MapValues:
             for pair in records:
                 yield pair[0], function(pair[1])
         except StopIteration as error:
-            raise stopped(error) from error
+            raise stop_iteration_error(error) from error
 
     def describe(self) -> str:
         return f"mapValues({_name(self.function)})"
@@ -145,7 +145,7 @@ class MapValues:
 
 @dataclass(frozen=True)
 class FlatMapValues:
-    """A pair for everything in ``function(value)``."""
+    """Maps each pair to pairs of its key and the elements of ``function(value)``."""
 
     function: Callable[[Any], Iterable[Any]]
 
@@ -157,7 +157,7 @@ class FlatMapValues:
                 for value in function(pair[1]):
                     yield key, value
         except StopIteration as error:
-            raise stopped(error) from error
+            raise stop_iteration_error(error) from error
 
     def describe(self) -> str:
         return f"flatMapValues({_name(self.function)})"
@@ -165,7 +165,7 @@ class FlatMapValues:
 
 @dataclass(frozen=True)
 class Element:
-    """One element of each record. ``method``: its name in PySpark."""
+    """Takes one element of each record. ``method``: the step's name in PySpark."""
 
     position: int
     method: str
@@ -180,7 +180,7 @@ class Element:
 
 @dataclass(frozen=True)
 class KeyBy:
-    """Pairs of ``function(record)`` and the record. ``method``: its name in PySpark."""
+    """Makes pairs of ``function(record)`` and the record. ``method``: the step's name in PySpark."""
 
     function: Callable[[Any], Any]
     method: str = "keyBy"
@@ -191,7 +191,7 @@ class KeyBy:
             for record in records:
                 yield function(record), record
         except StopIteration as error:
-            raise stopped(error) from error
+            raise stop_iteration_error(error) from error
 
     def describe(self) -> str:
         return f"{self.method}({_name(self.function)})"
@@ -199,7 +199,7 @@ class KeyBy:
 
 @dataclass(frozen=True)
 class AsKeys:
-    """Pairs of a record and a value. ``method``: its name in PySpark."""
+    """Makes pairs of the record and one value. ``method``: the name of the user's method in PySpark."""
 
     value: Any
     method: str
@@ -213,7 +213,7 @@ class AsKeys:
 
 @dataclass(frozen=True)
 class OnlyFirst:
-    """Of keys with two groups: the pairs of the first group, if the second is empty."""
+    """Takes keys with two groups, and yields the pairs of the first group if the second is empty."""
 
     def __call__(self, split: int, records: Iterable[Any]) -> Iterable[Any]:
         return ((key, value) for key, (here, there) in records if not there for value in here)
@@ -224,7 +224,7 @@ class OnlyFirst:
 
 @dataclass(frozen=True)
 class InAll:
-    """Of keys with their groups: those without an empty group."""
+    """Keeps the keys whose groups are all non-empty."""
 
     def __call__(self, split: int, records: Iterable[Any]) -> Iterable[Any]:
         return (pair for pair in records if all(pair[1]))
@@ -235,7 +235,7 @@ class InAll:
 
 @dataclass(frozen=True)
 class Glom:
-    """One list of all records."""
+    """Collects all records in one list."""
 
     def __call__(self, split: int, records: Iterable[Any]) -> Iterable[Any]:
         yield list(records)

@@ -1,7 +1,7 @@
 """Streams of records between the parts of a stage, read one by one or in chunks.
 
-Users' functions read records. Merges, sorts and writers read chunks, as they come from an exchange, with keys
-and values apart. So no Python code runs for each record, and no tuple is made of a pair.
+Users' functions and writers read records. Merges and sorts read chunks as an exchange delivers them, with
+keys and values apart: handing chunks over needs no Python code per record and no tuple per pair.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from sortshuffle.payload.pickled import Chunk
 
 Records: TypeAlias = Iterator[Any]
 
-MOST_RECORDS = 4096  # of a chunk made of single records; 16,384 were no quicker
+MOST_RECORDS = 4096  # in a chunk made of single records; 16,384 were no quicker
 
 
 class RecordStream:
-    """Made of records or of chunks; read as either, once."""
+    """A stream made of records or of chunks. It can be read as either, once."""
 
     __slots__ = ("_chunks", "_records")
 
@@ -39,8 +39,8 @@ class RecordStream:
 
 
 def tuples_of(records: list[Any]) -> list[Any]:
-    """Pairs as tuples. As in PySpark a pair is what can be unpacked into two. Raises what unpacking raises;
-    tuples of another length pass, and fail where they are unpacked."""
+    """Make tuples of pairs. As in PySpark, any record that unpacks into two is a pair. Raises what unpacking
+    raises. A list of tuples is returned unchecked; one of another length fails where it is unpacked."""
     if set(map(type, records)) == {tuple}:
         return records
     return [(key, value) for key, value in records]

@@ -1,8 +1,8 @@
 """Reading several inputs in one task, for `cogroup` and joins.
 
-    an exchange's subpartition -> its steps ---\\
-    another's ------------------> its steps ----> their groups, combined
-    rows of a passed input ------------------- /
+    subpartition of an exchange -------> steps of its chain --\\
+    subpartition of another exchange --> steps of its chain ----> groups of each key, combined
+    chunks of a passed input ----------------------------------/
 
 The inputs are read one after the other, because rows of passed inputs come from Spark in that order.
 """
@@ -25,7 +25,7 @@ from sortshuffle.spark.worker.task import Task
 
 @dataclass(frozen=True)
 class ReadPassed:
-    """An input whose records come through Spark. ``number``: of the input."""
+    """Reads an input whose records come through Spark. ``number``: the number of the input."""
 
     number: int
     holders = 0
@@ -36,7 +36,7 @@ class ReadPassed:
 
 @dataclass(frozen=True)
 class RecordInput:
-    """One of several inputs."""
+    """One of several inputs: an opening, and the steps on its records."""
 
     opening: RecordOpening
     steps: tuple[Step, ...]
@@ -53,7 +53,7 @@ class RecordInput:
 
 @dataclass(frozen=True)
 class ReadRecordsTogether:
-    """Several inputs, and their combination."""
+    """Reads several inputs and combines them."""
 
     inputs: tuple[RecordInput, ...]
     combine: CoGroup
@@ -70,5 +70,5 @@ class ReadRecordsTogether:
 
 
 def _first_two(records: list[Any]) -> Pairs:
-    # PySpark's joins, too, take the first two elements of any record
+    # PySpark's joins also take the first two elements of any record
     return Pairs([record[0] for record in records], [record[1] for record in records])

@@ -1,8 +1,8 @@
-"""The closings of a stage that does not end in Spark's records: a map output, or chunks for the next stage.
+"""The closings of stages that write a map output, or pass chunks to the next stage.
 
-records -batches-> keys, values -> RecordWriter -> result partition              `WriteRecords`
-            \\-> table of combiners --/                                            with an aggregation
-records -batches-> chunks, as rows                                               `PassRecords`
+WriteRecords                      batches -> keys and values ---> RecordWriter -> result partition
+WriteRecords, with aggregation    batches -> table of combiners -> RecordWriter -> result partition
+PassRecords                       batches -> chunks -> rows
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from sortshuffle.writing.frame_encoder import frame_layout
 from sortshuffle.writing.frame_partition import FrameResultPartition
 from sortshuffle.writing.record_writer import RecordWriter, Serializer
 
-# Of a batch of large records, pickled
+# Pickled bytes of a batch of large records
 BATCH_BYTES = MIB
 
-_WITHIN_ENCODE = ("combine", "compress", "checksum", "write")  # timed apart while records are added
+_WITHIN_ENCODE = ("combine", "compress", "checksum", "write")  # steps timed separately during step encode
 _KEY, _VALUE = itemgetter(0), itemgetter(1)
 
 
@@ -48,7 +48,7 @@ def _pack_pairs(kind: ValueKind, keys: list[Any], results: list[Any]) -> bytearr
 
 
 PAIR_SERIALIZERS: Mapping[ValueKind, Serializer] = {kind: partial(_pack_pairs, kind) for kind in ValueKind}
-"""By the kind of values: their frames differ."""
+"""One serializer for each kind of values, because their frames differ."""
 
 
 def _emit_pairs(writer: RecordWriter, keys: Sequence[Any], results: Sequence[Any], kind: ValueKind) -> None:
@@ -57,11 +57,11 @@ def _emit_pairs(writer: RecordWriter, keys: Sequence[Any], results: Sequence[Any
 
 @dataclass(frozen=True)
 class WriteRecords(AdoptingClosing):
-    """Pairs into one map output of this task; Spark gets its control rows.
+    """Writes pairs to the task's map output, and yields its control rows for Spark.
 
-    ``exchange``: its number. ``aggregation``: combines pairs before; None: they are not combined.
-    ``lenient``: of longer tuples the first two elements are the pair. ``whole``: the record is its own key,
-    and need not be a pair.
+    ``exchange``: the number of the exchange. ``aggregation``: combines pairs before they are written; None
+    writes them uncombined. ``lenient``: the first two elements of any longer record are a pair. ``whole``:
+    each record is its own key, and need not be a pair.
     """
 
     exchange: int
@@ -88,14 +88,14 @@ class WriteRecords(AdoptingClosing):
         yield from control_rows(written, task.reach)
 
     def adopt(self, task: Task) -> Iterator[ControlRow] | None:
-        found = finished_outputs(task, [self.exchange])
-        return None if found is None else control_rows(found[0], task.reach)
+        outputs = finished_outputs(task, [self.exchange])
+        return None if outputs is None else control_rows(outputs[0], task.reach)
 
 
 @dataclass(frozen=True)
 class PassRecords:
-    """Pairs that are in their place, as rows for the stage that reads several inputs. ``number``: of this
-    one."""
+    """Passes pairs that are in place, as rows for a stage that reads several inputs. ``number``: the number
+    of this input."""
 
     number: int
     holders = 0
@@ -111,7 +111,7 @@ class PassRecords:
 
 
 def _next_records(records: Records, most: int, metrics: TaskMetrics) -> list[Any]:
-    """The next records of a chain; none at its end."""
+    """Pull the next records out of a chain; none at its end."""
     with metrics.step("chain"):
         batch = list(islice(records, most))
     metrics.add(rows_out=len(batch))
@@ -119,12 +119,12 @@ def _next_records(records: Records, most: int, metrics: TaskMetrics) -> list[Any
 
 
 def _next_size(size: int, mean: float) -> int:
-    """The size of the next batch: twice the last, unless records are large."""
+    """Return the size of the next batch: twice the last size, unless records are large."""
     return min(MOST_RECORDS, 2 * size, max(1, int(BATCH_BYTES / max(1.0, mean))))
 
 
 class _RecordOutput:
-    """The map output of a task that has records. Leaving it as a context without `finish()` deletes it."""
+    """The map output of a task that has records. Leaving the context without `finish()` deletes the files."""
 
     def __init__(self, exchange: WriteRecords, task: Task, metrics: TaskMetrics) -> None:
         self._exchange = exchange
@@ -149,7 +149,7 @@ class _RecordOutput:
         self._writer = writer
 
     def write(self, records: list[Any]) -> None:
-        """Raises what unpacking raises for a record that is no pair."""
+        """Write a batch. Raises what unpacking raises for a record that is no pair."""
         if self._exchange.whole:
             with self._metrics.step("encode"):
                 self._writer.emit_batch(records, records)
@@ -173,12 +173,12 @@ class _RecordOutput:
         return [(record[0], record[1]) for record in records]
 
     def next_batch(self) -> int:
-        """The number of records in the next batch."""
+        """Return the number of records to put in the next batch."""
         self._batch = _next_size(self._batch, self._writer.bytes / max(1, self._writer.records))
         return self._batch
 
     def finish(self) -> SparkMapOutput:
-        """Complete the files."""
+        """Complete and describe the files."""
         with self._metrics.step("encode"):
             if self._combiner is not None:
                 self._combiner.finish()
@@ -201,7 +201,7 @@ class _RecordOutput:
 def _partition(
     exchange: WriteRecords, task: Task, metrics: TaskMetrics, opened: ExitStack
 ) -> FrameResultPartition:
-    """The result partition of this task. All of its memory for writing is taken as segments, now."""
+    """Open the result partition of this task. This allocates all its memory for writing, as segments."""
     options, memory = task.options, task.writing.limit
     subpartitions = exchange.selector.subpartitions
     header = FileHeader(

@@ -1,4 +1,4 @@
-"""Steps of `groupBy().agg`: rows to states of groups before the exchange, and behind it states to rows."""
+"""Steps of `groupBy().agg`: rows become states of groups before the exchange, and states rows after it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sortshuffle.spark.worker.task import Task
 
 @dataclass(frozen=True)
 class PartialAggregate(TaskStep):
-    """Rows to states of groups, as far as that makes fewer."""
+    """Aggregates rows to states of groups before the exchange, where that makes fewer rows."""
 
     aggregation: Aggregation
     label: str
@@ -30,7 +30,7 @@ class PartialAggregate(TaskStep):
 
 @dataclass(frozen=True)
 class Lift:
-    """Every row to a state of its own."""
+    """Turns each row into a state, without grouping."""
 
     aggregation: Aggregation
     label: str
@@ -47,7 +47,7 @@ class Lift:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """States that come in groups to one row for each. ``wire``: of the result."""
+    """Turns states sorted by group into one row per group. ``wire``: the schema of the result."""
 
     aggregation: Aggregation
     wire: pa.Schema

@@ -1,8 +1,8 @@
-"""`BroadcastJoin`: the opening of a stage that joins its own rows with a side that each task is given whole.
+"""`BroadcastJoin`: the opening of a stage whose tasks join their own rows with the whole of a small side.
 
-What the task receives is the control rows of the broadcast exchange, and then its own rows: two struct
-columns, of which one is null (`operators.broadcast` puts them so). It reads the small side into a table, and
-then joins its own rows batch by batch, in their order.
+A task receives the control rows of the broadcast exchange, then its own rows. Both come in struct columns,
+one of which is null in each row (`operators.broadcast` makes them). The task reads the small side into a
+table, then joins its own rows batch by batch, in their order.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sortshuffle.spark.worker.task import Task
 
 @dataclass(frozen=True)
 class BroadcastJoin:
-    """The opening of a stage that joins its own rows with a broadcast side. ``small``: how that is read, and
-    ``small_schema`` what then comes; ``opening`` and ``steps``: of the own rows."""
+    """Opens a stage by joining each task's own rows with a broadcast side. ``small``: how the broadcast side
+    is read; ``small_schema``: its rows' schema; ``opening``, ``steps``: these make the task's own rows."""
 
     spec: JoinSpec
     small: ChainInput
@@ -41,7 +41,7 @@ class BroadcastJoin:
         return 1 + self.opening.holders + holders_of(self.steps) + holders_of(self.small.steps)
 
     def open(self, received: Batches, task: Task) -> Batches:
-        control, own = _parted(received)
+        control, own = _control_and_own_rows(received)
         memory = task.holding(self.label)
         held = HeldRows(memory)
         with ExitStack() as opened:
@@ -58,26 +58,25 @@ class BroadcastJoin:
             yield from probe(self.spec, build, rows)
 
     def _small_rows(self, control: list[pa.RecordBatch], task: Task, opened: ExitStack) -> Batches:
-        found = channels(iter(control), task.reach)
-        rows = self.small.opening.read(found, task, task.reading)
+        inputs = channels(iter(control), task.reach)
+        rows = self.small.opening.read(inputs, task, task.reading)
         return opened_through(rows, self.small.steps, task, opened)
 
 
-def _parted(received: Batches) -> tuple[list[pa.RecordBatch], Batches]:
-    """The control rows, which come first, and the own rows, which are still to come but for the batch where
-    the first of them was."""
+def _control_and_own_rows(received: Batches) -> tuple[list[pa.RecordBatch], Batches]:
+    """Read the control rows, which come first. Return them, and an iterator over the task's own rows."""
     control = []
     for batch in received:
-        control.append(_unwrapped(batch, "control"))
-        own = _unwrapped(batch, "rows")
+        control.append(_unwrap(batch, "control"))
+        own = _unwrap(batch, "rows")
         if own.num_rows:
-            others = (_unwrapped(batch, "rows") for batch in received)
+            others = (_unwrap(batch, "rows") for batch in received)
             return control, chain((own,), others)
     return control, iter(())
 
 
-def _unwrapped(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
-    """The rows in a struct column, where it is not null."""
+def _unwrap(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
+    """Return the rows in a struct column, without its nulls."""
     column = batch.column(name)
     if column.null_count:
         column = column.filter(column.is_valid())

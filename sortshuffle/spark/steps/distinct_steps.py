@@ -1,4 +1,4 @@
-"""Steps of `distinct` and `dropDuplicates`: the first row of each key, before the exchange and behind it."""
+"""Steps of `distinct` and `dropDuplicates`: the first row of each key, before and after the exchange."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sortshuffle.spark.worker.task import Task
 
 @dataclass(frozen=True)
 class PartialFirstRows(TaskStep):
-    """The first row of each key, as far as a task sees: more where that does not pay."""
+    """Drops rows whose key repeats within the task, before the exchange and only as far as that pays."""
 
     keys: tuple[int, ...]
     label: str
@@ -28,7 +28,7 @@ class PartialFirstRows(TaskStep):
 
 @dataclass(frozen=True)
 class DifferentRows:
-    """The first row of each key, of rows sorted by it."""
+    """Keeps the first row of each key. The rows come sorted by key."""
 
     keys: tuple[int, ...]
     label: str

@@ -1,4 +1,4 @@
-"""Users' functions of groups: of one frame's, and of those of two frames that have equal keys."""
+"""Steps that apply users' functions to the groups of one frame, and to groups of equal key in two frames."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sortshuffle.spark.worker.task import Task
 
 @dataclass(frozen=True)
 class GroupApply:
-    """A grouped function on a stream sorted by the group's keys."""
+    """Applies a grouped function to a stream sorted by the keys of the groups."""
 
     order: RowOrder
     function: GroupFunction
@@ -35,7 +35,7 @@ class GroupApply:
 
 @dataclass(frozen=True, slots=True)
 class CoGroupApply:
-    """A function of the groups of two legs, each sorted by its order."""
+    """Applies a function to the groups of two legs, each sorted by its own order."""
 
     sliceable: ClassVar[tuple[bool, ...]] = ()
     only_first: ClassVar[bool] = False

@@ -1,8 +1,8 @@
 """`LocalSort`: the step that sorts the rows of one task.
 
-Used where rows must be in order and do not come so from an exchange: `sortWithinPartitions`, groups and joins
-behind a function (`operators.layouts.ordered`). Rows that do come from an exchange are sorted where they are
-written.
+It serves rows that must be sorted but do not come sorted from an exchange: those of `sortWithinPartitions`,
+and of groups and joins after a function (`operators.layouts.ordered`). Rows that do come from an exchange are
+sorted where they are written.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from sortshuffle.spark.worker.task import Task
 
 @dataclass(frozen=True)
 class LocalSort(TaskStep):
-    """Sorts the rows of each task, ties as they come; more than fit into memory go through files of the task.
+    """Sorts the rows of each task stably. Rows that do not fit into memory go through files of the task.
 
-    ``schema``: of the rows. ``names``: the keys, for people, as `RowOrder.describe` tells them.
+    ``schema``: the rows' schema. ``names``: the keys as `RowOrder.describe` shows them.
     """
 
     order: RowOrder

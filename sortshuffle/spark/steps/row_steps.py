@@ -1,6 +1,6 @@
-"""Steps on whole rows: the first ones, some by chance, those of a union's input as the union has them.
+"""Steps on whole rows: limits, samples, and the inputs of a union.
 
-Made by `operators.rows`, and apart from it because tasks import this module.
+`operators.rows` makes these steps. They stand apart from it because tasks import this module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sortshuffle.spark.worker.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The first rows of a stream, of which no more is read than is needed for these."""
+    """Passes the first rows of a stream, and reads no batch after those that hold them."""
 
     number: int
 
@@ -38,7 +38,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Sample(TaskStep):
-    """Rows by chance. The random numbers depend on the seed, the partition and the row's position in it."""
+    """Draws rows at random. The random numbers depend on the seed, the partition and the row's position."""
 
     with_replacement: bool
     fraction: float
@@ -63,7 +63,7 @@ class Sample(TaskStep):
 
 @dataclass(frozen=True, slots=True)
 class Arrange:
-    """Columns of one input of a union as the union has them: in its order and types; null for None."""
+    """Arranges an input's columns as in the union. ``sources``: positions in the input, or None for nulls."""
 
     sources: tuple[int | None, ...]
     schema: pa.Schema
@@ -73,7 +73,7 @@ class Arrange:
             columns = [
                 pa.nulls(batch.num_rows, field.type)
                 if source is None
-                else _widened(batch.column(source), field.type)
+                else _widen(batch.column(source), field.type)
                 for source, field in zip(self.sources, self.schema, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
@@ -82,9 +82,9 @@ class Arrange:
         return f"as ({', '.join(f'{field.name} {field.type}' for field in self.schema)})"
 
 
-def _widened(column: pa.Array, type: pa.DataType) -> pa.Array:
+def _widen(column: pa.Array, type: pa.DataType) -> pa.Array:
     if pa.types.is_decimal(column.type) and pa.types.is_floating(type):
-        # Arrow multiplies by a power of ten and is off in the last bit of some; what is read is the nearest
+        # Arrow multiplies by a power of ten, and some results are off in the last bit; parsing text is exact
         return column.cast(pa.string()).cast(type)
-    # not safe: as in Spark a long may lose digits when it becomes a double
+    # not safe: as in Spark, a long may lose digits when it becomes a double
     return column.cast(type, safe=False)

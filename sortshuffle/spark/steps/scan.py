@@ -1,6 +1,6 @@
 """`Scan`: the opening of a stage that reads Parquet files.
 
-Apart from the other openings, because the modules that read Parquet take long to load.
+It stands apart from the other openings because the modules that read Parquet take long to load.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sortshuffle.spark.worker.task import Task
 
 @dataclass(frozen=True)
 class Scan:
-    """Row groups scanned by this worker; the one row received says which split."""
+    """Scans row groups in this worker. Each received row is the number of a split to scan."""
 
     scan: ParquetScan
     holders: ClassVar[int] = 0

@@ -1,4 +1,4 @@
-"""Steps that pass on a part of each batch: some of its columns, some of its rows."""
+"""Steps that pass on a part of each batch: some of its columns or some of its rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sortshuffle.spark.worker.stages import Batches, PerBatchStep
 
 @dataclass(frozen=True)
 class Select(PerBatchStep):
-    """Columns by position, in a new order, under these names."""
+    """Selects columns by position, in this order, and names them ``names``."""
 
     columns: tuple[int, ...]
     names: tuple[str, ...]
@@ -29,7 +29,7 @@ class Select(PerBatchStep):
 
 @dataclass(frozen=True)
 class Filter(PerBatchStep):
-    """Rows for which an Arrow expression is true; false and null are dropped, as in SQL."""
+    """Keeps the rows for which an Arrow expression is true; false and null are dropped, as in SQL."""
 
     expression: Any
 

@@ -1,7 +1,7 @@
-"""`ShuffledJoin`: two inputs to the rows of their join, partition by partition.
+"""`ShuffledJoin`: joins two shuffled inputs, partition by partition.
 
-The side that is smaller in the partition is held as a table in memory. If that does not fit, both are
-sorted, through files of the task, and merged.
+The side that is smaller in the partition is held as a table in memory. If the table does not fit, both sides
+are sorted, through files of the task, and merged.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from sortshuffle.spark.worker.several import Leg
 from sortshuffle.spark.worker.stages import Batches
 from sortshuffle.spark.worker.task import Task
 
-_SORTING_PARTS = 3  # of the memory: one for each side that is sorted, and one for the rows of a key
+_SORTING_PARTS = 3  # equal parts of the memory: one to sort each side, and one for the rows of a key
 
 
 @dataclass(frozen=True)
 class ShuffledJoin:
-    """Joins one partition of both sides, of which each has all rows of its keys. ``left``, ``right``: their
-    schemas."""
+    """Joins one partition of both sides. Each side has all its rows of the partition's keys. ``left``,
+    ``right``: the schemas of the sides."""
 
     spec: JoinSpec
     left: pa.Schema
@@ -38,8 +38,8 @@ class ShuffledJoin:
 
     @property
     def sliceable(self) -> tuple[bool, bool]:
-        """Of which side the rows may meet the other in parts (`spark.plan.skew`): not, if the other side's
-        rows come out without a partner, or at most once."""
+        """Whether each side may be joined in parts (`spark.plan.skew`): not if rows of the other side are
+        returned without a match, or at most once."""
         return self.spec.kind.repeats_right, self.spec.kind.repeats_left
 
     @property
@@ -57,23 +57,22 @@ class ShuffledJoin:
                 yield from probe(self.spec, build, larger.rows)
             else:
                 smaller.rows = chain(held.handed_on(), smaller.rows)
-                yield from self._merged(left, right, task, memory)
+                yield from self._merge(left, right, task, memory)
         finally:
             held.release()
 
     def describe(self) -> str:
         return f"{self.label}, of"
 
-    def _merged(self, left: Leg, right: Leg, task: Task, memory: MemoryBudget) -> Batches:
-        """Both sides sorted, and then merged."""
+    def _merge(self, left: Leg, right: Leg, task: Task, memory: MemoryBudget) -> Batches:
         with (
-            CloseAtEnd(self._sorted(left, task, memory, is_left=True)) as lefts,
-            CloseAtEnd(self._sorted(right, task, memory, is_left=False)) as rights,
+            CloseAtEnd(self._sort_side(left, task, memory, is_left=True)) as lefts,
+            CloseAtEnd(self._sort_side(right, task, memory, is_left=False)) as rights,
         ):
             own = memory.share(memory.limit // _SORTING_PARTS, "merge the sides")
             yield from merge_join(self.spec, lefts, rights, own)
 
-    def _sorted(self, leg: Leg, task: Task, memory: MemoryBudget, *, is_left: bool) -> Batches:
+    def _sort_side(self, leg: Leg, task: Task, memory: MemoryBudget, *, is_left: bool) -> Batches:
         schema = self._schema(is_left)
         order = RowOrder(self.spec.keys.left if is_left else self.spec.keys.right)
         share = memory.share(
@@ -86,5 +85,5 @@ class ShuffledJoin:
 
 
 def _size(leg: Leg) -> float:
-    """Bytes as far as they are known."""
+    """Return the raw bytes of a leg, or infinity if they are unknown."""
     return float("inf") if leg.raw_bytes is None else leg.raw_bytes

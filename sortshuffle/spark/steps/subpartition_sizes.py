@@ -1,7 +1,4 @@
-"""How large the subpartitions of an exchange are, as tasks sum it up from control rows.
-
-Asked for by `plan.measured_sizes`.
-"""
+"""Sizes of an exchange's subpartitions, summed up by tasks from control rows for `plan.measured_sizes`."""
 
 from __future__ import annotations
 
@@ -19,29 +16,27 @@ _SIZES = pa.schema([("subpartition", pa.int32()), ("map_index", pa.int32()), ("b
 
 
 def summed(batches: Iterator[pa.RecordBatch], service: HostService) -> Iterator[pa.RecordBatch]:
-    """The bytes of some subpartitions, of which all control rows are here: of those above the threshold a row
-    for each map output, of others one, without map index."""
+    """Sum the raw bytes of subpartitions. ``batches``: all control rows of each. Yield a row per map output
+    of a subpartition above ``skew_threshold``, and one row with a null map index of any other."""
     sizes: dict[int, dict[int, int]] = {}
     reach = ClusterReach(service)
     try:
         with closing(reach):
-            # a Python loop: over control rows, not over rows
+            # a Python loop is fast enough: it runs per control row, not per row of data
             for batch in batches:
                 numbers = batch.column("subpartition").to_pylist()
                 for number, channel in zip(numbers, channels(iter([batch]), reach), strict=True):
                     size = sum(extent.raw_bytes for extent in channel.extents)
                     sizes.setdefault(number, {})[channel.map_index] = size
-    except Exception as error:  # of an index file that is not inline in its control row
+    except Exception as error:  # an index file that is not inline in its control row may be lost
         tell_of_loss(error, reach, service.settings.served_by_spark)
         raise
     threshold = service.options.skew_threshold
-    found: list[tuple[int, int | None, int]] = []
+    rows: list[tuple[int, int | None, int]] = []
     for number, by_map in sizes.items():
         total = sum(by_map.values())
-        found += (
-            [(number, *each) for each in by_map.items()] if total > threshold else [(number, None, total)]
-        )
-    columns = list(zip(*found, strict=True)) or [(), (), ()]
+        rows += [(number, *each) for each in by_map.items()] if total > threshold else [(number, None, total)]
+    columns = list(zip(*rows, strict=True)) or [(), (), ()]
     yield pa.record_batch(
         [pa.array(column, field.type) for column, field in zip(columns, _SIZES, strict=True)], schema=_SIZES
     )

@@ -1,8 +1,8 @@
 """`WithColumns`: the step that computes columns by Arrow expressions, batch by batch.
 
-An Acero project node of one thread evaluates the expressions. Beyond the time of the functions it takes 40 to
-100 microseconds for a batch; a dataset's scanner took 160 to 430 (up to 65,536 rows, noisy). Columns that
-stay are passed on without a copy. Acero cuts batches at 32,768 rows, and the results stay cut.
+A single-threaded Acero project node evaluates the expressions. Besides the time of the functions it takes 40
+to 100 microseconds per batch; a dataset's scanner took 160 to 430 (up to 65,536 rows, noisy). Unchanged
+columns are passed on without a copy. Acero cuts batches at 32,768 rows, and the results stay cut.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from sortshuffle.spark.worker.stages import Batches, PerBatchStep
 
 @dataclass(frozen=True)
 class WithColumns(PerBatchStep):
-    """``columns``: for every column of ``wire``, from which column of the input it is, or its expression.
-    ``label``: for people."""
+    """Computes columns. ``columns``: for each column of ``wire``, the position of an input column, or an
+    expression. ``label``: names the step in `explain()` and in errors."""
 
     columns: tuple[int | pc.Expression, ...]
     wire: pa.Schema
@@ -31,14 +31,14 @@ class WithColumns(PerBatchStep):
     def __call__(self, batches: Batches) -> Batches:
         expressions = [pc.field(each) if isinstance(each, int) else each for each in self.columns]
         for batch in batches:
-            for part in self._evaluated(batch, expressions).to_batches():
+            for part in self._evaluate(batch, expressions).to_batches():
                 if part.num_rows:
                     yield from conform(part, self.wire, self.label)
 
-    def _evaluated(self, batch: pa.RecordBatch, expressions: Sequence[Any]) -> pa.Table:
+    def _evaluate(self, batch: pa.RecordBatch, expressions: Sequence[Any]) -> pa.Table:
         try:
             return evaluated(batch, expressions, self.wire.names)
-        except pa.ArrowInvalid as error:  # such as "overflow", which alone says little
+        except pa.ArrowInvalid as error:  # "overflow", for example, says little by itself
             raise pa.ArrowInvalid(f"{self.label}: {error}") from error
 
     def source_of(self, position: int) -> int | None:
@@ -50,7 +50,7 @@ class WithColumns(PerBatchStep):
 
 
 def evaluated(batch: pa.RecordBatch, expressions: Sequence[Any], names: Sequence[str]) -> pa.Table:
-    """These expressions over the columns of ``batch``. Raises what Arrow does."""
+    """Evaluate expressions over the columns of ``batch``. Raises whatever Arrow raises."""
     rows = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))
     columns = acero.Declaration("project", acero.ProjectNodeOptions(expressions, list(names)))
     return acero.Declaration.from_sequence([rows, columns]).to_table(use_threads=False)

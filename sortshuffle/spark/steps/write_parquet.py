@@ -1,7 +1,7 @@
 """`WriteParquet`: the closing of a stage whose tasks write Parquet files, one for each task that has rows.
 
-It writes by the paths that `frame.frame_writer` chose, and Spark gets the names: what becomes of the files is
-decided there. An attempt that fails removes its own.
+It writes into the directory that `frame.frame_writer` chose, and sends the names of the files to Spark. The
+frame writer then decides which files stay. An attempt that fails removes its own file.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sortshuffle.options import MIB
 from sortshuffle.spark.worker.stages import Batches
 from sortshuffle.spark.worker.task import Task
 
-ROW_GROUP_BYTES = 64 * MIB  # of rows in memory; about what Spark's own writer makes of its 128 MiB blocks
+ROW_GROUP_BYTES = 64 * MIB  # of rows in memory; about a row group of Spark's own writer, with 128 MiB blocks
 
 
 @dataclass(frozen=True)
 class WriteParquet:
-    """Closing of a stage: one file per task that has rows; Spark gets its name."""
+    """Writes one file per task that has rows, and sends its name to Spark."""
 
     directory: str
     job: str
@@ -44,7 +44,7 @@ class WriteParquet:
             yield pa.record_batch([pa.array([name])], names=["name"])
 
     def write_empty(self) -> str:
-        """A file without rows; its name."""
+        """Write a file without rows. Return its name."""
         name = self._name(0, 0)
         self._open(os.path.join(self.directory, name)).close()
         return name
@@ -73,7 +73,7 @@ class WriteParquet:
 
 @dataclass(slots=True)
 class _RowGroup:
-    """Rows that wait to become a row group, charged to the task."""
+    """Rows waiting to be written as a row group, charged to the task."""
 
     limit: int
     task: Task
@@ -81,7 +81,7 @@ class _RowGroup:
     size: int = 0
 
     def add(self, batch: pa.RecordBatch) -> bool:
-        """Take a batch; true when there is enough for a row group."""
+        """Add a batch. Return True when the rows are enough for a row group."""
         self.batches.append(batch)
         self.size += batch.nbytes
         self.task.writing.charge(batch.nbytes)
