@@ -1,8 +1,8 @@
-"""Operations on streams of Arrow batches with bounded memory: groups and cogroups of sorted streams,
-aggregates, joins, and sorting what may not fit.
+"""Operations on streams of Arrow batches in bounded memory: groups and cogroups of sorted streams,
+aggregates, joins, and sorts of more rows than fit.
 
-groups, aggregate, join     the operations, a room each
-external_sort, row_sizes    runs put aside and merged; how many bytes rows take
+groups, aggregate, join     the operations, one subpackage each
+external_sort, row_sizes    sorting by spilling and merging runs; the bytes that rows take
 
-Used by the steps of `ShuffleFrame`'s stages. Knows nothing of Spark, nor of files but where to put runs.
+Used by the steps of `ShuffleFrame`'s stages. Knows nothing of Spark, and uses files only for sorted runs.
 """

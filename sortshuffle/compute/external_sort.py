@@ -1,16 +1,17 @@
-"""Sorting any number of rows within one task's memory.
+"""Sorts any number of rows within one task's memory.
 
-    rows --collected--> they all fit   --------------------------> sorted once, and taken in order
-                   \\--> they do not: sorted, put aside as a run --> all runs merged
+    rows --> collect --> all rows fit:        sort once --> output
+                    \\--> memory is full:      sort --> spill a run --> collect the next rows
+                     \\--> end after a spill:  sort --> spill the last run --> merge all runs --> output
 
-The sort is stable: rows of equal keys stay as they came, within a run because it is sorted so, among runs
-because they are merged in the order of their numbers. All runs go into one file (`reading.spill`); the merge
-takes several passes if need be (`reading.multi_pass`).
+The sort is stable: rows of equal keys keep their input order, within a run because its sort is stable, among
+runs because the merge puts runs in the order of their numbers. All runs go into one file (`reading.spill`);
+the merge takes several passes if necessary (`reading.multi_pass`).
 
-Memory: what is held is charged, and is over the budget by no more than a row that is larger than a piece. A
-run has up to two fifths of the budget, because its rows must lie in one batch to be taken in order, and so
-are there twice for a moment. They are sorted at once rather than each piece as it comes, so that a run is as
-long as memory allows, and what fits is not merged at all.
+Memory: held rows are charged, and exceed the budget by at most a row that is larger than a piece. A run has
+up to two fifths of the budget: its rows must lie in one batch to be taken in order, so for a moment there are
+two copies. A run is sorted as a whole rather than piece by piece, so that a run is as long as memory allows,
+and rows that all fit need no merge.
 
 Used by the step that sorts a stream: `spark.steps.local_sort`.
 """
@@ -42,15 +43,14 @@ from sortshuffle.writing.row_slices import size_of, sliced
 
 Batches: TypeAlias = Generator[pa.RecordBatch, None, None]
 
-PIECES_IN_BUDGET = 16  # rows are collected in pieces that are at most such a part of the budget
-MOST_GATHERED = GIB  # rows of a run lie in one batch, whose 32-bit offsets of strings end at 2 GiB
-POSITION_BYTES = 8  # of a row, in the order that was found
+PIECES_IN_BUDGET = 16  # rows are collected in pieces of at most this fraction of the budget
+MOST_GATHERED = GIB  # the rows of a run lie in one batch, whose 32-bit string offsets end at 2 GiB
+POSITION_BYTES = 8  # bytes of a row's position in the sort order
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalSort:
-    """Sorts streams of the payload's schema. ``new_file``: makes the files for what does not fit into
-    ``memory``."""
+    """Sorts streams of the payload's schema. ``new_file``: creates files for rows beyond ``memory``."""
 
     order: RowOrder
     payload: ArrowPayload
@@ -59,13 +59,11 @@ class ExternalSort:
     new_file: NewFile
 
     def sorted(self, batches: Iterable[pa.RecordBatch]) -> Batches:
-        """All rows in order, in batches that are worth a call.
-
-        Nothing is given before all rows have come. Raises `OutOfDiskError` where there is no room for what
-        does not fit into memory. Closing the iterator lets go of everything.
-        """
+        """Yield all rows in order, in batches that are worth a call. Yields nothing before it has read all
+        rows. Raises `OutOfDiskError` if the disks have no room for the runs. Closing the generator releases
+        all memory and files."""
         with _HeldRows(SortMemory.of(self.order, self.payload.schema), self.memory) as held:
-            runs = self._put_aside(batches, held)
+            runs = self._spill_runs(batches, held)
             if not runs:
                 yield from self._in_order(held, BATCH_BYTES, BATCH_ROWS)
                 return
@@ -74,17 +72,17 @@ class ExternalSort:
         with closing(merge.merged(runs)) as merged:
             yield from joined(merged)
 
-    def _put_aside(self, batches: Iterable[pa.RecordBatch], held: _HeldRows) -> list[SpilledRun]:
-        """All rows as runs; none, if all of them are held."""
+    def _spill_runs(self, batches: Iterable[pa.RecordBatch], held: _HeldRows) -> list[SpilledRun]:
+        """Write all rows as runs and return these; return none if ``held`` has room for all rows."""
         pieces = _pieces(batches, max(1, self.memory.limit // PIECES_IN_BUDGET))
-        too_many = next((piece for piece in pieces if not held.takes(piece)), None)
-        if too_many is None:
+        first_unheld = next((piece for piece in pieces if not held.add_if_fits(piece)), None)
+        if first_unheld is None:
             return []
         size = SpillSize.within(self.memory.limit)
         file = self.new_file(spill_header(self.payload))
         with SpillWriter(file, self.payload, size, self.memory, self.metrics) as spill:
-            for piece in chain((too_many,), pieces):
-                if not held.takes(piece):
+            for piece in chain((first_unheld,), pieces):
+                if not held.add_if_fits(piece):
                     spill.write_run(self._in_order(held, size.region))
                     held.add(piece)
                 del piece
@@ -92,7 +90,7 @@ class ExternalSort:
             return spill.finish()
 
     def _in_order(self, held: _HeldRows, most_bytes: int, most_rows: int | None = None) -> Batches:
-        """The rows held, which then are no more, in batches of about so many bytes and rows."""
+        """Sort the held rows, yield them in batches of about the given limits, then discard them."""
         count = held.rows
         if not count:
             return
@@ -110,7 +108,7 @@ class ExternalSort:
 
 
 class _HeldRows:
-    """Rows that wait to be sorted, charged. Leaving it as a context lets go of them."""
+    """Rows that wait to be sorted, charged to the budget. Leaving the context discards them."""
 
     def __init__(self, sort_memory: SortMemory, memory: MemoryBudget) -> None:
         self.rows = 0
@@ -119,8 +117,8 @@ class _HeldRows:
         self._sort_memory = sort_memory
         self._memory = memory
 
-    def takes(self, batch: pa.RecordBatch) -> bool:
-        """Add these rows if all of them can then be sorted within the budget, or if there are no others."""
+    def add_if_fits(self, batch: pa.RecordBatch) -> bool:
+        """Add a batch if sorting all rows then fits the budget, or none are held. Return whether it did."""
         size, rows = self._size + size_of(batch), self.rows + batch.num_rows
         sorting = self._sorting(size, rows)
         if self.rows and (size > MOST_GATHERED or self._memory.would_exceed(size - self._size + sorting)):
@@ -137,7 +135,7 @@ class _HeldRows:
 
     @contextmanager
     def sorting(self) -> Iterator[None]:
-        """While they are sorted. Their order is charged with them from then on."""
+        """Charge the memory of sorting for the duration of the context; afterwards charge the sort order."""
         working = self._sorting(self._size, self.rows)
         self._memory.charge(working)
         try:
@@ -149,7 +147,7 @@ class _HeldRows:
         self._size += positions
 
     def gathered(self) -> pa.RecordBatch:
-        """All of them in one batch, which is the caller's; it stays charged here until `discard`."""
+        """Hand over the rows as one batch. It stays charged here until `discard`."""
         batches, self._batches = self._batches, []
         return one_batch(batches)
 
@@ -167,12 +165,12 @@ class _HeldRows:
         self.discard()
 
     def _sorting(self, size: int, rows: int) -> int:
-        """What sorting rows of this size takes beside them: a copy in one batch, and their keys."""
+        """Return the bytes that sorting takes beside the rows: for a copy in one batch, and for the keys."""
         return size + self._sort_memory.sorting(size, rows)
 
 
 def _pieces(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
-    """The rows in batches of at most ``most`` bytes, or a single row, that keep nothing larger alive."""
+    """Cut batches to pieces of at most ``most`` bytes, or one larger row, that pin little other memory."""
     for batch in joined(batches):
         for piece in sliced(batch, most):
             yield owned(piece)

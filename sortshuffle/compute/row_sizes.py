@@ -1,6 +1,6 @@
-"""What the rows of a batch take in memory, row by row: for whoever must not make a batch that is too large.
+"""The memory that each row of a batch takes. The hash join uses it to limit the size of its output batches.
 
-A row takes its values and offsets; bits of validity are not counted. Values under a null may be counted,
+The size of a row is that of its values and offsets; validity bits are not counted. Values under a null count
 where Arrow's layout keeps them.
 """
 
@@ -17,7 +17,7 @@ OFFSET_BYTES = 4
 
 
 def row_sizes(batch: pa.RecordBatch) -> Int64s:
-    """Bytes of every row. Shape (num_rows,)."""
+    """Return the bytes of each row. int64, shape (num_rows,)."""
     sizes = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
         sizes += _value_sizes(column)
@@ -25,7 +25,7 @@ def row_sizes(batch: pa.RecordBatch) -> Int64s:
 
 
 def _value_sizes(array: pa.Array) -> Int64s | int:
-    """Bytes of every value, one number where they are all alike."""
+    """Return the bytes of each value, or one number if all values have the same size."""
     kind = array.type
     if len(array) == 0 or pat.is_null(kind):
         return 0

@@ -1,4 +1,4 @@
-"""Channel selectors: which subpartition each row goes to, decided for a whole Arrow batch at a time.
+"""Channel selectors: they decide which subpartition each row goes to, one Arrow batch at a time.
 
 =======================  =================================================================================
 selector                 used for
@@ -9,21 +9,21 @@ selector                 used for
 ``RoundRobinSelector``   ``repartition(n)`` of an input whose order is reproducible
 ``RowHashSelector``      ``repartition(n)`` of any other input
 ``GlobalSelector``       every exchange into one subpartition
-``RescaleSelector``,     exchanges that leave most rows where they are: through `engine` alone. A frame makes
+``RescaleSelector``,     exchanges that leave most rows where they are: only through `engine`. A frame makes
 ``forward``              none, not even for ``coalesce``, which reads several partitions in a task
 ``BroadcastSelector``    joins with a side marked ``broadcast``
-``FunctionSelector``     functions on batches: through `engine` alone
-``KeyGroupSelector``     exchanges whose number of consumers is decided after they were written: likewise
+``FunctionSelector``     functions on batches: only through `engine`
+``KeyGroupSelector``     exchanges whose number of consumers is set after writing: only through `engine`
 =======================  =================================================================================
 
-The methods are ``ShuffleFrame``'s; ``ShuffleRDD`` places by Python keys, with selectors of its own. Through
-`engine`, without Spark, any of them may be used.
+The methods are ``ShuffleFrame``'s; ``ShuffleRDD`` has its own selectors, which place rows by Python keys. All
+of these selectors can be used through `engine`, without Spark.
 
-Beside the selectors: ``hash_columns``, Spark's ``F.hash`` of Arrow columns, and ``check_hashable``, which
-refuses on the driver what it can't hash; ``Reservoir``, ``shorten_texts`` and ``determine_bounds``, which
-make the bounds of ranges.
+Other names: ``hash_columns`` computes Spark's ``F.hash`` of Arrow columns, and ``check_hashable`` refuses, on
+the driver, types that it can't hash; ``Reservoir``, ``shorten_texts`` and ``determine_bounds`` make the
+bounds of ranges.
 
-    selector                          what a selector is
+    selector                          the protocol of selectors
     hash, murmur3, rounds             Spark's placement, its hash of columns, MurmurHash3
     round_robin, row_hash             even placement without keys, the hash of whole rows
     ranges, range_bounds, reservoir   placement by ranges, their bounds, the sample that bounds come from

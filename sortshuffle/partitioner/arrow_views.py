@@ -1,11 +1,11 @@
 """Arrow arrays seen as NumPy arrays, without a copy where Arrow's layout allows it.
 
-The one place in this package that knows Arrow's memory layout. Rules:
+Only this module of the package knows Arrow's memory layout. Rules:
 
-* An array may be a slice of a longer one: every function honours its offset, and returns one entry per row of
+* An array may be a slice of a longer one: every function honours its offset and returns one entry per row of
   the slice.
-* The value of a null row means nothing: callers mask it with ``validity``.
-* Extents (``starts``, ``lengths``) are absolute positions in the returned child or bytes, int64 both.
+* The value of a null row is undefined: callers mask it with ``validity``.
+* Extents (``starts``, ``lengths``) are int64. Starts are absolute positions in the returned child or bytes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Positions = npt.NDArray[np.int64]
 
 
 def validity(array: pa.Array) -> Bools | None:
-    """Return which rows are not null, or None if none is."""
+    """Return which rows are not null, or None if no row is null."""
     if array.null_count == 0:
         return None
     return unpack_bits(array.buffers()[0], array.offset, len(array)).view(np.bool_)
 
 
 def bools(array: pa.Array) -> Bytes:
-    """Return a boolean array's values as 0 and 1."""
+    """Return the values of a boolean array as 0 and 1."""
     return unpack_bits(array.buffers()[1], array.offset, len(array))
 
 
@@ -104,6 +104,6 @@ def _bounds(offsets: pa.Buffer | None, array: pa.Array, *, wide: bool) -> Positi
 
 def _values(buffer: pa.Buffer | None, dtype: npt.DTypeLike, first: int, count: int) -> npt.NDArray[Any]:
     dtype = np.dtype(dtype)
-    if buffer is None or buffer.size == 0:  # Arrow may leave out what has no rows
+    if buffer is None or buffer.size == 0:  # Arrow may leave out buffers of empty arrays
         return np.zeros(count, dtype)
     return np.frombuffer(buffer, dtype, count, first * dtype.itemsize)

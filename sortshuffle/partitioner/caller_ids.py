@@ -1,7 +1,7 @@
-"""Placement by ids that the caller computes: a column of ids, or a function on batches.
+"""Placement by ids that the caller computes, in a column or by a function on batches.
 
-``IdSelector``         ``ShuffleFrame.repartitionById``: Spark's rule for ids that are null or too large
-``FunctionSelector``   a function on batches: through `engine`. What it returns is checked
+``IdSelector``         for ``ShuffleFrame.repartitionById``: Spark's rule for ids that are null or too large
+``FunctionSelector``   for functions on batches, through `engine`. Their results are checked
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class IdSelector:
 
 @dataclass(frozen=True)
 class FunctionSelector:
-    """Places each row where ``function(batch)`` says, an integer array of NumPy's or Arrow's."""
+    """Places each row by the ids that ``function(batch)`` returns: an integer array of NumPy or Arrow."""
 
     is_broadcast: ClassVar[bool] = False
 
@@ -69,8 +69,8 @@ class FunctionSelector:
     def assign(self, batch: pa.RecordBatch) -> Ids:
         """Return the function's ids.
 
-        Raises UsageError, naming the function, for anything but one integer from 0 to ``subpartitions - 1``
-        per row.
+        Raises UsageError, naming the function, unless it returns one integer from 0 to ``subpartitions - 1``
+        for each row.
         """
         ids = self._array(self.function(batch))
         if ids.dtype.kind not in "iu":

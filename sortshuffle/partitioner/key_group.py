@@ -1,11 +1,11 @@
 """Placement by key group: keys keep their group when the number of subpartitions changes.
 
-A key belongs to one of ``max_parallelism`` groups for ever. Each subpartition has a contiguous range of
-groups, as Flink's operators have. So going from n to m subpartitions splits or joins ranges of groups, where
-a hash modulo n would move almost every key.
+A key always belongs to the same one of ``max_parallelism`` groups. Each subpartition has a contiguous range
+of groups, as Flink's operators have. Going from n to m subpartitions therefore splits or joins ranges of
+groups, whereas a hash modulo n would move almost every key.
 
 Used through `engine`, for an exchange whose number of consumers is decided after it was written: each
-consumer reads a range of subpartitions. Frames keep to Spark's hash placement, which has no groups.
+consumer reads a range of subpartitions. Frames use Spark's hash placement, which has no groups.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sortshuffle.partitioner.hash import HashSelector
 from sortshuffle.partitioner.selector import Ids, check_columns, check_subpartitions, id_dtype
 
 MOST_KEY_GROUPS = 1 << 15
-"""Flink's limit as well: group numbers fit in 16 bits."""
+"""Group numbers fit in 16 bits. Flink has the same limit."""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """The keys of an order as int64 columns, each made when it is first used.
 
-They are for placing rows, where mostly the first one or two columns decide. They are made of the rank columns
-of `payload.ordering`, and so have its order: numbers as they are, text word by word. Whole sorts, such as of
-the samples of a range exchange, use the rank columns directly.
+The columns serve to place rows, where the first one or two mostly decide. They are made from the rank columns
+of `payload.ordering` and have the same order: numbers as they are, text word by word. Whole sorts, such as
+that of the samples of a range exchange, use the rank columns directly.
 
-Used by the range selector: ``ShuffleFrame.repartitionByRange`` and ``sort``.
+Used by the range selector, for ``ShuffleFrame.repartitionByRange`` and ``sort``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from sortshuffle.payload.ordering import (
 
 __all__ = ["KeyColumns", "Part", "SortKey"]
 
-LENGTH = -1  # the "word" after the last: how many bytes there are
-_BITS_OF_BYTES = np.uint64(3)  # bytes shifted left by this are bits
+LENGTH = -1  # number of the pseudo-word after the last word: the length of the text in bytes
+_BITS_OF_BYTES = np.uint64(3)  # shifting a number of bytes left by this gives bits
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One int64 column: of key ``key``, its rank column ``rank``; of text, word ``word`` of that."""
+    """Names one int64 column: rank column ``rank`` of key ``key`` or, if that is text, its word ``word``."""
 
     key: int
     rank: int
@@ -43,11 +43,11 @@ class Part:
 
 
 class KeyColumns:
-    """The keys of a batch as int64 columns: rows compare as these do, from the first to the last of `parts`.
+    """The keys of a batch as int64 columns: rows compare by the columns of `parts`, from first to last.
 
-    Text compares word by word, eight bytes padded with zeros, and then by its length, which tells ``a`` from
-    ``a\\0``. One side of a comparison may be text of any length if the other has no more words than there are
-    parts: so the parts are those of the bounds.
+    Text compares by words of eight bytes, padded with zeros, and then by its length, which distinguishes
+    ``a`` from ``a\\0``. When two batches are compared, there must be parts for all words of one of them;
+    texts of the other may be longer. The range selector uses the parts of the bounds.
     """
 
     def __init__(self, batch: pa.RecordBatch, keys: Sequence[SortKey]) -> None:
@@ -56,7 +56,7 @@ class KeyColumns:
         self._ranks: dict[int, list[Int64s | _Text]] = {}
 
     def parts(self) -> Iterator[Part]:
-        """The parts of these keys, the most significant first."""
+        """Yield the parts of the keys, the most significant first."""
         for key in range(len(self._keys)):
             for rank, column in enumerate(self._columns(key)):
                 if isinstance(column, np.ndarray):
@@ -66,7 +66,7 @@ class KeyColumns:
                     yield Part(key, rank, LENGTH)
 
     def values(self, part: Part, rows: Positions | None = None) -> Int64s:
-        """The values of a part, of these rows, or of all (None)."""
+        """Return the values of a part for ``rows``, or for all rows (None)."""
         column = self._columns(part.key)[part.rank]
         if isinstance(column, np.ndarray):
             return column if rows is None else column[rows]
@@ -88,7 +88,7 @@ class KeyColumns:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """Text as extents in ``data``, which has at least `WORD_BYTES` bytes."""
+    """A text column as extents in ``data``, which has at least `WORD_BYTES` bytes."""
 
     data: Bytes
     starts: Positions
@@ -107,13 +107,13 @@ class _Text:
         return -(-int(self.lengths.max(initial=0)) // WORD_BYTES)
 
     def words(self, number: int, rows: Positions | None) -> Int64s:
-        """Word ``number`` of these rows as an int64 that compares as its bytes do."""
+        """Return word ``number`` of each row, as int64 that compares as the word's bytes do."""
         starts, lengths = self.starts, self.lengths
         if rows is not None:
             starts, lengths = starts[rows], lengths[rows]
         done = number * WORD_BYTES
         words = self._words_at(starts + done)
-        # without the bytes behind the text's end
+        # clear the bytes after the end of the text
         left = lengths - done
         if left.min(initial=WORD_BYTES) < WORD_BYTES:
             words &= LEADING_BYTES[np.clip(left, 0, WORD_BYTES, out=left)]
@@ -122,7 +122,7 @@ class _Text:
         return signed
 
     def _words_at(self, starts: Positions) -> npt.NDArray[np.uint64]:
-        """The eight bytes from each start on, the first one highest, with zeros behind the data's end."""
+        """Return the eight bytes from each start on, big-endian, with zeros after the end of the data."""
         last = len(self.data) - WORD_BYTES
         word_at = np.ndarray((last + 1,), np.dtype(">u8"), self.data, strides=(1,))
         words: npt.NDArray[np.uint64]
@@ -130,7 +130,7 @@ class _Text:
             words = word_at[starts].astype(np.uint64)
             return words
         words = word_at[np.minimum(starts, last)].astype(np.uint64)
-        # a word whose start is behind the last possible one was read so many bytes too early
+        # a word that starts after the last readable position was read `early` bytes too early: shift it
         early = np.maximum(starts - last, 0).astype(np.uint64)
-        words <<= early << _BITS_OF_BYTES  # by 64 bits and more NumPy gives zero
+        words <<= early << _BITS_OF_BYTES  # NumPy gives zero for shifts of 64 bits and more
         return words

@@ -1,10 +1,10 @@
-"""Spark's hash of Arrow columns, bit for bit: what ``F.hash(*columns)`` returns.
+"""Spark's hash of Arrow columns, bit for bit: the result of ``F.hash(*columns)``.
 
-By this hash a ``ShuffleFrame`` may tell Spark's planner that it is partitioned by its keys. So every value is
-hashed as Spark would hash it; a type for which that is not known is refused.
+This hash lets a ``ShuffleFrame`` tell Spark's planner that it is partitioned by its keys. Every value is thus
+hashed as Spark would hash it; a type is refused if Spark's hash of it is not known.
 
-How: each column in turn is folded into a running hash per row, by the function for its type (``_FOLDS``).
-``rounds`` has the arithmetic. How Spark hashes (``HashExpression``, ``Murmur3Hash``):
+How: each row has a running hash, into which the columns are folded one after another by the function for
+their type (``_FOLDS``). ``rounds`` has the arithmetic. Spark (``HashExpression``, ``Murmur3Hash``) hashes:
 
 =============================================  =====================================================
 Arrow type                                     hashed as
@@ -25,15 +25,15 @@ dictionary                                     its values
 
 Invariants:
 
-* The running hash is the seed of the next value: of the next column, field or element. A null leaves it as
-  it is, and so do an empty list and an empty struct.
+* The running hash is the seed for the next value, which is that of the next column, field or element. A null,
+  an empty list and an empty struct leave the hash unchanged.
 * Columns are hashed in chunks of ``CHUNK_ROWS`` rows, so that a round stays in cache and memory does not grow
   with the number of rows. Chunks don't change the result.
-* A list of n elements takes n rounds of some 40 us per chunk, whatever the other rows hold: keys of
-  a thousand elements are fine, of a million slow. ``rounds`` has the same limit for long strings.
+* A list of n elements takes n rounds of some 40 us per chunk, whatever the other rows hold: keys of a
+  thousand elements are fine, keys of a million are slow. ``rounds`` has the same limit for long strings.
 
-Arrow's type does not have a string's collation. Spark hashes collated strings by their collation key, so the
-caller, who knows the Spark schema, must refuse them.
+An Arrow type does not say a string's collation. Spark hashes collated strings by their collation key, so the
+caller, which knows the Spark schema, must refuse collated strings.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ CHUNK_ROWS = 1 << 15
 78, 57, 48, 42. More rows gain a tenth at most, and are slower where caches are smaller."""
 
 LONG_DECIMAL_DIGITS = 18
-"""Digits. Up to so many, Spark keeps a decimal in a long."""
+"""Spark keeps decimals of up to this many digits in a long."""
 
 NANOS_PER_MICRO = 1_000
 MICROS_PER = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -82,10 +82,10 @@ Unsigned = TypeVar("Unsigned", np.uint32, np.uint64)
 def hash_columns(columns: Sequence[pa.Array], rows: int, seed: int = SPARK_SEED) -> npt.NDArray[np.int32]:
     """Return Spark's hash of each row of ``columns``: shape ``(rows,)``, dtype int32.
 
-    ``columns``: arrays, or slices, of ``rows`` rows each. Without any, every row's hash is the seed, as
-    Spark's is. The algorithm is MurmurHash3 by Austin Appleby in Spark's variant, see ``rounds``.
+    ``columns``: arrays, or slices, of ``rows`` rows each. Without columns, every row's hash is the seed, as
+    in Spark. The algorithm is Spark's variant of MurmurHash3 by Austin Appleby, see ``rounds``.
 
-    Raises ColumnError if a column's type can't be hashed, UsageError if a column is longer or shorter.
+    Raises ColumnError if a column's type can't be hashed, UsageError if a column has another number of rows.
     """
     for position, column in enumerate(columns):
         check_hashable(f"#{position}", column.type)
@@ -101,9 +101,7 @@ def hash_columns(columns: Sequence[pa.Array], rows: int, seed: int = SPARK_SEED)
 
 def check_hashable(name: str, type: pa.DataType) -> None:
     """Raise ColumnError, naming the column, its type and a remedy, if Spark's hash of ``type`` isn't known.
-
-    For the driver, before a job is built.
-    """
+    The driver calls it before it builds a job."""
     culprit = _unhashable_part(type)
     if culprit is None:
         return
@@ -135,7 +133,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _is_tagged_struct(kind: pa.DataType) -> bool:
-    """Tell whether a struct stands for a Spark variant, geometry or geography: a field's metadata says so."""
+    """Return whether field metadata marks a struct as a Spark variant, geometry or geography."""
     if not pat.is_struct(kind):
         return False
     tags = [kind.field(position).metadata or {} for position in range(kind.num_fields)]
@@ -164,9 +162,9 @@ def _remedy(kind: pa.DataType) -> str:
 
 
 def _fold(array: pa.Array, hashes: Words) -> None:
-    """Hash each row of ``array`` into its running hash, in place; a null leaves it as it is."""
+    """Hash each row of ``array`` into its running hash, in place; a null leaves the hash unchanged."""
     if pat.is_dictionary(array.type):
-        array = array.dictionary_decode()  # first: the dictionary may hold nulls of its own
+        array = array.dictionary_decode()  # before `validity`: the dictionary may hold nulls too
     fold_values = _FOLDS[array.type.id]
     valid = None if pat.is_null(array.type) else validity(array)
     if valid is None:
@@ -178,7 +176,7 @@ def _fold(array: pa.Array, hashes: Words) -> None:
 
 
 def _replace_where(chosen: Bools, replacements: Words, hashes: Words) -> None:
-    """Replace the chosen hashes without a branch per row: 9 us for 32 Ki rows, ``np.copyto`` takes 61 us."""
+    """Replace the chosen hashes without a branch per row: 32 Ki rows take 9 us, with ``np.copyto`` 61 us."""
     differences = replacements ^ hashes
     differences *= chosen
     hashes ^= differences
@@ -210,7 +208,7 @@ def _fold_float64(array: pa.Array, hashes: Words) -> None:
 
 
 def _java_bits(bits: npt.NDArray[Unsigned], floating: type[np.floating]) -> npt.NDArray[Unsigned]:
-    """Return what Java's ``floatToIntBits`` and ``doubleToLongBits`` do, with -0.0 made 0.0 as Spark does."""
+    """Return the bits that Java's ``floatToIntBits`` or ``doubleToLongBits`` gives, after -0.0 became 0.0."""
     values = bits.view(floating)
     canonical: npt.NDArray[Unsigned] = bits.copy()
     canonical[values == 0] = 0
@@ -221,10 +219,7 @@ def _java_bits(bits: npt.NDArray[Unsigned], floating: type[np.floating]) -> npt.
 
 
 def _fold_time_span(array: pa.Array, hashes: Words) -> None:
-    """Hash a timestamp or duration as microseconds.
-
-    Spark has no finer unit and rounds nanoseconds down where it takes them in.
-    """
+    """Hash a timestamp or duration as microseconds: Spark rounds nanoseconds down when it imports them."""
     ticks = fixed_width(array, np.int64)
     unit = array.type.unit
     micros = ticks // NANOS_PER_MICRO if unit == "ns" else ticks * MICROS_PER[unit]
@@ -245,11 +240,9 @@ def _fold_decimal128(array: pa.Array, hashes: Words) -> None:
 
 
 def _shortest_big_endian(unscaled: Bytes) -> tuple[Bytes, Positions, Positions]:
-    """Return the bytes of Java's ``BigInteger.toByteArray`` and each row's extent in them.
-
-    ``unscaled`` has 16 bytes a row, little endian, two's complement. A leading byte is dropped if it only
-    repeats the sign and the byte after it has the same sign.
-    """
+    """Return the bytes of Java's ``BigInteger.toByteArray`` and each row's extent in them. ``unscaled`` has
+    16 bytes a row, little endian, two's complement. A leading byte is dropped if it only repeats the sign and
+    the byte after it has the same sign."""
     big_endian = np.ascontiguousarray(unscaled[:, ::-1])
     sign = np.where(big_endian[:, :1] >= 0x80, 0xFF, 0x00).astype(np.uint8)
     repeats_sign = big_endian[:, :-1] == sign
@@ -278,9 +271,9 @@ def _fold_struct(array: pa.Array, hashes: Words) -> None:
 
 
 def _fold_list(array: pa.Array, hashes: Words) -> None:
-    """For every k fold the k-th elements of all lists that have one."""
+    """For every k, fold the k-th elements of all lists that have one."""
     elements, starts, lengths = list_extents(array)
-    # by length, so that the lists with a k-th element are a slice
+    # order the lists by length, so that those with a k-th element are a slice
     order = rounds.stable_order(lengths)
     starts, lengths, ordered = starts[order], lengths[order], hashes[order]
     for k in range(int(lengths[-1])):
@@ -290,10 +283,10 @@ def _fold_list(array: pa.Array, hashes: Words) -> None:
 
 
 def _fold_null(array: pa.Array, hashes: Words) -> None:
-    """Leave every hash: there is nothing but nulls."""
+    """Leave every hash unchanged: all values are null."""
 
 
-# Ids of instances, because the names of Arrow's type ids are private to pyarrow
+# Keyed by the ids of type instances, because pyarrow's names for the ids are private
 _FOLDS: dict[int, Fold] = {
     pa.null().id: _fold_null,
     pa.bool_().id: _fold_bools,

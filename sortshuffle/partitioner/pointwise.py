@@ -1,14 +1,14 @@
-"""Placement by where a row was produced, whatever is in it.
+"""Placement by the producer of a row, whatever the row's values.
 
 ======================  ============================================================================
 ``GlobalSelector``      every row to one subpartition, for exchanges that have only one
 ``forward``             producer i to subpartition i
-``RescaleSelector``     each producer to a few subpartitions of its own, in turn
-``BroadcastSelector``   every row to every subpartition. For the small side of a broadcast join
+``RescaleSelector``     each producer to its few own subpartitions, row by row in rotation
+``BroadcastSelector``   every row to every subpartition, for the small side of a broadcast join
 ======================  ============================================================================
 
 ``ShuffleFrame`` uses ``GlobalSelector``, and ``BroadcastSelector`` for joins with a side that is marked
-``broadcast``. `sortshuffle.engine` takes all of them.
+``broadcast``. `sortshuffle.engine` accepts all of these selectors.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ class GlobalSelector:
 
 
 def forward(producer: int, producers: int) -> GlobalSelector:
-    """Sends all rows of producer ``producer`` to the subpartition of the same number; there are as many.
-
+    """Send all rows of producer ``producer`` to the subpartition of the same number, of ``producers`` in all.
     Raises UsageError unless ``0 <= producer < producers``.
     """
     return GlobalSelector(producers, producer)
@@ -51,12 +50,12 @@ def forward(producer: int, producers: int) -> GlobalSelector:
 
 @dataclass
 class RescaleSelector:
-    """Sends rows in turn to this producer's own subpartitions.
+    """Distributes rows in rotation over this producer's own subpartitions.
 
-    The subpartitions are divided among the producers in order, as evenly as possible. If there are fewer than
-    producers, neighbouring producers share one, and each sends all its rows there: the order of rows does not
-    matter then. Otherwise ``RoundRobinSelector``'s condition holds here too: use it only for an input that a
-    retry sees in the same order, one selector per task attempt.
+    The subpartitions are divided among the producers in order, as evenly as possible. If there are fewer
+    subpartitions than producers, neighbouring producers share one, and each sends all its rows there: then
+    the order of rows does not matter. Otherwise the condition of ``RoundRobinSelector`` holds here too: use
+    it only for an input that a retry sees in the same order, with one selector per task attempt.
 
     Raises UsageError unless ``0 <= producer < producers``.
     """
@@ -74,13 +73,13 @@ class RescaleSelector:
 
     @property
     def own(self) -> range:
-        """The subpartitions of this producer."""
+        """Subpartitions of this producer."""
         first = self.producer * self.subpartitions // self.producers
         stop = (self.producer + 1) * self.subpartitions // self.producers
         return range(first, max(stop, first + 1))
 
     def assign(self, batch: pa.RecordBatch) -> Ids:
-        """Return each row's subpartition, going on where the batch before ended."""
+        """Return each row's subpartition, continuing from the end of the previous batch."""
         ids = np.arange(self._next, self._next + batch.num_rows, dtype=np.int64)
         ids %= len(self.own)
         ids += self.own.start
@@ -90,7 +89,7 @@ class RescaleSelector:
 
 @dataclass(frozen=True)
 class BroadcastSelector:
-    """Every row goes to every subpartition: the writer broadcasts, and asks for no ids."""
+    """Sends every row to every subpartition: the writer broadcasts, and asks for no ids."""
 
     is_broadcast: ClassVar[bool] = True
 
@@ -100,7 +99,7 @@ class BroadcastSelector:
         check_subpartitions(self.subpartitions)
 
     def assign(self, batch: pa.RecordBatch) -> Ids:
-        """Raises StateError: rows are not placed one by one."""
+        """Raise StateError: a broadcast does not place rows one by one."""
         raise StateError("a broadcast selector places no single rows: write them with broadcast()")
 
 

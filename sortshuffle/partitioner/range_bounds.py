@@ -1,11 +1,12 @@
-"""The bounds of a range exchange, made of a sample of keys by the rule of Spark's ``RangePartitioner``.
+"""The bounds of a range exchange, made from a sample of keys by the rule of Spark's ``RangePartitioner``.
 
-Used by ``ShuffleFrame.repartitionByRange`` and ``sort``: producers shorten the keys that they sample, the
-driver makes bounds of them. The same sample and weights give the same bounds as Spark's, but for keys with
-long texts.
+Used by ``ShuffleFrame.repartitionByRange`` and ``sort``: producers shorten the keys that they sample, and the
+driver makes the bounds from these. The same sample and weights give the same bounds as in Spark, except for
+keys with long texts.
 
-Any strictly ascending keys are bounds, whether or not a row has them. So a bound need not be a whole key: of
-a long text it has the first `LONGEST_TEXT` bytes. Keys that begin with the same ones are in one range.
+Any strictly ascending keys can be bounds, whether or not a row has them. A bound therefore need not be a
+whole key: it holds the first `LONGEST_TEXT` bytes of a long text. Keys that differ only after these bytes are
+in one range.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from sortshuffle.payload.ordering import RowOrder, SortKey
 Weights = npt.NDArray[np.float64]
 
 LONGEST_TEXT = 4096
-"""Bytes of a text in a bound. Every task has all bounds, and compares 8 bytes of all its rows at a time (some
-40 us for few rows): bounds of megabytes would take minutes and gigabytes. The common beginnings of a data
+"""Most bytes of a text in a bound. Every task has all bounds, and compares 8 bytes of all its rows at a time
+(some 40 us for few rows): bounds of megabytes would take minutes and gigabytes. The common prefixes of a data
 set's keys, such as the head of a document, are far shorter."""
 
 
 def shorten_texts(keys: pa.RecordBatch) -> pa.RecordBatch:
-    """The keys with every text and binary value, in structs too, cut to its first `LONGEST_TEXT` bytes. A
-    text may then end within a character."""
+    """Cut every text and binary value of ``keys``, in structs too, to its first `LONGEST_TEXT` bytes. This
+    may cut a text within a character."""
     return pa.RecordBatch.from_arrays(list(map(_shorten, keys.columns)), schema=keys.schema)
 
 
 def _shorten(column: pa.Array) -> pa.Array:
     kind = column.type
-    if pat.is_struct(kind) and kind.num_fields:  # without fields it would have no rows
+    if pat.is_struct(kind) and kind.num_fields:  # from_arrays would make no rows without fields
         children = [_shorten(column.field(at)) for at in range(kind.num_fields)]
         missing = column.is_null() if column.null_count else None
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=missing)
@@ -54,10 +55,10 @@ def _shorten(column: pa.Array) -> pa.Array:
 def determine_bounds(
     samples: pa.RecordBatch, weights: Weights, keys: Sequence[SortKey], subpartitions: int
 ) -> pa.RecordBatch:
-    """Return keys that cut the samples into ``subpartitions`` ranges of about equal weight, ascending.
+    """Return ascending keys that cut the samples into ``subpartitions`` ranges of about equal weight.
 
     ``keys``: the order of the samples. ``weights``: how many rows each sample stands for; float64, shape
-    (rows,). Where there are fewer different keys there are fewer than ``subpartitions - 1`` bounds. Raises
+    (rows,). If there are too few distinct keys, there are fewer than ``subpartitions - 1`` bounds. Raises
     UsageError if there is not one weight for each row.
     """
     if len(weights) != samples.num_rows:
@@ -71,11 +72,9 @@ def determine_bounds(
 
 
 def _bound_rows(weight_up_to: Weights, next_key: npt.NDArray[np.int64], ranges: int) -> list[int]:
-    """Positions of the bounds among sorted samples. ``next_key``: where each key begins, and the end.
-
-    A bound is the first sample that completes a range's weight and whose key is not a bound yet. A key that
-    fills several ranges is a bound once; the next bound is the next key.
-    """
+    """Return the bounds' positions among sorted samples. ``next_key``: where each key begins, and the end. A
+    bound is the first sample that completes a range's weight and whose key is not yet a bound. A key that
+    fills several ranges is a bound once; the next bound is the next key."""
     rows: list[int] = []
     step = float(weight_up_to[-1]) / ranges if ranges else 0.0
     target, free_from = step, 0

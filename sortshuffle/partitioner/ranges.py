@@ -3,15 +3,15 @@
 Used by ``ShuffleFrame.repartitionByRange`` and ``sort``.
 
 Bounds are keys, strictly ascending in the order of the selector. Subpartition i takes the rows above bound
-i - 1, up to and including bound i; the last one takes the rows above every bound. So subpartitions are
+i - 1, up to and including bound i; the last one takes the rows above every bound. Subpartitions are thus
 disjoint and ascending ranges of keys, and equal keys are together.
 
-How: keys are compared one int64 column at a time (`KeyColumns`). A column places every row but those that
-equal a bound in all columns so far; only these go on to the next column. Where bounds share their first
-columns, a row is looked up only among the bounds that have the same prefix.
+How: keys are compared one int64 column at a time (`KeyColumns`). A column places every row except those that
+equal a bound in all columns so far; only these rows go on to the next column. Where bounds share their first
+columns, a row is looked up only among the bounds with the row's prefix.
 
-Rows are placed in chunks, which stay in cache. A selector makes its tables as rows need them, so it is for
-one thread.
+Rows are placed in chunks, which stay in cache. A selector makes its tables when rows need them, so it must be
+used by one thread only.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ CHUNK_ROWS = 1 << 14
 other machines have smaller caches."""
 
 FEW_BOUNDS = 8
-"""Up to so many bounds each is compared with every value: about 1 ns per row and bound. More bounds are
-looked up in the sorted values, for 12 ns per row whatever their number."""
+"""Up to this many bounds, each bound is compared with every value: about 1 ns per row and bound. More bounds
+are looked up in the sorted values, for 12 ns per row whatever their number."""
 
 
 @dataclass
@@ -44,8 +44,8 @@ class RangeSelector:
     """Places each row by the first bound that is not below its key.
 
     ``keys``: the key columns and their directions. ``bounds``: at most ``subpartitions - 1`` rows, strictly
-    ascending, with one column for each key, in that order and of its type. With fewer bounds the last
-    subpartitions stay empty. Raises UsageError for bounds of another form.
+    ascending, with one column for each key, in the order of the keys and of the key's type. With fewer bounds
+    the last subpartitions stay empty. Raises UsageError for bounds of another form.
     """
 
     is_broadcast: ClassVar[bool] = False
@@ -74,10 +74,10 @@ class RangeSelector:
 
     def _place(self, batch: pa.RecordBatch, ids: Ids) -> None:
         columns = KeyColumns(batch, self.keys)
-        rows: Positions | None = None  # rows that equal a bound so far, None for all
-        prefixes: Positions | None = None  # which prefix each of them has
+        rows: Positions | None = None  # rows that equal a bound in all parts so far, None for all rows
+        prefixes: Positions | None = None  # the prefix of each of these rows
         for number, part in enumerate(self._parts):
-            # look the rows up among the bounds with their prefix
+            # look up the rows among the bounds with their prefix
             level = self._level(number)
             values = columns.values(part, rows)
             found, equal = level.find(values, prefixes)
@@ -86,7 +86,7 @@ class RangeSelector:
                 ids[:] = places
             else:
                 ids[rows] = places
-            # go on with the rows that equal a bound in this part, too
+            # continue with the rows that equal a bound in this part too
             if equal.all():
                 prefixes = found
                 continue
@@ -97,7 +97,7 @@ class RangeSelector:
             prefixes = found[undecided]
 
     def _level(self, number: int) -> _Level:
-        """The table of a part. It is made when the first row needs it: long text has many."""
+        """Return the table of a part, made when a row first needs it, because long text has many parts."""
         if number == len(self._levels):
             above = self._levels[-1].prefix_of_bound if self._levels else np.zeros(self.bounds.num_rows, int)
             values = self._bound_columns.values(self._parts[number])
@@ -109,13 +109,13 @@ class RangeSelector:
 class _Level:
     """The bounds' values in one part of the keys.
 
-    A prefix is a bound's values in all parts up to this one. Prefixes are numbered in ascending order; the
-    prefix above is that up to the part before.
+    A prefix is a bound's values in all parts up to this one. Prefixes are numbered in ascending order. The
+    prefix *above* ends with the previous part.
 
-    ``values``: the distinct ones of this part, ascending. ``codes``: of each prefix, made of the prefix above
-    and the value; None where all bounds are equal above, so that the values are the prefixes.
-    ``first_bound``: the first bound with each prefix, and behind them the number of bounds.
-    ``prefix_of_bound``: of each bound.
+    ``values``: the distinct values of this part, ascending. ``codes``: a number for each prefix, made from
+    the prefix above and the value; None if all bounds have the same prefix above, so that values identify
+    prefixes. ``first_bound``: the first bound with each prefix, then the number of bounds.
+    ``prefix_of_bound``: the prefix of each bound.
     """
 
     values: Int64s
@@ -134,7 +134,8 @@ class _Level:
         return _Level(distinct, codes, first_bound, prefixes)
 
     def find(self, values: Int64s, above: Positions | None) -> tuple[Positions, Bools]:
-        """For each row's prefix above and value: how many prefixes are below; whether the next is equal."""
+        """For each row, given its prefix above and its value, return how many prefixes are below, and whether
+        the next prefix equals the row's."""
         found = _count_below(self.values, values)
         equal = self.values.take(found, mode="clip") == values
         if self.codes is None:
@@ -146,8 +147,8 @@ class _Level:
 
 
 def _codes(above: Positions, places: Positions, equal: Bools | bool, distinct: int) -> Int64s:
-    """Numbers that have the order of (prefix above, value). A bound's value has an odd number, what lies
-    between two values the even number between theirs."""
+    """Return numbers in the order of (prefix above, value). A bound's value gets an odd number, and any value
+    between two bounds' values gets the even number between theirs."""
     codes: Int64s = above * (2 * distinct + 1)
     codes += places
     codes += places
@@ -156,11 +157,9 @@ def _codes(above: Positions, places: Positions, equal: Bools | bool, distinct: i
 
 
 def _count_below(bounds: Int64s, values: Int64s) -> Positions:
-    """How many of the ascending ``bounds`` are below each value.
-
-    With enough values the bounds are looked up in the sorted values: 12 ns per value with 20, 200 and 2,000
-    bounds alike; NumPy's searchsorted of the values in the bounds takes 20, 39 and 58 ns.
-    """
+    """Count, for each value, the ascending ``bounds`` below it. Given enough values, the bounds are looked up
+    in the sorted values: 12 ns per value with 20, 200 and 2,000 bounds alike; NumPy's searchsorted of the
+    values in the bounds takes 20, 39 and 58 ns."""
     if len(bounds) <= FEW_BOUNDS:
         counts = np.zeros(len(values), np.int64)
         for bound in bounds:
@@ -168,7 +167,7 @@ def _count_below(bounds: Int64s, values: Int64s) -> Positions:
         return counts
     if len(values) < len(bounds):
         return np.searchsorted(bounds, values)
-    # sort the values, cut them into runs between bounds; a run's number is the count of bounds below it
+    # sort the values and cut them into runs between bounds; a run's number is the count of bounds below it
     order = np.argsort(values)
     stops = np.searchsorted(values, bounds, side="right", sorter=order)
     runs = np.diff(stops, prepend=0, append=len(values))
@@ -189,5 +188,5 @@ def _check_bounds(keys: tuple[SortKey, ...], bounds: pa.RecordBatch, subpartitio
 
 
 def _over_key_columns(keys: tuple[SortKey, ...]) -> tuple[SortKey, ...]:
-    """The same order for batches that have the key columns only."""
+    """Return the same order for batches that consist of the key columns only."""
     return tuple(replace(key, column=position) for position, key in enumerate(keys))

@@ -1,10 +1,10 @@
-"""A uniform sample, of a fixed size, of a stream of rows whose length is not known.
+"""A uniform sample, of a fixed size, of a stream of rows of unknown length.
 
 Used by ``ShuffleFrame.repartitionByRange``: each producer samples its own keys.
 
 Every row draws a random number, and the rows with the smallest numbers are kept. The distribution is that of
-Vitter's reservoir (algorithm R, which Spark uses), but a batch is sampled at once: when the reservoir is
-full, a row comes in only if its number is below the largest one kept.
+Vitter's reservoir (algorithm R, which Spark uses), but a whole batch is sampled at a time: once the reservoir
+is full, a row enters it only if the row's number is below the largest number kept.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from sortshuffle.errors import UsageError
 
 
 class Reservoir:
-    """Keeps ``size`` of the rows that were added, each with the same probability; all, if there are fewer.
+    """Keeps ``size`` of the added rows, each with the same probability, or all rows if there are fewer.
 
-    The same rows in the same order and the same ``seed`` give the same sample, whatever the cuts between
-    batches. Holds up to twice ``size`` rows, and a batch. Raises UsageError if ``size`` is less than 1.
+    The same rows in the same order and the same ``seed`` give the same sample, however the rows are divided
+    into batches. Holds up to twice ``size`` rows, and a batch. Raises UsageError if ``size`` is less than 1.
     """
 
     def __init__(self, schema: pa.Schema, size: int, seed: Sequence[int]) -> None:
@@ -40,7 +40,7 @@ class Reservoir:
         return sum(int(batch.nbytes) for batch in self._kept) + int(self._numbers.nbytes)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Sample these rows too. The rows that are kept are copied."""
+        """Sample the rows of ``batch`` too. Rows that are kept are copied."""
         numbers = self._random.random(batch.num_rows)
         self.rows += batch.num_rows
         chosen = np.flatnonzero(numbers < self._below)
@@ -52,7 +52,7 @@ class Reservoir:
             self._shrink()
 
     def sample(self) -> pa.RecordBatch:
-        """The sampled rows, in the order in which they came."""
+        """Return the sampled rows, in the order in which they were added."""
         self._shrink()
         return self._kept[0]
 

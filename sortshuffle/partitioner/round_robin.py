@@ -1,13 +1,13 @@
-"""Even placement without keys: what ``repartition(n)`` means.
+"""Even placement without keys, for ``repartition(n)``.
 
-Two selectors, because placement in turn is sound only when a re-run of the task sees its rows in the same
-order. If it doesn't, a consumer that reads the first attempts of some producers and the re-run of another
-loses some rows and gets others twice.
+There are two selectors, because round robin is sound only if a re-run of the task sees its rows in the same
+order. If the order changes, a consumer that reads the first attempts of some producers and the re-run of
+another loses some rows and gets others twice.
 
 =======================  ==============================================================================
-``RoundRobinSelector``   by position; perfectly even; for inputs with a reproducible order: our own scan,
-                         our own gate
-``RowHashSelector``      by a hash of the whole row; even as far as rows differ (equal rows stay together);
+``RoundRobinSelector``   by position; perfectly even; for inputs with a reproducible order: this package's
+                         scan and gate
+``RowHashSelector``      by a hash of the whole row; as even as rows differ (equal rows stay together);
                          for every other input
 =======================  ==============================================================================
 """
@@ -29,9 +29,9 @@ from sortshuffle.partitioner.selector import Ids, check_subpartitions, id_dtype
 class RoundRobinSelector:
     """Sends row i of the task to subpartition ``(start + i) mod subpartitions``.
 
-    It keeps its position from batch to batch, so that the cuts between batches don't matter: use one per task
-    attempt. Tasks need different ``start``s, or the first subpartitions get a row more from each. Raises
-    UsageError unless ``0 <= start < subpartitions``.
+    The selector keeps its position from batch to batch, so the division into batches doesn't matter: use one
+    selector per task attempt. Tasks need different ``start``s, or the first subpartitions get one more row
+    from each task. Raises UsageError unless ``0 <= start < subpartitions``.
     """
 
     is_broadcast: ClassVar[bool] = False
@@ -46,7 +46,7 @@ class RoundRobinSelector:
         self._next = self.start
 
     def assign(self, batch: pa.RecordBatch) -> Ids:
-        """Return each row's subpartition, going on where the batch before ended."""
+        """Return each row's subpartition, continuing from the end of the previous batch."""
         ids = np.arange(self._next, self._next + batch.num_rows, dtype=np.int64)
         ids %= self.subpartitions
         self._next = (self._next + batch.num_rows) % self.subpartitions
@@ -55,10 +55,10 @@ class RoundRobinSelector:
 
 @dataclass(frozen=True)
 class RowHashSelector:
-    """Sends each row where a hash of all its columns says, whatever its position.
+    """Places each row by a hash of all its columns, whatever its position.
 
-    It takes every Arrow type, and is independent of Spark's placement: it spreads rows evenly that Spark's
-    hash has put together.
+    The hash takes every Arrow type and is independent of Spark's placement: it evenly spreads rows that
+    Spark's hash has put together.
     """
 
     is_broadcast: ClassVar[bool] = False

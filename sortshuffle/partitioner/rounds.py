@@ -1,26 +1,26 @@
 """MurmurHash3's rounds, 32 bits wide, over NumPy arrays: many hashes at a time.
 
 MurmurHash3_x86_32 is by Austin Appleby. This is the variant that Spark calls ``Murmur3_x86_32`` (``hashInt``,
-``hashLong``, ``hashUnsafeBytes``). It differs from the original in one thing: it sign-extends each of the up
-to three bytes after the last whole word and mixes it by a round of its own, where the original packs them
-into one half round.
+``hashLong``, ``hashUnsafeBytes``). It differs from the original in one point: each of the up to three bytes
+after the last whole word is sign-extended and mixed in a separate round, where the original packs them into
+one half round.
 
-A hash: a round for each word (``_absorb``), a round for each byte behind the last word, then the length and a
-final mix (``_finish``).
+A hash consists of a round for each word (``_absorb``), a round for each byte after the last word, then a
+final mix with the length (``_finish``).
 
 Invariants:
 
 * ``hashes`` is a contiguous uint32 array. It holds the seeds and is overwritten with the results. All
   arithmetic is modulo 2**32. Rows never influence each other.
-* A round depends on the round before, so a value of n words takes n rounds. Rows are therefore mixed side by
-  side: round k is for all rows that have a k-th word.
+* A round depends on the previous round, so a value of n words takes n rounds. Rows are therefore mixed side
+  by side: round k is for all rows that have a k-th word.
 * Memory is a few arrays of one entry per row, never rows times the longest value.
 
-Limit: when few rows are left, a NumPy call costs more than it computes. A loop over Python ints then mixes
-the rest of each row: 10 M words/s, measured 2.6 s for a value of 100 MB. Such keys are hashed correctly, not
-fast.
+Limit: when few rows are left, the overhead of a NumPy call exceeds its work. A loop over Python ints then
+mixes the rest of each row: 10 M words/s, measured 2.6 s for a value of 100 MB. Such keys are hashed
+correctly, but not fast.
 
-Words are little endian, and so must the machine be.
+Words are little endian, and the machine must be too.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ Words = npt.NDArray[np.uint32]
 WORD = np.dtype("<u4")
 
 FEW_ROWS = 64
-"""Rows. With fewer left, a Python loop per row (0.1 us a word) beats a round of NumPy calls
-(measured: 64 rows 7.7 us, a round 6.5 us, or 9.3 us where lengths differ). More than one, in any case."""
+"""With fewer rows left, a Python loop per row (0.1 us a word) beats a round of NumPy calls
+(measured: 64 rows 7.7 us, a round 6.5 us, or 9.3 us where lengths differ). Must be more than one."""
 
 BLOCK_WORDS = 1 << 16
-"""Words of a long value that become Python ints at a time: 2.5 MB of them."""
+"""Words of a long value that are converted to Python ints at a time: these take 2.5 MB."""
 
 C1 = 0xCC9E2D51
 C2 = 0x1B873593
 STEP = 0xE6546B64
 FINAL1 = 0x85EBCA6B
 FINAL2 = 0xC2B2AE35
-"""These five are MurmurHash3_x86_32's own."""
+"""These five constants are MurmurHash3_x86_32's."""
 
 
 def mix_ints(words: Words, hashes: Words) -> None:
@@ -70,7 +70,7 @@ def mix_bytes(data: Bytes, starts: Positions, lengths: Positions, hashes: Words)
 
     Row i is ``data[starts[i] : starts[i] + lengths[i]]``. Extents may lie in any order.
     """
-    words = lengths >> 2  # of four bytes
+    words = lengths >> 2  # whole words of four bytes
     _mix_whole_words(data, starts, words, hashes)
     _mix_tail_bytes(data, starts + 4 * words, lengths & 3, hashes)
     _finish(hashes, lengths.astype(np.uint32))
@@ -86,7 +86,7 @@ def _mix_whole_words(data: Bytes, starts: Positions, words: Positions, hashes: W
 
 
 def _even_stride(starts: Positions, words: Positions) -> int | None:
-    """Return the distance of neighbours if all rows have one length and one distance, else None."""
+    """Return the distance between neighbouring starts if all lengths and distances are equal, else None."""
     if words.min() != words.max():
         return None
     strides = np.diff(starts)
@@ -94,7 +94,7 @@ def _even_stride(starts: Positions, words: Positions) -> int | None:
 
 
 def _mix_evenly_spaced(data: Bytes, start: int, stride: int, words: int, hashes: Words) -> None:
-    """Mix rows of one length: the k-th words of all rows are a strided view of the data."""
+    """Mix rows of equal length: the k-th words of all rows are a strided view of the data."""
     for k in range(words):
         column = np.ndarray(len(hashes), WORD, data, start + 4 * k, (stride,))
         _absorb(column, hashes)
@@ -121,22 +121,20 @@ def _mix_uneven(data: Bytes, starts: Positions, words: Positions, hashes: Words)
 
 def stable_order(lengths: Positions) -> npt.NDArray[np.intp]:
     """Return the positions of ``lengths`` in ascending order of length."""
-    narrow = np.min_scalar_type(int(lengths.max()))  # up to 16 bits NumPy's stable sort is a radix sort
+    narrow = np.min_scalar_type(int(lengths.max()))  # NumPy's stable sort is a radix sort up to 16 bits
     return np.argsort(lengths.astype(narrow), kind="stable")
 
 
 class _WordReader:
-    """Reads the rows' next words, which may start at any byte, out of aligned words.
-
-    An unaligned word is made of parts of two aligned ones. The upper one is the next round's lower one, so a
-    round gathers once. For 16 Ki rows: 14 us, against 44 us where NumPy gathers unaligned words itself.
-    """
+    """Reads the next word of each row, which may start at any byte, from aligned words. An unaligned word
+    consists of parts of two aligned words. The upper one is the lower one of the next round, so a round
+    gathers once. For 16 Ki rows this takes 14 us, against 44 us if NumPy gathers unaligned words."""
 
     def __init__(self, data: Bytes, starts: Positions, end: int) -> None:
         base, self._aligned = _aligned_words(data, int(starts.min()), end)
         self._at = (starts - base) >> 2
         self._down: Words = ((starts - base) << 3 & 31).astype(np.uint32)
-        # An aligned word is shifted up by 32, for which NumPy gives zero, unlike C
+        # for a row that starts at an aligned word this is 32, a shift that gives zero in NumPy, unlike in C
         self._up: Words = np.uint32(32) - self._down
         self._low = self._gather()
 
@@ -153,15 +151,13 @@ class _WordReader:
         return words
 
     def _gather(self) -> Words:
-        # Behind the end is only the upper neighbour of an aligned word, which is not used: any value will do
+        # only the unused upper neighbour of an aligned word can lie after the end: any value will do for it
         return self._aligned.take(self._at, mode="clip")
 
 
 def _aligned_words(data: Bytes, first: int, end: int) -> tuple[int, Words]:
-    """Return aligned words that cover ``data[first:end]``, and the position of the first one's first byte.
-
-    A view, unless no whole aligned words cover the range (the end of an unpadded buffer): then a copy.
-    """
+    """Return the position of the first byte of aligned words that cover ``data[first:end]``, and the words:
+    a view, or a copy where there are none (at the end of an unpadded buffer, or in an unaligned one)."""
     base = first & ~3
     stop = (end + 3) & ~3
     if stop <= len(data) and data.ctypes.data % WORD.itemsize == 0:
@@ -179,7 +175,7 @@ def _mix_row_by_row(data: Bytes, starts: Positions, words: Positions, hashes: Wo
 def _mix_one_value(words: Words, state: int) -> int:
     for first in range(0, len(words), BLOCK_WORDS):
         for word in _scramble(words[first : first + BLOCK_WORDS]).tolist():
-            # The product has the rotation by 13 in it: the word shifted left by 13 + 32, and by 13
+            # multiplying by 2**45 + 2**13 and shifting right by 32 rotates left by 13, modulo 2**32
             state = (((state ^ word) * 0x2000_0000_2000 >> 32) * 5 + STEP) & 0xFFFF_FFFF
     return state
 
@@ -201,7 +197,7 @@ def _extend_sign(values: npt.NDArray[np.signedinteger[Any]]) -> Words:
 
 
 def _absorb(words: Words, hashes: Words) -> None:
-    """One round: mix one word into each hash."""
+    """Mix one word into each hash: one round."""
     hashes ^= _scramble(words)
     _rotate_left(hashes, 13)
     hashes *= np.uint32(5)

@@ -1,29 +1,30 @@
 """A hash of whole rows: equal rows have equal hashes, in every batch, position, attempt and process.
 
-It spreads rows when the order of the input may change. It need not equal any other hash. So unlike
-``murmur3`` it takes every Arrow type, maps too, and reads long values at memory speed.
+The hash spreads rows when the order of the input may change. Because it need not equal any other hash, it
+takes every Arrow type, even maps, unlike ``murmur3``, and reads long values at memory speed.
 
 Rules:
 
-* A row's hash is a function of that row's values alone. Code may branch by type, or value by value, never by
-  what a whole batch or chunk holds.
-* Layout does not count: slices, dictionaries, run ends, large and view types hash as the plain values that
-  they stand for. Bits count: 0.0 and -0.0 differ, as do maps with the same entries in another order.
-* It must be independent of Spark's placement: rows that Spark's hash (same function, seed 42) has put
+* A row's hash is a function of that row's values alone. Code may branch on the type or on a single value,
+  never on the contents of a whole batch or chunk.
+* Layout does not matter: slices, dictionaries, run ends, large and view types hash as the plain values that
+  they stand for. Bits matter: 0.0 and -0.0 differ, as do maps with the same entries in another order.
+* The hash must be independent of Spark's placement: rows that Spark's hash (same function, seed 42) has put
   together must spread evenly. Hence other seeds, and 64-bit mixing on top.
 
 How, step by step:
 
-1. Each value becomes a 64-bit fingerprint. Fixed-width values are their own bits. Short strings go through
-   Murmur3 side by side, long ones through XXH3, one call each. A list of fixed-width values is hashed as its
-   bytes, any other as the sum of its elements' fingerprints, each mixed with its place.
-2. Fingerprints of struct fields, and of columns, are mixed in their order.
+1. Each value becomes a 64-bit fingerprint. A value of 1, 2, 4 or 8 bytes is its own fingerprint; values of
+   other widths count as strings. Short strings go through Murmur3 side by side, long strings through XXH3,
+   one call each. A list of fixed-width values is hashed as its bytes, any other list as the sum of its
+   elements' fingerprints, each mixed with its index.
+2. The fingerprints of struct fields, and of columns, are mixed in order.
 3. The finalizer of MurmurHash3's 128-bit variant (``fmix64``) spreads the bits.
 
 MurmurHash3 is by Austin Appleby, XXH3 by Yann Collet.
 
-Memory is a few times ``CHUNK_BYTES``, or some 40 bytes for each list element of a single row where that is
-more; lists of fixed-width values without nulls are not copied.
+Memory is a few times ``CHUNK_BYTES``, or some 40 bytes for each list element of a single row if that is more;
+lists of fixed-width values without nulls are not copied.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ CHUNK_BYTES = 1 << 21
 51, 25, 21 and 22 ns per row of 68 bytes, 144, 130, 150 and 215 ns per list of five strings."""
 
 CHUNK_ROWS = 1 << 15
-"""Rows hashed at a time at most, however narrow they are: their 64-bit fingerprints then fill 256 KiB."""
+"""Most rows hashed at a time, however narrow they are: their 64-bit fingerprints then fill 256 KiB."""
 
 LONG_VALUE_BYTES = 128
-"""Bytes. Longer values are hashed by a call of XXH3 each, shorter ones side by side. Measured per value: XXH3
+"""Bytes. Each longer value is hashed by a call of XXH3, shorter values side by side. Measured per value: XXH3
 143 ns whatever the length; side by side 137 ns for 128 bytes, 184 for 160, 349 for 256."""
 
 SEED = 0x736F_7274_7368_7566
@@ -66,14 +67,14 @@ STRING_SEED = 0x6C65_726F
 """Arbitrary, but not Spark's 42."""
 
 NULL = 0x6E75_6C6C_6E75_6C6D
-"""The fingerprint of a null. A value with the same one costs nothing but evenness."""
+"""The fingerprint of a null. A value with the same fingerprint only makes the placement less even."""
 
 STEP = 0x9E37_79B9_7F4A_7C15
-"""2**64 divided by the golden ratio: odd, and its multiples are far apart."""
+"""2**64 divided by the golden ratio: an odd number whose multiples are far apart."""
 
 MIX1 = 0xFF51_AFD7_ED55_8CCD
 MIX2 = 0xC4CE_B9FE_1A85_EC53
-"""These two are fmix64's own."""
+"""These two constants are fmix64's."""
 
 
 def hash_rows(batch: pa.RecordBatch) -> Hashes:
@@ -96,12 +97,11 @@ def _chunk_rows(batch: pa.RecordBatch) -> int:
 def _size(batch: pa.RecordBatch) -> int:
     try:
         return int(batch.nbytes)
-    except pa.ArrowTypeError:  # older pyarrows don't know how much of a view's buffers a slice uses
+    except pa.ArrowTypeError:  # older pyarrows can't tell which part of a view type's buffers a slice uses
         return int(batch.get_total_buffer_size())
 
 
 def _fingerprints(array: pa.Array) -> Hashes:
-    """Return a 64-bit fingerprint of each value of ``array``."""
     if len(array) == 0:
         return np.empty(0, np.uint64)
     array = _plain(array)
@@ -115,7 +115,7 @@ def _fingerprints(array: pa.Array) -> Hashes:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """Return the same values in the layout that the fingerprints are defined for."""
+    """Return the same values in the plain layout that fingerprints are computed from."""
     kind = array.type
     if isinstance(array, pa.ExtensionArray):
         return _plain(array.storage)
@@ -157,7 +157,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _byte_width(kind: pa.DataType) -> int | None:
-    """Return the bytes that a value of ``kind`` takes in a plain values buffer, None if it has none."""
+    """Return the width in bytes of ``kind`` in a plain values buffer, or None if it has no such buffer."""
     if pat.is_dictionary(kind) or pat.is_boolean(kind) or isinstance(kind, pa.BaseExtensionType):
         return None
     try:
@@ -174,7 +174,7 @@ def _of_fixed_width(array: pa.Array) -> Hashes:
 
 
 def _of_bytes(data: Bytes, starts: Positions, lengths: Positions) -> Hashes:
-    """Short values by Murmur3, all at once, long ones as if empty; then the long ones by XXH3."""
+    """Hash short values by Murmur3, all at once, treating long values as empty; then long values by XXH3."""
     long = np.flatnonzero(lengths > LONG_VALUE_BYTES)
     hashes = np.full(len(lengths), STRING_SEED, np.uint32)
     if len(long) == 0:
@@ -218,10 +218,8 @@ def _of_general_lists(elements: pa.Array, starts: Positions, lengths: Positions)
 
 
 def _of_primitive_lists(elements: pa.Array, width: int, starts: Positions, lengths: Positions) -> Hashes:
-    """Hash lists as the bytes of their elements, nulls as zeros, plus the places of nulls.
-
-    A list without nulls adds nothing, so its hash doesn't depend on its neighbours' nulls.
-    """
+    """Hash lists as the bytes of their elements, with nulls as zeros, then add the places of nulls. Nothing
+    is added to a list without nulls, so its hash doesn't depend on the nulls of its neighbours."""
     data = _value_bytes(elements, width)
     valid = validity(elements)
     if valid is None:
@@ -240,7 +238,7 @@ def _value_bytes(array: pa.Array, width: int) -> Bytes:
 
 
 def _members(starts: Positions, lengths: Positions) -> tuple[Positions, Hashes]:
-    """Return each list member's position among the elements, and a number made of its place."""
+    """Return each list member's position among the elements, and a number made from its place in the list."""
     before = np.cumsum(lengths) - lengths
     place = np.arange(int(lengths.sum())) - np.repeat(before, lengths)
     numbers: Hashes = (place + 1).astype(np.uint64) * np.uint64(STEP)

@@ -1,14 +1,14 @@
-"""What every channel selector is: one subpartition id per row, a whole batch at a time.
+"""The protocol of channel selectors: a selector gives each row a subpartition id, one batch at a time.
 
 Rules:
 
 * A selector is a plain picklable object. The driver builds it, Spark ships it, and each task attempt works
-  on a copy of its own, so a retry starts from the state that the driver built.
-* Ids come in the narrowest unsigned dtype that holds them. Clustering a batch is a stable argsort of its
-  ids, and NumPy's is a radix sort for 8 and 16 bits but a merge sort for 32: 0.1 ms against 1.9 ms for
-  64 Ki rows.
-* The same rows in the same order give the same ids in every attempt of a task. Selectors that promise more
-  (the same id for a row wherever it stands) say so.
+  on a separate copy, so a retry starts from the state that the driver built.
+* Ids have the narrowest unsigned dtype that holds them. Clustering a batch is a stable argsort of its ids,
+  which in NumPy is a radix sort for 8 and 16 bits but a merge sort for 32: 0.1 ms against 1.9 ms for 64 Ki
+  rows.
+* The same rows in the same order get the same ids in every attempt of a task. Selectors that promise more
+  (the same id for a row at any position) say so.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ MAX_SUBPARTITIONS = 2**31 - 1
 class ChannelSelector(Protocol):
     """Decides which subpartition each row goes to.
 
-    ``is_broadcast``: every row goes to all of them. The writer then broadcasts and never calls ``assign``.
+    ``is_broadcast``: every row goes to all subpartitions; the writer broadcasts and never calls ``assign``.
     """
 
     is_broadcast: ClassVar[bool]
 
     @property
     def subpartitions(self) -> int:
-        """How many subpartitions there are."""
+        """Number of subpartitions."""
 
     def assign(self, batch: pa.RecordBatch) -> Ids:
         """Return one id per row of ``batch``: shape ``(num_rows,)``, dtype ``id_dtype(subpartitions)``.
@@ -47,10 +47,10 @@ class ChannelSelector(Protocol):
 
 
 def check_ids(ids: Any, rows: int, selector: Any) -> Ids:
-    """A selector's ids, as ``id_dtype(subpartitions)``. A user may have written the selector, and rows with
-    wrong ids would be lost, or in another subpartition, without an error.
+    """Check a selector's ids and convert them to ``id_dtype(subpartitions)``.
 
-    Raises UsageError unless there is an integer for each row, from 0 to ``subpartitions - 1``.
+    A user may have written the selector, and rows with wrong ids would be lost or misplaced without an error.
+    Raises UsageError unless there is one integer from 0 to ``subpartitions - 1`` for each row.
     """
     name = type(selector).__name__
     is_plain = isinstance(ids, np.ndarray) and not isinstance(ids, np.ma.MaskedArray)
@@ -83,13 +83,13 @@ def id_dtype(subpartitions: int) -> np.dtype[np.unsignedinteger[Any]]:
 
 
 def check_columns(keys: object) -> None:
-    """Raise UsageError unless these can be the positions of columns."""
+    """Raise UsageError unless ``keys`` is a tuple of possible column positions."""
     if not isinstance(keys, tuple) or any(type(key) is not int or key < 0 for key in keys):
         raise UsageError(f"key columns are a tuple of positions from 0 on, such as (0,), not {keys!r}")
 
 
 def check_subpartitions(subpartitions: int) -> None:
-    """Raise UsageError unless there can be so many subpartitions."""
+    """Raise UsageError unless ``subpartitions`` is a possible number of subpartitions."""
     if isinstance(subpartitions, bool) or not isinstance(subpartitions, int):
         raise UsageError(f"the number of subpartitions must be an int, not {subpartitions!r}")
     if not 1 <= subpartitions <= MAX_SUBPARTITIONS:

@@ -1,9 +1,9 @@
 """Arrow record batches as payloads: one batch, one IPC message, one buffer.
 
-A message has no schema: the index has it, once. A batch of an uncompressed message points into the memory
-that was read, and keeps it alive. A batch of a compressed one has memory of its own.
+A message carries no schema: the index stores the schema once. A batch decoded from an uncompressed message
+points into the memory that was read and keeps it alive. A compressed message is decoded into new memory.
 
-Used by `ShuffleFrame`. The payload is thread-safe; its decoder is one thread's.
+Used by `ShuffleFrame`, and by `engine` for batches. The payload is thread-safe; a decoder serves one thread.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sortshuffle.metrics import Seconds
 from sortshuffle.options import MIB, Options
 from sortshuffle.payload.compression import Compression, copy_to_fit
 
-# Batches of this size are worth a call of a user's function: twice the rows of Spark's own Arrow batches.
-# Writers make messages of this size, readers join smaller ones to it
+# A batch of this size is worth a call of a user's function: it has twice the rows of Spark's own Arrow
+# batches. Writers make messages of up to this size; readers join smaller ones until they reach it
 BATCH_ROWS = 20_000
 BATCH_BYTES = 4 * MIB
 
@@ -38,11 +38,11 @@ class ArrowPayload:
 
     @staticmethod
     def of(schema: pa.Schema, options: Options) -> ArrowPayload:
-        """The payload that these options choose."""
+        """Return the payload that ``options`` choose for batches of ``schema``."""
         return ArrowPayload(schema, Codec[options.codec.upper()], options.codec_level)
 
     def encode(self, batch: pa.RecordBatch, seconds: Seconds) -> SealedBuffer:
-        """One buffer that holds ``batch``; adds to the steps encode, compress and checksum."""
+        """Encode ``batch`` into one buffer. Adds to the steps encode, compress and checksum."""
         started = time.perf_counter()
         message = batch.serialize()
         serialized = time.perf_counter()
@@ -61,11 +61,11 @@ class ArrowPayload:
         return sealed
 
     def decoder(self, seconds: Seconds) -> MessageDecoder:
-        """For one extent; adds to the steps decompress and decode."""
+        """Return a decoder for one extent. It adds to the steps decompress and decode."""
         return MessageDecoder(self, seconds)
 
     def decode(self, extent: pa.Buffer, buffer: StoredBuffer, seconds: Seconds) -> pa.RecordBatch:
-        """The batch in a verified buffer; adds to the steps decompress and decode. Raises `Malformed`."""
+        """Decode a verified buffer. Adds to the steps decompress and decode. Raises `Malformed`."""
         started = time.perf_counter()
         message = self._compression.payload(extent, buffer)
         decompressed = time.perf_counter()
@@ -78,12 +78,12 @@ class ArrowPayload:
         return batch
 
     def copied(self, raw_bytes: int) -> int:
-        """Nothing is copied: a batch points into its message."""
+        """Return 0: a batch points into its message, so decoding copies nothing."""
         return 0
 
 
 class MessageDecoder:
-    """Decodes the buffers of one extent in order, each into a batch. ``records``: decoded so far."""
+    """Decodes the buffers of one extent in order, each into a batch. ``records``: rows decoded so far."""
 
     def __init__(self, payload: ArrowPayload, seconds: Seconds) -> None:
         self.records = 0
@@ -91,13 +91,13 @@ class MessageDecoder:
         self._seconds = seconds
 
     def decode(self, memory: pa.Buffer, buffer: StoredBuffer) -> pa.RecordBatch:
-        """The batch in a verified buffer. Raises `Malformed`."""
+        """Decode a verified buffer. Raises `Malformed`."""
         batch = self._payload.decode(memory, buffer, self._seconds)
         self.records += batch.num_rows
         return batch
 
     def finish(self) -> None:
-        """Nothing to check: each buffer is whole."""
+        """Do nothing: each buffer is a whole message, so there is nothing to check."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the decoder holds no resources."""

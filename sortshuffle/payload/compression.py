@@ -1,6 +1,6 @@
-"""Compression of single buffers with the file's codec, kept only where it saves.
+"""Compression of single buffers with the file's codec. A buffer that would save too little stays raw.
 
-Used by all payloads. Thread-safe: holds no state but the codec, and pyarrow's codecs keep none.
+Used by all payloads. Thread-safe: the only state is the codec, and pyarrow's codecs keep none.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from sortshuffle.format.buffer import RAW_SIZE_BYTES, StoredBuffer, raw_size
 from sortshuffle.format.header import Codec
 from sortshuffle.format.malformed import Malformed
 
-# "lz4_raw" is LZ4's block format: a buffer has a size and a checksum already, an LZ4 frame would add them
-# again
+# "lz4_raw" is LZ4's block format: a buffer already has a size and a checksum; an LZ4 frame would repeat both
 _ARROW_CODECS = {Codec.LZ4: "lz4_raw", Codec.ZSTD: "zstd"}
 MOST_COMPRESSED = 0x7E000000  # bytes; LZ4_MAX_INPUT_SIZE. Only a single huge record can be larger
-# of the payload's size; a larger block costs its reader more time than the saved bytes are worth
+# Fraction of the payload's size; to decompress a larger block costs more time than the saved bytes are worth
 WORTH_DECOMPRESSING = 0.95
 # Upper bounds of the bytes that one byte of a block decompresses to: each byte lengthens an LZ4 match by 255
-# at most, and a ZSTD block of 4 bytes gives at most 128 KiB. So a damaged size allocates no gigabytes
+# at most, and a ZSTD block of 4 bytes gives at most 128 KiB. A damaged size thus cannot allocate gigabytes
 _MOST_PER_BYTE = {Codec.LZ4: 255, Codec.ZSTD: 2**15}
 
 
 class Compression:
-    """One codec at one level. ``level``: of ZSTD; None for its default."""
+    """One codec at one level. ``level``: ZSTD's level, or None for its default; LZ4 ignores it."""
 
     def __init__(self, codec: Codec, level: int | None = None) -> None:
         self.codec = codec
@@ -34,8 +33,8 @@ class Compression:
             self._codec = pa.Codec(_ARROW_CODECS[codec], level if codec is Codec.ZSTD else None)
 
     def block(self, payload: Any) -> pa.Buffer | None:
-        """The payload (anything with the buffer protocol) as one compressed block; None where that saves too
-        little. The block's memory is of the payload's size: copy a block to keep it (`copy_to_fit`)."""
+        """Compress ``payload`` (any buffer) into one block, or return None if that saves too little. The
+        block's memory has the payload's size: to keep a block, copy it (`copy_to_fit`)."""
         if self._codec is None or not 0 < len(payload) <= MOST_COMPRESSED:
             return None
         block = self._codec.compress(payload)
@@ -44,8 +43,7 @@ class Compression:
         return block
 
     def payload(self, extent: pa.Buffer, buffer: StoredBuffer) -> pa.Buffer:
-        """The decompressed payload of a verified buffer; a slice of ``extent`` if it is not compressed.
-        Raises `Malformed`."""
+        """Return a verified buffer's payload: decompressed, or a slice of ``extent``. Raises `Malformed`."""
         if not buffer.compressed:
             return extent.slice(buffer.start, buffer.size)
         if self._codec is None:
@@ -59,12 +57,12 @@ class Compression:
         block = extent.slice(buffer.start + RAW_SIZE_BYTES, buffer.size - RAW_SIZE_BYTES)
         try:
             return self._codec.decompress(block, size)
-        except (ValueError, OSError, OverflowError) as error:  # too little memory is no damage
+        except (ValueError, OSError, OverflowError) as error:  # not MemoryError: the buffer may be sound
             raise Malformed(f"a buffer cannot be decompressed ({error})", 0) from None
 
 
 def copy_to_fit(block: pa.Buffer) -> pa.Buffer:
-    """A copy of a block in memory of its own size."""
+    """Copy a block into memory of exactly its size."""
     copy = pa.allocate_buffer(block.size)
     memoryview(copy).cast("B")[:] = memoryview(block).cast("B")
     return copy

@@ -1,11 +1,11 @@
-"""Events: control records between the data of a stream, each in a buffer of its own.
+"""Events: control records between the data of a stream, each in a separate buffer.
 
-Used by partitions that are written from frames: `ShuffleRDD`'s have the two events at the end, users of
-`engine` send the others. A buffer's data type says which event it holds; the payload is the event's fields
-(`docs/format.md`, "Events"). The file's version, or the protocol's, is the events' version too.
+Used by partitions that are written from frames. Each stream of `ShuffleRDD` ends with the two end events;
+users of `engine` send the others. A buffer's data type says which event it holds, and its payload holds the
+event's fields (`docs/format.md`, "Events"). The version of the file or protocol is also that of the events.
 
-Rules: an event is never compressed, counts as no record, and keeps its place among the data. Too few bytes,
-too many, and a kind that is not known are `Malformed`.
+Rules: an event is never compressed, does not count as a record, and keeps its place among the data. An event
+with too few bytes, too many bytes or an unknown type raises `Malformed`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sortshuffle.format.malformed import CutShort, Malformed
 
 MAX_NUMBER = 2**64 - 1
 MAX_NAME_BYTES = 2**16 - 1
-# Of a barrier's options and a user event's data: what a buffer holds, less room for the other fields
+# Limit for a barrier's options and a user event's data: a buffer's capacity, less room for the other fields
 MAX_DATA_BYTES = 2**32 - 2**17
 
 _BARRIER = struct.Struct("<QQI")  # id, time, bytes of options
@@ -31,29 +31,29 @@ _USER_EVENT = struct.Struct("<HI")  # bytes of name, bytes of data
 
 @dataclass(frozen=True, slots=True)
 class EndOfData:
-    """The producer has no more records."""
+    """Says that the producer has no more records."""
 
     data_type: ClassVar[DataType] = DataType.END_OF_DATA
 
 
 @dataclass(frozen=True, slots=True)
 class EndOfPartition:
-    """The subpartition ends here; nothing follows."""
+    """Ends a subpartition: nothing follows."""
 
     data_type: ClassVar[DataType] = DataType.END_OF_PARTITION
 
 
 @dataclass(frozen=True, slots=True)
 class Superstep:
-    """A round of an iterative job ends here."""
+    """Ends a round of an iterative job."""
 
     data_type: ClassVar[DataType] = DataType.SUPERSTEP
 
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """A cut through all streams of a job. ``time``: microseconds since 1970, UTC. ``options``: bytes that
-    sender and receivers agree on."""
+    """A cut through all streams of a job. ``time``: microseconds since 1970, UTC. ``options``: bytes whose
+    meaning the sender and the receivers agree on."""
 
     data_type: ClassVar[DataType] = DataType.BARRIER
 
@@ -96,7 +96,7 @@ SUPERSTEP = Superstep()
 
 
 def pack_event(event: Event) -> bytes:
-    """The payload of an event's buffer."""
+    """Return the payload of an event's buffer."""
     if isinstance(event, Barrier):
         return _BARRIER.pack(event.id, event.time, len(event.options)) + event.options
     if isinstance(event, UserEvent):
@@ -106,7 +106,7 @@ def pack_event(event: Event) -> bytes:
 
 
 def unpack_event(data_type: int, payload: bytes | memoryview) -> Event:
-    """The event of this kind with these fields. Raises `Malformed`."""
+    """Parse an event of type ``data_type`` from its payload. Raises `Malformed`."""
     unpack = _UNPACK.get(data_type)
     if unpack is None:
         raise Malformed("an event is of a kind that is not known", 0, "a known one", data_type)
@@ -114,13 +114,13 @@ def unpack_event(data_type: int, payload: bytes | memoryview) -> Event:
 
 
 def seal_event(event: Event) -> SealedBuffer:
-    """The buffer of an event: never compressed, no record in it."""
+    """Return the buffer of an event: uncompressed, with a record count of 0."""
     payload = pack_event(event)
     return seal(payload, len(payload), records=0, data_type=event.data_type)
 
 
 def _number(name: str, value: SupportsIndex) -> int:
-    """A field of a barrier as an int; NumPy's integers too."""
+    """Check a field of a barrier and convert it to int; it may be a NumPy integer."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -131,7 +131,7 @@ def _number(name: str, value: SupportsIndex) -> int:
 
 
 def _data(what: str, data: bytes | bytearray | memoryview) -> bytes:
-    """A copy of ``data``, because an event does not change."""
+    """Check ``data`` and copy it to bytes, because an event is immutable."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise UsageError(f"the {what} must be bytes, not a {type(data).__name__}")
     size = memoryview(data).nbytes

@@ -1,7 +1,7 @@
-"""Opaque frames as payloads: any bytes, one record each, cut over the buffers of their extent.
+"""Opaque frames as payloads: byte strings of any length, one record each, cut over the buffers of an extent.
 
-`payload.pickled` is made of them. No door writes opaque frames: the shuffle manager's records are
-`payload.record_bytes`. `sortshuffle dump` counts and shows them.
+`payload.pickled` builds on these frames. No entry point writes opaque frames: the shuffle manager's records
+are `payload.record_bytes`. `sortshuffle dump` counts and shows opaque frames.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from sortshuffle.payload.events import Event, unpack_event
 from sortshuffle.payload.spanning import SpanningDeserializer, Spill
 
 Frames: TypeAlias = "list[memoryview]"
-"""The frames that end in one buffer, read-only; none if a longer frame goes on."""
+"""The frames that end in one buffer, read-only. Empty if the buffer lies within a longer frame."""
 
 
 class FramesPayload:
-    """Frames as they are. Thread-safe; `decoder` makes what keeps state."""
+    """Compresses and decompresses streams of opaque frames. Thread-safe: `FrameDecoder` keeps the state."""
 
     kind: ClassVar[PayloadKind] = PayloadKind.FRAMES
 
@@ -37,15 +37,15 @@ class FramesPayload:
 
     @classmethod
     def of(cls, options: Options) -> FramesPayload:
-        """The payload that these options choose."""
+        """Return the payload that ``options`` choose."""
         return cls(Codec[options.codec.upper()], options.codec_level)
 
     def count(self, frame: memoryview) -> int:
-        """Records in a frame: one. Raises `Malformed` for what cannot be a frame of this kind."""
+        """Return the number of records in a frame: one. Subclasses raise `Malformed` for an invalid frame."""
         return 1
 
     def records(self, frame: memoryview) -> Any:
-        """The records of one frame: itself. Raises `Malformed`."""
+        """Return the records of one frame: the frame itself. Subclasses raise `Malformed`."""
         return (frame,)
 
     def compress(
@@ -55,9 +55,9 @@ class FramesPayload:
         seconds: Seconds,
         keep: Callable[[pa.Buffer], Any] = copy_to_fit,
     ) -> SealedBuffer | None:
-        """A compressed buffer of this part of the stream, in which ``records`` end; None where that saves too
-        little. ``keep`` copies the block to where it stays (by default memory of its own); the payload may be
-        overwritten then. Adds to the steps compress and checksum."""
+        """Compress a part of the stream, in which ``records`` records end, into a buffer; return None if that
+        saves too little. ``keep`` copies the block to its final memory (by default, new memory); afterwards
+        the payload may be overwritten. Adds to the steps compress and checksum."""
         if self.codec is Codec.NONE:
             return None
         started = time.perf_counter()
@@ -73,35 +73,32 @@ class FramesPayload:
         return sealed
 
     def decompress(self, memory: pa.Buffer, buffer: StoredBuffer) -> memoryview:
-        """The part of the stream in a verified data buffer. Raises `Malformed`."""
+        """Return the part of the stream that a verified buffer holds. Raises `Malformed`."""
         payload = self._compression.payload(memory, buffer)
         return memoryview(payload).cast("B").toreadonly()
 
 
 @dataclass(frozen=True, slots=True)
 class FrameDecoding:
-    """How the frames of an extent are found. ``new_spill``: makes the file of a cut frame above
-    `SPILL_BYTES`."""
+    """Makes decoders of frames. ``new_spill``: creates the file for a cut frame of over `SPILL_BYTES`."""
 
     payload: FramesPayload
     new_spill: Callable[[], Spill]
 
     def copied(self, raw_bytes: int) -> int:
-        """Bytes that are in memory twice: all, at worst. Cut frames are copied out of decompressed buffers,
-        which the whole frames in them keep alive. Without a codec the copies take the decompressed buffers'
-        place."""
+        """Return how many bytes may be in memory twice: at worst all of them. Cut frames are copied out of
+        decompressed buffers, which the whole frames in them keep alive. Without a codec there are no
+        decompressed buffers: the copies take the room that is counted for those."""
         return 0 if self.payload.codec is Codec.NONE else raw_bytes
 
     def decoder(self, seconds: Seconds) -> FrameDecoder:
-        """For one extent. Adds to the steps decompress and decode."""
+        """Return a decoder for one extent. It adds to the steps decompress and decode."""
         return FrameDecoder(self.payload, SpanningDeserializer(self.new_spill), seconds)
 
 
 class FrameDecoder:
-    """Decodes the buffers of one extent in order: each into the frames that end in it, or an event.
-
-    ``records``: decoded so far. The caller closes it.
-    """
+    """Decodes the buffers of one extent in order: each into the frames that end in it, or into an event.
+    ``records``: number of records decoded so far. The caller closes the decoder."""
 
     def __init__(self, payload: FramesPayload, spanning: SpanningDeserializer, seconds: Seconds) -> None:
         self.records = 0
@@ -110,7 +107,7 @@ class FrameDecoder:
         self._seconds = seconds
 
     def decode(self, memory: pa.Buffer, buffer: StoredBuffer) -> Frames | Event:
-        """What a verified buffer holds. Raises `Malformed`."""
+        """Decode a verified buffer into frames or an event. Raises `Malformed`."""
         if buffer.compressed and buffer.data_type is not DataType.DATA:
             raise Malformed("an event is compressed", 0)
         started = time.perf_counter()
@@ -119,7 +116,7 @@ class FrameDecoder:
         if buffer.compressed:
             self._seconds["decompress"] += decompressed - started
         if buffer.data_type is not DataType.DATA:
-            self._spanning.finish()  # an event stands between records, not in one
+            self._spanning.finish()  # an event must not interrupt a record
             return unpack_event(buffer.data_type, payload)
         frames = self._spanning.records(payload)
         self.records += sum(map(self._payload.count, frames))
@@ -127,7 +124,7 @@ class FrameDecoder:
         return frames
 
     def finish(self) -> None:
-        """The extent ends here. Raises `Malformed` if it ends within a frame."""
+        """Check that the extent ends between frames. Raises `Malformed` if it ends within a frame."""
         self._spanning.finish()
 
     def close(self) -> None:

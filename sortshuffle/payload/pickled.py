@@ -1,16 +1,16 @@
 """Pickled chunks as payloads: Python objects, pickled many at a time.
 
 Used by `ShuffleRDD` and `engine`. A chunk is a frame (`payload.frames`): the number of its records (u32,
-little-endian) and one pickle (protocol 5) that holds them. So records are counted without unpickling, which
-would run whatever code the pickle names. A pickle holds one of
+little-endian), then one pickle (protocol 5) that holds the records. The number lets a reader count records
+without unpickling, which would run whatever code the pickle names. A pickle holds one of
 
-    [record, ...]                      any objects
-    ([key, ...], [value, ...])         pairs
-    ([key, ...], [combiner, ...], None)   pairs of a key and what was made of several values of it
-    ([key, ...], [value, ...], [n, ...])  keys, the values of all of them, and how many each of them has
+    [record, ...]                         any objects
+    ([key, ...], [value, ...])            pairs
+    ([key, ...], [combiner, ...], None)   pairs of a key and a combiner of several of the key's values
+    ([key, ...], [value, ...], [n, ...])  keys, the values of all keys, and how many values each key has
 
-Keys and values are in lists of their own, because a tuple for each pair costs pickle more than its content: a
-pair of an int and a short string takes 45 ns to pickle and 89 to unpickle as a tuple, 16 and 24 this way.
+Keys and values are in separate lists, because pickle spends more on the tuple of a pair than on its content:
+a pair of an int and a short string takes 45 ns to pickle and 89 to unpickle as a tuple, 16 and 24 this way.
 """
 
 from __future__ import annotations
@@ -33,11 +33,8 @@ _STOP = ord(pickle.STOP)
 
 @dataclass(slots=True)
 class Pairs:
-    """Keys and values in lists of their own.
-
-    One value for each key; with ``combined`` one combiner for each; with ``counts`` the next ``counts[i]``
-    values for key i.
-    """
+    """Keys and their values, in separate lists. Each key has one value, or one combiner if ``combined``. With
+    ``counts``, key i has the next ``counts[i]`` values."""
 
     keys: Sequence[Any]
     values: Sequence[Any]
@@ -60,7 +57,7 @@ class Pairs:
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """What is pickled."""
+        """The tuple that is pickled."""
         if self.combined or self.counts is not None:
             return self.keys, self.values, self.counts
         return self.keys, self.values
@@ -71,30 +68,28 @@ Chunk: TypeAlias = "list[Any] | Pairs"
 
 
 def pack_chunk(objects: Sequence[Any]) -> bytearray:
-    """The frame of these objects. Raises what pickle raises for objects that it cannot take."""
+    """Pack ``objects`` into a frame. Raises what pickle raises for objects that it cannot pickle."""
     return pack_content(len(objects), list(objects))
 
 
 def pack_content(count: int, content: Any, dumps: Callable[[Any, int], bytes] = pickle.dumps) -> bytearray:
-    """The frame of ``content``, which holds ``count`` records. ``dumps``: pickles an object by a protocol.
-    Raises what ``dumps`` raises."""
+    """Pack ``content``, which holds ``count`` records, into a frame. ``dumps``: pickles an object with a
+    given protocol. Raises what ``dumps`` raises."""
     chunk = bytearray(_COUNT.pack(count))
     chunk += dumps(content, PROTOCOL)
     return chunk
 
 
 def count_objects(chunk: memoryview) -> int:
-    """The number of objects in a chunk's head. Raises `Malformed`."""
+    """Return the number of objects that a chunk's header gives. Raises `Malformed`."""
     if len(chunk) <= _COUNT.size or chunk[-1] != _STOP:
         raise Malformed("a chunk of objects is no pickle or has bytes behind it", 0)
     return int(_COUNT.unpack_from(chunk)[0])
 
 
 def unpack_chunk(chunk: memoryview) -> Chunk:
-    """The records of a chunk. **Runs what the pickle names**: only for files that this application wrote.
-
-    Raises `Malformed` if it does not hold as many as it says, what unpickling raises otherwise.
-    """
+    """Unpickle the records of a chunk. **Runs what the pickle names**: only for files that this application
+    wrote. Raises `Malformed` for another form or number of records, and whatever unpickling raises."""
     expected = count_objects(chunk)
     content = pickle.loads(chunk[_COUNT.size :])
     if type(content) is tuple:
@@ -126,14 +121,13 @@ def _pairs(content: tuple[Any, ...]) -> Pairs:
 
 
 class PickledPayload(FramesPayload):
-    """Chunks of objects."""
+    """Decodes frames that are chunks of pickled objects."""
 
     kind: ClassVar[PayloadKind] = PayloadKind.PICKLE
 
     def count(self, frame: memoryview) -> int:
-        """The number of objects in a chunk's head."""
         return count_objects(frame)
 
     def records(self, frame: memoryview) -> Chunk:
-        """The records of one chunk. **Runs what the pickle names.**"""
+        """Return the records of one chunk. **Runs what the pickle names.**"""
         return unpack_chunk(frame)

@@ -1,7 +1,7 @@
-"""Record bytes as payloads: records that a foreign serializer made, one behind the other.
+"""Record bytes as payloads: records that a foreign serializer made, without separators.
 
-Only the serializer that wrote the records can tell where one ends. This package moves them; their writer says
-how many there are. Buffers cut the bytes of an extent anywhere; an extent begins and ends with a record.
+Only the serializer that wrote the records can tell where one ends. This package moves the bytes; the writer
+says how many records they hold. A buffer may end within a record; an extent holds whole records.
 
 Used by the shuffle manager's engine (`service.jvm`), whose records are Spark's. Thread-safe.
 """
@@ -23,9 +23,8 @@ from sortshuffle.payload.compression import Compression, copy_to_fit
 # Bytes; smaller payloads are not compressed. There is little to save, and sealing small extents one by one,
 # with compression, takes seven times as long as sealing many at once (`format.extent_run`)
 LEAST_COMPRESSED = 512
-# A block lies in memory of its payload's size. It is copied out if that is more than so many times the
-# block's own size: copying all took 0.2 ns for each byte of payload, of 2.5 for writing it. So a block that
-# is kept may hold so many times its size
+# A block lies in memory of its payload's size. If that is more than this many times the block's size, the
+# block is copied. To copy all blocks took 0.2 ns for each byte of payload, out of 2.5 ns for writing it
 MOST_PINNED = 2
 
 
@@ -39,9 +38,8 @@ class RecordBytesPayload:
         self._compression = Compression(codec, level)
 
     def seal(self, data: BytesLike, records: int, seconds: Seconds) -> SealedBuffer:
-        """A buffer of these bytes, which hold ``records``; adds to the steps compress and checksum.
-
-        An uncompressed buffer points to ``data``. A compressed one lies in memory of up to `MOST_PINNED`
+        """Seal the bytes of ``records`` records into a buffer. Adds to the steps compress and checksum.
+        An uncompressed buffer points to ``data``. A compressed buffer pins memory of up to `MOST_PINNED`
         times its size, and lives only until the next gathered write.
         """
         size = len(data)
@@ -59,21 +57,20 @@ class RecordBytesPayload:
         return sealed
 
     def raw(self, memory: pa.Buffer, buffer: StoredBuffer) -> pa.Buffer:
-        """The bytes of records in a verified buffer; a slice of ``memory`` if it is not compressed. Raises
-        `Malformed`."""
+        """Return a verified buffer's bytes: decompressed, or a slice of ``memory``. Raises `Malformed`."""
         return self._compression.payload(memory, buffer)
 
     def decoder(self, seconds: Seconds) -> RecordBytesDecoder:
-        """For one extent; adds to the step decompress."""
+        """Return a decoder for one extent. It adds to the step decompress."""
         return RecordBytesDecoder(self, seconds)
 
     def copied(self, raw_bytes: int) -> int:
-        """Nothing is copied."""
+        """Return 0: decoding copies nothing."""
         return 0
 
 
 class RecordBytesDecoder:
-    """Returns the bytes of each buffer. ``records``: None, because they cannot be counted here."""
+    """Returns the record bytes of each buffer. ``records``: None, because records cannot be counted here."""
 
     records = None
 
@@ -82,7 +79,7 @@ class RecordBytesDecoder:
         self._seconds = seconds
 
     def decode(self, memory: pa.Buffer, buffer: StoredBuffer) -> pa.Buffer:
-        """The bytes of records in a verified buffer. Raises `Malformed`."""
+        """Return the record bytes of a verified buffer. Raises `Malformed`."""
         if buffer.data_type is not DataType.DATA:
             raise Malformed("an event among record bytes", 0, DataType.DATA, buffer.data_type)
         started = time.perf_counter()
@@ -91,7 +88,7 @@ class RecordBytesDecoder:
         return raw
 
     def finish(self) -> None:
-        """Nothing to check: any buffer may be the last."""
+        """Do nothing: any buffer may be the last, so there is nothing to check."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the decoder holds no resources."""

@@ -1,11 +1,11 @@
-"""UnsafeRow: Spark's rows as the shuffle manager's files hold them, decoded to Python values.
+"""Decodes UnsafeRows, the format of Spark's rows in the shuffle manager's files, to Python values.
 
-Used by `sortshuffle dump --records --schema`, to look at some rows. Spark itself decodes what it reads.
+Used by `sortshuffle dump --records --schema` to show some rows. Spark decodes the rows that it reads itself.
 
     4 bytes   size of the row, big endian (UnsafeRowSerializer)
-    bitset    a bit for each field that is null, in words of 8 bytes, little endian
-    fields    8 bytes each: the value, or for what has no fixed size (offset << 32 | size) into the row
-    bytes     what has no fixed size, each padded to 8 bytes
+    bitset    one bit per field, set if it is null, in words of 8 bytes, little endian
+    fields    8 bytes each: the value, or (offset << 32 | size) if the value is among the bytes below
+    bytes     the values without a fixed size, each padded to 8 bytes; offsets count from the bitset
 
 Source: `org.apache.spark.sql.catalyst.expressions.UnsafeRow` and `UnsafeRowSerializer`, Spark 4.
 """
@@ -26,15 +26,15 @@ _WORD = 8
 _SIZE = struct.Struct(">i")
 _DECIMAL = re.compile(r"(?:decimal|dec|numeric)(?:\s*\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?$")
 _MOST_DIGITS_OF_A_LONG = 18
-_DIGITS = Context(prec=76)  # the widest decimal of Spark's has 38
+_DIGITS = Context(prec=76)  # Spark's widest decimal has 38 digits
 _DAY = date(1970, 1, 1)
 _EPOCH = datetime(1970, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class RowField:
-    """``value``: makes a field's value of its word and, where it has no fixed size, its bytes. ``is_day``: a
-    date, which has four bytes of the word."""
+    """One field of a row. ``value``: converts the field's word and, if its type has no fixed size, its bytes.
+    ``is_day``: whether the field is a date, which takes four bytes of the word."""
 
     name: str
     value: Callable[[bytes, bytes], Any]
@@ -77,15 +77,15 @@ _WITHOUT_FIXED_SIZE = ("string", "binary")
 
 @dataclass(frozen=True, slots=True)
 class UnsafeRows:
-    """Decodes rows of these fields. ``sized``: which of them have bytes behind the words."""
+    """Decodes rows of ``fields``. ``sized``: whether each field's value is in the bytes after the words."""
 
     fields: tuple[RowField, ...]
     sized: tuple[bool, ...]
 
     @staticmethod
     def of(schema: str) -> UnsafeRows:
-        """``schema``: as in Spark's DDL, ``a long, b string, c decimal(12,2)``. Raises `UsageError` where it
-        is wrong, `UnsupportedError` for types that are not decoded (arrays, maps, structs, ..)."""
+        """Parse a schema in Spark's DDL, such as ``a long, b string, c decimal(12,2)``. Raises `UsageError`
+        if it is wrong, `UnsupportedError` for types that are not decoded (arrays, maps, structs, ...)."""
         columns = [_column(text) for text in _split(schema)]
         if not columns:
             raise UsageError(f"{schema!r} names no column: give a schema such as 'a long, b string'")
@@ -97,8 +97,8 @@ class UnsafeRows:
         return tuple(field.name for field in self.fields)
 
     def rows(self, pieces: Iterator[bytes | memoryview]) -> Iterator[list[Any]]:
-        """The rows in a stream of record bytes, cut anywhere. Raises `UnsupportedError` for bytes that are no
-        rows of these fields."""
+        """Decode the rows in a stream of record bytes, which may be cut anywhere. Raises `UnsupportedError`
+        for bytes that are not rows of these fields."""
         pending = bytearray()
         for piece in pieces:
             pending += piece
@@ -145,7 +145,7 @@ class UnsafeRows:
 
 
 def _split(schema: str) -> list[str]:
-    """Split at commas outside of brackets and quoted names."""
+    """Split at commas outside brackets and quoted names."""
     parts, depth, is_quoted = [""], 0, False
     for character in schema:
         is_quoted ^= character == "`"

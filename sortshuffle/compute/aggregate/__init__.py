@@ -1,8 +1,8 @@
-"""Aggregates in two passes: before a shuffle rows become states, behind it states become results.
+"""Aggregation in two passes: before a shuffle rows become states, after it states become results.
 
-aggregation              both passes
-partial, results         each of them
-functions                aggregate functions as states that can be put together
-choices, decimals        of these: the least, the first and their like; exact sums
-columns, segments        columns of rows and states; rows in groups
+aggregation              what both passes share: the aggregation, and the reducers that make states
+partial, results         the first pass; the second pass
+functions                aggregate functions, as states that can be combined
+choices, decimals        functions such as the least or the first value; exact sums of decimals
+columns, segments        columns of rows and states; the groups of rows
 """

@@ -2,19 +2,19 @@
 
     rows --partial--> states --shuffle, sorted by `Aggregation.order`--> states --results--> one row per group
 
-`aggregate_partial` gathers rows and gives one state for each key among them, as often as that makes fewer
-rows; `aggregate_results` reads states sorted by key and gives a row per group as soon as it is complete.
-Neither holds more than its budget, or a batch, however many groups there are and however large they are;
-only a group's own list (collect_list) must fit. Here is what they do it with: an `Aggregation`, and the
-`Reducer`s that make states of rows.
+`aggregate.partial` collects rows and yields one state for each key among them, as long as that reduces the
+number of rows. `aggregate.results` reads states sorted by key and yields a row for each group as soon as the
+group is complete. Neither holds more than its budget, or a batch, however many or large the groups are; only
+the list that a group collects (collect_list) must fit. This module has what both passes use: `Aggregation`,
+and the `Reducer`s, which make states from rows.
 
-The schema of states: the keys; where there are aggregates of distinct values a *tag* and for each *set* (the
-columns of such an aggregate) its values; the functions' state columns. A row whose tag is 0 has the states of
-the other functions; tag n means that the group has these values of set n, and its other columns are null,
-which is the state of no rows. Sorted by key, tag and values, equal values come together, and each is counted
-where it is first seen.
+The schema of states: the keys; if there are aggregates of distinct values, a *tag*, and the values of each
+*set* (the columns of such an aggregate); the functions' state columns. A row with tag 0 has the states of the
+other functions. A row with tag n says that the group has these values of set n; its other columns are null,
+which is the state of no rows. Sorting by key, tag and values puts equal values together, and each value is
+counted where it first occurs.
 
-Keys and distinct values are normalised as Spark does it: 0.0 for -0.0, and one NaN.
+Keys and distinct values are normalised as in Spark: 0.0 for -0.0, and a single NaN.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TAG = "tag"
 
 @dataclass(frozen=True, slots=True)
 class AggregateCall:
-    """A function of the columns at these positions of the rows. ``distinct``: of different values only."""
+    """A function applied to the columns at positions ``columns``. ``distinct``: to distinct values only."""
 
     function: Function
     columns: tuple[int, ...]
@@ -48,8 +48,8 @@ class AggregateCall:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """What is to be computed of rows of the schema ``rows``: the calls' results for each group. ``keys``: the
-    positions of the columns that make the groups; with none all rows are one, even if there are no rows."""
+    """Computes the results of ``calls`` for each group of rows. ``rows``: the schema of the rows. ``keys``:
+    positions of the grouping columns; without keys there is one group, even if there are no rows."""
 
     rows: pa.Schema
     keys: tuple[int, ...]
@@ -57,7 +57,7 @@ class Aggregation:
 
     @cached_property
     def sets(self) -> tuple[tuple[int, ...], ...]:
-        """The columns of which different values are aggregated, each combination once."""
+        """The column positions of each aggregate of distinct values, each combination once."""
         return tuple(dict.fromkeys(call.columns for call in self.calls if call.distinct))
 
     @cached_property
@@ -79,17 +79,17 @@ class Aggregation:
 
     @cached_property
     def order(self) -> RowOrder:
-        """How states must be sorted before `results`: by key, and by what is needed to tell values apart."""
+        """The order of states that `aggregate.results` needs: by key, then by the tag and values of sets."""
         count = sum(map(len, self.sets))
         return RowOrder(range(len(self.keys) + (1 + count if self.sets else 0)))
 
     def reducers(self) -> list[Reducer]:
-        """What makes states of rows: of the plain functions, and of each set."""
+        """Return the reducers that make states from rows: one for the plain functions, and one per set."""
         return [PlainStates(self), *(SetValues(self, tag) for tag in range(1, len(self.sets) + 1))]
 
 
 def _unique(fields: Sequence[pa.Field]) -> list[str]:
-    """Names of which no two are the same: those of the fields, with a number where they must."""
+    """Return distinct names for the fields, by appending a number to repeated names."""
     names: list[str] = []
     for field in fields:
         name, number = field.name, 1
@@ -104,11 +104,9 @@ def _unique(fields: Sequence[pa.Field]) -> list[str]:
 
 
 class Reducer:
-    """Makes fewer rows of rows, which mean the same to whoever reads all that it gives.
-
-    Rows are first `selected`: what is needed of them. Those are `grouped`, or, if that is not worth it,
-    `lifted` one by one; what was grouped can be grouped again (`regrouped`).
-    """
+    """Replaces rows by fewer rows that mean the same to a consumer that reads all of them. `selected` picks
+    the columns and rows that are needed. The selected rows are `grouped` or, if grouping does not pay,
+    `lifted` one by one. Grouped rows can be grouped again (`regrouped`)."""
 
     def selected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         raise NotImplementedError
@@ -123,12 +121,12 @@ class Reducer:
         raise NotImplementedError
 
     def given(self, states: pa.RecordBatch) -> pa.RecordBatch:
-        """States as they leave, in the schema that is sent."""
+        """Convert states to the schema in which they are sent."""
         return states
 
 
 class PlainStates(Reducer):
-    """The states of the functions that are not of distinct values: tag 0."""
+    """Makes the states of functions that do not aggregate distinct values: rows with tag 0."""
 
     def __init__(self, aggregation: Aggregation) -> None:
         self._aggregation = aggregation
@@ -183,7 +181,7 @@ class PlainStates(Reducer):
 
 
 class FirstRows(Reducer):
-    """The first row for each combination of values in the columns ``keys``, which are normalised."""
+    """Keeps the first row for each combination of values in the columns ``keys``, and normalises these."""
 
     def __init__(self, keys: Sequence[int]) -> None:
         self._order = RowOrder(keys)
@@ -206,7 +204,7 @@ class FirstRows(Reducer):
 
 
 class SetValues(FirstRows):
-    """The different values of a set in each group; none for rows in which one of them is null."""
+    """Keeps the distinct values of a set in each group. Ignores rows in which any of these values is null."""
 
     def __init__(self, aggregation: Aggregation, tag: int) -> None:
         self._aggregation = aggregation
@@ -236,7 +234,7 @@ def _tagged(
     values: dict[int, Sequence[pa.Array]],
     states: Sequence[pa.Array] | None,
 ) -> pa.RecordBatch:
-    """Rows of one tag in the schema of states; what they do not have is null."""
+    """Make rows of one tag in the schema of states; the columns of other tags are null."""
     kinds = aggregation.states.types
     columns = [*keys, pa.array(np.full(rows, tag, np.int32))]
     for number, members in enumerate(aggregation.sets, 1):
@@ -249,7 +247,7 @@ def _tagged(
 def combined_states(
     functions: Sequence[Function], columns: Sequence[pa.Array], segments: Segments
 ) -> list[pa.Array]:
-    """The state columns of all functions, one row for each group."""
+    """Combine states by group. Return the state columns of all functions, with one row for each group."""
     result: list[pa.Array] = []
     at = 0
     for function in functions:

@@ -1,5 +1,5 @@
-"""Aggregate functions that choose among the values of a group: the least, the greatest, the first, the last;
-and lists, which keep all of them."""
+"""Aggregate functions that choose among the values of a group (the least, the greatest, the first or the last
+value), and those that collect all values in a list."""
 
 from __future__ import annotations
 
@@ -27,11 +27,9 @@ _INT64_MOST = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class Extreme(Function):
-    """The least or the ``greatest`` value, in Spark's order: NaN is the greatest. ``kind``: of the values.
-
-    Of values that are equal it is the first in the order of the rows, as in Spark: 0.0 and -0.0 are, and so
-    are structs of them.
-    """
+    """The least or the ``greatest`` value, in Spark's order: NaN is the greatest. ``kind``: type of the
+    values. Among equal values, the result is the first in the order of the rows, as in Spark: 0.0 and -0.0
+    are equal, and so are structs of them."""
 
     kind: pa.DataType
     greatest: bool
@@ -46,7 +44,7 @@ class Extreme(Function):
     def combined(self, states: Sequence[pa.Array], segments: Segments) -> list[pa.Array]:
         (column,) = states
         if pat.is_floating(self.kind):
-            # fmin leaves out NaN where there is anything else, maximum never does
+            # fmin ignores NaN if there is another value; maximum never ignores it
             function = np.maximum if self.greatest else np.fmin
             neutral = -np.inf if self.greatest else np.nan
             values = numbers(column, neutral)
@@ -65,7 +63,7 @@ class Extreme(Function):
         return states[0]
 
     def _best(self, values: Values, column: pa.Array, segments: Segments) -> Values:
-        """The best of each group's integers, of which the nulls are not counted."""
+        """Return the best of each group's integers, ignoring nulls."""
         function = np.maximum if self.greatest else np.minimum
         if column.null_count:
             bounds = np.iinfo(values.dtype)
@@ -74,8 +72,8 @@ class Extreme(Function):
         return segments.reduced(function, values)
 
     def _best_rows(self, column: pa.Array, segments: Segments) -> Int64s:
-        """In which row the best value of each group is: that with the least place when all rows are sorted,
-        the best first and nulls last. Equal values keep their order."""
+        """Return the row of each group's best value: the one that comes first when all rows are sorted with
+        the best value first and nulls last. Equal values keep their order."""
         best_first = RowOrder((SortKey(0, descending=self.greatest, nulls_last=True),))
         by_value = best_first.ranks(pa.record_batch([column], ["value"])).sort_indices()
         places = np.empty(len(column), np.int64)
@@ -85,7 +83,7 @@ class Extreme(Function):
 
 
 def _take_first_zeros(best: Values, values: Values, segments: Segments) -> None:
-    """Give groups whose best value is a zero the sign of their first one, which NumPy does not regard."""
+    """Give groups whose best value is a zero the sign of their first zero, because NumPy ignores the sign."""
     groups = np.flatnonzero(best == 0)
     if len(groups):
         arranged = segments.arranged(values)
@@ -95,8 +93,8 @@ def _take_first_zeros(best: Values, values: Values, segments: Segments) -> None:
 
 @dataclass(frozen=True, slots=True)
 class First(Function):
-    """The value of the first row of each group, or of the ``last``; with ``ignore_nulls`` of those that have
-    one. ``kind``: of the values. The state also says whether there was a row at all."""
+    """The value of the first row of each group, or of the ``last`` row. ``ignore_nulls``: skip rows whose
+    value is null. ``kind``: type of the values. The state also says whether there was such a row."""
 
     kind: pa.DataType
     last: bool
@@ -111,19 +109,19 @@ class First(Function):
         return [column, column.is_valid() if self.ignore_nulls else pa.array(np.ones(rows, np.bool_))]
 
     def combined(self, states: Sequence[pa.Array], segments: Segments) -> list[pa.Array]:
-        values, there = states[0], flags(states[1])
-        if there.all():
+        values, has_row = states[0], flags(states[1])
+        if has_row.all():
             ends = np.append(segments.starts[1:], segments.rows) - 1
             rows = segments.rows_at(ends if self.last else segments.starts)
             return [values.take(pa.array(rows)), pa.array(np.ones(segments.count, np.bool_))]
         positions = np.arange(segments.rows, dtype=np.int64)
         nowhere = -1 if self.last else _INT64_MOST
-        found = np.where(segments.arranged(there), positions, nowhere)
+        candidates = np.where(segments.arranged(has_row), positions, nowhere)
         function = np.maximum if self.last else np.minimum
-        first = function.reduceat(found, segments.starts)
-        any_there = first != nowhere
-        rows = segments.rows_at(np.where(any_there, first, 0))
-        return [values.take(nullable(rows, any_there)), pa.array(any_there)]
+        first = function.reduceat(candidates, segments.starts)
+        any_row = first != nowhere
+        rows = segments.rows_at(np.where(any_row, first, 0))
+        return [values.take(nullable(rows, any_row)), pa.array(any_row)]
 
     def finished(self, states: Sequence[pa.Array]) -> pa.Array:
         return states[0]
@@ -134,7 +132,7 @@ class First(Function):
 
 @dataclass(frozen=True, slots=True)
 class Collect(Function):
-    """All values that are not null, in the order of the rows. ``kind``: the list's type."""
+    """A list of all values that are not null, in the order of the rows. ``kind``: type of the list."""
 
     kind: pa.DataType
 
@@ -173,13 +171,13 @@ class Collect(Function):
         return self._lists(np.cumsum(lengths), lists.flatten())
 
     def _lists(self, ends: Int64s, values: pa.Array) -> pa.Array:
-        """Lists that end at these positions of the values."""
+        """Make lists of consecutive values. ``ends``: the end of each list among the values."""
         offsets = np.concatenate([np.zeros(1, np.int64), ends])
         return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values, self.kind)
 
 
 def _is_of_integers(kind: pa.DataType) -> bool:
-    """Whether values are stored as integers of their order."""
+    """Return whether values of type ``kind`` are stored as integers that have the same order."""
     if pat.is_decimal128(kind):
         return False
     return bool(pat.is_boolean(kind) or pat.is_integer(kind) or pat.is_temporal(kind))

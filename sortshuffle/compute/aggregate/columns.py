@@ -1,4 +1,4 @@
-"""Columns of rows and of states: as NumPy arrays and back, normalised, and put together to batches."""
+"""Helpers for columns of rows and states: to NumPy arrays and back, normalised, and assembled to batches."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Values: TypeAlias = npt.NDArray[Any]
 
 
 def numbers(column: pa.Array, null: Any = 0) -> Values:
-    """The values of a column of numbers; in place of nulls ``null``."""
+    """Return the values of a numeric column, with ``null`` in place of nulls."""
     if column.null_count:
         column = column.fill_null(False if pat.is_boolean(column.type) else pa.scalar(null, column.type))
     return np.asarray(column)
 
 
 def flags(column: pa.Array) -> Bools:
-    """The values of a column of booleans; nulls are false."""
+    """Return the values of a boolean column; nulls are false."""
     result: Bools = numbers(column)
     return result
 
@@ -34,12 +34,12 @@ def as_doubles(column: pa.Array) -> pa.Array:
 
 
 def nullable(values: Values, valid: Bools | None) -> pa.Array:
-    """A column of these values, null where not ``valid``; None: everywhere valid."""
+    """Make a column of ``values``, null where not ``valid``; None means that all are valid."""
     return pa.array(values, mask=None if valid is None else ~valid)
 
 
 def all_valid(columns: Sequence[pa.Array]) -> Bools | None:
-    """In which rows no column is null; None if that is all of them."""
+    """Return for each row whether no column is null, or None if there are no nulls."""
     valid: Bools | None = None
     for column in columns:
         if column.null_count:
@@ -49,14 +49,14 @@ def all_valid(columns: Sequence[pa.Array]) -> Bools | None:
 
 
 def segments_with_any(column: pa.Array, segments: Segments) -> Bools | None:
-    """Which groups have a value that is not null; None if all have."""
+    """Return for each group whether it has a value that is not null, or None if there are no nulls."""
     if column.null_count == 0:
         return None
     return segments.any(np.asarray(column.is_valid()))
 
 
 def normalised(column: pa.Array) -> pa.Array:
-    """The values of a key as Spark gives them out: 0.0 for -0.0 and one NaN, inside of structs too."""
+    """Normalise the values of a key as Spark does: 0.0 for -0.0 and a single NaN, inside structs too."""
     kind = column.type
     if pat.is_floating(kind):
         values = np.asarray(column.fill_null(0.0) if column.null_count else column)
@@ -76,7 +76,7 @@ def has_floats(kind: pa.DataType) -> bool:
 
 
 def batch_of(columns: Sequence[pa.Array], rows: int) -> pa.RecordBatch:
-    """A batch of columns that need no names. ``rows``: how many it has, also without columns."""
+    """Make a batch of columns that need no names. ``rows``: its number of rows, even without columns."""
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None]))
     names = list(map(str, range(len(columns))))

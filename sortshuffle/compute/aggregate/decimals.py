@@ -1,8 +1,8 @@
-"""Exact sums and averages of decimals of 128 bits, and when they do not fit.
+"""Exact sums and averages of 128-bit decimals, and detection of those that do not fit.
 
-A decimal is an integer, its unscaled value, of which the type says where the point is. Sums of many are made
-of four sums of 32 bits each, which an int64 holds for 2**31 rows; then the carries are passed up, and what
-does not fit is seen. Averages are rounded as Spark rounds them.
+A decimal is an integer, its unscaled value; its type has the scale. A sum is computed as four sums of 32-bit
+parts, each of which fits into an int64 for 2**31 rows; then the carries are propagated, which shows whether
+the sum fits. Averages are rounded as in Spark.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ Bools = npt.NDArray[np.bool_]
 _LOW_HALF = np.int64(0xFFFF_FFFF)
 _HALF_BITS = np.int64(32)
 _INT64_MOST = 2**63 - 1
-_DIVISION_SCALE = 39  # to which Spark rounds a quotient before it rounds it to the result's scale
-# up to this scale, and with fewer than 2**53 rows, rounding twice gives what rounding once does: a quotient
+_DIVISION_SCALE = 39  # Spark rounds a quotient to this scale, and then to the scale of the result
+# up to this scale, and with fewer than 2**53 rows, rounding once gives the same as rounding twice: a quotient
 # that is not a tie differs from one by at least 1 / (2 * rows * 10**(scale + 4)), more than half of 10**-39
 _ROUNDED_ONCE = 18
-_DOUBTFUL_ULPS = 4  # a product is off by half a unit in the last place, what a double prints as by as much
+_DOUBTFUL_ULPS = 4  # a product and a printed double are each off by half a unit in the last place
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Unscaled values as two's complement of 128 bits: ``low`` has the bits of the lower half."""
+    """Unscaled values in two's complement of 128 bits. ``low``: the bits of the lower half, as int64."""
 
     low: Int64s
     high: Int64s
 
     @staticmethod
     def of(decimals: pa.Array) -> Words:
-        """Those of a decimal128 array; of nulls zeros."""
+        """Return the unscaled values of a decimal128 array, with zeros for nulls."""
         decimals = decimals.fill_null(0) if decimals.null_count else decimals
         halves = fixed_width(decimals, np.dtype((np.int64, 2)))
         return Words(np.ascontiguousarray(halves[:, 0]), np.ascontiguousarray(halves[:, 1]))
 
     def decimals(self, kind: pa.DataType, valid: Bools) -> pa.Array:
-        """Decimals of these unscaled values, null where not ``valid``."""
+        """Make decimals of type ``kind`` from the unscaled values, null where not ``valid``."""
         halves = np.stack([self.low, self.high], axis=1)
         bitmap = pa.array(valid).buffers()[1]
         return pa.Array.from_buffers(kind, len(valid), [bitmap, pa.py_buffer(halves)])
@@ -55,7 +55,7 @@ class Words:
         return bool((self.high == self.low >> np.int64(63)).all())
 
     def fits(self, precision: int) -> Bools:
-        """Which values have at most so many digits."""
+        """Return which values have at most ``precision`` digits."""
         most = 10**precision - 1
         return ~(self._greater(most) | _negated(self)._greater(most))
 
@@ -65,7 +65,7 @@ class Words:
         return result
 
     def unscaled(self) -> list[int]:
-        """The values as Python's integers."""
+        """Return the values as Python integers."""
         return [
             high << 64 | low
             for low, high in zip(self.low.view(np.uint64).tolist(), self.high.tolist(), strict=True)
@@ -78,7 +78,7 @@ def _negated(words: Words) -> Words:
 
 
 def sums(words: Words, segments: Segments) -> tuple[Words, Bools]:
-    """The sum of each group's values, and whether it fits 128 bits."""
+    """Return the sum of each group's values, and whether it fits into 128 bits."""
     if words.fit_int64() and may_sum(words.low, segments.rows):
         totals = segments.sums(words.low)
         return Words(totals, totals >> np.int64(63)), np.ones(segments.count, np.bool_)
@@ -100,14 +100,14 @@ def sums(words: Words, segments: Segments) -> tuple[Words, Bools]:
 
 
 def may_sum(values: Int64s, rows: int) -> bool:
-    """Whether no sum of up to ``rows`` of these integers can leave the range of int64."""
+    """Return whether every sum of up to ``rows`` of these integers is sure to fit into an int64."""
     if len(values) == 0:
         return True
     return max(abs(int(values.min())), abs(int(values.max()))) * rows <= _INT64_MOST
 
 
 def long_sums(values: Int64s, segments: Segments) -> tuple[Int64s, Bools | None]:
-    """The sum of each group's values, wrapped around, and whether it is the true one; None: all are."""
+    """Return each group's sum modulo 2**64, and whether the sum is exact, or None if all sums are exact."""
     totals = segments.sums(values)
     if may_sum(values, segments.rows):
         return totals, None
@@ -117,8 +117,8 @@ def long_sums(values: Int64s, segments: Segments) -> tuple[Int64s, Bools | None]
 
 
 def averages(totals: pa.Array, counts: Int64s, kind: pa.DataType) -> tuple[pa.Array, Bools]:
-    """The averages of groups, half of the last digit rounded away from zero, and whether they fit ``kind``;
-    null where a total is or the count is 0."""
+    """Return the averages of groups, with ties rounded away from zero, and whether they fit into ``kind``. An
+    average is null if it does not fit, or if its total is null or its count is 0, which count as fitting."""
     valid = np.asarray(totals.is_valid()) & (counts > 0)
     divisors = np.where(valid, counts, 1)
     words = Words.of(totals)
@@ -132,7 +132,7 @@ def averages(totals: pa.Array, counts: Int64s, kind: pa.DataType) -> tuple[pa.Ar
         result = Words(quotients, quotients >> np.int64(63))
         fits = result.fits(kind.precision) | ~valid
         return result.decimals(kind, valid & fits), fits
-    # one group at a time, in integers of any length: a quotient of 128 bits is beyond NumPy
+    # one group at a time, in Python integers: NumPy cannot divide 128-bit integers
     rounded = [
         _rounded_quotient(total, divisor, scale, kind.scale)
         for total, divisor in zip(words.unscaled(), divisors.tolist(), strict=True)
@@ -145,11 +145,11 @@ def averages(totals: pa.Array, counts: Int64s, kind: pa.DataType) -> tuple[pa.Ar
 
 
 def rounded_decimals(values: npt.NDArray[np.float64], valid: Bools, kind: pa.DataType) -> pa.Array:
-    """Doubles cast to decimals of at most 15 digits as Spark casts them: what a double prints as, half of the
-    last digit rounded away from zero."""
+    """Cast doubles to decimals of at most 15 digits as Spark does: round the printed form of a double, with
+    ties away from zero."""
     scaled = np.abs(values) * 10.0**kind.scale
     unscaled = np.floor(scaled + 0.5)
-    # where multiplying may have gone over a tie: the digits decide
+    # if the product is so near a tie that it may be on the wrong side, round the printed digits
     doubtful = np.abs(scaled - np.floor(scaled) - 0.5) <= _DOUBTFUL_ULPS * np.spacing(scaled)
     for at in np.flatnonzero(doubtful).tolist():
         digits = Decimal(repr(abs(float(values[at])))).scaleb(kind.scale)

@@ -1,19 +1,18 @@
-"""Aggregate functions, each as states of groups that can be put together, with Spark's results.
+"""Aggregate functions with Spark's results, computed by way of states of groups that can be combined.
 
-A function says three things: the state of a single row (`lifted`), the state of a group of states
-(`combined`), and the result of a state (`finished`). Rows are aggregated before the shuffle by combining
-their lifted states, after it by combining what was combined before, so the two agree by construction.
+A function defines three things: the state of a single row (`lifted`), the state of a group of states
+(`combined`), and the result of a state (`finished`). Before the shuffle, rows are aggregated by combining
+their lifted states; after it, by combining the combined states. Both passes thus agree by construction.
 
 Rules:
 
-* A state is one value of each of the function's state columns. All nulls is the state of no rows at all, and
-  changes nothing that it is combined with: rows that do not concern a function have it.
-* ``combined`` is given states in the order of the rows, and keeps that order where it matters (first, last,
+* A state is one value for each of the function's state columns. All nulls is the state of no rows, and
+  combining it with another state changes nothing: rows that do not concern a function have this state.
+* ``combined`` receives states in the order of the rows, and keeps that order where it matters (first, last,
   lists).
-* Floating point sums depend on their order in the last digits, here as in Spark. Everything else is exact.
-* What chooses among values, and lists, are in `aggregate_choices`.
-* What does not fit is an error where Spark's ANSI mode is on (``ansi``). ``label`` is how the errors name the
-  aggregate.
+* The last digits of floating point sums depend on the order of the rows, as in Spark. All else is exact.
+* Functions that choose among values or collect lists are in `aggregate.choices`.
+* A result that does not fit is an error in Spark's ANSI mode (``ansi``). Errors name the aggregate ``label``.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from sortshuffle.errors import ResultOverflowError
 
 
 class Function(ABC):
-    """One aggregate function. ``states``: the types of its state columns."""
+    """An aggregate function. ``states``: the types of its state columns."""
 
     @property
     @abstractmethod
@@ -55,18 +54,18 @@ class Function(ABC):
 
     @abstractmethod
     def lifted(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
-        """The state of each of ``rows`` rows, given the columns of the arguments."""
+        """Return the state of each of ``rows`` rows. ``columns``: the arguments."""
 
     @abstractmethod
     def combined(self, states: Sequence[pa.Array], segments: Segments) -> list[pa.Array]:
-        """The state of each group, given those of its rows."""
+        """Return the state of each group. ``states``: the states of its rows."""
 
     @abstractmethod
     def finished(self, states: Sequence[pa.Array]) -> pa.Array:
-        """The result of each state."""
+        """Return the result of each state."""
 
     def of_rows(self, columns: Sequence[pa.Array], segments: Segments) -> list[pa.Array]:
-        """The state of each group of plain rows."""
+        """Return the state of each group of plain rows. ``columns``: the arguments."""
         return self.combined(self.lifted(columns, segments.rows), segments)
 
 
@@ -75,7 +74,7 @@ class Function(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Count(Function):
-    """Rows in which no argument is null; without arguments all rows."""
+    """The number of rows in which no argument is null; without arguments, of all rows."""
 
     @property
     def states(self) -> tuple[pa.DataType, ...]:
@@ -99,7 +98,7 @@ class Count(Function):
 
 @dataclass(frozen=True, slots=True)
 class CountTrue(Count):
-    """Rows in which the argument is true."""
+    """The number of rows in which the argument is true."""
 
     def lifted(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
         return [pa.array(numbers(columns[0]).astype(np.int64))]
@@ -123,8 +122,8 @@ class SumLong(Function):
         return [columns[0].cast(pa.int64())]
 
     def combined(self, states: Sequence[pa.Array], segments: Segments) -> list[pa.Array]:
-        totals, true = long_sums(numbers(states[0]), segments)
-        if self.ansi and true is not None and not true.all():
+        totals, exact = long_sums(numbers(states[0]), segments)
+        if self.ansi and exact is not None and not exact.all():
             refuse_overflow(self.label, "a long", "decimal(38,0) or double")
         return [nullable(totals, segments_with_any(states[0], segments))]
 
@@ -134,7 +133,7 @@ class SumLong(Function):
 
 @dataclass(frozen=True, slots=True)
 class SumDouble(Function):
-    """The sum of floating point numbers, as a double. As in Spark it begins with 0.0, so it is never -0.0."""
+    """The sum of floating point numbers, as a double. As in Spark it starts from 0.0, so it is never -0.0."""
 
     @property
     def states(self) -> tuple[pa.DataType, ...]:
@@ -154,8 +153,8 @@ class SumDouble(Function):
 
 @dataclass(frozen=True, slots=True)
 class SumDecimal(Function):
-    """The sum of decimals. ``kind``: of the result. A group that had values and has no sum did not fit, and
-    never will."""
+    """The sum of decimals. ``kind``: type of the result. A state says whether there were values: if so, a
+    null sum has overflowed, and stays null."""
 
     label: str
     kind: pa.DataType
@@ -209,7 +208,7 @@ class AverageDouble(Function):
 
 @dataclass(frozen=True, slots=True)
 class AverageDecimal(Function):
-    """The average of decimals. ``kind``: of the result; ``total``: of their sum."""
+    """The average of decimals. ``kind``: type of the result; ``total``: type of the sum."""
 
     label: str
     kind: pa.DataType
@@ -240,8 +239,8 @@ class AverageDecimal(Function):
 @dataclass(frozen=True, slots=True)
 class AverageShortDecimal(Function):
     """The average of decimals of few digits, which Spark computes in doubles (its optimizer's rule
-    ``DecimalAggregates``): of the unscaled values, with the point put in afterwards. ``scale``: of the
-    values; ``kind``: of the result."""
+    ``DecimalAggregates``): it averages the unscaled values, then applies the scale. ``scale``: scale of the
+    values; ``kind``: type of the result."""
 
     scale: int
     kind: pa.DataType
@@ -266,11 +265,12 @@ class AverageShortDecimal(Function):
 
 @dataclass(frozen=True, slots=True)
 class Variance(Function):
-    """The variance of numbers, or its root. ``sample``: divided by one row less; of a single one it is null.
+    """The variance of numbers, or its square ``root``. ``sample``: divide by the number of values less one;
+    the result for a single value is null.
 
-    A state is the number of values, their mean, and the sum of the squared distances from it. Put together as
-    in Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances"
-    (1979), for any number of states at once.
+    A state is the number of values, their mean, and the sum of the squared distances from it. States are
+    combined as in Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+    variances" (1979), for any number of states at once.
     """
 
     sample: bool
@@ -282,7 +282,7 @@ class Variance(Function):
 
     def lifted(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
         values = as_doubles(columns[0])
-        # of one value that is infinite or NaN the distance from itself is NaN
+        # 0, but NaN for an infinite value or NaN
         with np.errstate(invalid="ignore"):
             distances = numbers(values) - numbers(values)
         return [*Count().lifted(columns, rows), values, pa.array(distances)]

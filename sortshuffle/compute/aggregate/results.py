@@ -1,7 +1,7 @@
-"""Aggregation after a shuffle: from states that are sorted by key to one row per group, as each completes.
+"""Aggregation after a shuffle: turns states sorted by key into one row per group, as each group completes.
 
-Only the state of the group that may go on is held, however many rows it has; and first rows, of which only
-the last key is remembered.
+Only the state of the group that may continue is held, however many rows the group has. `first_rows` likewise
+keeps the first row of each group, and remembers only the last key.
 """
 
 from __future__ import annotations
@@ -16,17 +16,15 @@ from sortshuffle.compute.aggregate.columns import Bools, batch_of, named
 from sortshuffle.compute.aggregate.segments import Segments, in_order
 from sortshuffle.payload.ordering import KeyRow, RowOrder
 
-OUTPUT_ROWS = 65_536  # states that are made results at a time: the fixed costs of a batch no longer show
+OUTPUT_ROWS = 65_536  # states processed at a time: so many that the fixed costs of a batch do not matter
 
 
 def results(
     states: Batches, aggregation: Aggregation, schema: pa.Schema, rows_at_a_time: int = OUTPUT_ROWS
 ) -> Batches:
-    """One row per group, in key order: its keys and the calls' results, as columns of ``schema``; without the
-    keys where it has none.
-
-    ``states``: all of every group that is in the stream, sorted by the aggregation's order.
-    """
+    """Yield one row per group, in key order: its keys and the calls' results, in the columns of ``schema``.
+    The keys are left out if ``schema`` has only the results. ``states``: sorted by the aggregation's order,
+    with all states of each group."""
     groups = _Groups(aggregation, schema)
     for batch in joined(states, rows_at_a_time):
         yield from groups.completed_by(batch)
@@ -34,7 +32,7 @@ def results(
 
 
 class _Groups:
-    """Makes groups of sorted states. Holds the state of the last one, which may go on."""
+    """Combines sorted states into groups. Holds the state of the last group, which may continue."""
 
     def __init__(self, aggregation: Aggregation, schema: pa.Schema) -> None:
         self._aggregation = aggregation
@@ -43,10 +41,10 @@ class _Groups:
         self._functions = [call.function for call in aggregation.calls]
         self._by_key = RowOrder(range(self._keys))
         self._open: pa.RecordBatch | None = None
-        self._last: tuple[KeyRow, KeyRow] = ((), ())  # of the last row: its key, and all that orders it
+        self._last: tuple[KeyRow, KeyRow] = ((), ())  # the last row's key, and all its values in the order
 
     def completed_by(self, batch: pa.RecordBatch) -> Batches:
-        """The results of the groups that this batch shows to be complete."""
+        """Yield the results of the groups that are complete because of this batch."""
         by_key = self._by_key.ranks(batch)
         segments = in_order(by_key)
         goes_on = self._open is not None and by_key.key(0) == self._last[0]
@@ -60,7 +58,7 @@ class _Groups:
             yield self._finished(group_states.slice(0, complete))
 
     def last(self) -> Batches:
-        """The result of the last group. Without keys there is always one."""
+        """Yield the result of the last group. Without keys there is always one group."""
         if self._open is None and not self._keys:
             kinds = [kind for function in self._functions for kind in function.states]
             self._open = batch_of([pa.nulls(1, kind) for kind in kinds], 1)
@@ -68,7 +66,7 @@ class _Groups:
             yield self._finished(self._open)
 
     def _with_open(self, groups: pa.RecordBatch, goes_on: bool) -> pa.RecordBatch:
-        """The groups behind the one that was open, or beginning with it."""
+        """Put the open group in front of ``groups``, or combine it with the first one if that ``goes_on``."""
         assert self._open is not None
         if not goes_on:
             return pa.concat_batches([self._open, groups])
@@ -78,7 +76,6 @@ class _Groups:
         return pa.concat_batches([batch_of([*keys, *states], 1), groups.slice(1)])
 
     def _states(self, batch: pa.RecordBatch, segments: Segments, goes_on: bool) -> pa.RecordBatch:
-        """The states of all functions for each group of a batch."""
         aggregation = self._aggregation
         keys = [batch.column(at).take(pa.array(segments.starts)) for at in range(self._keys)]
         if not aggregation.sets:
@@ -90,8 +87,10 @@ class _Groups:
         place = self._keys + 1
         values: dict[tuple[int, ...], list[pa.Array]] = {}
         for tag, members in enumerate(aggregation.sets, 1):
-            theirs = pa.array(seen_first & (tags == tag))
-            values[members] = [_only(batch.column(place + number), theirs) for number in range(len(members))]
+            chosen = pa.array(seen_first & (tags == tag))
+            values[members] = [
+                _masked(batch.column(place + number), chosen) for number in range(len(members))
+            ]
             place += len(members)
         all_states: list[pa.Array] = []
         for call in aggregation.calls:
@@ -104,7 +103,7 @@ class _Groups:
         return batch_of([*keys, *all_states], segments.count)
 
     def _seen_first(self, batch: pa.RecordBatch) -> Bools:
-        """In which rows key, tag and values differ from those of the row before."""
+        """Return in which rows the key, tag or values differ from those of the previous row."""
         ranks = self._aggregation.order.ranks(batch)
         first = np.zeros(batch.num_rows, np.bool_)
         first[ranks.group_starts()] = True
@@ -126,14 +125,14 @@ class _Groups:
 _ONE_GROUP_OF_TWO = Segments(np.zeros(1, np.int64), 2)
 
 
-def _only(column: pa.Array, chosen: pa.Array) -> pa.Array:
-    """The column with nulls in the rows that are not chosen."""
+def _masked(column: pa.Array, chosen: pa.Array) -> pa.Array:
+    """Return the column with nulls in the rows that are not chosen."""
     rows = np.arange(len(column))
     return column.take(pa.array(rows, mask=~np.asarray(chosen)))
 
 
 def first_rows(rows: Batches, keys: Sequence[int], rows_at_a_time: int = OUTPUT_ROWS) -> Batches:
-    """The first row for each combination of values in the columns ``keys``, of rows sorted by these."""
+    """Yield the first row for each combination of values in the columns ``keys``, in that order."""
     order = RowOrder(keys)
     last: KeyRow | None = None
     for batch in joined(rows, rows_at_a_time):
@@ -149,7 +148,7 @@ def first_rows(rows: Batches, keys: Sequence[int], rows_at_a_time: int = OUTPUT_
 
 
 def joined(batches: Batches, rows: int) -> Batches:
-    """The same rows in batches of at least half of ``rows`` rows, but for the last. None is empty."""
+    """Yield the same rows in batches of at least ``rows / 2`` rows, except the last. No batch is empty."""
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:

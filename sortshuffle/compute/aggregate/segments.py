@@ -1,11 +1,11 @@
-"""Rows in groups: which rows belong together, and sums, counts and firsts of each group.
+"""The groups of a batch's rows, and computations over each group.
 
-`Segments` says in which order the rows of a batch are to be taken so that each group's stand together, and
-where in that order each group starts. Whatever is computed of groups is then a `ufunc.reduceat`, the same for
-rows that come sorted and for rows that were gathered by hash.
+`Segments` has an order of the rows in which each group is contiguous, and the start of each group in that
+order. Any computation over groups is then a `ufunc.reduceat`, for sorted rows and for rows grouped by hash
+alike.
 
-Two rows are of one group where their rank columns (`payload.ordering`) are equal, so nulls, NaN and zeros of
-either sign are grouped as Spark does. Within a group rows keep their order.
+Two rows are in one group if their rank columns (`payload.ordering`) are equal, so nulls, NaN and zeros of
+either sign are grouped as in Spark. Within a group rows keep their order.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _WORD_BITS = 63  # of an int64 that is not negative
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The groups of ``rows`` rows. ``starts``: where each begins, ascending from 0. ``order``: positions of
-    the rows, group after group; None where they stand so already."""
+    """The groups of ``rows`` rows. ``starts``: where each group begins, ascending from 0. ``order``:
+    positions of the rows, group after group; None if the rows are already in that order."""
 
     starts: Int64s
     rows: int
@@ -34,19 +34,19 @@ class Segments:
 
     @property
     def count(self) -> int:
-        """How many groups there are."""
+        """Number of groups."""
         return len(self.starts)
 
     def sizes(self) -> Int64s:
-        """How many rows each group has."""
+        """Return the number of rows of each group."""
         return np.diff(self.starts, append=self.rows)
 
     def arranged(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """One value per row, put in the order of the groups."""
+        """Return ``values``, which has one value per row, in the order of the groups."""
         return values if self.order is None else values[self.order]
 
     def reduced(self, function: np.ufunc, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """``function`` over the values of each group, given one value per row."""
+        """Reduce the values of each group by ``function``. ``values``: one value per row."""
         result: npt.NDArray[Any] = function.reduceat(self.arranged(values), self.starts)
         return result
 
@@ -54,29 +54,29 @@ class Segments:
         return self.reduced(np.add, values)
 
     def any(self, flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Whether each group has a row that is flagged."""
+        """Return for each group whether any of its rows is flagged."""
         return self.reduced(np.logical_or, flags)
 
     def rows_at(self, positions: Int64s) -> Int64s:
-        """The rows that stand at these positions of the order."""
+        """Return the rows at ``positions`` in the order of the groups."""
         return positions if self.order is None else self.order[positions]
 
     def first_rows(self) -> Int64s:
-        """The first row of each group."""
+        """Return the first row of each group."""
         return self.rows_at(self.starts)
 
 
 def in_order(ranks: Ranks) -> Segments:
-    """The groups of rows that are sorted by these ranks."""
+    """Return the groups of rows that are sorted by ``ranks``."""
     return Segments(ranks.group_starts(), ranks.rows)
 
 
 def by_hash(ranks: Ranks) -> Segments:
-    """The groups of rows in any order.
+    """Return the groups of rows in any order.
 
-    Rows are numbered by group and (number, row) are packed into one int64 and sorted, which is stable and
-    which NumPy does with vector instructions: 5 ns a row, where grouping itself took 5 (50,000 keys) to 60 ns
-    (a million different ones); sorting by the keys took 45 and 36 ns, of strings 70 and 210.
+    Each row gets its group's number; then (number, row), packed into one int64, is sorted. The sort is stable
+    and uses NumPy's vector instructions: 5 ns a row, while numbering took 5 (50,000 keys) to 60 ns (a million
+    distinct keys). Sorting by the keys took 45 and 36 ns, 70 and 210 for strings.
     """
     numbers = _group_numbers(ranks)
     if numbers is None:
@@ -89,13 +89,13 @@ def by_hash(ranks: Ranks) -> Segments:
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """A number per row, at least 0 and of so many bits."""
+    """A non-negative number of at most ``bits`` bits for each row."""
 
     values: Int64s
     bits: int
 
     def dense(self) -> _Numbers:
-        """Numbers that are less than there are rows, equal where these are."""
+        """Return numbers less than the number of rows, equal where the original numbers are equal."""
         encoded = pa.array(self.values).dictionary_encode()
         return _Numbers(np.asarray(encoded.indices).astype(np.int64), _bits_of(len(encoded.dictionary) - 1))
 
@@ -105,10 +105,10 @@ def _bits_of(most: int) -> int:
 
 
 def _group_numbers(ranks: Ranks) -> tuple[Int64s, int] | None:
-    """A number of each row's group and the bits that these have; None if all rows are of one group."""
+    """Return each row's group number, and the bits of these numbers; None if all rows are in one group."""
     numbers: _Numbers | None = None
     row_bits = _bits_of(ranks.rows - 1)
-    for column in _told_apart(ranks):
+    for column in _varying_columns(ranks):
         if numbers is None:
             numbers = column
             continue
@@ -124,9 +124,9 @@ def _group_numbers(ranks: Ranks) -> tuple[Int64s, int] | None:
     return numbers.values, numbers.bits
 
 
-def _told_apart(ranks: Ranks) -> Iterator[_Numbers]:
-    """The rank columns that are not the same in all rows, as numbers: of integers their distances from the
-    least, which costs less than hashing them, where these fit a word."""
+def _varying_columns(ranks: Ranks) -> Iterator[_Numbers]:
+    """Yield the rank columns that are not constant, as numbers. Integers become distances from the least
+    value if these fit a word, because that costs less than hashing."""
     if ranks.rows == 0:
         return
     for column in ranks.columns:
@@ -145,7 +145,7 @@ def _told_apart(ranks: Ranks) -> Iterator[_Numbers]:
 
 
 def _sorted_by_number(numbers: Int64s, bits: int) -> tuple[Int64s, Int64s]:
-    """The numbers sorted, and the rows in that order, those of one number as they stood."""
+    """Sort the numbers stably. Return the sorted numbers and the rows in that order."""
     row_bits = _bits_of(len(numbers) - 1)
     if bits + row_bits > _WORD_BITS:  # more than 2**31 rows
         order = np.argsort(numbers, kind="stable")

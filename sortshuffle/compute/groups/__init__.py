@@ -1,6 +1,6 @@
-"""Groups of streams that are sorted by key.
+"""Groups of rows in streams that are sorted by key.
 
 groups       one table, or one iterator of batches, for each key
-cogroup      two streams side by side
-gathering    small batches joined to larger ones
+cogroup      the groups of two streams, paired by key
+gathering    joining small batches to larger ones
 """

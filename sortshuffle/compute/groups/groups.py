@@ -1,10 +1,10 @@
-"""From a stream of batches sorted by key to its groups: one table per key, one iterator of batches, or runs
-of whole groups.
+"""Cuts a stream of batches sorted by key into groups: one table per key, one iterator of batches per key, or
+runs of whole groups.
 
-A group may begin in any batch, end in any later one and fill many between. As a table it must fit into
-memory, and only the one that is being collected is held. As an iterator nothing of it is held but the batch
-in hand: what is not taken before the next group is asked for is skipped. A run is what there is of whole
-groups in a batch, for whoever does something to all of them at once.
+A group may begin in any batch, end in any later batch and fill many between. A group as a table must fit into
+memory; only the group being collected is held. A group as an iterator holds only the current batch; rows not
+taken before the next group is requested are skipped. A run consists of the whole groups of a batch, for
+callers that process many groups at once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from sortshuffle.payload.ordering import KeyRow, Ranks, RowOrder
 
 
 def group_tables(batches: Iterator[pa.RecordBatch], order: RowOrder) -> Iterator[pa.Table]:
-    """One table per key, in key order, rows in the order of the stream.
-
-    ``batches`` must be sorted by ``order``. With no keys all rows are one group; no rows, no groups.
-    """
+    """Yield one table per key, in key order, with rows in the order of the stream. ``batches`` must be sorted
+    by ``order``. With no keys all rows are one group; without rows there are no groups."""
     held: list[pa.RecordBatch] = []
     group = 0
     for part in _parts(batches, order):
@@ -30,16 +28,14 @@ def group_tables(batches: Iterator[pa.RecordBatch], order: RowOrder) -> Iterator
             yield _table_of(held)
             group = part.group
         held.append(part.rows)
-        del part  # which has the rows, too
+        del part  # it holds the rows too
     if held:
         yield _table_of(held)
 
 
 def group_batches(batches: Iterator[pa.RecordBatch], order: RowOrder) -> Iterator[Iterator[pa.RecordBatch]]:
-    """One iterator of batches per key, in key order, rows in the order of the stream.
-
-    An iterator is at its end when the next one is asked for, whatever was taken from it.
-    """
+    """Yield one iterator of batches per key, in key order, with rows in the order of the stream. An iterator
+    ends when the next one is requested, however much was taken from it."""
     groups = Groups(batches, order)
     while groups.next():
         yield groups.rows()
@@ -47,18 +43,17 @@ def group_batches(batches: Iterator[pa.RecordBatch], order: RowOrder) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class GroupRun:
-    """Whole groups, one behind the other. ``starts``: where each begins in ``rows``; the first is 0."""
+    """Consecutive whole groups. ``starts``: where each group begins in ``rows``; the first start is 0."""
 
     rows: pa.RecordBatch | pa.Table
     starts: list[int]
 
 
 def group_runs(batches: Iterator[pa.RecordBatch], order: RowOrder) -> Iterator[GroupRun]:
-    """The groups of a stream in key order: those that lie in one batch together, others alone.
-
-    As `group_tables`, and like it holds the group that is being collected beside a batch.
-    """
-    held: list[pa.RecordBatch] = []  # of the group that may go on
+    """Yield the groups of a stream in key order: those within one batch together, others alone. The last
+    group of each batch is among the others, because it may continue. Like `group_tables`, requires sorted
+    batches, and holds the group being collected beside a batch."""
+    held: list[pa.RecordBatch] = []  # the parts of the group that may continue
     last: KeyRow | None = None
     for batch in batches:
         if batch.num_rows == 0:
@@ -84,31 +79,31 @@ def group_runs(batches: Iterator[pa.RecordBatch], order: RowOrder) -> Iterator[G
 
 
 class Groups:
-    """The groups of a sorted stream, one after the other. Holds one batch of it, with its keys."""
+    """Steps through the groups of a sorted stream. Holds one batch of the stream, with its keys."""
 
     __slots__ = ("_number", "_part", "_parts")
 
     def __init__(self, batches: Iterator[pa.RecordBatch], order: RowOrder) -> None:
         self._parts = _parts(batches, order)
-        self._part: _Part | None = None  # read, but not taken: of this group, or of the next one
+        self._part: _Part | None = None  # read but not taken: a part of this group or of the next one
         self._number = -1
 
     def next(self) -> bool:
-        """Go to the next group, past what was not taken of this one. False at the end of the stream."""
+        """Go to the next group, skipping the rest of this group. Return False at the end of the stream."""
         part = self._ahead()
         while part is not None and part.group == self._number:
             self._part = None
             part = self._ahead()
-        self._number += 1  # also at the end: no iterator goes on
+        self._number += 1  # at the end of the stream too, so that no iterator continues
         return part is not None
 
     def key(self) -> KeyRow:
-        """The key of a group of which nothing was taken yet."""
+        """Return the key of the current group, of which no rows may have been taken yet."""
         assert self._part is not None
         return self._part.ranks.key(self._part.row)
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """The group's rows that were not taken yet. At its end when `next` is called."""
+        """Yield the rest of the current group's rows. The iterator ends when `next` is called."""
         number = self._number
         while number == self._number:
             part = self._ahead()
@@ -117,7 +112,7 @@ class Groups:
             rows, self._part = part.rows, None
             del part
             yield rows
-            del rows  # not to be held while the next batch is read
+            del rows  # or they would stay alive while the next batch is read
 
     def _ahead(self) -> _Part | None:
         if self._part is None:
@@ -127,7 +122,7 @@ class Groups:
 
 @dataclass(slots=True)
 class _Part:
-    """The rows of a group that are in one batch. ``row``: the first of them, in ``ranks``."""
+    """The rows of a group in one batch. ``row``: the position of the first of these rows in ``ranks``."""
 
     rows: pa.RecordBatch
     group: int
@@ -136,7 +131,7 @@ class _Part:
 
 
 def _parts(batches: Iterator[pa.RecordBatch], order: RowOrder) -> Iterator[_Part]:
-    """The stream cut where the key changes; groups are counted from 0."""
+    """Cut the stream where the batch or key changes. Groups are numbered from 0."""
     group = -1
     last: KeyRow | None = None
     for batch in batches:
@@ -153,7 +148,7 @@ def _parts(batches: Iterator[pa.RecordBatch], order: RowOrder) -> Iterator[_Part
 
 
 def _table_of(held: list[pa.RecordBatch]) -> pa.Table:
-    """A table of these batches, which are then held by nothing else."""
+    """Make a table of the batches and clear the list, so that only the table keeps them alive."""
     table = pa.Table.from_batches(held)
     held.clear()
     return table

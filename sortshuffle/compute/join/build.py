@@ -1,4 +1,4 @@
-"""The rows that a join holds in memory, to become the table that the other side is looked up in."""
+"""The rows that a join holds in memory, to make the table in which it looks up the other side's keys."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pyarrow as pa
 from sortshuffle.compute.join.keys import TABLE_BYTES_PER_ROW
 from sortshuffle.memory.budget import MemoryBudget
 
-COPIES = 2  # of the rows, while their batches are joined into one
-# Arrow's offsets of one array of text have 32 bits, and the batches become one
+COPIES = 2  # copies of the rows while their batches are joined into one
+# the batches become one, and in one text array Arrow's offsets have 32 bits
 MOST_BYTES = 2**31 - 1
 
 
 class HeldRows:
-    """Batches in memory, charged with all that a table of them will take."""
+    """Batches held in memory. The charge includes the memory that a table of their rows will take."""
 
     def __init__(self, memory: MemoryBudget) -> None:
         self._memory = memory
@@ -25,8 +25,7 @@ class HeldRows:
         self._charged = 0
 
     def fill(self, batches: Iterator[pa.RecordBatch]) -> bool:
-        """Hold all of these; False as soon as they are more than the memory holds: the rest is then still to
-        come."""
+        """Hold all batches. Return False as soon as they take too much memory; the rest is not read then."""
         for batch in batches:
             if batch.num_rows:
                 self.hold(batch)
@@ -41,23 +40,23 @@ class HeldRows:
 
     @property
     def is_too_much(self) -> bool:
-        """Whether a table of these rows takes more than there is."""
+        """Whether a table of the rows takes too much memory, or the rows too much for one batch."""
         return self._memory.would_exceed(0) or self._bytes > MOST_BYTES
 
     def joined(self, schema: pa.Schema) -> pa.RecordBatch:
-        """All of them as one batch. They stay charged, until `release`."""
+        """Hand over the rows as one batch. They stay charged until `release`."""
         batches = list(self._batches)
         self._batches.clear()
         return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=schema)
 
     def handed_on(self) -> Iterator[pa.RecordBatch]:
-        """The batches again, which are no longer held."""
+        """Yield the batches and stop holding them. Their charge is released first."""
         self.release_charge()
         while self._batches:
             yield self._batches.popleft()
 
     def release(self) -> None:
-        """Let go of everything."""
+        """Drop all batches and release their charge."""
         self._batches.clear()
         self.release_charge()
 

@@ -1,29 +1,29 @@
-"""Joining two streams of batches by equal keys: one of them as a table in memory, the other batch by batch.
+"""Joins two streams of batches by equal keys: one side as a table in memory, the other batch by batch.
 
     build side --> BuildTable (its rows and a `KeyTable` of them)
     probe side --batch--> groups found --> pairs of row numbers, a slice at a time --> take --> batches
 
-Only keys go through the look-up; the other columns, of any type, are taken by row numbers.
+Only keys are looked up; the other columns, of any type, are taken by row number.
 
-Which kinds emit what. A row is *matched* if the other side has a row of its key.
+Output of each kind. A row is *matched* if the other side has a row with its key.
 
 =========  =========================  ==============================
-kind       pairs                      alone, with nulls beside them
+kind       pairs                      single rows, beside nulls
 =========  =========================  ==============================
 inner      all                        -
 left       all                        unmatched left rows
 right      all                        unmatched right rows
-full       all                        unmatched rows of both
-semi       matched left rows once, and nothing of the right
-anti       unmatched left rows once, and nothing of the right
+full       all                        unmatched rows of both sides
+semi       matched left rows, each once, without right columns
+anti       unmatched left rows, each once, without right columns
 =========  =========================  ==============================
 
-Any side can be the build side of any kind: which of its keys were matched is remembered, and its unmatched
-rows come last. Rows come in the order of the probe side, those of one of its rows in the order of the build
-side, so a join is a function of its two streams.
+Either side can be the build side for every kind: the join remembers which build keys were matched, and emits
+the unmatched build rows last. Rows come in the order of the probe side, and the matches of one probe row in
+the order of the build side, so the result depends only on the two streams.
 
-Pairs come in batches of at most `OUTPUT_ROWS`, which take about `OUTPUT_BYTES` at most, however many rows of
-both sides have one key; a single row may be larger.
+Pairs are emitted in batches of at most `OUTPUT_ROWS` rows and about `OUTPUT_BYTES`, however many rows of both
+sides have one key; a single row may be larger.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from sortshuffle.compute.join.keys import Bools, Groups, JoinKeyColumns, Keys, K
 from sortshuffle.compute.row_sizes import row_sizes
 from sortshuffle.payload.ordering import Int64s
 
-OUTPUT_ROWS = 32_768  # about a batch of an exchange, and it stays in cache
-OUTPUT_BYTES = 16 << 20  # reasoned: some of these are alive at a time, in a task of 256 MiB
+OUTPUT_ROWS = 32_768  # about a batch of an exchange, and small enough to stay in cache
+OUTPUT_BYTES = 16 << 20  # reasoned, not measured: some such batches are alive at a time, in a task of 256 MiB
 
 
 class JoinKind(Enum):
-    """What a join emits. The value is its name for people."""
+    """Which rows a join emits. The value is the kind's name in texts for users."""
 
     INNER = "inner"
     LEFT = "left outer"
@@ -56,7 +56,7 @@ class JoinKind(Enum):
 
     @property
     def keeps_left(self) -> bool:
-        """Whether left rows without a partner are emitted beside nulls."""
+        """Whether left rows without a match are emitted beside nulls."""
         return self in (JoinKind.LEFT, JoinKind.FULL)
 
     @property
@@ -65,8 +65,8 @@ class JoinKind(Enum):
 
     @property
     def repeats_left(self) -> bool:
-        """Whether the right rows may be joined in several parts, each with all left rows: then no left row
-        may come out for want of a partner, nor only once."""
+        """Whether the right rows may be joined in several parts, each with all left rows. That is wrong for
+        kinds that emit a left row because it has no match, or only once."""
         return self in (JoinKind.INNER, JoinKind.RIGHT)
 
     @property
@@ -75,14 +75,14 @@ class JoinKind(Enum):
 
     @property
     def is_existence(self) -> bool:
-        """Whether only left rows come out, each at most once."""
+        """Whether only left rows are emitted, each at most once."""
         return self in (JoinKind.SEMI, JoinKind.ANTI)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputColumn:
-    """Where a column of the result is from: a column of one side, or of ``left`` with ``right`` for the rows
-    that have no left one."""
+    """The source of a column of the result: a column of one side, or column ``left`` and, for rows without a
+    left row, column ``right``."""
 
     left: int | None = None
     right: int | None = None
@@ -90,7 +90,7 @@ class OutputColumn:
 
 @dataclass(frozen=True)
 class JoinSpec:
-    """What is joined to what. ``schema``: of the result, one field for each of ``output``."""
+    """Specifies a join. ``schema``: the schema of the result, one field for each of ``output``."""
 
     kind: JoinKind
     keys: JoinKeyColumns
@@ -98,22 +98,22 @@ class JoinSpec:
     schema: pa.Schema
 
     def keys_of(self, batch: pa.RecordBatch, *, left: bool) -> Keys:
-        """The keys of a batch of one side."""
+        """Return the keys of a batch of one side."""
         columns = self.keys.left if left else self.keys.right
         return Keys.of(batch, columns, self.keys.null_safe)
 
     def keeps(self, *, left: bool) -> bool:
-        """Whether rows of that side come out beside nulls if they have no partner."""
+        """Return whether rows of that side are emitted beside nulls if they have no match."""
         return self.kind.keeps_left if left else self.kind.keeps_right
 
     @cached_property
     def coalesces(self) -> bool:
-        """Whether a column of the result is from either side."""
+        """Whether any column of the result takes values from both sides."""
         return any(each.left is not None and each.right is not None for each in self.output)
 
 
 class BuildTable:
-    """One side of a join, in memory. ``is_left``: which."""
+    """The side of a join that is in memory. ``is_left``: whether it is the left side."""
 
     def __init__(self, spec: JoinSpec, rows: pa.RecordBatch, *, is_left: bool) -> None:
         self.rows = rows
@@ -130,11 +130,11 @@ class BuildTable:
         return int(self.sizes.max(initial=0))
 
     def without_match(self, matched: Bools) -> Int64s:
-        """The rows that have no partner, ascending. ``matched``: for each group whether it has one."""
+        """Return the rows without a match, ascending. ``matched``: for each group whether it has a match."""
         return np.flatnonzero(~self._in_groups(matched))
 
     def with_match(self, matched: Bools) -> Int64s:
-        """The rows that have a partner, ascending."""
+        """Return the rows with a match, ascending."""
         return np.flatnonzero(self._in_groups(matched))
 
     def _in_groups(self, wanted: Bools) -> Bools:
@@ -144,12 +144,12 @@ class BuildTable:
 
 
 def probe(spec: JoinSpec, build: BuildTable, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The whole join of the build side with the other one, whose rows are ``batches``."""
+    """Join the build side with the other side, whose rows are ``batches``."""
     return _Probe(spec, build).run(batches)
 
 
 def alone(spec: JoinSpec, batches: Iterable[pa.RecordBatch], *, left: bool) -> Iterator[pa.RecordBatch]:
-    """What becomes of the rows of one side where the other has none: all emitted, or none."""
+    """Emit all rows of one side, or none, for a join whose other side has no matches."""
     emitted = spec.keeps(left=left) or (left and spec.kind is JoinKind.ANTI)
     for batch in batches:
         if emitted and batch.num_rows:
@@ -158,8 +158,7 @@ def alone(spec: JoinSpec, batches: Iterable[pa.RecordBatch], *, left: bool) -> I
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of one side: of a batch those with these numbers, in this order; None for all. A null number
-    stands for no row."""
+    """Rows of one side. ``numbers``: of rows in ``batch``, or null for a row of nulls; None for all rows."""
 
     batch: pa.RecordBatch
     numbers: pa.Array | None = None
@@ -174,7 +173,7 @@ class _Rows:
 
 
 class _Probe:
-    """A join in progress: what of the build side was matched so far."""
+    """A join in progress. Remembers which groups of the build side were matched so far."""
 
     def __init__(self, spec: JoinSpec, build: BuildTable) -> None:
         self._spec = spec
@@ -182,9 +181,9 @@ class _Probe:
         self._build_is_left = build.is_left
         kind = spec.kind
         self._keeps_probe = spec.keeps(left=not build.is_left)
-        # a column from either side is its left one where there is a left row, so those come apart
-        self._alone_apart = self._keeps_probe and spec.coalesces
-        self._alone_between = self._keeps_probe and not spec.coalesces
+        # a column of both sides takes its left source if a batch has left rows, so unmatched rows come apart
+        self._unmatched_apart = self._keeps_probe and spec.coalesces
+        self._unmatched_in_place = self._keeps_probe and not spec.coalesces
         self._remembers = spec.keeps(left=build.is_left) or (kind.is_existence and build.is_left)
         self._matched = np.zeros(build.table.groups, np.bool_)
 
@@ -200,12 +199,12 @@ class _Probe:
                 yield from self._pairs(batch, groups)
             elif not self._build_is_left:
                 wanted = (groups >= 0) == (self._spec.kind is JoinKind.SEMI)
-                yield from self._probed(batch, np.flatnonzero(wanted))
+                yield from self._probe_rows(batch, np.flatnonzero(wanted))
         if self._remembers:
-            yield from self._left_over()
+            yield from self._build_rows()
 
-    def _left_over(self) -> Iterator[pa.RecordBatch]:
-        """Rows of the build side, when all of the other has been seen."""
+    def _build_rows(self) -> Iterator[pa.RecordBatch]:
+        """Emit the build rows that come last: the matched ones for a semi join, else the unmatched ones."""
         build = self._build
         if self._spec.kind is JoinKind.SEMI:
             rows = build.with_match(self._matched)
@@ -215,49 +214,48 @@ class _Probe:
             part = _Rows(build.rows, pa.array(rows[start:stop]))
             yield _joined(self._spec, *_sides(build.is_left, part, None))
 
-    def _probed(self, batch: pa.RecordBatch, rows: Int64s) -> Iterator[pa.RecordBatch]:
-        """These rows of the probe side without partners."""
+    def _probe_rows(self, batch: pa.RecordBatch, rows: Int64s) -> Iterator[pa.RecordBatch]:
+        """Emit rows of the probe side without build rows."""
         if len(rows):
             numbers = None if len(rows) == batch.num_rows else pa.array(rows)
             yield _joined(self._spec, *_sides(not self._build_is_left, _Rows(batch, numbers), None))
 
     def _pairs(self, batch: pa.RecordBatch, groups: Groups) -> Iterator[pa.RecordBatch]:
-        """Every row of the batch with each of its partners."""
+        """Emit each row of the batch with each of its matches."""
         if not self._build.table.groups:
             if self._keeps_probe:
-                yield from self._probed(batch, np.arange(batch.num_rows))
+                yield from self._probe_rows(batch, np.arange(batch.num_rows))
             return
-        for mine, its in self._row_numbers(batch, groups):
-            probed = _Rows(batch, None if _is_whole(mine, batch) else pa.array(mine))
-            built = _Rows(self._build.rows, its)
+        for probe_at, build_at in self._row_numbers(batch, groups):
+            probed = _Rows(batch, None if _is_whole(probe_at, batch) else pa.array(probe_at))
+            built = _Rows(self._build.rows, build_at)
             yield _joined(self._spec, *_sides(self._build_is_left, built, probed))
-        if self._alone_apart:
-            yield from self._probed(batch, np.flatnonzero(groups < 0))
+        if self._unmatched_apart:
+            yield from self._probe_rows(batch, np.flatnonzero(groups < 0))
 
     def _row_numbers(self, batch: pa.RecordBatch, groups: Groups) -> Iterator[tuple[Int64s, pa.Array]]:
-        """Numbers of rows that belong together, of the probe side and of the build side (null for none), in
-        slices of which a batch may be made."""
+        """Yield probe and build row numbers of pairs (null for no match), in slices of one output batch."""
         sizes = _PairSizes(batch, self._build)
-        for mine, its, has in self._slices_of_pairs(groups):
-            for start, stop in sizes.slices(mine, its, has):
-                mask = None if has is None else ~has[start:stop]
-                yield mine[start:stop], pa.array(its[start:stop], mask=mask)
+        for probe_at, build_at, matched in self._slices_of_pairs(groups):
+            for start, stop in sizes.slices(probe_at, build_at, matched):
+                mask = None if matched is None else ~matched[start:stop]
+                yield probe_at[start:stop], pa.array(build_at[start:stop], mask=mask)
 
     def _slices_of_pairs(self, groups: Groups) -> Iterator[tuple[Int64s, Int64s, Bools | None]]:
-        """At most `OUTPUT_ROWS` pairs at a time: row numbers of the probe side, of the build side, and which
-        of these are (None: all)."""
+        """Yield at most `OUTPUT_ROWS` pairs at a time: the row numbers of the probe side and of the build
+        side, and which pairs have a build row (None: all)."""
         table = self._build.table
         found = groups >= 0
         all_found = bool(found.all())
         if table.is_unique:
-            rows = np.arange(len(groups)) if all_found or self._alone_between else np.flatnonzero(found)
+            rows = np.arange(len(groups)) if all_found or self._unmatched_in_place else np.flatnonzero(found)
             for start in range(0, len(rows), OUTPUT_ROWS):
-                mine = rows[start : start + OUTPUT_ROWS]
-                has = found[mine] if self._alone_between and not all_found else None
-                yield mine, table.rows[groups[mine]], has
+                probe_at = rows[start : start + OUTPUT_ROWS]
+                matched = found[probe_at] if self._unmatched_in_place and not all_found else None
+                yield probe_at, table.rows[groups[probe_at]], matched
             return
-        # a row that is alone counts as a pair, too, with any row that is then not looked at
-        counts = np.where(found, np.diff(table.group_starts)[groups], int(self._alone_between))
+        # a row without a match counts as one pair, with an arbitrary build row that is masked later
+        counts = np.where(found, np.diff(table.group_starts)[groups], int(self._unmatched_in_place))
         firsts = np.where(found, table.group_starts[groups], 0)
         ends = np.cumsum(counts)
         begins = ends - counts
@@ -268,28 +266,28 @@ class _Probe:
             last = int(np.searchsorted(ends, stop, "left"))
             here = np.s_[first : last + 1]
             repeated = np.minimum(ends[here], stop) - np.maximum(begins[here], start)
-            mine = np.repeat(np.arange(first, last + 1), repeated)
-            within = np.arange(start, stop) - begins[mine]
-            has = found[mine] if self._alone_between and not all_found else None
-            yield mine, table.rows[firsts[mine] + within], has
+            probe_at = np.repeat(np.arange(first, last + 1), repeated)
+            within = np.arange(start, stop) - begins[probe_at]
+            matched = found[probe_at] if self._unmatched_in_place and not all_found else None
+            yield probe_at, table.rows[firsts[probe_at] + within], matched
 
 
 class _PairSizes:
-    """How much memory pairs take, of a batch of the probe side with rows of the build side."""
+    """Computes the memory of pairs of a probe batch's rows with build rows."""
 
     def __init__(self, batch: pa.RecordBatch, build: BuildTable) -> None:
         self._batch = batch
         self._build = build
 
-    def slices(self, mine: Int64s, its: Int64s, has: Bools | None) -> Iterator[tuple[int, int]]:
-        """Where to cut pairs so that none of the parts takes more than `OUTPUT_BYTES`, one pair aside."""
-        mine_at_most = self._batch.nbytes
+    def slices(self, probe_at: Int64s, build_at: Int64s, matched: Bools | None) -> Iterator[tuple[int, int]]:
+        """Return where to cut pairs so that no part takes more than `OUTPUT_BYTES`, unless it is one pair."""
+        most_of_probe = self._batch.nbytes
         if not self._build.table.is_unique:
-            mine_at_most = len(mine) * self._largest_row
-        if mine_at_most + len(mine) * self._build.largest_row <= OUTPUT_BYTES:
-            return iter(((0, len(mine)),))
-        its_sizes = self._build.sizes[its]
-        return _cut(self._sizes[mine] + (its_sizes if has is None else its_sizes * has))
+            most_of_probe = len(probe_at) * self._largest_row
+        if most_of_probe + len(probe_at) * self._build.largest_row <= OUTPUT_BYTES:
+            return iter(((0, len(probe_at)),))
+        build_sizes = self._build.sizes[build_at]
+        return _cut(self._sizes[probe_at] + (build_sizes if matched is None else build_sizes * matched))
 
     @cached_property
     def _sizes(self) -> Int64s:
@@ -301,7 +299,7 @@ class _PairSizes:
 
 
 def _cut(sizes: Int64s) -> Iterator[tuple[int, int]]:
-    """Ranges of rows of about `OUTPUT_BYTES` at most, and of `OUTPUT_ROWS`."""
+    """Yield ranges of at most `OUTPUT_ROWS` rows and `OUTPUT_BYTES`, or of one larger row."""
     up_to = np.cumsum(sizes)
     start = 0
     while start < len(sizes):
@@ -313,18 +311,18 @@ def _cut(sizes: Int64s) -> Iterator[tuple[int, int]]:
 
 
 def _is_whole(rows: Int64s, batch: pa.RecordBatch) -> bool:
-    """Whether ascending row numbers are all the rows of a batch, each once."""
+    """Return whether ascending row numbers are all the rows of a batch, each once."""
     count = batch.num_rows
     return len(rows) == count and (count == 0 or bool((rows == np.arange(count)).all()))
 
 
 def _sides(left_first: bool, one: _Rows, other: _Rows | None) -> tuple[_Rows | None, _Rows | None]:
-    """Left and right, of two sides of which the first is the left one or not."""
+    """Return two sides as (left, right). ``left_first``: whether ``one`` is the left side."""
     return (one, other) if left_first else (other, one)
 
 
 def _joined(spec: JoinSpec, left: _Rows | None, right: _Rows | None) -> pa.RecordBatch:
-    """Rows of the result: those of one side beside those of the other, or beside nulls."""
+    """Make rows of the result: rows of one side beside rows of the other, or beside nulls."""
     some = left or right
     assert some is not None
     columns = []
@@ -335,6 +333,6 @@ def _joined(spec: JoinSpec, left: _Rows | None, right: _Rows | None) -> pa.Recor
             column = right.column(source.right)
         else:
             column = pa.nulls(some.count, field.type)
-        # what is from either side may differ in whether fields of structs can be null
+        # the sources of one column may differ in the nullability of struct fields
         columns.append(column if column.type.equals(field.type) else column.cast(field.type))
     return pa.RecordBatch.from_arrays(columns, schema=spec.schema)

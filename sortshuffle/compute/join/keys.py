@@ -1,20 +1,21 @@
-"""Finding the rows of one side of a join that have the key of a row of the other.
+"""Finds the rows of one side of a join whose keys equal those of the other side's rows.
 
-Keys are compared as Spark compares them: -0.0 equals 0.0, NaN equals NaN, strings and binaries by their
-bytes, structs field by field with null equal to null. A null key has no partner, unless that key is compared
+Keys are compared as in Spark: -0.0 equals 0.0, NaN equals NaN, strings and binaries compare by their bytes,
+structs field by field with null equal to null. A null key has no match, unless that key is compared
 null-safely (``<=>``).
 
-    key columns --> Keys: rank columns of the rows that can have a partner --> 64-bit hashes
+    key columns --> Keys: rank columns of the rows that can have a match --> 64-bit hashes
     Keys of the build side --> KeyTable: rows grouped by key, groups in a hash table
 
-The table is one of open addressing, in NumPy arrays, searched for a batch of keys at once: first every key's
-own slot, then for those that found another key there the next slot, and so on. One plain key of up to 64 bits
-is hashed by a bijection, so its hash is the key; others are compared, once for each row that is searched.
+The hash table uses open addressing in NumPy arrays and is searched for a batch of keys at once: first at each
+key's home slot, then at the next slot for the keys that found another key, and so on. A single plain key of
+up to 64 bits is hashed by a bijection, so equal hashes mean equal keys; other keys are also compared, once
+for each row that is looked up.
 
-1.5 million int64 keys, searched by 6 million, on one core: this 0.20 to 0.33 s, Arrow's hash join of keys and
-row numbers 0.44 to 0.53, Arrow's index_in 0.45 (without the rows of equal keys), NumPy's searchsorted 0.59
-with the searched keys sorted first. Of twenty bytes of text: this 1.5 s, Arrow's 1.1; but Arrow makes
-its tables anew in every call, and so cannot be asked batch by batch.
+1.5 million int64 keys, looked up for 6 million rows, on one core: this table 0.20 to 0.33 s, Arrow's hash
+join of keys and row numbers 0.44 to 0.53, Arrow's index_in 0.45 (without the rows of equal keys), NumPy's
+searchsorted 0.59 after sorting the looked-up keys. Twenty bytes of text: this table 1.5 s, Arrow 1.1; but
+Arrow rebuilds its table in every call, so it cannot be used batch by batch.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ Groups = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 
 NO_GROUP = -1
-SLOTS_PER_GROUP = 2  # at least; 1.5 million groups searched by 6 million took 0.42 s with 1, 0.20 with 2
-MOSTLY = 0.5  # reasoned: a comparison takes from one side or from both
+SLOTS_PER_GROUP = 2  # at least; 1.5 million groups, 6 million look-ups: 0.42 s with 1, 0.20 with 2
+MOSTLY = 0.5  # reasoned, not measured: a comparison takes rows of one side or of both
 TABLE_BYTES_PER_ROW = 96
-"""What making a table takes for each row at most, beside the rank columns: 12 bytes for each of up to four
-slots, and hashes, order and starts while the rows are grouped."""
+"""Most bytes per row that making a table takes beside the rank columns: 12 bytes for each of up to four
+slots, and the hashes, order and starts while the rows are grouped."""
 
 _GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)  # odd, so that multiplying by it is a bijection
 _HALF = np.uint64(32)
@@ -47,8 +48,8 @@ _HALF = np.uint64(32)
 
 @dataclass(frozen=True, slots=True)
 class JoinKeyColumns:
-    """What two sides are joined by. ``left``, ``right``: positions of the columns, pair by pair of one type.
-    ``null_safe``: whether a null of that pair equals a null."""
+    """The columns by which two sides are joined. ``left``, ``right``: positions of the columns; each pair has
+    one type. ``null_safe``: for each pair, whether null equals null."""
 
     left: tuple[int, ...]
     right: tuple[int, ...]
@@ -57,7 +58,7 @@ class JoinKeyColumns:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of those of ``rows`` rows that can have a partner. ``at``: their positions, None for all."""
+    """The keys of those of ``rows`` rows that can have a match. ``at``: positions of these, None for all."""
 
     columns: Sequence[RankColumn]
     rows: int
@@ -65,27 +66,27 @@ class Keys:
 
     @staticmethod
     def of(batch: pa.RecordBatch, columns: Sequence[int], null_safe: Sequence[bool]) -> Keys:
-        """The keys of a batch that are in these columns."""
+        """Return the keys that a batch has in ``columns``."""
         keys = pa.record_batch([batch.column(at) for at in columns], [str(at) for at in range(len(columns))])
         valid: Bools | None = None
         for column, safe in zip(keys.columns, null_safe, strict=True):
             if column.null_count and not safe:
-                its = np.asarray(column.is_valid())
-                valid = its if valid is None else valid & its
+                column_valid = np.asarray(column.is_valid())
+                valid = column_valid if valid is None else valid & column_valid
         at = None
         if valid is not None:
             at = np.flatnonzero(valid)
             keys = keys.take(pa.array(at))
         ranks: list[RankColumn] = []
         for position, safe in enumerate(null_safe):
-            its_ranks = RowOrder((position,)).ranks(keys).columns
-            # where a type has several the first is the validity, and here every key is valid
-            ranks += its_ranks if safe or len(its_ranks) == 1 else its_ranks[1:]
+            key_ranks = RowOrder((position,)).ranks(keys).columns
+            # if a type has several rank columns, the first is the validity, and here every key is valid
+            ranks += key_ranks if safe or len(key_ranks) == 1 else key_ranks[1:]
         return Keys(ranks, batch.num_rows, at)
 
     @property
     def count(self) -> int:
-        """How many rows can have a partner."""
+        """Number of rows that can have a match."""
         return self.rows if self.at is None else len(self.at)
 
     @property
@@ -94,11 +95,11 @@ class Keys:
 
     @property
     def are_hashes(self) -> bool:
-        """Whether different keys have different hashes. A matter of type alone."""
+        """Whether different keys always have different hashes. Depends on the types alone."""
         return len(self.columns) == 1 and isinstance(self.columns[0], np.ndarray)
 
     def hashes(self) -> Hashes:
-        """Equal for equal keys, and evenly spread in the high bits. Shape (count,)."""
+        """Return hashes that are equal for equal keys and evenly spread in the high bits. Shape (count,)."""
         if not self.columns:  # structs without fields are all equal
             return np.zeros(self.count, np.uint64)
         first = self.columns[0]
@@ -111,18 +112,18 @@ class Keys:
         return hash_rows(pa.record_batch([_array(each) for each in self.columns], names))
 
     def take(self, rows: Int64s) -> Keys:
-        """Those at these places among the ones that can have a partner."""
+        """Select keys by position among the rows that can have a match."""
         ranks = Ranks(self.columns, self.count).take(rows)
         return Keys(ranks.columns, len(rows), None)
 
     def equal(self, other: Keys) -> Bools:
-        """Row by row, of as many."""
+        """Compare row by row with as many other keys."""
         same = np.ones(self.count, np.bool_)
-        for mine, its in zip(self.columns, other.columns, strict=True):
-            if isinstance(mine, np.ndarray):
-                same &= mine == its
+        for column, other_column in zip(self.columns, other.columns, strict=True):
+            if isinstance(column, np.ndarray):
+                same &= column == other_column
             else:
-                same &= np.asarray(pc.equal(_array(mine), _array(its)))
+                same &= np.asarray(pc.equal(_array(column), _array(other_column)))
         return same
 
 
@@ -131,10 +132,9 @@ def _array(column: RankColumn) -> pa.Array:
 
 
 class KeyTable:
-    """The rows of one side, grouped by key. Rows of a group are in ascending order.
-
-    ``group_starts``: where the rows of each group begin among `rows`, and behind the last its end.
-    """
+    """A hash table of the rows of one side, grouped by key. The rows of a group are in ascending order.
+    ``rows``: row numbers, group after group. ``group_starts``: where each group begins in `rows`, then the
+    end of the last group."""
 
     __slots__ = ("_bits", "_exact", "_first", "_slot_group", "_slot_hash", "group_starts", "rows")
 
@@ -151,16 +151,16 @@ class KeyTable:
 
     @property
     def groups(self) -> int:
-        """How many different keys there are."""
+        """Number of distinct keys."""
         return len(self.group_starts) - 1
 
     @property
     def is_unique(self) -> bool:
-        """Whether every key is that of one row."""
+        """Whether each key has a single row."""
         return self.groups == len(self.rows)
 
     def find(self, keys: Keys) -> Groups:
-        """The group of each row's key, `NO_GROUP` where there is none. Shape (keys.rows,)."""
+        """Return the group of each row's key, or `NO_GROUP` if there is none. Shape (keys.rows,)."""
         if keys.at is None:
             return self._find(keys)
         found = np.full(keys.rows, NO_GROUP, np.int32)
@@ -175,18 +175,17 @@ class KeyTable:
             return found
         wrong = self._other_keys(self._first, keys, found)
         while len(wrong):
-            behind = slots[wrong] + 1
-            found[wrong] = self._with_hash(hashes[wrong], behind)
-            slots[wrong] = behind
+            next_slots = slots[wrong] + 1
+            found[wrong] = self._with_hash(hashes[wrong], next_slots)
+            slots[wrong] = next_slots
             wrong = wrong[self._other_keys(self._first, keys.take(wrong), found[wrong])]
         return found
 
     def _with_hash(self, hashes: Hashes, slots: Int64s) -> Groups:
-        """The next group of each hash from a slot on, `NO_GROUP` where there is none. ``slots`` become those
-        of the groups."""
+        """Return each hash's next group from its slot on, or `NO_GROUP`; set ``slots`` to those groups'."""
         found = self._slot_group[slots]
         missed = self._slot_hash[slots] != hashes
-        # another hash in the slot; an empty one says that there is no such key, and may have any hash
+        # go on where another hash is; an empty slot, which may hold any hash, shows that there is no such key
         rest = np.flatnonzero(missed & (found >= 0))
         found[missed] = NO_GROUP
         at, hashes = slots[rest], hashes[rest]
@@ -196,15 +195,15 @@ class KeyTable:
             missed = self._slot_hash[at] != hashes
             hits = rest[~missed]
             found[hits], slots[hits] = groups[~missed], at[~missed]
-            on = missed & (groups >= 0)
-            rest, at, hashes = rest[on], at[on], hashes[on]
+            unfinished = missed & (groups >= 0)
+            rest, at, hashes = rest[unfinished], at[unfinished], hashes[unfinished]
         return found
 
     @staticmethod
     def _other_keys(first: Keys, keys: Keys, groups: Groups) -> Int64s:
-        """Which of the keys were given the group of another key."""
+        """Return the positions of keys whose group, found by hash, is that of another key."""
         found = groups >= 0
-        if np.count_nonzero(found) > MOSTLY * len(found):  # cheaper than taking the searched keys, too
+        if np.count_nonzero(found) > MOSTLY * len(found):  # cheaper than also taking the looked-up keys
             same = first.take(np.maximum(groups, 0).astype(np.int64)).equal(keys)
             return np.flatnonzero(found & ~same)
         hits = np.flatnonzero(found)
@@ -215,13 +214,13 @@ class KeyTable:
         return slots
 
     def _slots(self, hashes: Hashes) -> tuple[Hashes, Groups]:
-        """The hash and the group in every slot: a group's own, or the next that is free. The groups come in
-        the order of their hashes, so that is the slot behind the group before or a later one."""
+        """Return the hash and the group in each slot. A group is in its home slot or in the next free one.
+        The groups are in the order of their hashes, so each goes to a later slot than the previous group."""
         groups = len(hashes)
         numbers = np.arange(groups)
         slots = np.maximum.accumulate(self._home(hashes) - numbers) + numbers
         last = int(slots[-1]) if groups else 0
-        size = max(1 << self._bits, last + 1) + 1  # the last is empty: there every search ends
+        size = max(1 << self._bits, last + 1) + 1  # the last slot is empty: every search ends there
         slot_hash = np.zeros(size, np.uint64)
         slot_group = np.full(size, NO_GROUP, np.int32)
         slot_hash[slots] = hashes
@@ -230,7 +229,7 @@ class KeyTable:
 
 
 def _grouped(keys: Keys, hashes: Hashes) -> tuple[Int64s, Int64s]:
-    """Rows in the order of (hash, key, row), and where among them each key begins."""
+    """Return the rows in the order of (hash, key, row), and where each key begins among them."""
     order = np.argsort(hashes)
     begins = _changes(hashes[order])
     if len(begins) == len(order):
@@ -242,7 +241,7 @@ def _grouped(keys: Keys, hashes: Hashes) -> tuple[Int64s, Int64s]:
     same = keys.take(order).equal(keys.take(np.repeat(order[begins], counts)))
     if same.all():
         return order, begins
-    # different keys of one hash are rare: their rows are told apart by the full order
+    # different keys with one hash are rare: separate their rows by a full sort
     groups = np.repeat(np.arange(len(begins)), counts)
     mixed = np.unique(groups[~same])
     rows = np.sort(order[np.isin(groups, mixed)])
@@ -258,7 +257,7 @@ def _grouped(keys: Keys, hashes: Hashes) -> tuple[Int64s, Int64s]:
 
 
 def _ascending_within(order: Int64s, begins: Int64s) -> Int64s:
-    """The same groups of rows, each with its rows ascending."""
+    """Return the same groups of rows, with the rows of each group ascending."""
     starts = np.zeros(len(order), np.int64)
     starts[begins] = 1
     packed: Int64s = np.sort(np.cumsum(starts) << 32 | order)  # a table has less than 2**31 rows
@@ -271,7 +270,7 @@ def _changes(ordered: npt.NDArray[np.generic]) -> Int64s:
 
 
 def _is_change(ordered: npt.NDArray[np.generic]) -> Bools:
-    """Whether a value differs from the one before; the first does."""
+    """Return for each value whether it differs from the previous one; True for the first."""
     changed = np.ones(len(ordered), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=changed[1:])
     return changed

@@ -1,12 +1,12 @@
-"""Joining two streams that are sorted by their keys: for sides of which neither fits into memory.
+"""Joins two streams that are sorted by their keys, for sides neither of which fits into memory.
 
-Of each stream there is a window in memory, a batch or what is left of it. Step: the bound is the smaller of
-the windows' last keys. Rows below it have all their partners in the windows, so these parts are joined there,
-as in `compute.join.hash_join`. Rows at the bound may go on in batches to come: they are joined on their own.
-Of such a key the rows of one side are held, of the side that has fewer of them, and the other's pass by.
+Memory holds a window on each stream: a batch, or the rest of one. In each step the bound is the smaller of
+the windows' last keys. Rows below the bound have all their matches in the windows, so these parts are joined
+as in `compute.join.hash_join`. Rows whose key is the bound may continue in later batches, so they are joined
+separately: the rows of the side with fewer of them are held, and the other side's rows stream past them.
 
-So memory holds two windows, and the rows that one key has on the side that has fewer. That is the limit: if
-they do not fit, there is an `InsufficientBuffersError`.
+So memory holds two windows, and the rows of one key on the side with fewer of them. If these rows do not fit,
+the join raises `InsufficientBuffersError`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Batches = Iterator[pa.RecordBatch]
 
 
 def merge_join(spec: JoinSpec, left: Batches, right: Batches, memory: MemoryBudget) -> Batches:
-    """The whole join of two streams, each sorted by its key columns, ascending and nulls first."""
+    """Join two streams, each sorted by its key columns, ascending with nulls first."""
     lefts = _Cursor(left, spec.keys.left, memory)
     rights = _Cursor(right, spec.keys.right, memory)
     of_one_key = memory.share(memory.limit, "rows of one key")
@@ -44,7 +44,7 @@ def merge_join(spec: JoinSpec, left: Batches, right: Batches, memory: MemoryBudg
 
 
 def _joined(spec: JoinSpec, left: pa.RecordBatch, right: pa.RecordBatch) -> Batches:
-    """Two parts of which neither has partners elsewhere."""
+    """Join two parts whose rows have no matches outside these parts."""
     if right.num_rows == 0:
         return alone(spec, [left], left=True)
     if left.num_rows == 0:
@@ -57,7 +57,7 @@ def _joined(spec: JoinSpec, left: pa.RecordBatch, right: pa.RecordBatch) -> Batc
 def _of_one_key(
     spec: JoinSpec, lefts: _Cursor, rights: _Cursor, key: KeyRow, memory: MemoryBudget
 ) -> Batches:
-    """All rows of this key, with which either or both windows begin."""
+    """Join all rows of ``key``, which is the first key of one window or of both."""
     both = lefts.begins_with(key) and rights.begins_with(key)
     if not both or not spec.keys_of(lefts.first_row(), left=True).count:
         yield from alone(spec, lefts.at(key), left=True)
@@ -70,8 +70,8 @@ def _of_one_key(
         held, others = (held_left, held_right) if left_is_fewer else (held_right, held_left)
         schema = (lefts if left_is_fewer else rights).schema
         build = BuildTable(spec, held.joined(schema), is_left=left_is_fewer)
-        passing = chain(others.handed_on(), right if left_is_fewer else left)
-        yield from probe(spec, build, passing)
+        streamed = chain(others.handed_on(), right if left_is_fewer else left)
+        yield from probe(spec, build, streamed)
     finally:
         held_left.release()
         held_right.release()
@@ -80,7 +80,7 @@ def _of_one_key(
 def _hold_fewer(
     left: Batches, held_left: HeldRows, right: Batches, held_right: HeldRows, memory: MemoryBudget
 ) -> bool:
-    """Hold batches of both sides in turn until one has no more; whether that is the left one."""
+    """Hold batches of both sides alternately until one side ends. Return whether the left side ended."""
     while True:
         for batches, held in ((left, held_left), (right, held_right)):
             batch = next(batches, None)
@@ -96,7 +96,7 @@ def _hold_fewer(
 
 
 class _Cursor:
-    """A sorted stream: a window on it, charged to ``memory``, and what comes behind."""
+    """Reads a sorted stream through a window, which is charged to ``memory``."""
 
     def __init__(self, batches: Batches, columns: tuple[int, ...], memory: MemoryBudget) -> None:
         self._batches = iter(batches)
@@ -112,7 +112,7 @@ class _Cursor:
         return self._window.schema
 
     def advance(self) -> bool:
-        """Have rows in the window; False if there are none any more."""
+        """Read the next batch if the window is empty. Return False at the end of the stream."""
         while self._ranks.rows == 0:
             self.release()
             batch = next(self._batches, None)
@@ -133,16 +133,16 @@ class _Cursor:
         return self._window.slice(0, 1)  # type: ignore[union-attr]
 
     def below(self, key: KeyRow) -> pa.RecordBatch:
-        """Take the rows below this key from the window."""
+        """Take the rows below ``key`` from the window."""
         return self._take(self._ranks.count_up_to(key, inclusive=False))
 
     def at(self, key: KeyRow) -> Batches:
-        """Take the rows of this key, which is the least that is left."""
+        """Take the rows of ``key`` from the stream. No remaining key is less than ``key``."""
         while self.advance() and self.begins_with(key):
             yield self._take(self._ranks.count_up_to(key))
 
     def rest(self) -> Batches:
-        """Take all that is left."""
+        """Take all remaining rows."""
         while self.advance():
             yield self._take(self._ranks.rows)
 
