@@ -8,7 +8,6 @@ from sortshuffle.errors import ProtocolError
 from sortshuffle.service.client.client_channel import Asked, ClientChannel
 from sortshuffle.service.wire.protocol import (
     DamageReport,
-    FoundOutput,
     Header,
     Kind,
     MapOutputAddress,
@@ -58,11 +57,9 @@ class Question(ClientChannel):
 
 def find_question(asked: Asked, output: MapOutputAddress) -> Question:
     """Ask for a finished map output; the answer is a `FoundOutput` or None."""
-
-    def unpack(header: Header, body: bytearray) -> FoundOutput | None:
-        return unpack_find_response(header, body)
-
-    return Question(asked, lambda number: pack_find_request(number, output), Kind.FIND_RESPONSE, unpack)
+    return Question(
+        asked, lambda number: pack_find_request(number, output), Kind.FIND_RESPONSE, unpack_find_response
+    )
 
 
 def remove_question(asked: Asked, application: str, shuffle: int, token: bytes) -> Question:

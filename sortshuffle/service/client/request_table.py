@@ -122,18 +122,22 @@ class RequestTable:
         return True
 
     def answer(self, header: Header, body: bytearray) -> bool:
-        """Accept a frame other than data. Returns whether it answers a channel that is still wanted. Raises
-        `ProtocolError`, `ServiceUnavailableError` if the service ends the connection."""
+        """Accept a frame other than data. Returns whether it answers a question that is still wanted. A
+        question has one answer, so its number is free afterwards. Raises `ProtocolError`,
+        `ServiceUnavailableError` if the service ends the connection."""
         if header.kind is Kind.ERROR_RESPONSE:
             self._refuse(ErrorResponse.unpack(header, bytes(body)))
             return False
         channel = self._channel(header)
         if channel is None:
+            del self._abandoned[header.channel]
             return False
         try:
             channel.answer(header, body)
         except ProtocolError as error:
             raise self._breach(channel, error) from error
+        del self._requested[header.channel]
+        channel.lost()
         return True
 
     def _refuse(self, response: ErrorResponse) -> None:

@@ -156,8 +156,21 @@ def test_a_question_is_answered_once() -> None:
     question: Question = find_question(ASKED, OUTPUT)
     side.open(question)
     assert side.hear(pack_find_response(0, None))
-    assert (question.is_complete, question.result) == (True, None)
-    with pytest.raises(BreachError, match="FIND_RESPONSE that was not asked for"):
+    assert (question.is_complete, question.result, question.is_requested) == (True, None, False)
+    side.table.leave(question)
+    with pytest.raises(ProtocolError, match="FIND_RESPONSE for channel 0, which is none"):
+        side.hear(pack_find_response(0, None))
+
+
+def test_a_late_answer_ends_a_cancelled_question() -> None:
+    side = Side()
+    question: Question = find_question(ASKED, OUTPUT)
+    side.open(question)
+    side.table.leave(question)
+    assert side.posted[1:] == [pack_cancel(0)]
+    assert not side.hear(pack_find_response(0, None))
+    assert not question.is_complete
+    with pytest.raises(ProtocolError, match="FIND_RESPONSE for channel 0, which is none"):
         side.hear(pack_find_response(0, None))
 
 
