@@ -408,7 +408,7 @@ def serving(
             shutil.rmtree(directory)
             eventually(lambda: not served.threads(), "all connections have ended", PATIENCE)
             # what other services are told of removals ends in its own time-out
-            served.engine._telling.shutdown(wait=True)
+            served.engine._removal_threads.shutdown(wait=True)
             eventually(lambda: not _clients_threads(), "all clients have ended", PATIENCE)
     finally:
         engines.MOST_WRITERS = before

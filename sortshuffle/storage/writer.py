@@ -5,19 +5,19 @@
        any state --abandon--> abandoned (both files deleted)
 
 Rules
-* The last call is `finish()` or `abandon()`. As a context manager, an exception abandons.
-* A subpartition's buffers in a region come together, in one call or several: to come back to a subpartition
-  is a `StateError`.
+* The last call is `finish()` or `abandon()`. As a context manager, the writer abandons on an exception.
+* A subpartition's buffers in a region come together, in one call or several: coming back to a subpartition
+  raises `StateError`.
 * Subpartitions come in the file's order (`write_order`). Their offsets are computed when the region ends. An
-  empty one has the offset where it would begin.
+  empty one gets the offset at which it would begin.
 * A `NewPair` takes the bytes: files of this host (`storage.files.local_pair`) or, if the base path is a URL,
-  objects of a store (`storage.stored.stored_pair`). Neither has its name before `finish()`.
-* With a key, payloads are encrypted when they are appended: each is bound to its place, which is known only
-  then (`format.encryption`). At most `ENCRYPTED_AT_ONCE` and a buffer, or one run, is encrypted at a time.
-* A region is one gathered append (several, past `PIECES_AT_ONCE`). The last region's entries and the index's
-  end are one write.
-* No fsync: like Spark's own shuffle files these need not survive a crash of the machine, and checksums find a
-  damaged one.
+  objects of a store (`storage.stored.stored_pair`). Neither file gets its name before `finish()`.
+* With a key, payloads are encrypted as they are appended: each is bound to its place, which is not known
+  earlier (`format.encryption`). At most `ENCRYPTED_AT_ONCE` and a buffer, or one run, is encrypted at a time.
+* A region is one gathered append (several, beyond `PIECES_AT_ONCE`). The last region's entries and the end of
+  the index are one write.
+* No fsync: like Spark's own shuffle files, these need not survive a crash of the machine, and checksums find
+  damage.
 
 Single-threaded. Owns the new pair. Does not own the buffers: they may be freed when a call returns.
 """
@@ -47,26 +47,26 @@ from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.urls import is_url, mounted
 from sortshuffle.storage.stored.stored_pair import StoredPair
 
-PIECES_AT_ONCE = IOV_MAX  # gathered for one append; one write to a local file takes no more
+PIECES_AT_ONCE = IOV_MAX  # most pieces for one append, as one write to a local file takes no more
 _PIECES_PER_BUFFER = 3
-# Bytes of ciphertext that are in memory beside the plain buffers until they are appended. An append of that
-# size takes far longer than its call
+# Bytes of ciphertext that may be in memory, in addition to the plain buffers, until they are appended. An
+# append of that size takes far longer than its system call
 ENCRYPTED_AT_ONCE = 8 * MIB
 
 
 class NewPair(Protocol):
-    """The two files of a result partition while they are written. `commit` or `discard` is the last call; a
-    `commit` that fails is followed by `discard`."""
+    """The two files of a result partition while they are written. The last call is `commit` or `discard`;
+    after a `commit` that fails it is `discard`."""
 
     def append_data(self, pieces: Sequence[BytesLike]) -> None: ...
 
     def append_index(self, data: bytes) -> None: ...
 
     def commit(self) -> None:
-        """Give both their names, the index last."""
+        """Give both files their names, the index last."""
 
     def discard(self) -> None:
-        """Delete both."""
+        """Delete both files."""
 
 
 class _State(Enum):
@@ -79,7 +79,7 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class _OpenExtent:
-    """What an index entry says of an extent, while buffers are appended to it."""
+    """The values of an index entry while buffers are appended to its extent."""
 
     subpartition: int
     bytes: int = 0
@@ -94,18 +94,19 @@ class _OpenExtent:
         self.checksums.append(buffer.checksum)
 
     def entry(self) -> tuple[int, ...]:
-        """The fields of `ENTRY`, without the offset."""
+        """Return the fields of `ENTRY`, with 0 for the offset."""
         digest = checksum_of_checksums(self.checksums)
         return (0, self.bytes, self.raw_bytes, self.records, digest, len(self.checksums), 0)
 
 
 class PartitionedFileWriter:
-    """Writes one result partition. Raises `OutOfDiskError` when the disk is full, `StateError` when
-    called out of order, FileExistsError when this attempt's file is there already (a store is not asked),
-    OSError with the URL when a store fails.
+    """Writes one result partition. Raises `OutOfDiskError` if the disk is full, `StateError` if called out of
+    order, FileExistsError if this attempt's file exists already (a store is not asked), OSError with the URL
+    if a store fails.
 
-    ``makes_directory``: make the directory, if all hosts have mounted it. Else, and on a disk of this host, a
-    missing directory is a FileNotFoundError. ``key``: the application's, where its files are encrypted."""
+    ``makes_directory``: make the directory, if all hosts have mounted it. Otherwise, and on a disk of this
+    host, a missing directory is a FileNotFoundError. ``key``: the application's, if its files are encrypted.
+    """
 
     def __init__(
         self,
@@ -128,11 +129,11 @@ class PartitionedFileWriter:
         self._kinds: list[RegionKind] = []
         self._entries: Entries = np.empty(0, ENTRY)
         self._region_start = HEADER_BYTES
-        self._written = -1  # position in the write order of the last subpartition of this region
-        self._extent: _OpenExtent | None = None  # its extent, which may go on
+        self._written = -1  # position in the write order of this region's last subpartition
+        self._extent: _OpenExtent | None = None  # its extent, which may grow
         self._index_digest = xxhash.xxh3_64()
         self._index_bytes = 0
-        self._index: list[bytes] = []  # what the next write to the index file takes
+        self._index: list[bytes] = []  # pieces for the next write to the index file
         self._state = _State.BETWEEN_REGIONS
         self._add_to_index(header.pack(INDEX_MAGIC))
         self._pair = _new_pair(file, makes_directory)
@@ -149,7 +150,7 @@ class PartitionedFileWriter:
         return [*range(first, count), *range(first)]
 
     def start_region(self, kind: RegionKind = RegionKind.UNICAST) -> None:
-        """Begin a region. In a broadcast region the one extent is written as subpartition 0's."""
+        """Begin a region. In a broadcast region the only extent is written as subpartition 0's."""
         self._expect(_State.BETWEEN_REGIONS)
         self._entries = np.zeros(self.header.subpartitions, ENTRY)
         self._region_start = self.data_bytes
@@ -158,7 +159,7 @@ class PartitionedFileWriter:
         self._state = _State.IN_REGION
 
     def write_extents(self, extents: Sequence[tuple[int, list[SealedBuffer]]]) -> None:
-        """Append extents of these subpartitions, or parts of them, in the write order."""
+        """Append extents of these subpartitions, or parts of extents, in the write order."""
         self._expect(_State.IN_REGION)
         with self._failing():
             pieces: list[BytesLike] = []
@@ -184,7 +185,7 @@ class PartitionedFileWriter:
                 self._pair.append_data(pieces)
 
     def write_run(self, run: ExtentRun) -> None:
-        """Append whole extents of a unicast region at once, in the write order, each the only data of its
+        """Append whole extents of a unicast region at once, in the write order, each the only one of its
         subpartition."""
         self._expect(_State.IN_REGION)
         with self._failing():
@@ -249,14 +250,14 @@ class PartitionedFileWriter:
         self.abandon()
 
     def _next_place(self, subpartition: int) -> BufferPlace:
-        """The place of the next buffer. No other buffer is ever encrypted for its offset: after a failed
-        append only `abandon` is allowed."""
+        """Return the place of the next buffer. No other buffer is ever encrypted for its offset: after a
+        failed append only `abandon` is allowed."""
         is_broadcast = self._kinds[-1] is RegionKind.BROADCAST
         return BufferPlace(self.data_bytes, len(self._kinds) - 1, None if is_broadcast else subpartition)
 
     def _last_position(self, run: ExtentRun) -> int:
-        """The position of a run's last subpartition in the write order. Raises `StateError` unless the run is
-        in that order, behind what is written."""
+        """Return the position of a run's last subpartition in the write order. Raises `StateError` unless the
+        run is in that order and follows what is written."""
         first, count = self.header.first_subpartition, self.header.subpartitions
         numbers = run.subpartitions
         if len(numbers) and int(numbers.min()) >= 0 and int(numbers.max()) < count:
@@ -267,7 +268,7 @@ class PartitionedFileWriter:
         raise StateError(f"a run of extents comes out of order in region {len(self._kinds) - 1}")
 
     def _extent_of(self, subpartition: int) -> _OpenExtent:
-        """The open extent of a subpartition; a new one if another is open."""
+        """Return the open extent of a subpartition, after beginning it if another one is open."""
         extent = self._extent
         if extent is None or extent.subpartition != subpartition:
             self._begin_extent(subpartition)
@@ -291,7 +292,6 @@ class PartitionedFileWriter:
         self._written = position
 
     def _end_extent(self) -> None:
-        """Fill in the entry of the open extent."""
         extent, self._extent = self._extent, None
         if extent is not None:
             self._entries[extent.subpartition] = extent.entry()
@@ -299,7 +299,7 @@ class PartitionedFileWriter:
             self.buffers += len(extent.checksums)
 
     def _place_extents(self) -> None:
-        """Give each subpartition its offset: one behind the other, in the write order."""
+        """Give the subpartitions consecutive offsets, in the write order."""
         count = self.header.subpartitions
         order = (np.arange(count) + self.header.first_subpartition) % count
         sizes = self._entries["bytes"][order]
@@ -327,7 +327,7 @@ class PartitionedFileWriter:
         self._index.append(data)
 
     def _write_index(self) -> None:
-        """One write for all that was added, because each call releases Python's lock."""
+        """Write all added pieces with one call, because each call releases Python's lock."""
         self._pair.append_index(b"".join(self._index))
         self._index.clear()
 

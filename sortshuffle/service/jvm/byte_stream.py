@@ -1,10 +1,10 @@
-"""`ByteStream`: the bytes of one connection of a JVM, received and sent in few system calls.
+"""`ByteStream`: receives and sends the bytes of one connection of a JVM, in few system calls.
 
-    received, fill   small messages through a buffer: one call receives what the JVM wrote at once
-                     large ones without it, into the caller's memory
-    send             several pieces in one call, behind those of send_later
+    received, fill   small messages go through a buffer: one call receives all that the JVM has written
+                     large ones go straight into the caller's memory
+    send             sends several pieces in one call, after those that send_later has queued
 
-Each system call releases Python's lock and may wait for it afterwards, which takes longer than the call.
+Each system call releases Python's lock and may then wait to take it again, which lasts longer than the call.
 
 Single-threaded. Does not own the socket.
 """
@@ -18,7 +18,7 @@ from sortshuffle import calls
 from sortshuffle.format.checksum import BytesLike
 from sortshuffle.options import KIB
 
-BUFFER_BYTES = 64 * KIB  # a tiny map task's frame and FINISH fit
+BUFFER_BYTES = 64 * KIB  # room for the frame and the FINISH of a tiny map task
 
 
 class StreamEndedError(Exception):
@@ -26,22 +26,22 @@ class StreamEndedError(Exception):
 
 
 class ByteStream:
-    """Raises `StreamEndedError` where the connection ends."""
+    """The stream of one connection. Its methods raise `StreamEndedError` when the connection ends."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
-        self._held = self._buffer[:0]  # bytes that were received and not yet asked for
+        self._held = self._buffer[:0]  # received, but not yet handed out
         self._unsent: list[BytesLike] = []
 
     def received(self, size: int) -> bytearray:
-        """The next bytes."""
+        """Return the next ``size`` bytes."""
         data = bytearray(size)
         self.fill(memoryview(data))
         return data
 
     def fill(self, view: memoryview) -> None:
-        """Receive as many bytes as the view has."""
+        """Receive bytes until the view is full."""
         while len(view):
             if not self._held:
                 if len(view) >= BUFFER_BYTES:
@@ -53,15 +53,15 @@ class ByteStream:
             view, self._held = view[count:], self._held[count:]
 
     def has_received(self, data: bytes) -> bool:
-        """Whether these bytes are known to come next."""
+        """Return whether the next bytes are in the buffer already and equal ``data``."""
         return self._held[: len(data)] == data
 
     def send_later(self, piece: BytesLike) -> None:
-        """Send it with what is sent next, ahead of that."""
+        """Queue a piece. The next `send` sends it in front of its own pieces."""
         self._unsent.append(piece)
 
     def send(self, pieces: Sequence[BytesLike]) -> None:
-        """Send pieces, 1024 at most: a system call takes no more."""
+        """Send at most 1024 pieces, the limit of the system call. Queued pieces count towards that."""
         if self._unsent:
             pieces, self._unsent = [*self._unsent, *pieces], []
         try:

@@ -3,14 +3,14 @@
     RemoteBlocks   through the shuffle services of other hosts       (`service.jvm.remote`)
     StoredBlocks   from storage that every host sees                 (`service.jvm.stored`)
 
-Both find the index of each map output first. They read a small map output whole and keep it, if there is
-room: each of a thousand tasks wants some bytes of it, and a request for each costs more than all of it. Of
-the others they keep the index, and fetch extents as every reader of this package does (`reading.fetcher`):
-ahead, in threads, within a budget. They differ in where indexes and extents come from, and in what it means
-when one does not come.
+Both first find the index of each map output. If there is room, they read a small map output whole and keep
+it: each of a thousand tasks wants some bytes of it, and a request for each task costs more than the whole map
+output. For the others they keep the index, and fetch extents as every reader of this package does
+(`reading.fetcher`): ahead, in threads, within a budget. They differ in the source of indexes and extents, and
+in what it means if one cannot be read.
 
-All requests share what is kept (`KnownElsewhere`, thread-safe). `BlocksElsewhere` belongs to one request and
-one thread; threads of its own find map outputs and fetch.
+All requests share what is kept (`KnownElsewhere`, thread-safe). A `BlocksElsewhere` belongs to one request
+and one thread, and starts threads that find map outputs and fetch.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from sortshuffle.service.jvm.protocol import Block, ReadRequest
 from sortshuffle.service.jvm.small_outputs import SmallOutput, is_small
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 
-READ_AHEAD_BYTES = 32 * MIB  # that one request may hold, half of what a task of this package reads ahead
-THREADS = 4  # that fetch, verify and decompress for one request; as many as a task of this package has
-# Of indexes that are kept for the next request. Those of 1,000 map outputs with 1,000 subpartitions take
-# 48 MB; without room for them each reduce task would ask for all of them again
+READ_AHEAD_BYTES = 32 * MIB  # for one request: half of what a task of this package reads ahead
+THREADS = 4  # to fetch, verify and decompress for one request: as many as for a task of this package
+# Bytes of indexes to keep for later requests. Those of 1,000 map outputs with 1,000 subpartitions take 48 MB;
+# without room for them each reduce task would request all of them again
 MOST_INDEX_BYTES = 64 * MIB
-# Of an index beside its entries: measured by tracemalloc, with 10 and with 1,000 subpartitions
+# Bytes of an index in addition to its entries: measured by tracemalloc, with 10 and with 1,000 subpartitions
 INDEX_OVERHEAD_BYTES = 1400
 
 
 class KnownIndexes:
-    """Indexes of map outputs elsewhere; the longest unused goes first. Thread-safe; the lock is a leaf."""
+    """Indexes of map outputs elsewhere. Drops the least recently used. Thread-safe; the lock is a leaf."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -78,7 +78,7 @@ class KnownIndexes:
             self._drop(file_id)
 
     def forget_all(self, shuffle: int) -> None:
-        """Those of a shuffle."""
+        """Forget all indexes of a shuffle."""
         with self._lock:
             ids = [file_id for file_id, index in self._known.items() if index.writer.exchange == shuffle]
             for file_id in ids:
@@ -95,11 +95,11 @@ def _kept_bytes(index: Index) -> int:
 
 
 Known: TypeAlias = SmallOutput | Index
-"""The records of a small map output, or the index of another."""
+"""The records of a small map output, or the index of a larger one."""
 
 
 class KnownElsewhere:
-    """What an engine knows of map outputs elsewhere, kept for the next request. ``small``: records of small
+    """What an engine knows of map outputs elsewhere, kept for later requests. ``small``: records of small
     ones; ``indexes``: of the others. Thread-safe."""
 
     def __init__(self, small: KnownOutputs) -> None:
@@ -110,7 +110,7 @@ class KnownElsewhere:
         return self.get_all((file_id,)).get(file_id)
 
     def get_all(self, ids: Sequence[bytes]) -> dict[bytes, Known]:
-        """By id; those of which nothing is known are left out."""
+        """Return what is known, by id. Unknown map outputs are left out."""
         found: dict[bytes, Known] = {}
         for file_id, kept in zip(ids, self.small.get_all(ids), strict=True):
             known = kept.small if isinstance(kept, SmallMapOutput) else self.indexes.get(file_id)
@@ -119,8 +119,8 @@ class KnownElsewhere:
         return found
 
     def keep(self, index: Index, file: PartitionedFile, read: Callable[[], SmallOutput | None]) -> Known:
-        """Keep, and return, the records of a small map output if there is room for them, else its index.
-        ``read``: reads the records, or returns None where the index has to do."""
+        """Keep and return the records of a small map output if there is room for them, else its index.
+        ``read``: reads the records, or returns None if the index has to do."""
         if is_small(index) and self.small.has_room_for_small():
             small = read()
             if small is not None:
@@ -130,20 +130,19 @@ class KnownElsewhere:
         return index
 
     def forget(self, file_id: bytes) -> None:
-        """It is damaged or gone."""
+        """Forget a map output that is damaged or gone."""
         self.small.forget(file_id)
         self.indexes.forget(file_id)
 
     def forget_all(self, shuffle: int) -> None:
-        """A shuffle is removed."""
+        """Forget all map outputs of a removed shuffle."""
         self.small.forget_all(PartitionedFile.prefix_of(shuffle))
         self.indexes.forget_all(shuffle)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A block whose map output was found. ``number``: of the block in the request. ``path``: of the data
-    file, as errors name it."""
+    """A block whose map output was found. ``number``: in the request. ``path``: of the data file."""
 
     number: int
     block: Block
@@ -157,13 +156,13 @@ class Found:
 
     @property
     def index(self) -> Index:
-        """Of a map output that is not small."""
+        """The index of a map output whose records are not kept."""
         assert isinstance(self.known, Index)
         return self.known
 
     @property
     def data_bytes(self) -> int:
-        """The size of the data file."""
+        """The size of the data file in bytes."""
         known = self.known
         if isinstance(known, Index):
             return known.data_bytes
@@ -171,15 +170,15 @@ class Found:
 
 
 class Elsewhere(Protocol):
-    """A place of map outputs other than this host's files."""
+    """A source of map outputs other than this host's files."""
 
     def blocks(self, request: ReadRequest, numbered: Sequence[tuple[int, Block]]) -> BlocksElsewhere:
-        """A reader of these blocks. ``numbered``: each with its number in the request."""
+        """Return a reader of these blocks. ``numbered``: each with its number in the request."""
 
 
 class BlocksElsewhere(ABC):
-    """Reads ``blocks``, each with its number in the request. ``blocks_begun``: how many of them `pieces` has
-    begun. The caller closes it."""
+    """Reads ``blocks``, each with its number in the request. ``blocks_begun``: the number of blocks that
+    `pieces` has begun. The caller closes it."""
 
     def __init__(self, blocks: Sequence[tuple[int, Block]]) -> None:
         self._blocks = blocks
@@ -190,7 +189,7 @@ class BlocksElsewhere(ABC):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of extents so far, including those of small map outputs that were known."""
+        """Bytes of extents read so far, including those of small map outputs that were known."""
         return self._metrics.counts["bytes_read"] + self._small_bytes
 
     @abstractmethod
@@ -199,25 +198,25 @@ class BlocksElsewhere(ABC):
 
     @abstractmethod
     def pieces(self) -> Iterator[BytesLike]:
-        """The bytes of records, block by block, after `locate`. Raises `LostBlocksError`."""
+        """Yield the bytes of records, block by block, after `locate`. Raises `LostBlocksError`."""
 
     def close(self) -> None:
-        """Stop fetching and let go of everything. May be called again."""
+        """Stop fetching and release everything. May be called again."""
         self._found.clear()
 
     @abstractmethod
     def _channels(self, found: Found) -> Iterator[InputChannel]:
-        """The channels to the extents of a block whose index is known."""
+        """Yield the channels to the extents of a block whose index is known."""
 
     def _blocks_of(self, place: Place) -> set[int]:
-        """The numbers of the blocks whose map output has the file of this place."""
+        """Return the numbers of the blocks whose map output has the file of this place."""
         name = base_name(place.file)
         return {each.number for each in self._found if base_name(each.path) == name}
 
     def _pieces(self) -> Iterator[BytesLike]:
-        """The bytes of records of all blocks that were found, in their order. Raises what fetching raises."""
-        # One fetcher for all: it goes on fetching while small map outputs come from memory
-        with closing(self._fetched()) as fetched:
+        """Yield the bytes of records of all found blocks, in their order. Raises the errors of fetching."""
+        # one fetcher for all: it goes on fetching while small map outputs come from memory
+        with closing(self._fetch_records()) as fetched:
             piece = next(fetched, None)  # fetching begins here, even if the first blocks come from memory
             for begun, found in enumerate(self._found, 1):
                 self.blocks_begun = begun
@@ -230,12 +229,11 @@ class BlocksElsewhere(ABC):
             assert piece is None, "pieces come in the order of their blocks"
 
     def _slice(self, block: Block, small: SmallOutput) -> BytesLike:
-        """The records of a block of a small map output."""
         self._small_bytes += small.stored_bytes(block.first, block.end)
         return small.records(block.first, block.end)
 
-    def _fetched(self) -> Generator[tuple[int, BytesLike], None, None]:
-        """The records of map outputs whose index is known. Each piece comes with its block's place in
+    def _fetch_records(self) -> Generator[tuple[int, BytesLike], None, None]:
+        """Yield the records of map outputs whose index is known. Each piece comes with its block's place in
         `_found`, counted from 1."""
         numbered = [each for each in enumerate(self._found, 1) if isinstance(each[1].known, Index)]
         for codec, same_codec in groupby(numbered, lambda each: each[1].index.header.codec):
@@ -250,7 +248,7 @@ class BlocksElsewhere(ABC):
 
 
 def check_range(block: Block, subpartitions: int) -> None:
-    """Raises `UsageError` where a map output with so many subpartitions does not have the block's."""
+    """Raise `UsageError` if a map output with this number of subpartitions lacks any of the block's."""
     if block.end > subpartitions:
         raise UsageError(
             f"subpartitions {block.first} to {block.end - 1} of a map output that has {subpartitions}"
@@ -258,6 +256,6 @@ def check_range(block: Block, subpartitions: int) -> None:
 
 
 def base_name(path: str) -> str:
-    """Of the map output that a file belongs to: the same for each of its files, in any directory."""
+    """Return the base name of the map output that a file belongs to, the same for each of its files."""
     file = PartitionedFile.of(path)
     return os.path.basename(file.base if file is not None else path)

@@ -1,11 +1,11 @@
-"""`Engine`: what all connections of the JVMs of this host share.
+"""`Engine`: the state that all connections of the JVMs of this host share.
 
     connection, connection, ..  -->  Engine  -->  MapOutputs      the files of the application on this host
-                                             -->  segments        what frames are received into
-                                             -->  memory          records that wait for their region
-                                             -->  KnownElsewhere  of map outputs on other hosts, and at a URL
+                                             -->  segments        receive frames from the socket
+                                             -->  memory          for records that wait for their region
+                                             -->  KnownElsewhere  map outputs on other hosts, and at a URL
 
-Any thread may call any method. Each shared part has a lock of its own; all locks are leaves.
+Any thread may call any method. Each shared part has its own lock; all locks are leaves.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ from sortshuffle.service.wire.protocol import MapOutputAddress
 from sortshuffle.storage.files.urls import is_url, root_and_application
 from sortshuffle.storage.stored.stored_cleaning import remove_remains
 
-# Map outputs that are written at the same time; further ones wait. Each has a segment, which costs nothing
+# Map outputs that may be written at the same time; more must wait. Each has a segment, which costs nothing
 # but address space until a frame comes
 MOST_WRITERS = 256
 # The most that their segments take of a limited address space. A service that a Python worker starts inherits
-# the worker's limit (spark.executor.pyspark.memory), which is mostly less than 256 segments take. It has an
-# engine even if no JVM of the application ever asks for one
+# the worker's limit (spark.executor.pyspark.memory), which is usually less than 256 segments take. That
+# service has an engine even if no JVM of the application ever asks for one
 SEGMENTS_SHARE = 1 / 4
-# Bytes of records that each writer may hold whatever the others do: two frames, and the memory to write them.
-# With less every frame would be a region
+# Bytes of records that each writer may hold whatever the others hold: two frames, and the memory to write
+# them. With less, every frame would become a region
 FLOOR_BYTES = 16 * MIB
-TELL_TIMEOUT = 10.0  # seconds in which another host must hear that a shuffle is removed
-TELLERS = 4  # threads that tell other hosts: a few silent hosts must not delay the others
-WRITER_TIMEOUT = 600.0  # seconds for which a task waits for another one to finish writing
+TELL_TIMEOUT = 10.0  # seconds for another host to accept the removal of a shuffle
+TELLERS = 4  # threads for such requests: a few silent hosts must not delay the others
+WRITER_TIMEOUT = 600.0  # seconds that a task waits for another one to finish writing
 SWEEP_AFTER = PARTIAL_SETTLES + 1.0  # seconds
 MEMORY_OPTION = "spark.sortshuffle.manager.memory"
 
@@ -73,9 +73,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """``application``: its id. ``address``: of this host's service. ``write_memory``: bytes of records that
-    wait for their region. ``codec``, ``codec_level``: of new map outputs. ``clients``: how other hosts'
-    services are asked. ``keeper``: the process that keeps this one running."""
+    """``application``: its id. ``address``: of this host's service. ``write_memory``: bytes for records that
+    wait for their region. ``codec``, ``codec_level``: for new map outputs. ``clients``: how to reach other
+    hosts' services. ``keeper``: the process that keeps this one running."""
 
     application: str
     address: str
@@ -89,9 +89,9 @@ class EngineSettings:
 @dataclass(frozen=True, slots=True)
 class SharedHomes:
     """``paths``: the application's shared homes on this host, or its one home at a URL. ``token``: the
-    application's, hex digits; empty while no JVM has registered. ``keep``: the homes stay when it ends.
-    ``of_spark``: those in directories that Spark makes. If Spark has removed the directory, the home is not
-    made again."""
+    application's, hex digits; empty until a JVM has registered. ``keep``: the homes stay when the application
+    ends. ``of_spark``: the homes in directories that Spark makes; after Spark has removed the directory, such
+    a home is not made again."""
 
     paths: tuple[str, ...]
     token: str = ""
@@ -100,18 +100,18 @@ class SharedHomes:
 
 
 class Engine:
-    """``homes``: returns the shared homes that executors have registered; called anew each time."""
+    """``homes``: returns the shared homes that executors have registered; called anew for each use."""
 
     def __init__(self, settings: EngineSettings, homes: Callable[[], SharedHomes]) -> None:
         self.settings = settings
         self._homes_now = homes
-        self._homes_before = SharedHomes(())
-        self._home_locks: dict[str, threading.Lock] = {}  # a lock for each home
-        self._making = threading.Lock()  # guards the dict
-        self._ready: set[str] = set()  # homes that were made
+        self._last_homes = SharedHomes(())
+        self._home_locks: dict[str, threading.Lock] = {}  # by home
+        self._locks_guard = threading.Lock()  # guards the dict of locks
+        self._ready: set[str] = set()  # homes that this engine has made
         known = KnownOutputs()
         self._key: EncryptionKey | None = None
-        self._keying = threading.Lock()
+        self._key_lock = threading.Lock()
         self.outputs = MapOutputs(lambda: self._registered().paths, known, self._homes, lambda: self._key)
         self._most_writers = most_writers()
         segments = NetworkBufferPool(self._most_writers, SEGMENT_BYTES, option=MEMORY_OPTION)
@@ -126,22 +126,22 @@ class Engine:
             settings.codec_level,
         )
         self._writers = threading.BoundedSemaphore(self._most_writers)
-        self._telling = ThreadPoolExecutor(TELLERS, thread_name_prefix="sortshuffle-remove")
+        self._removal_threads = ThreadPoolExecutor(TELLERS, thread_name_prefix="sortshuffle-remove")
         self._silent = SilentServices()
         self._remote = RemoteSettings.of(settings.application, settings.clients)
         self._stored = StoredSettings.at("", known)
 
     def _registered(self) -> SharedHomes:
-        """What executors have registered. If somebody empties the temporary directory with the registrations,
-        the last answer holds: otherwise all map outputs would count as lost."""
-        found = self._homes_now()
-        if found.paths:
-            self._homes_before = found
-        return self._homes_before
+        """Return what executors have registered. If the temporary directory with the registrations is
+        emptied, the last answer holds: otherwise all map outputs would count as lost."""
+        homes = self._homes_now()
+        if homes.paths:
+            self._last_homes = homes
+        return self._last_homes
 
     @property
     def port(self) -> int:
-        """Of this host's service."""
+        """The port of this host's service."""
         return split_address(self.settings.address)[1]
 
     @property
@@ -150,17 +150,17 @@ class Engine:
         return bool(self._registered().paths)
 
     def prepare(self) -> None:
-        """Make the shared homes ready, where an earlier engine may have left unfinished files."""
+        """Make the shared homes ready. An earlier engine may have left unfinished files in them."""
         try:
             self._homes()
-        except (OSError, SortShuffleError) as error:  # a task that writes gets the error
+        except (OSError, SortShuffleError) as error:  # a task that writes will get the error
             _log.warning("the shared homes are not ready: %s", error)
 
     def use_key(self, secret: bytes) -> None:
-        """Take the key of the application's files, which each of its JVMs sends. It is kept in memory only.
-        Raises `ProtocolError` for a key that is malformed or differs from the first; `WorkerSetupError` where
+        """Take the key of the application's files, which each of its JVMs sends, and keep it in memory only.
+        Raises `ProtocolError` for a key that is malformed or differs from the first; `WorkerSetupError` if
         this Python cannot encrypt."""
-        with self._keying:
+        with self._key_lock:
             try:
                 key = EncryptionKey(bytes(secret))
             except ValueError as error:
@@ -173,8 +173,8 @@ class Engine:
 
     @contextmanager
     def writing(self, request: WriteRequest) -> Iterator[MapOutputWriting]:
-        """A new map output. It is abandoned unless it is finished. Waits while too many are being written.
-        Raises `BufferTimeoutError`, and as `MapOutputs.new` does."""
+        """Begin a new map output, and abandon it unless it is finished. Waits while too many are being
+        written. Raises `BufferTimeoutError`, and as `MapOutputs.new` does."""
         if not self._writers.acquire(timeout=WRITER_TIMEOUT):
             raise BufferTimeoutError(
                 f"{self._most_writers} map outputs are written on this host at the same time, and none was"
@@ -190,26 +190,27 @@ class Engine:
             self._writers.release()
 
     def read(self, request: ReadRequest) -> BlockReader:
-        """A reader of these blocks. The caller closes it."""
+        """Return a reader of these blocks. The caller closes it."""
         stored = next(filter(is_url, self._registered().paths), "")
-        if stored:  # then no service is asked, whatever the request names
+        if stored:  # no service is asked then, whatever the request names
             elsewhere = replace(self._stored, home=stored, key=self._key)
             return BlockReader(request, self.outputs, "", elsewhere)
         remote = self._remote if self._key is None else replace(self._remote, key=self._key)
         return BlockReader(request, self.outputs, self.settings.address, remote)
 
     def remove(self, request: RemoveRequest) -> None:
-        """Delete a shuffle's map outputs here, and tell the named services in the background. Where one does
-        not answer, its map outputs go with the application.
+        """Delete a shuffle's map outputs here, and ask the named services to do the same, in the background.
+        If one does not answer, its map outputs stay until the application ends.
 
-        `EVERYTHING` means that the application ends: the files at its URL are deleted now. Those on hosts go
-        with the rendezvous of each."""
+        `EVERYTHING` means that the application ends: delete its files at its URL now. Each host's rendezvous
+        deletes those on the host.
+        """
         if request.shuffle == EVERYTHING:
             self._remove_stored()
             return
         for service in request.services:
             if service != self.settings.address:
-                self._telling.submit(self._tell, service, request.shuffle)
+                self._removal_threads.submit(self._tell, service, request.shuffle)
         self._remove(request.shuffle)
 
     def _remove_stored(self) -> None:
@@ -219,8 +220,8 @@ class Engine:
                 remove_remains(*root_and_application(home))
 
     def remove_for_peer(self, shuffle: MapOutputAddress) -> bool:
-        """Delete a shuffle's map outputs here, because the engine of the driver's host asks for it. False,
-        and nothing is deleted, where this engine is not of that application."""
+        """Delete a shuffle's map outputs here, at the request of the engine on the driver's host. Returns
+        False, and deletes nothing, if this engine does not belong to that application."""
         token = self._registered().token
         known = bool(token) and shuffle.application == self.settings.application
         if not known or not hmac.compare_digest(shuffle.file_id, bytes.fromhex(token)):
@@ -239,7 +240,7 @@ class Engine:
             home_failures.note_failure(error)
 
     def _tell(self, service: str, shuffle: int) -> None:
-        """Tell a service on another host that a shuffle is removed, unless it is passed over."""
+        """Ask a service on another host to remove a shuffle, unless the service is skipped."""
         began = self._silent.begin_attempt(service)
         if began is None:
             return
@@ -255,7 +256,7 @@ class Engine:
             if isinstance(error, ServiceUnavailableError):
                 if self._silent.failed(service, began):
                     _log.warning(
-                        "%s is told of no removal for %g s, and longer each time: it does not answer",
+                        "%s gets no removal requests for %g s, and longer each time: it does not answer",
                         service,
                         RETRY_AFTER,
                     )
@@ -265,32 +266,32 @@ class Engine:
             clients.close()
 
     def _homes(self) -> tuple[str, ...]:
-        """The shared homes, made when they are first asked for. Writers pass over one that cannot be made
-        (`homes.directories`). Raises OSError where the home at a URL is not visible here."""
-        found = self._registered()
-        if not found.paths:
+        """Return the shared homes, and make each when it is first needed. Writers skip a home that cannot be
+        made (`homes.directories`). Raises OSError if the home at a URL is not visible here."""
+        registered = self._registered()
+        if not registered.paths:
             raise StateError("no executor has registered a directory for map outputs of this host")
-        for home in found.paths:
+        for home in registered.paths:
             if is_url(home):
                 expect_stored_home(home)
                 continue
-            with self._making:
+            with self._locks_guard:
                 lock = self._home_locks.setdefault(home, threading.Lock())
-            with lock:  # of this home only: a disk that hangs stops no writer of other homes
+            with lock:  # of this home only: a disk that hangs blocks no writer of other homes
                 if home not in self._ready or not calls.isdir(home):
-                    self._make(home, found)
-        return found.paths
+                    self._make(home, registered)
+        return registered.paths
 
     def _sweep_later(self, home: str) -> None:
-        """Remove the unfinished files of an engine that was killed: nobody locks them, and they are old."""
+        """Start a timer that removes what a killed engine left: unfinished files, old and not locked."""
         timer = threading.Timer(SWEEP_AFTER, _sweep, (home,))
         timer.daemon = True
         timer.start()
 
-    def _make(self, home: str, found: SharedHomes) -> None:
+    def _make(self, home: str, registered: SharedHomes) -> None:
         try:
-            makes_root = home not in found.of_spark
-            make_shared_home(home, self.settings.keeper, found.keep, makes_root=makes_root)
+            makes_root = home not in registered.of_spark
+            make_shared_home(home, self.settings.keeper, registered.keep, makes_root=makes_root)
         except OSError as error:
             if home_failures.is_homes_fault(error):
                 remove_unowned(home)
@@ -305,7 +306,7 @@ class Engine:
 def _close(writing: MapOutputWriting) -> None:
     try:
         writing.close()
-    except OSError as error:  # the map output is finished or abandoned all the same
+    except OSError as error:  # the map output is finished or abandoned nevertheless
         _log.warning("what a map output left unfinished is not wholly removed: %s", error)
 
 
@@ -317,7 +318,7 @@ def _sweep(home: str) -> None:
 
 
 def most_writers() -> int:
-    """How many map outputs may be written at the same time in the address space of this process."""
+    """Return how many map outputs may be written at a time in the address space of this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft == resource.RLIM_INFINITY:
         return MOST_WRITERS

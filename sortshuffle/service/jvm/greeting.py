@@ -1,11 +1,11 @@
-"""The greeting: the 16 bytes that a JVM and the engine send each other first (docs/manager.md).
+"""The greeting: the first 16 bytes that a JVM and the engine send each other (docs/manager.md).
 
-The engine's greeting has the port of its service: after a restart that may be another one. Port 0 refuses the
-JVM's key, and the reply that follows says why.
-The JVM's greeting has the length of the key that follows it. The application's files are encrypted by that
-key. The launcher sends no key.
+The engine's greeting holds the port of its service, because the port may change with a restart. Port 0 means
+that the engine refuses the JVM's key; a reply with the reason follows.
+The JVM's greeting holds the length of the key that follows it. That key encrypts the application's files. The
+launcher sends no key.
 
-Standard library only: the launcher sends a greeting, too, and each JVM's first shuffle waits for it.
+Standard library only: the launcher sends a greeting too, and the first shuffle of each JVM waits for it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _MOST_PORT = (1 << 16) - 1
 
 
 def pack_greeting(port: int = 0) -> bytes:
-    """``port``: of this host's service, if the engine greets."""
+    """Return a greeting without a key. ``port``: the port of this host's service, if the engine greets."""
     return GREETING.pack(MAGIC, VERSION, port)
 
 
 def check_greeting(data: bytes | bytearray, is_of_engine: bool = False) -> int:
-    """The last field of a greeting: the engine's port, or the length of a JVM's key. Raises `ProtocolError`
-    unless the peer speaks this version."""
+    """Return the last field of a greeting: the engine's port, or the length of a JVM's key. Raises
+    `ProtocolError` unless the peer speaks this version."""
     magic, version, last = GREETING.unpack(data)
     if magic != MAGIC:
         raise ProtocolError(f"the peer is no shuffle manager: it begins with {magic!r}")

@@ -1,7 +1,7 @@
-"""`LostBlocksError`: which blocks of a request are lost.
+"""`LostBlocksError`: says which blocks of a request are lost.
 
-A `DataLossError` is about one place, this one about a request. It does not leave the engine: the JVM gets it
-in a reply, and makes Spark run the map tasks again.
+A `DataLossError` concerns one place, this error a whole request. It does not leave the engine: the engine
+reports it to the JVM in a reply, and the JVM makes Spark run the map tasks again.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 
 class LostBlocksError(Exception):
-    """``blocks``: the numbers of those whose map outputs are lost. ``is_reachable``: False where the service
-    of their host does not answer."""
+    """``blocks``: numbers of the lost blocks. ``is_reachable``: False if their service does not answer."""
 
     def __init__(self, blocks: Sequence[int], why: str, is_reachable: bool = True) -> None:
         super().__init__(why)

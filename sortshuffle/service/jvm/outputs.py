@@ -1,21 +1,21 @@
 """`MapOutputs`: the map outputs of an application on this host, as its engine reads and writes them.
 
-    `new`           a map output begins, in a shared home that has room
-    `keep_written`  a small one is complete
-    `open`          one is read: it is known, or found by its name in a shared home
-    `remove`        all finished ones of a shuffle are forgotten and deleted
+    `new`           begins a map output, in a shared home that has room
+    `keep_written`  keeps the records of a small map output that is complete
+    `open`          returns a map output to read: a known one, or one found by its name in a shared home
+    `remove`        forgets and deletes all finished map outputs of a shuffle
 
-`KnownOutputs` keeps map outputs for the next request: the verified index and the open data file of each, or
-the records of a small one. A map output of this host that is damaged or gone is forgotten at once, and looked
-for again when it is asked for again.
+`KnownOutputs` keeps map outputs for later requests: the verified index and the open data file of each, or the
+records of a small one. A map output of this host that turns out to be damaged or gone is forgotten at once;
+the next request looks for it again.
 
 Rules
-* A name alone proves nothing: what is opened carries the file id that the request names.
-* The shared homes are asked for anew each time: executors come with directories of their own.
-* A home that fails is passed over for a while (`homes.home_failures`).
+* A name alone proves nothing: an opened map output must carry the file id that the request names.
+* The list of shared homes is fetched anew for each call: new executors bring new directories.
+* A home that fails is skipped for a while (`homes.home_failures`).
 * A home at a URL is the only one. Its map outputs are written and removed here, and read by `StoredBlocks`.
 
-Lock order: the lock is a leaf; files are opened, closed and deleted under no lock.
+Lock order: the lock is a leaf; files are opened, closed and deleted while no lock is held.
 """
 
 from __future__ import annotations
@@ -46,36 +46,33 @@ from sortshuffle.storage.files.urls import is_url, retry
 from sortshuffle.storage.stored.stored_cleaning import remove_exchange
 from sortshuffle.storage.writer import PartitionedFileWriter
 
-# bytes of indexes that are kept: one of a map output with 1,000 subpartitions takes 56 KB
+# bytes of indexes to keep: the index of a map output with 1,000 subpartitions takes 56 KB
 MOST_INDEX_BYTES = 32 << 20
-# bytes of small map outputs that are kept: 1,000 with 1,000 short records each, one a subpartition, take 36
-# MB
+# bytes of small map outputs to keep: 1,000 with 1,000 short records each, one per subpartition, take 36 MB
 MOST_SMALL_BYTES = 48 << 20
-MOST_FILES = 2048  # data files that are kept open, or a quarter of what the process may open if that is less
-# seconds since a small map output was last read, after which it makes room for another. Those of one stage
-# must not displace each other: reading one whole pays only if all of its subpartitions are then read from
-# memory
+MOST_FILES = 2048  # data files to keep open, at most a quarter of the process's limit
+# seconds without a read after which a small map output makes room for another. Those of one stage must not
+# displace each other: reading one whole pays only if all of its subpartitions are then read from memory
 IDLE = 10.0
 
 Homes = Callable[[], Sequence[str]]
-"""Shared homes of the application, in an order that stays."""
+"""Returns the shared homes of the application, always in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenPair:
-    """The state of a map output's two files when they had been written: of each its inode, its size in bytes,
-    and its time of change in ns."""
+    """The state of a map output's files: for each its inode, its size in bytes, its change time in ns."""
 
     data: tuple[int, int, int]
     index: tuple[int, int, int]
 
     @staticmethod
     def of(file: PartitionedFile) -> WrittenPair:
-        """As they are now. Raises OSError."""
+        """Return the state of the files now. Raises OSError."""
         return WrittenPair(_stamp(file.data_path), _stamp(file.index_path))
 
     def is_still(self, file: PartitionedFile) -> bool:
-        """Whether both are as they were. An error of the system counts as a change: then they are read."""
+        """Return whether both files are unchanged. A system error counts as a change: the files are read."""
         try:
             return WrittenPair.of(file) == self
         except OSError:
@@ -84,7 +81,7 @@ class WrittenPair:
 
 class SmallMapOutput:
     """A finished map output, of this host or from elsewhere, with its records in memory (``small``).
-    ``written``: the state of its files, if this engine wrote it and nobody has read it yet."""
+    ``written``: the state of its files, if this engine wrote them and no request has checked them yet."""
 
     __slots__ = ("file", "file_id", "kept_bytes", "small", "subpartitions", "used_at", "written")
 
@@ -101,11 +98,11 @@ class SmallMapOutput:
 
 
 class IndexedMapOutput:
-    """A finished map output of this host that is open and read extent by extent. ``reader``: of its data
+    """A finished map output of this host that is open and read extent by extent. ``reader``: reads its data
     file; ``entries``: of its index, shape (regions, subpartitions); ``bytes``: of each extent, int64, same
     shape.
 
-    It owns the reader. The last user's reference closes it: a map output that is forgotten may still be read.
+    Owns the reader. The last reference closes it: a map output that was forgotten may still be in use.
     """
 
     def __init__(self, file: PartitionedFile, index: Index, reader: PartitionedFileReader) -> None:
@@ -126,8 +123,8 @@ class IndexedMapOutput:
 MapOutput: TypeAlias = SmallMapOutput | IndexedMapOutput
 
 
-def _opened(file: PartitionedFile, file_id: bytes, reads_small: bool, key: EncryptionKey | None) -> MapOutput:
-    """``reads_small``: read it whole if it is small. Raises as `MapOutputs.open` does."""
+def _load(file: PartitionedFile, file_id: bytes, reads_small: bool, key: EncryptionKey | None) -> MapOutput:
+    """Open a finished map output; if ``reads_small``, read a small one whole. Raises as `MapOutputs.open`."""
     index = read_index(file, file_id)
     reader = PartitionedFileReader(file, file_id, str(index.writer), key=key)
     try:
@@ -143,9 +140,9 @@ def _opened(file: PartitionedFile, file_id: bytes, reads_small: bool, key: Encry
 
 
 class KnownOutputs:
-    """Map outputs that were read, and small ones that were written, by file id. Of those with an index the
-    longest unused goes first. Small ones go only when nobody has read them for `IDLE` seconds.
-    ``clock``: seconds."""
+    """Map outputs that were read, and small ones that were written, by file id. Beyond a limit, the least
+    recently used map output with an index is dropped. Small map outputs are dropped only after `IDLE` seconds
+    without a read. ``clock``: returns seconds."""
 
     def __init__(
         self,
@@ -159,17 +156,17 @@ class KnownOutputs:
         self._most_files = _files_allowed() if most_files is None else most_files
         self._clock = clock
         self._lock = threading.Lock()
-        self._indexed: OrderedDict[bytes, IndexedMapOutput] = OrderedDict()  # the longest unused first
+        self._indexed: OrderedDict[bytes, IndexedMapOutput] = OrderedDict()  # the least recently used first
         self._small: OrderedDict[bytes, SmallMapOutput] = OrderedDict()
         self._index_bytes = self._small_bytes = 0
 
     def get_all(self, file_ids: Sequence[bytes]) -> list[MapOutput | None]:
-        """Each map output, or None where it is not known."""
+        """Return each map output, or None where it is not known."""
         now = self._clock()
         with self._lock:
-            return [self._used(file_id, now) for file_id in file_ids]
+            return [self._touch(file_id, now) for file_id in file_ids]
 
-    def _used(self, file_id: bytes, now: float) -> MapOutput | None:
+    def _touch(self, file_id: bytes, now: float) -> MapOutput | None:
         small = self._small.get(file_id)
         if small is not None:
             small.used_at = now
@@ -181,16 +178,16 @@ class KnownOutputs:
         return indexed
 
     def has_room_for_small(self) -> bool:
-        """Whether another small map output would be kept."""
+        """Return whether there is room to keep another small map output."""
         with self._lock:
             idle = self._drop_idle()
             has_room = self._small_bytes < self._most_small_bytes
-        del idle  # freed under no lock
+        del idle  # freed while no lock is held
         return has_room
 
     def keep(self, output: MapOutput) -> None:
         with self._lock:
-            dropped = [self._drop(output.file_id)]  # if another thread opened it, too
+            dropped = [self._drop(output.file_id)]  # another thread may have opened the same one
             output.used_at = self._clock()
             if isinstance(output, SmallMapOutput):
                 self._small[output.file_id] = output
@@ -200,7 +197,7 @@ class KnownOutputs:
                 self._index_bytes += output.kept_bytes
             while len(self._indexed) > 1 and self._has_too_many():
                 dropped.append(self._drop(next(iter(self._indexed))))
-        del dropped  # closes files, under no lock, unless somebody reads them
+        del dropped  # closes files, while no lock is held, unless a thread reads them
 
     def forget(self, file_id: bytes) -> None:
         with self._lock:
@@ -208,7 +205,7 @@ class KnownOutputs:
         del dropped
 
     def forget_all(self, prefix: str) -> None:
-        """Forget those whose files' names have this prefix."""
+        """Forget all map outputs whose file names begin with ``prefix``."""
         with self._lock:
             known: list[MapOutput] = [*self._indexed.values(), *self._small.values()]
             names = [each.file_id for each in known if _name(each.file).startswith(prefix)]
@@ -237,8 +234,8 @@ class KnownOutputs:
 
 
 class MapOutputs:
-    """``homes``: where finished ones are. ``writable``: where new ones go; None for the same. ``key``:
-    returns the application's key, or None where its files are not encrypted."""
+    """``homes``: where finished map outputs are. ``writable``: where new ones go; None for the same homes.
+    ``key``: returns the application's key, or None if its files are not encrypted."""
 
     def __init__(
         self,
@@ -250,20 +247,20 @@ class MapOutputs:
         self._key = key
         self._homes = homes
         self._writable = writable or homes
-        # counts each begin and each end; a map output that is opened meanwhile is not kept
+        # counts the beginning and the end of each removal; a map output opened meanwhile is not kept
         self._removals = 0
         self._known = known or KnownOutputs()
 
     def new(self, shuffle: int, map_index: int, map_id: int, header: FileHeader) -> PartitionedFileWriter:
-        """The writer of a map output, in a home that has room; the homes take turns. A home at a URL is the
-        only one: nothing is written elsewhere if it fails.
+        """Return the writer of a new map output. Successive ones rotate over the homes that have room. A home
+        at a URL is the only one: if it fails, nothing is written elsewhere.
 
-        Raises `OutOfDiskError` if none has room, OSError if none can be used.
+        Raises `OutOfDiskError` if no home has room, OSError if none can be used.
         """
 
         def create(home: str) -> PartitionedFileWriter:
             file = PartitionedFile.named(home, shuffle, map_index, map_id)
-            # The driver makes the home at a URL: if it is missing, the mount or the application is gone.
+            # the driver makes the home at a URL: if it is missing, the mount or the application is gone
             return PartitionedFileWriter(file, header, makes_directory=False, key=self._key())
 
         homes = tuple(self._writable())
@@ -272,23 +269,23 @@ class MapOutputs:
         return Directories(homes).create(map_id, create)
 
     def known(self, file_ids: Sequence[bytes]) -> list[MapOutput | None]:
-        """The map outputs with these ids; None for one that is to be opened."""
+        """Return the known map outputs with these ids, None for each that must be opened."""
         return [
             each if each is not None and self._is_unchanged(each) else None
             for each in self._known.get_all(file_ids)
         ]
 
     def open(self, shuffle: int, map_index: int, map_id: int, file_id: bytes) -> MapOutput:
-        """The map output that carries the id.
+        """Return the map output that carries the id.
 
-        Raises `MissingDataError` if there is none, `CorruptDataError` if the file of its name is damaged,
+        Raises `MissingDataError` if there is none, `CorruptDataError` if the file of that name is damaged,
         OSError for errors that say nothing about the file.
         """
         known = self.known((file_id,))[0]
         if known is None:
             removals = self._removals
-            known = self._found(shuffle, map_index, map_id, file_id)
-            if removals == self._removals:  # else it may be removed already, and would be kept for ever
+            known = self._find(shuffle, map_index, map_id, file_id)
+            if removals == self._removals:  # otherwise it may be gone, and would be kept for ever
                 self._known.keep(known)
         return known
 
@@ -298,21 +295,21 @@ class MapOutputs:
         if not self._known.has_room_for_small():
             return
         try:
-            # `StoredBlocks` read what is at a URL, and do not compare files
+            # `StoredBlocks` reads map outputs at a URL and does not compare files
             written = None if is_url(file.base) else WrittenPair.of(file)
         except OSError:
-            return  # it is removed already
+            return  # the map output was removed already
         if removals == self._removals:
             self._known.keep(SmallMapOutput(file, file_id, small, written))
 
     def forget(self, file_id: bytes) -> None:
-        """It is damaged or gone: the next request looks for it again."""
+        """Forget a map output that is damaged or gone: the next request looks for it again."""
         self._known.forget(file_id)
 
     def remove(self, shuffle: int) -> None:
         """Delete all finished map outputs that a shuffle has now. A reader that has one open can go on
-        reading. Unfinished ones stay: Spark may run the same shuffle again already, and their writers finish
-        or abandon them."""
+        reading. Unfinished ones stay, as Spark may already run the shuffle again: their writers finish or
+        abandon them."""
         prefix = PartitionedFile.prefix_of(shuffle)
         first: OSError | None = None
         self._removals += 1
@@ -331,7 +328,7 @@ class MapOutputs:
             raise first
 
     def _is_unchanged(self, output: MapOutput) -> bool:
-        """Whether a map output that this engine wrote has unchanged files. Looked at once."""
+        """Return whether the files of a map output that this engine wrote are unchanged. Checks only once."""
         if isinstance(output, IndexedMapOutput) or output.written is None:
             return True
         if not output.written.is_still(output.file):
@@ -340,14 +337,14 @@ class MapOutputs:
         output.written = None
         return True
 
-    def _found(self, shuffle: int, map_index: int, map_id: int, file_id: bytes) -> MapOutput:
+    def _find(self, shuffle: int, map_index: int, map_id: int, file_id: bytes) -> MapOutput:
         homes = self._homes()
         for home in homes:
             file = PartitionedFile.named(home, shuffle, map_index, map_id)
             try:
-                return _opened(file, file_id, self._known.has_room_for_small(), self._key())
+                return _load(file, file_id, self._known.has_room_for_small(), self._key())
             except MissingDataError:
-                continue  # no file of that name, or one with another id
+                continue  # this home has no such file, or one with another id
         file = PartitionedFile.named(homes[0] if homes else "", shuffle, map_index, map_id)
         what = f"none of the application's directories on this host has the map output ({', '.join(homes)})"
         raise MissingDataError(Place(file.data_path), what, expected=f"id {file_id.hex()}")
@@ -368,7 +365,7 @@ def _name(file: PartitionedFile) -> str:
 
 
 def _files(home: str, prefix: str) -> Iterator[PartitionedFile]:
-    """Finished ones. A finished one has an index: that gets its name last."""
+    """Yield the finished map outputs. A finished one has an index, because the index gets its name last."""
     try:
         names = calls.listdir(home)
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""The protocol between a JVM and the engine of its host as pure functions on bytes (docs/manager.md).
+"""The protocol between a JVM and the engine of its host, as pure functions on bytes (docs/manager.md).
 
 This is the engine's end; the other end is in Java. Nothing here does I/O. Both ends first send a `greeting`.
 
-Rule: both ends are processes of one user and one application, but maybe of different releases. Whatever is
-not as documented is a `ProtocolError` and costs the peer its connection, also a byte that must be 0.
+Rule: both ends are processes of one user and one application, but possibly of different releases. Anything
+that is not as documented, even a padding byte that is not 0, is a `ProtocolError` and closes the connection.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import numpy.typing as npt
 from sortshuffle.errors import ProtocolError
 
 REQUEST = struct.Struct("<B3sI")
-"""Operation, three bytes that are 0, bytes of the body."""
+"""Operation, three zero bytes, size of the body in bytes."""
 REPLY = struct.Struct("<BxxxI")
-"""Status, bytes of the body."""
+"""Status, size of the body in bytes."""
 FRAME = struct.Struct("<ii")
-"""Records, bytes of them."""
+"""Number of records, their bytes."""
 EVERYTHING = -1
-"""Stands for a shuffle in a request to remove: all of the application's shuffles at its URL."""
+"""Stands for a shuffle in a request to remove: all shuffles that the application has at its URL."""
 STREAM_ERROR = b"\xff\xff\xff\xff"
 
 MOST_SUBPARTITIONS = 1 << 24
-"""Spark's own shuffle takes as many at most in its serialized form; an index has 48 bytes for each."""
+"""The limit of Spark's own shuffle in its serialized form. An index has 48 bytes for each subpartition."""
 
 _NOTHING = bytes(3)
 _WRITE = struct.Struct("<iiqii")
@@ -54,7 +54,7 @@ _BLOCK = np.dtype(
 
 
 class Operation(IntEnum):
-    """What a request asks for."""
+    """The kinds of requests."""
 
     WRITE = 1
     FRAME = 2
@@ -65,7 +65,7 @@ class Operation(IntEnum):
     SHARED_FRAME = 7
 
 
-ID_AND_END_BYTES = 8  # of each record of a frame, beside the record's own bytes
+ID_AND_END_BYTES = 8  # of each record in a frame, in addition to the record's bytes
 MOST_FRAME_BYTES = (1 << 31) + (1 << 10)  # one record of Java's largest array
 MOST_READ_BYTES = 256 << 20  # some six million blocks
 MOST_REMOVE_BYTES = 16 << 20
@@ -78,11 +78,11 @@ _BODY_BYTES = {
     Operation.SHARE: range(_SHARE.size, _SHARE.size + 1),
     Operation.SHARED_FRAME: range(_SHARED_FRAME.size, _SHARED_FRAME.size + 1),
 }
-"""Of a request's body."""
+"""Allowed sizes of a request's body."""
 
 
 class Status(IntEnum):
-    """How a request ended."""
+    """The outcomes of a request."""
 
     DONE = 0
     BAD_REQUEST = 1
@@ -93,12 +93,12 @@ class Status(IntEnum):
 
 
 def pack_request(operation: Operation, size: int) -> bytes:
-    """What comes before a body of so many bytes."""
+    """Return the header of a request whose body has ``size`` bytes."""
     return REQUEST.pack(operation, _NOTHING, size)
 
 
 def unpack_request(data: bytes | bytearray) -> tuple[Operation, int]:
-    """The operation, and how many bytes its body has. Raises `ProtocolError`."""
+    """Return the operation and the size of its body in bytes. Raises `ProtocolError`."""
     operation, nothing, size = REQUEST.unpack(data)
     if operation not in Operation._value2member_map_:
         raise ProtocolError(f"operation {operation}, which this release does not know")
@@ -112,8 +112,8 @@ def unpack_request(data: bytes | bytearray) -> tuple[Operation, int]:
 
 
 def unpack_frame(data: bytes | bytearray, size: int) -> int:
-    """How many records a frame has. ``data``: the `FRAME` that it begins with; ``size``: bytes behind that.
-    Raises `ProtocolError`."""
+    """Return the number of records in a frame. ``data``: the `FRAME` at its start; ``size``: the bytes after
+    that. Raises `ProtocolError`."""
     records, record_bytes = FRAME.unpack(data)
     if records < 1 or record_bytes < 0 or size != ID_AND_END_BYTES * records + record_bytes:
         raise ProtocolError(f"a frame of {records} records and {record_bytes} bytes in {size} bytes")
@@ -122,7 +122,7 @@ def unpack_frame(data: bytes | bytearray, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest:
-    """A new map output."""
+    """A request to write a new map output."""
 
     shuffle: int
     map_index: int
@@ -132,7 +132,7 @@ class WriteRequest:
 
     @staticmethod
     def unpack(body: bytes | bytearray) -> WriteRequest:
-        """Raises `ProtocolError`."""
+        """Unpack the body of a request. Raises `ProtocolError`."""
         shuffle, map_index, map_id, subpartitions, stage = _fixed(_WRITE, body)
         if min(shuffle, map_index, map_id, stage) < 0 or not 0 < subpartitions <= MOST_SUBPARTITIONS:
             raise ProtocolError(
@@ -144,9 +144,9 @@ class WriteRequest:
 
 @dataclass(frozen=True, slots=True)
 class SharedFrame:
-    """``records`` records in shared memory, ``size`` bytes together.
+    """A frame of ``records`` records in shared memory, ``size`` bytes in all.
 
-    ``ids``, ``ends``, ``data``: where the int32 ids, the int32 ends and the records begin.
+    ``ids``, ``ends``, ``data``: positions where the int32 ids, the int32 ends and the records begin.
     """
 
     records: int
@@ -157,7 +157,7 @@ class SharedFrame:
 
     @staticmethod
     def unpack(body: bytes | bytearray) -> SharedFrame:
-        """Raises `ProtocolError`."""
+        """Unpack the body of a request. Raises `ProtocolError`."""
         frame = SharedFrame(*_fixed(_SHARED_FRAME, body))
         if frame.records < 1 or frame.size < 0:
             raise ProtocolError(f"a frame of {frame.records} records and {frame.size} bytes")
@@ -165,16 +165,16 @@ class SharedFrame:
 
 
 def unpack_share(body: bytes | bytearray) -> int:
-    """How many bytes are to be shared. Raises `ProtocolError`."""
+    """Return how many bytes the JVM wants to share. Raises `ProtocolError`."""
     (size,) = _fixed(_SHARE, body)
     return int(size)
 
 
 class Block(NamedTuple):
-    """The subpartitions ``first..end-1`` of one map output. ``service``: the number of its host's service
-    among those of the request.
+    """The subpartitions ``first..end-1`` of one map output. ``service``: the index of its host's service in
+    the request.
 
-    A named tuple, because a request names thousands: it takes a third of a dataclass's time.
+    A named tuple, because a request names thousands: making one takes a third of a dataclass's time.
     """
 
     map_id: int
@@ -187,7 +187,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """``services``: host:port of each service that has some block."""
+    """A request to read. ``services``: host:port of each service that has a block of the request."""
 
     shuffle: int
     services: tuple[str, ...]
@@ -195,7 +195,7 @@ class ReadRequest:
 
     @staticmethod
     def unpack(body: bytes | bytearray) -> ReadRequest:
-        """Raises `ProtocolError`."""
+        """Unpack the body of a request. Raises `ProtocolError`."""
         if len(body) < _READ.size:
             raise ProtocolError(f"a request to read of {len(body)} bytes")
         shuffle, service_count, block_count, nothing = _READ.unpack_from(body)
@@ -205,22 +205,22 @@ class ReadRequest:
         services, position = _texts(body, _READ.size, service_count)
         if block_count < 0 or len(body) - position != block_count * _BLOCK.itemsize:
             raise ProtocolError(f"{block_count} blocks in {len(body) - position} bytes")
-        found = np.frombuffer(body, _BLOCK, block_count, position)
-        if not _can_be(found, len(services)):
+        rows = np.frombuffer(body, _BLOCK, block_count, position)
+        if not _are_in_range(rows, len(services)):
             raise ProtocolError("a block that cannot be, or whose service is not named")
-        return ReadRequest(shuffle, services, tuple(map(Block._make, found.tolist())))
+        return ReadRequest(shuffle, services, tuple(map(Block._make, rows.tolist())))
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveRequest:
-    """``services``: those that are to be told. ``shuffle``: `EVERYTHING` where the application ends."""
+    """``services``: those to ask for the same. ``shuffle``: `EVERYTHING` if the application ends."""
 
     shuffle: int
     services: tuple[str, ...]
 
     @staticmethod
     def unpack(body: bytes | bytearray) -> RemoveRequest:
-        """Raises `ProtocolError`."""
+        """Unpack the body of a request. Raises `ProtocolError`."""
         if len(body) < _REMOVE.size:
             raise ProtocolError(f"a request to remove of {len(body)} bytes")
         shuffle, count = _REMOVE.unpack_from(body)
@@ -235,7 +235,7 @@ class RemoveRequest:
 @dataclass(frozen=True, slots=True)
 class ReadTotals:
     """What a request has read so far: bytes of files, and blocks that were begun. ``remote``: on other hosts,
-    or at a URL. At the end all blocks of the request are begun."""
+    or at a URL. At the end all blocks of the request count as begun."""
 
     local_bytes: int = 0
     local_blocks: int = 0
@@ -244,7 +244,7 @@ class ReadTotals:
 
 
 def pack_text(text: str) -> bytes:
-    """UTF-8. File names may have other bytes, which Python keeps as lone surrogates: these become
+    """Encode as UTF-8. A lone surrogate, which Python makes of another byte in a file name, becomes
     ``\\udc80``."""
     return text.encode(errors="backslashreplace")
 
@@ -254,19 +254,20 @@ def pack_reply(status: Status, body: bytes = b"") -> bytes:
 
 
 def pack_finished(file_id: bytes, spills: int, sizes: npt.NDArray[np.int64]) -> bytes:
-    """``spills``: regions that were written before the records ended. ``sizes``: bytes by subpartition."""
+    """Return the reply to FINISH. ``spills``: regions that were written before the records ended. ``sizes``:
+    bytes by subpartition."""
     return pack_reply(Status.DONE, _FINISHED.pack(file_id, spills, 0) + sizes.astype("<i8").tobytes())
 
 
 def pack_chunk(size: int, totals: ReadTotals) -> bytes:
-    """The head of a chunk with ``size`` bytes of records. A head with size 0 ends the answer."""
+    """Return the header of a chunk with ``size`` bytes of records. A header with size 0 ends the answer."""
     return _CHUNK.pack(
         size, totals.local_bytes, totals.local_blocks, totals.remote_bytes, totals.remote_blocks
     )
 
 
 def pack_stream_error(status: Status, text: str, lost: Sequence[int] = ()) -> bytes:
-    """The end of an answer to READ that fails. ``lost``: numbers of blocks."""
+    """Return the end of an answer to READ that fails. ``lost``: the numbers of lost blocks."""
     body = pack_text(text)
     if status in (Status.LOST, Status.UNREACHABLE):
         body = _COUNT.pack(len(lost)) + np.array(lost, "<i4").tobytes() + body
@@ -284,8 +285,7 @@ def _expect_shuffle(shuffle: int) -> None:
         raise ProtocolError(f"shuffle {shuffle}")
 
 
-def _can_be(blocks: npt.NDArray[np.void], services: int) -> bool:
-    """Whether all fields are in their ranges."""
+def _are_in_range(blocks: npt.NDArray[np.void], services: int) -> bool:
     can_be = (blocks["first"] >= 0) & (blocks["first"] < blocks["end"])
     can_be &= (blocks["map_id"] >= 0) & (blocks["map_index"] >= 0)
     can_be &= (blocks["service"] >= 0) & (blocks["service"] < services)
@@ -293,8 +293,8 @@ def _can_be(blocks: npt.NDArray[np.void], services: int) -> bool:
 
 
 def _texts(body: bytes | bytearray, position: int, count: int) -> tuple[tuple[str, ...], int]:
-    """``count`` texts from ``position`` on, and where they end."""
-    found: list[str] = []
+    """Return ``count`` texts from ``position`` on, and the position after them."""
+    texts: list[str] = []
     if count < 0:
         raise ProtocolError(f"{count} texts")
     for _ in range(count):
@@ -305,8 +305,8 @@ def _texts(body: bytes | bytearray, position: int, count: int) -> tuple[tuple[st
         if position + size > len(body):
             raise ProtocolError("a text is cut short")
         try:
-            found.append(bytes(body[position : position + size]).decode())
+            texts.append(bytes(body[position : position + size]).decode())
         except UnicodeDecodeError as error:
             raise ProtocolError(f"a text is not UTF-8: {error}") from None
         position += size
-    return tuple(found), position
+    return tuple(texts), position

@@ -1,16 +1,16 @@
-"""The answer to one request of a reduce task: the record bytes of ranges of subpartitions, in large pieces.
+"""`BlockReader`: answers one request of a reduce task with the record bytes of ranges of subpartitions.
 
     blocks of this host     index walk, one read for neighbouring extents, verify, decompress
     blocks of other hosts   by credit, through the shuffle service of each (`RemoteBlocks`)
     blocks at a URL         by ranges of objects, whichever host wrote them (`StoredBlocks`)
 
-`BlockReader.locate` looks for all map outputs before a byte is sent, and names all that are lost: Spark gives
-up after four attempts of a stage, so it must hear of all of them at once. `BlockReader.pieces` then yields
-the bytes.
+`BlockReader.locate` looks for all map outputs before any byte is sent, and names all that are lost: Spark
+gives up after four attempts of a stage, so it must learn of all losses at once. `BlockReader.pieces` then
+yields the bytes, in large pieces.
 
 Rules
-* Bytes leave only after their checksum was verified.
-* A request holds a few MiB, however large a block is. Only small map outputs are held whole, beside that.
+* No bytes leave before their checksum has been verified.
+* A request holds a few MiB, however large a block is. In addition, small map outputs are held whole.
 * Order: first the blocks of this host, then the others, each in the order of the request; in a block by
   region, in a region by subpartition.
 
@@ -38,13 +38,13 @@ from sortshuffle.service.jvm.outputs import IndexedMapOutput, MapOutput, MapOutp
 from sortshuffle.service.jvm.protocol import Block, ReadRequest, ReadTotals
 from sortshuffle.storage.files.extents import Extent, aligned_memory, extent_of
 
-# Bytes of neighbouring extents that are read together, and bytes that are held of one extent
+# Most bytes of neighbouring extents that are read together, and of one extent that are held at a time
 READ_BYTES = 4 * MIB
 
 
 class BlockReader:
     """Reads the blocks of ``request``. ``own_address``: of this host's service, whose blocks are files here;
-    empty for none. All others come from ``elsewhere``. The caller closes it."""
+    empty if no block is. All other blocks come from ``elsewhere``. The caller closes it."""
 
     def __init__(
         self,
@@ -58,14 +58,14 @@ class BlockReader:
         is_local = [service == own_address for service in request.services]
         numbered = list(enumerate(request.blocks))
         self._local_numbers = [(n, block) for n, block in numbered if is_local[block.service]]
-        self._local: list[tuple[int, Block, MapOutput]] = []  # those that were found
+        self._local: list[tuple[int, Block, MapOutput]] = []  # blocks that `locate` has found
         others = [(n, block) for n, block in numbered if not is_local[block.service]]
         self._elsewhere: BlocksElsewhere | None = elsewhere.blocks(request, others) if others else None
-        self._bytes = 0  # of local extents that were read
+        self._bytes = 0  # of local extents, as far as they were read
         self._blocks = 0  # local blocks that were begun
 
     def locate(self) -> None:
-        """Find all map outputs. Raises `LostBlocksError` with all that are lost, OSError."""
+        """Find all map outputs. Raises `LostBlocksError` with all blocks that are lost, OSError."""
         lost: list[int] = []
         why = ""
         known = self._outputs.known([block.file_id for _, block in self._local_numbers])
@@ -86,7 +86,7 @@ class BlockReader:
             raise LostBlocksError(lost, why)
 
     def pieces(self) -> Iterator[BytesLike]:
-        """The bytes of records, after `locate`. Raises `LostBlocksError`, OSError."""
+        """Yield the bytes of records, after `locate`. Raises `LostBlocksError`, OSError."""
         for number, block, output in self._local:
             self._blocks += 1
             if isinstance(output, SmallMapOutput):
@@ -102,7 +102,7 @@ class BlockReader:
             yield from self._elsewhere.pieces()
 
     def totals(self) -> ReadTotals:
-        """What was read so far."""
+        """Return what was read so far."""
         others = self._elsewhere
         return ReadTotals(
             self._bytes,
@@ -112,7 +112,7 @@ class BlockReader:
         )
 
     def close(self) -> None:
-        """Let go of everything. May be called again."""
+        """Release everything. May be called again."""
         self._local.clear()
         if self._elsewhere is not None:
             self._elsewhere.close()
@@ -121,7 +121,7 @@ class BlockReader:
         return self._outputs.open(self._request.shuffle, block.map_index, block.map_id, block.file_id)
 
     def _extents(self, output: IndexedMapOutput, first: int, end: int) -> Iterator[pa.Buffer]:
-        """The records of the subpartitions ``first..end-1``, read extent by extent."""
+        """Yield the records of the subpartitions ``first..end-1``, read extent by extent."""
         payload = _payloads[output.codec]
         for region, sizes in enumerate(output.bytes[:, first:end]):
             for group in _groups(sizes, first):
@@ -136,7 +136,6 @@ class BlockReader:
     def _parts(
         self, output: IndexedMapOutput, extent: Extent, payload: RecordBytesPayload
     ) -> Iterator[pa.Buffer]:
-        """The records of a large extent, in several reads."""
         for part in output.reader.read_parts(extent, READ_BYTES):
             self._bytes += part.bytes
             with output.reader.damage(extent.offset, extent):
@@ -144,7 +143,7 @@ class BlockReader:
 
 
 def _groups(sizes: npt.NDArray[np.int64], first: int) -> Iterator[list[int]]:
-    """The subpartitions that have bytes, in groups of neighbours up to `READ_BYTES`. ``sizes``: of the
+    """Yield the non-empty subpartitions in groups of neighbours up to `READ_BYTES`. ``sizes``: of the
     subpartitions from ``first`` on."""
     if len(sizes) == 1:
         if sizes[0]:
@@ -166,15 +165,15 @@ def _groups(sizes: npt.NDArray[np.int64], first: int) -> Iterator[list[int]]:
 def _neighbours(
     output: IndexedMapOutput, extents: list[Extent], size: int, payload: RecordBytesPayload
 ) -> Iterator[pa.Buffer]:
-    """The records of extents that follow each other in the file, ``size`` bytes together, by one read."""
+    """Yield the records of extents that are adjacent in the file, ``size`` bytes in all, with one read."""
     reader = output.reader
     memory = reader.fetch(size, extents[0])
     view = memoryview(memory)
-    opened = aligned_memory(size) if reader.decrypts else None  # one for all: making it takes 10 us
+    opened = aligned_memory(size) if reader.decrypts else None  # one for all: allocating takes 10 us
     start = 0
     for extent in extents:
         end = start + extent.bytes
-        try:  # the whole extent is verified before any of it leaves
+        try:  # verify the whole extent before any of its bytes leave
             buffers = list(scan_extent(view[start:end], extent.checksum, extent.buffers))
             into = None if opened is None else (opened[0].slice(start, extent.bytes), opened[1][start:end])
             part = memory.slice(start, extent.bytes)
@@ -185,7 +184,7 @@ def _neighbours(
 
 
 def _raw(memory: pa.Buffer, buffers: list[StoredBuffer], payload: RecordBytesPayload) -> Iterator[pa.Buffer]:
-    """Decompress one buffer at a time: the 4 MiB that are held of an extent may decompress to gigabytes."""
+    """Yield decompressed buffers, one at a time: the 4 MiB held of an extent may decompress to gigabytes."""
     for each in buffers:
         if each.data_type is not DataType.DATA:
             raise Malformed("an event among record bytes", 0)

@@ -1,21 +1,21 @@
 """`RemoteBlocks`: the blocks of one request that lie on other hosts, read through their shuffle services.
 
-The engine reads for a JVM of its own host. Credit, reconnecting and verifying are as for every remote reader
-(`service.client.client`, `reading.fetcher`).
+The engine reads for a JVM of its own host. It uses credit, reconnects and verifies as every remote reader
+does (`service.client.client`, `reading.fetcher`).
 
 What is lost when a service fails
-* A service that does not answer within its time-out: all its blocks count as unreachable, and Spark runs the
-  map tasks of that host again.
-* A service that refuses for as long because it has no room or time: the same, it would refuse the next
-  request, too.
-* A service that answers, and fails at one map output for as long: that map output is lost. If it fails at
-  many (`MOST_REFUSED`), all its blocks are unreachable.
-* A service that is gone and need not be asked: nothing. The file id stands for the records that are kept,
+* The service does not answer within its time-out: all its blocks count as unreachable, and Spark runs the map
+  tasks of that host again.
+* The service refuses for the length of a time-out, for lack of room or time: the same, because it would
+  refuse the next request too.
+* The service answers, but fails at one map output for the length of a time-out: that map output is lost. If
+  the service fails at many (`MOST_REFUSED`), all its blocks are unreachable.
+* The service is gone, but is not needed: nothing is lost. Records that are kept are found by file id,
   wherever the map output is now.
 
-A removed shuffle is forgotten. What is kept just after its removal stays until its room is needed.
+A removed shuffle is forgotten. Data that is kept just after the removal stays until its room is needed.
 
-Owns its connections. The threads of `locate` end with it.
+Owns its connections. The threads that `locate` starts end with it.
 """
 
 from __future__ import annotations
@@ -51,28 +51,27 @@ from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.ranges import SubpartitionRange
 from sortshuffle.storage.files.reader import verified_index
 
-# Of the records of other hosts' small map outputs. Counted apart from those of this host, so that neither
-# displaces the other
+# Bytes of other hosts' small map outputs. Counted apart from this host's, so neither displaces the other
 MOST_SMALL_BYTES = 32 * MIB
-MOST_ASKED = 16  # services that are asked at a time: the time-outs of those that are gone overlap
+MOST_ASKED = 16  # services asked at a time, so that the time-outs of those that are gone overlap
 # Map outputs that a service may refuse in one request before it counts as unreachable. Each refusal takes a
-# time-out, and only some overlap. A host with a broken disk may refuse hundreds
+# time-out, and only some of these overlap. A host with a broken disk may refuse hundreds
 MOST_REFUSED = 8
-# A call is two requests, and each takes at most one and a half time-outs. A large index also waits for its
-# turn, which is not in this: at most a time-out for each one before it
+# A call makes two requests, each of at most one and a half time-outs. The factor leaves out the time that a
+# large index waits for its turn: at most a time-out for each index that is read first
 PATIENCE_FACTOR = 3
 
 _log = logging.getLogger(__name__)
 
 Answer: TypeAlias = Known | DataLossError | ServiceUnavailableError
-"""About a map output: the known index or records, a loss, or a service that does not answer or refuses."""
+"""The answer for a map output: its index or records, a loss, or a service that does not answer or refuses."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
-    """How the engine talks to other hosts. ``known``: what it knows of their map outputs. ``under_way``: map
-    outputs that are being read, by service and file id. ``key``: decrypts them. ``turn``: one large index is
-    read at a time, over all requests."""
+    """How the engine reads from other hosts. ``known``: what it knows of their map outputs. ``under_way``:
+    map outputs that are being read, by service and file id. ``key``: decrypts them. ``turn``: lets one large
+    index be read at a time, over all requests."""
 
     application: str
     clients: ClientSettings
@@ -83,7 +82,7 @@ class RemoteSettings:
 
     @staticmethod
     def of(application: str, clients: ClientSettings) -> RemoteSettings:
-        """For an engine that knows nothing yet."""
+        """Return the settings of an engine that knows no map outputs yet."""
         known = KnownElsewhere(KnownOutputs(most_small_bytes=MOST_SMALL_BYTES))
         return RemoteSettings(application, clients, known, SingleFlight(PATIENCE_FACTOR * clients.timeout))
 
@@ -92,7 +91,7 @@ class RemoteSettings:
 
 
 class RemoteBlocks(BlocksElsewhere):
-    """``blocks``: with their numbers in the request. The caller closes it."""
+    """Reads ``blocks``, each with its number in the request. The caller closes it."""
 
     def __init__(
         self, request: ReadRequest, blocks: Sequence[tuple[int, Block]], settings: RemoteSettings
@@ -104,11 +103,11 @@ class RemoteBlocks(BlocksElsewhere):
 
     def locate(self) -> None:
         answers = self._answers()
-        lost = [number for number, answer in answers.items() if _is_of_one(answer)]
+        lost = [number for number, answer in answers.items() if _is_about_one(answer)]
         unreachable = {
             self._service(block): str(answers[number])
             for number, block in self._blocks
-            if isinstance(answers[number], ServiceUnavailableError) and not _is_of_one(answers[number])
+            if isinstance(answers[number], ServiceUnavailableError) and not _is_about_one(answers[number])
         }
         if unreachable:
             raise self._unreachable(unreachable, lost)
@@ -121,26 +120,26 @@ class RemoteBlocks(BlocksElsewhere):
         ]
 
     def _answers(self) -> dict[int, Answer]:
-        """Of each block, by number. Unknown ones are asked for, several at a time: each takes two round
-        trips. Raises errors that are neither a map output's nor a host's."""
-        # 1. what is known already
+        """Return the answer for each block, by number. Asks services about unknown blocks, several at a time:
+        each takes two round trips. Raises errors that concern neither a map output nor a host."""
+        # 1. use what is known
         known = self._settings.known.get_all([block.file_id for _, block in self._blocks])
         answers: dict[int, Answer] = {
             number: known[block.file_id] for number, block in self._blocks if block.file_id in known
         }
-        # 2. ask the services for the others, one of each in turn
-        unknown = self._by_turns([each for each in self._blocks if each[0] not in answers])
+        # 2. ask the services about the other blocks, alternating between services
+        unknown = self._alternate_services([each for each in self._blocks if each[0] not in answers])
         if unknown:
-            unanswered = _Unanswered()
+            failures = _Failures()
             services = {block.service for _, block in unknown}
             most = max(THREADS, min(len(services), MOST_ASKED))
             with ThreadPoolExecutor(min(len(unknown), most), "sortshuffle-read-elsewhere") as threads:
-                asked = threads.map(lambda each: self._ask(each[1], unanswered), unknown)
+                asked = threads.map(lambda each: self._ask(each[1], failures), unknown)
                 answers.update(zip([number for number, _ in unknown], asked, strict=True))
         return answers
 
-    def _by_turns(self, blocks: list[tuple[int, Block]]) -> list[tuple[int, Block]]:
-        """One block of each service, then the next of each: time-outs of dead services overlap."""
+    def _alternate_services(self, blocks: list[tuple[int, Block]]) -> list[tuple[int, Block]]:
+        """Order the blocks so that services alternate: the time-outs of dead services then overlap."""
         seen: Counter[int] = Counter()
         turns = []
         for number, block in blocks:
@@ -148,10 +147,10 @@ class RemoteBlocks(BlocksElsewhere):
             seen[block.service] += 1
         return [(number, block) for _, number, block in sorted(turns, key=lambda each: each[:2])]
 
-    def _ask(self, block: Block, unanswered: _Unanswered) -> Answer:
-        """``unanswered``: of the same request; nothing in it is asked for again."""
+    def _ask(self, block: Block, failures: _Failures) -> Answer:
+        """Return the answer for one block. ``failures``: failures of this request, not tried again."""
         service = self._service(block)
-        if (known := unanswered.get(service, block.file_id)) is not None:
+        if (known := failures.get(service, block.file_id)) is not None:
             return known
         key, settings = service.encode() + block.file_id, self._settings
         try:
@@ -161,7 +160,7 @@ class RemoteBlocks(BlocksElsewhere):
         except DataLossError as error:
             return error
         except ServiceUnavailableError as error:
-            return unanswered.add(service, block.file_id, error)
+            return failures.add(service, block.file_id, error)
         except ProtocolError as error:
             raise ProtocolError(f"the shuffle service at {service} breaks the protocol: {error}") from error
 
@@ -180,7 +179,7 @@ class RemoteBlocks(BlocksElsewhere):
         self._clients.close()
 
     def _lost(self, place: Place, why: str) -> LostBlocksError:
-        """The blocks of this place's map output, and all others that the services say are lost."""
+        """Return an error with the blocks of this place's map output, and all that services report lost."""
         lost = self._blocks_of(place)
         for each in self._found:
             self._settings.known.indexes.forget(each.block.file_id)
@@ -191,12 +190,12 @@ class RemoteBlocks(BlocksElsewhere):
         except LostBlocksError as others:
             lost.update(others.blocks)
             is_reachable = others.is_reachable
-        except (OSError, RuntimeError) as problem:  # then only what is known to be lost
+        except (OSError, RuntimeError) as problem:  # then report only the known losses
             _log.warning("what else is lost of shuffle %d cannot be told: %s", self._request.shuffle, problem)
         return LostBlocksError(sorted(lost), why, is_reachable)
 
     def _unreachable(self, services: dict[str, str], lost: Sequence[int] = ()) -> LostBlocksError:
-        """All blocks of services that do not answer, and other lost blocks."""
+        """Return an error that names all blocks of services that do not answer, and other lost blocks."""
         blocks = {number for number, block in self._blocks if self._service(block) in services}
         return LostBlocksError(sorted({*blocks, *lost}), "; ".join(services.values()), is_reachable=False)
 
@@ -210,12 +209,12 @@ class RemoteBlocks(BlocksElsewhere):
                 reader = _WholeReader(client, output, service, path, index, self._settings.key)
                 return read_small(reader, index)
             except CorruptDataError:
-                return None  # maybe damaged on the way: read by extents, the service is asked what it finds
+                return None  # maybe damaged on the way: the read by extents asks the service what it finds
 
         return self._settings.known.keep(index, self._file(block), read_whole)
 
     def _channels(self, found: Found) -> Iterator[RemoteInputChannel]:
-        """One for each region: the extents of neighbouring subpartitions come by one request."""
+        """Yield one channel for each region: one request brings the extents of neighbouring subpartitions."""
         block, index = found.block, found.index
         service = self._service(block)
         for region, row in enumerate(index.entries[:, block.first : block.end]):
@@ -250,9 +249,9 @@ class RemoteBlocks(BlocksElsewhere):
         )
 
 
-class _Unanswered:
+class _Failures:
     """The failures of one request: services that do not answer, and single map outputs that services refuse.
-    For several threads: each change is one operation of a dict."""
+    Several threads may use it: each change is one operation on a dict."""
 
     def __init__(self) -> None:
         self._services: dict[str, ServiceUnavailableError] = {}
@@ -262,7 +261,7 @@ class _Unanswered:
         return self._services.get(service) or self._refused.get(service, {}).get(file_id)
 
     def add(self, service: str, file_id: bytes, error: ServiceUnavailableError) -> ServiceUnavailableError:
-        """Note a failure. Returns the error that stands for this map output from now on."""
+        """Record a failure. Return the error that stands for this map output from now on."""
         if error.refused is None:
             return self._services.setdefault(service, error)
         refused = self._refused.setdefault(service, {})
@@ -273,14 +272,13 @@ class _Unanswered:
         return self._services.setdefault(service, whole)
 
 
-def _is_of_one(answer: Answer) -> bool:
-    """Whether the answer is about one map output, and says nothing about others."""
+def _is_about_one(answer: Answer) -> bool:
     is_refused = isinstance(answer, ServiceUnavailableError) and answer.refused is not None
     return is_refused or isinstance(answer, DataLossError)
 
 
 class _WholeReader(ExtentReader):
-    """Reads all extents of a small map output by one request. ``client``: of its service."""
+    """Reads all extents of a small map output in one request. ``client``: of its service."""
 
     def __init__(
         self,
@@ -298,10 +296,10 @@ class _WholeReader(ExtentReader):
         self._last = index.header.subpartitions - 1
 
     def fetch(self, size: int, extent: Extent, position: int = 0) -> pa.Buffer:
-        """``extent``: stands for all of them, from the first subpartition that has one."""
+        """Fetch all extents. ``extent`` stands for them, from the first subpartition that has one."""
         assert (size, position) == (extent.bytes, 0)
         subpartitions = SubpartitionRange(extent.subpartition, self._last)
         return self._client.extents(self._output, self._service, subpartitions, extent)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""

@@ -8,9 +8,9 @@ Each connection has a thread: the JVM's task waits for its answer anyway, and mo
 to 2.1 times the speed of one.)
 
 Rules
-* A connection that ends within a request abandons what it began.
+* If a connection ends within a request, the server abandons what the request began.
 * If a request fails, the JVM gets the reason and the connection goes on. If writing a map output fails, the
-  JVM gets the reason and the connection is closed, because frames may be under way.
+  JVM gets the reason and the connection is closed, because more frames may be on their way.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from sortshuffle.service.jvm.reading import BlockReader
 from sortshuffle.service.jvm.shared_frames import SharedFrames
 from sortshuffle.service.jvm.writing import MapOutputWriting, records_of
 
-SEND_BYTES = 512 * KIB  # of records in one chunk: then the cost of a call does not show
-# Pieces that are smaller on average are joined: a call takes 0.3 us for each piece, copying 0.1 ns for each
-# byte. So at most 512 pieces are sent together; one call takes 1024
+SEND_BYTES = 512 * KIB  # of records in one chunk: large enough that the cost of a call does not show
+# Pieces that are smaller on average are joined: a call takes 0.3 us for each piece, copying takes 0.1 ns for
+# each byte. So at most 512 pieces are sent together, while one call takes 1024
 PIECE_BYTES = 2 * KIB
-ACCEPT_PAUSE = 0.1  # seconds, where the system has no descriptor or thread for a new connection
+ACCEPT_PAUSE = 0.1  # seconds, when the system has no descriptor or thread for a new connection
 DRAIN_BYTES = 256 * KIB
 
 _ACKNOWLEDGEMENT = pack_reply(Status.DONE)
@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 
 class JvmServer:
-    """Serves on ``listening``, a Unix socket. Owns it."""
+    """Serves connections on ``listening``, a Unix socket. Owns it."""
 
     def __init__(self, listening: socket.socket, engine: Engine) -> None:
         self._listening = listening
@@ -75,11 +75,11 @@ class JvmServer:
         self._thread = threading.Thread(target=self._run, name="sortshuffle-jvm", daemon=True)
 
     def start(self) -> None:
-        """Serve in its own threads until `stop`, or until the process ends."""
+        """Start the threads that serve until `stop`, or until the process ends."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Accept no more connections. Those that are open end with their JVMs."""
+        """Accept no more connections. Open ones end with their JVMs."""
         self._stopped = True
         try:
             calls.shutdown(self._listening, socket.SHUT_RDWR)  # wakes the thread
@@ -116,7 +116,7 @@ class JvmConnection:
         self._shared: SharedFrames | None = None
 
     def run(self) -> None:
-        """Serve until the JVM closes it."""
+        """Serve until the JVM closes the connection."""
         with self._socket:
             try:
                 self._serve_all()
@@ -145,14 +145,14 @@ class JvmConnection:
         try:
             key_bytes = check_greeting(data)
         except ProtocolError:
-            self._stream.send([pack_greeting(self._engine.port)])  # it tells the JVM this release's version
+            self._stream.send([pack_greeting(self._engine.port)])  # tells the JVM this release's version
             raise
         if key_bytes:
             self._use_key(bytes(self._stream.received(key_bytes)))
         self._stream.send([pack_greeting(self._engine.port)])
 
     def _use_key(self, key: bytes) -> None:
-        """A refusal takes the place of the port: the greeting then fails for the JVM."""
+        """Give the key to the engine. If it refuses, send port 0 and the reason: the JVM's greeting fails."""
         try:
             self._engine.use_key(key)
         except SortShuffleError as error:
@@ -196,7 +196,6 @@ class JvmConnection:
             self._stream.send([reply])
 
     def _take_frames(self, writing: MapOutputWriting) -> bytes:
-        """Take frames until the map output is complete."""
         while True:
             operation, size = self._request()
             if operation is Operation.FINISH:
@@ -219,18 +218,18 @@ class JvmConnection:
         if self._shared is None:
             raise ProtocolError("a frame in shared memory, where none is shared")
         writing.add(self._shared.records(frame))
-        if self._stream.has_received(_FINISH):  # the JVM fills no other frame: one call sends both replies
+        if self._stream.has_received(_FINISH):  # no more frames follow: one call sends both replies
             self._stream.send_later(_ACKNOWLEDGEMENT)
         else:
             self._stream.send([_ACKNOWLEDGEMENT])
 
     def _refuse(self, error: Exception) -> None:
-        """Send why a request failed, and end the connection in such a way that the JVM reads the reason."""
+        """Send why a request failed, and close the connection in a way that lets the JVM read the reason."""
         self._engine.note_failure(error)
-        _log.warning("a request is refused: %s", error, exc_info=_unexpected(error))
+        _log.warning("a request is refused: %s", error, exc_info=_shows_traceback(error))
         self._stream.send([pack_reply(_status_of(error), pack_text(str(error)))])
-        # The JVM's next write fails now. Read what it had sent before that: if any of it were left, closing
-        # would throw the reply away, too
+        # The JVM's next write fails now. Read what it sent earlier: closing with unread data discards the
+        # reply
         try:
             calls.shutdown(self._socket, socket.SHUT_RD)
             while calls.recv(self._socket, DRAIN_BYTES):
@@ -259,8 +258,8 @@ class JvmConnection:
             except StreamEndedError:
                 raise
             except Exception as error:
-                _log.warning("blocks cannot be read: %s", error, exc_info=_unexpected(error))
-                # not for ProtocolError: a service on another host has broken its protocol, not this JVM
+                _log.warning("blocks cannot be read: %s", error, exc_info=_shows_traceback(error))
+                # a ProtocolError counts as FAILED: a service on another host broke its protocol, not this JVM
                 status = Status.BAD_REQUEST if isinstance(error, UsageError) else Status.FAILED
                 answer.end(pack_stream_error(status, str(error)))
             else:
@@ -277,7 +276,7 @@ class JvmConnection:
 
 
 class _Answer:
-    """The answer to READ. It gathers pieces until they are worth a call, and sends the end with the last."""
+    """The answer to READ. Gathers pieces until they are worth a call; sends the end with the last ones."""
 
     def __init__(self, stream: ByteStream, reader: BlockReader) -> None:
         self._stream = stream
@@ -289,7 +288,7 @@ class _Answer:
         size = len(piece)
         if not size:
             return
-        if size >= SEND_BYTES and self._pieces:  # so that a large piece is not joined with small ones
+        if size >= SEND_BYTES and self._pieces:  # do not join a large piece with small ones
             self._stream.send(self._chunk())
         self._pieces.append(piece)
         self._size += size
@@ -300,7 +299,7 @@ class _Answer:
         self._stream.send([*self._chunk(), end] if self._pieces else [end])
 
     def _chunk(self) -> list[BytesLike]:
-        """A chunk of what was added since the last one."""
+        """Return a chunk of the pieces added since the last one."""
         pieces, size = self._pieces, self._size
         self._pieces, self._size = [], 0
         if size < PIECE_BYTES * len(pieces):
@@ -314,6 +313,5 @@ def _status_of(error: Exception) -> Status:
     return Status.BAD_REQUEST if isinstance(error, UsageError | ProtocolError) else Status.FAILED
 
 
-def _unexpected(error: Exception) -> bool:
-    """Whether the log should say where it happened."""
+def _shows_traceback(error: Exception) -> bool:
     return not isinstance(error, OSError | UsageError | ProtocolError)

@@ -1,17 +1,17 @@
-"""`SharedFrames`: memory that a JVM's task fills with frames, and that the engine reads in place.
+"""`SharedFrames`: memory that a JVM's task fills with frames and the engine reads in place.
 
     JVM: SHARE -> the engine makes the memory and replies with a path -> the JVM maps it
     JVM: fills a slot, SHARED_FRAME -> the engine takes the records, acknowledges -> the JVM fills it again
 
-So bytes need no copy and no system call. Through the socket they were copied three times.
+So the bytes need no copy and no system call. Through the socket they would be copied three times.
 
 Rules
-* It belongs to one connection, and never to another. So no task sees, or writes, bytes of another one.
-* It goes when both processes have unmapped it, however they end. There is no file that could be left.
-* It is memory without a name (``memfd_create``). Neither a disk nor /dev/shm limits its size.
-* All its pages are there before the JVM knows of it, and its size is sealed. So no access fails with SIGBUS,
-  even where memory may not be overcommitted.
-* The engine reads only the places that a frame names, and checks that they are inside.
+* The memory belongs to one connection and is never reused: no task sees or writes another task's bytes.
+* The memory is freed when both processes have unmapped it, however they end. No file can be left over.
+* It is anonymous memory (``memfd_create``). Neither a disk nor /dev/shm limits its size.
+* All pages are allocated, and the size is sealed, before the JVM learns the path. So no access fails with
+  SIGBUS, even where memory must not be overcommitted.
+* The engine reads only the ranges that a frame names, after checking that they lie inside the memory.
 
 Where the system has no such memory, or too little, `make` returns None, and frames come through the socket.
 """
@@ -33,7 +33,7 @@ from sortshuffle.service.jvm.protocol import SharedFrame
 from sortshuffle.storage.files.descriptors import close_after_reading
 from sortshuffle.writing.placed_records import PlacedRecords
 
-MOST_BYTES = 64 * MIB  # of one connection; a JVM of this release asks for 5 MiB
+MOST_BYTES = 64 * MIB  # for one connection; a JVM of this release asks for 5 MiB
 _NAME = "sortshuffle-frames"  # shown by /proc
 _ID_BYTES = 4
 
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class SharedFrames:
-    """Of ``size`` bytes. The caller closes it. Raises OSError where the system gives no such memory."""
+    """``size``: bytes to allocate. The caller closes it. Raises OSError if the system has no such memory."""
 
     def __init__(self, size: int) -> None:
         self._fd = calls.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -56,20 +56,20 @@ class SharedFrames:
 
     @property
     def path(self) -> str:
-        """Where the JVM, a process of the same user, finds it as long as this is open."""
+        """The path at which the JVM, a process of the same user, opens the memory until `close`."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def records(self, frame: SharedFrame) -> PlacedRecords:
-        """A frame's records, in place. Raises `ProtocolError` for one that is not inside."""
-        of_ids = _ID_BYTES * frame.records
-        ids = np.frombuffer(self._part(frame.ids, of_ids), np.int32)
-        ends = np.frombuffer(self._part(frame.ends, of_ids), np.int32)
+        """Return a frame's records, in place. Raises `ProtocolError` if they are not inside the memory."""
+        id_bytes = _ID_BYTES * frame.records
+        ids = np.frombuffer(self._part(frame.ids, id_bytes), np.int32)
+        ends = np.frombuffer(self._part(frame.ends, id_bytes), np.int32)
         return PlacedRecords(ids, ends, self._part(frame.data, frame.size))
 
     def close(self) -> None:
-        """Unmap it. The JVM may still have it mapped."""
+        """Unmap the memory. The JVM may still have it mapped."""
         close_after_reading(self._fd)
-        with suppress(BufferError):  # an error that is being handled holds records of it, and frees them
+        with suppress(BufferError):  # a pending exception may hold records; they are freed with it
             self._view.release()
             self._map.close()
 
@@ -84,7 +84,7 @@ def _seals() -> int:
 
 
 def make(size: int) -> SharedFrames | None:
-    """None where the system has no such memory. Raises `ProtocolError` for a size that no JVM asks for."""
+    """Return shared memory, or None if the system has none. Raises `ProtocolError` for an excessive size."""
     if not 0 < size <= MOST_BYTES:
         raise ProtocolError(f"{size} bytes to be shared, where {MOST_BYTES} are allowed")
     try:

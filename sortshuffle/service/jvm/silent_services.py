@@ -1,10 +1,9 @@
-"""`SilentServices`: services on other hosts that do not answer requests to remove a shuffle. They are passed
-over for a while.
+"""`SilentServices`: tells which services on other hosts do not answer requests to remove a shuffle, and are
+skipped for a while.
 
-As a rule the host of such a service is gone. With dynamic allocation hundreds may be, and each costs a
-time-out for each shuffle. But a network that fails for a moment looks the same. So attempts that overlap
-count as one failure, and a service that is passed over is tried again after a while, which doubles with each
-failure.
+As a rule the host of such a service is gone. With dynamic allocation hundreds may be gone, and each would
+cost a time-out per shuffle. A short network failure looks the same, though. So attempts that overlap count as
+one failure, and a skipped service is tried again after a delay, which doubles with each failure.
 
 Thread-safe; the lock is a leaf.
 """
@@ -16,14 +15,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MOST_FAILURES = 3  # in a row; then the service is passed over
-RETRY_AFTER = 600.0  # seconds from one attempt to the next; an attempt takes 10 s of one of 4 threads
-LONGEST_RETRY = 86400.0  # seconds, to which that grows: hundreds of hosts that are gone must keep no thread
+MOST_FAILURES = 3  # in a row; after that the service is skipped
+RETRY_AFTER = 600.0  # seconds between attempts; an attempt takes 10 s of one of 4 threads
+LONGEST_RETRY = 86400.0  # seconds; the longest delay: hundreds of dead hosts must not keep a thread busy
 
 
 @dataclass(frozen=True, slots=True)
 class _Silence:
-    """``failures`` in a row. ``tried_at``: when the last attempt failed, or the attempt under way began."""
+    """``failures``: in a row. ``tried_at``: when the last attempt failed, or the current one began."""
 
     failures: int
     tried_at: float
@@ -33,7 +32,7 @@ class _Silence:
 
 
 class SilentServices:
-    """``clock``: seconds."""
+    """``clock``: returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -41,8 +40,8 @@ class SilentServices:
         self._silences: dict[str, _Silence] = {}
 
     def begin_attempt(self, service: str) -> float | None:
-        """The time at which an attempt begins; None where the service is passed over. When that time is over,
-        only one caller makes an attempt."""
+        """Return the time at which an attempt begins, or None if the service is skipped. When the delay of a
+        skipped service is over, only one caller gets a time."""
         now = self._clock()
         with self._lock:
             silence = self._silences.get(service)
@@ -58,8 +57,8 @@ class SilentServices:
             self._silences.pop(service, None)
 
     def failed(self, service: str, began: float) -> bool:
-        """Note that the attempt that began then has failed. It counts only if no other attempt failed since
-        it began. True if this failure is the one from which on the service is passed over."""
+        """Count a failed attempt. ``began``: when the attempt began. It does not count if another attempt has
+        failed since then. Returns True if the service is skipped from this failure on."""
         now = self._clock()
         with self._lock:
             silence = self._silences.get(service)

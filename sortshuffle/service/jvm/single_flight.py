@@ -1,12 +1,12 @@
-"""`SingleFlight`: one thread does what several threads ask for at the same time.
+"""`SingleFlight`: makes one call for all threads that ask for the same thing at the same time.
 
-At the start of a reduce stage all tasks of a host ask for the same map outputs, and none is known yet. Each
-map output is then read from a store once, not once for each task.
+At the start of a reduce stage all tasks of a host ask for the same map outputs, and none of these is known
+yet. Each map output is then read from a store once, not once for each task.
 
-Thread-safe; the lock is a leaf. The call runs under no lock, in the thread that asked first. If it fails, the
-threads that waited for it fail with it. If it takes longer than ``patience``, one of these makes the call
-itself, and the others wait for that one, as long again. So a request that hangs does not hold up a host, and
-not all threads ask a slow store at once. Nothing is kept: a later thread asks again.
+Thread-safe; the lock is a leaf. The first thread that asks makes the call, and holds no lock meanwhile. If
+the call fails, the threads that wait for it fail with the same error. If it takes longer than ``patience``,
+one of these makes the call again, and the others wait for that one, as long again. So a request that hangs
+does not block a host, and not all threads ask a slow store at once. Results are not kept.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
 
-WAITS = 2  # for others, before a thread asks on its own
+WAITS = 2  # how often a thread waits for another thread's call before it calls itself
 PATIENCE = 30.0  # seconds; a read of an index takes up to 0.2 s, and some seconds where a store tries again
 
 
 class SingleFlight(Generic[Result]):
-    """``patience``: seconds. Only a call that hangs takes longer."""
+    """``patience``: seconds to wait for another thread's call. Only a call that hangs should take longer."""
 
     def __init__(self, patience: float = PATIENCE) -> None:
         self._patience = patience
@@ -31,7 +31,7 @@ class SingleFlight(Generic[Result]):
         self._under_way: dict[bytes, Future[Result]] = {}
 
     def do(self, key: bytes, call: Callable[[], Result]) -> Result:
-        """What ``call`` returns, or another thread's call with the same key that is under way."""
+        """Return the result of ``call``, or of a call for the same key that another thread is making."""
         own: Future[Result] = Future()
         slow = None
         for _ in range(WAITS):
@@ -50,13 +50,13 @@ class SingleFlight(Generic[Result]):
             own.set_exception(error)
         finally:
             with self._lock:
-                # else this call was slow, and another has taken its place
+                # if this call was slow, another may have taken its place: leave that one
                 if self._under_way.get(key) is own:
                     del self._under_way[key]
         return own.result()
 
     def _begin(self, key: bytes, own: Future[Result], slow: Future[Result] | None) -> Future[Result]:
-        """The call that is under way. It is ``own`` if there was none, or only the slow one."""
+        """Return the call under way. That is ``own`` if there was none, or only the slow one."""
         with self._lock:
             other = self._under_way.get(key)
             if other is None or other is slow:

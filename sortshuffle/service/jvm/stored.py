@@ -7,11 +7,11 @@ them, nor whether it is alive.
     pieces   reads ranges of the data objects, many at a time (`reading.stored_channel`)
 
 Rules
-* A map output whose object is gone or damaged is lost. If the store itself fails, after all retries, nothing
-  is lost: the data may well be there. Then the task fails, and no producer runs again.
+* A map output whose object is gone or damaged is lost. If the store itself fails after all retries, nothing
+  is lost, because the data may well be there: the task fails, but no producer runs again.
 * A host that does not see the home has lost nothing either: it has not mounted the directory.
-* When one map output is lost, the shuffle is listed once. So all that are gone or cut short are reported
-  together, and Spark runs their tasks again in one attempt of the stage.
+* When one map output is lost, the shuffle is listed once. So all objects that are gone or cut short are
+  reported together, and Spark runs their tasks again in one attempt of the stage.
 * An object that was missing at first, but is in that list, is looked for once more: a mount that is away for
   a moment loses nothing.
 * Bytes come in the order of the request, whatever is known already: if an answer breaks off, the reader takes
@@ -50,8 +50,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoredSettings:
-    """``home``: the URL at which the application's map outputs lie. ``known``: what the engine knows of them.
-    ``under_way``: those that are being read, by file id. ``key``: decrypts them."""
+    """``home``: the URL where the application's map outputs lie. ``known``: what the engine knows of them.
+    ``under_way``: map outputs that are being read, by file id. ``key``: decrypts them."""
 
     home: str
     known: KnownElsewhere
@@ -60,7 +60,7 @@ class StoredSettings:
 
     @staticmethod
     def at(home: str, small: KnownOutputs) -> StoredSettings:
-        """For an engine that knows no indexes yet."""
+        """Return the settings of an engine that knows no indexes yet."""
         return StoredSettings(home, KnownElsewhere(small), SingleFlight())
 
     def blocks(self, request: ReadRequest, numbered: Sequence[tuple[int, Block]]) -> StoredBlocks:
@@ -68,7 +68,7 @@ class StoredSettings:
 
 
 class StoredBlocks(BlocksElsewhere):
-    """``blocks``: with their numbers in the request."""
+    """Reads ``blocks``, each with its number in the request."""
 
     def __init__(
         self, request: ReadRequest, blocks: Sequence[tuple[int, Block]], settings: StoredSettings
@@ -78,12 +78,12 @@ class StoredBlocks(BlocksElsewhere):
         self._settings = settings
 
     def locate(self) -> None:
-        """Also raises OSError: the store does not answer, or this host does not see the home."""
-        known = self._outputs(self._blocks)
+        """Find all map outputs. Also raises OSError: the store fails, or this host does not see the home."""
+        known = self._look_up(self._blocks)
         losses = _losses(known)
         if losses:
             sizes = self._sizes()
-            known |= self._outputs([each for each in self._blocks if _may_be_back(each, losses, sizes)])
+            known |= self._look_up([each for each in self._blocks if _may_be_back(each, losses, sizes)])
             losses = _losses(known)
         self._found = [
             Found(number, block, self._file(block).data_path, found)
@@ -99,8 +99,8 @@ class StoredBlocks(BlocksElsewhere):
         except DataLossError as error:
             raise self._lost(dict.fromkeys(self._blocks_of(error.place), error), self._sizes()) from error
 
-    def _outputs(self, blocks: Sequence[tuple[int, Block]]) -> dict[int, Known | DataLossError]:
-        """Of these blocks, by number."""
+    def _look_up(self, blocks: Sequence[tuple[int, Block]]) -> dict[int, Known | DataLossError]:
+        """Return the map output or the loss of each block, by number. Reads the unknown map outputs."""
         ids = [block.file_id for _, block in blocks]
         found: dict[bytes, Known | DataLossError] = {**self._settings.known.get_all(ids)}
         unknown = {block.file_id: block for _, block in blocks if block.file_id not in found}
@@ -110,7 +110,7 @@ class StoredBlocks(BlocksElsewhere):
         return {number: found[block.file_id] for number, block in blocks}
 
     def _read_once(self, block: Block) -> Known | DataLossError:
-        """Read it for all requests that want it at this time."""
+        """Read a map output on behalf of all requests that want it at this time."""
         file_id, settings = block.file_id, self._settings
         return settings.under_way.do(file_id, lambda: settings.known.get(file_id) or self._read(block))
 
@@ -129,8 +129,8 @@ class StoredBlocks(BlocksElsewhere):
             return read_small(reader, index)
 
     def _lost(self, losses: Mapping[int, DataLossError], sizes: Mapping[str, int] | None) -> LostBlocksError:
-        """These blocks, by number, and all others that are gone by now. All are forgotten: the next request
-        looks for them again."""
+        """Return an error with these blocks, by number, and all others that are gone by now. All are
+        forgotten: the next request looks for them again."""
         lost = losses.keys() | self._gone(sizes)
         for number, block in self._blocks:
             if number in lost:
@@ -138,8 +138,8 @@ class StoredBlocks(BlocksElsewhere):
         return LostBlocksError(sorted(lost), str(next(iter(losses.values()))))
 
     def _sizes(self) -> dict[str, int] | None:
-        """Of the shuffle's files, by name; None where the store does not answer. Raises OSError where this
-        host does not see the home: the list would be empty then."""
+        """Return the sizes of the shuffle's files, by name; None if the store does not answer. Raises OSError
+        if this host does not see the home, as the list would be empty then."""
         home = self._settings.home
         expect_stored_home(home)
         try:
@@ -151,7 +151,7 @@ class StoredBlocks(BlocksElsewhere):
         return sizes
 
     def _gone(self, sizes: Mapping[str, int] | None) -> set[int]:
-        """The found blocks whose data object is missing or too short; none if that is not known."""
+        """Return the numbers of the found blocks whose data object is missing or has another size."""
         if sizes is None:
             return set()
         return {
@@ -161,7 +161,7 @@ class StoredBlocks(BlocksElsewhere):
         }
 
     def _channels(self, found: Found) -> Iterator[StoredInputChannel]:
-        """One for the whole block: neighbouring extents then come by one request."""
+        """Yield one channel for the whole block: one request then brings neighbouring extents."""
         block, index = found.block, found.index
         extents = tuple(_extents(index, block.first, block.end))
         if extents:
@@ -181,8 +181,8 @@ def _losses(known: Mapping[int, Known | DataLossError]) -> dict[int, DataLossErr
 def _may_be_back(
     numbered: tuple[int, Block], losses: Mapping[int, DataLossError], sizes: Mapping[str, int] | None
 ) -> bool:
-    """Whether this block's map output was missing, and may be there now. Only another look at the files
-    tells: the list may be old, or there is none."""
+    """Return whether this block's map output was missing, and may be there now. Only another look at the
+    files tells for sure: the list may be old, or missing."""
     error = losses.get(numbered[0])
     if not isinstance(error, MissingDataError):
         return False
@@ -191,7 +191,7 @@ def _may_be_back(
 
 
 def _extents(index: Index, first: int, end: int) -> Iterator[Extent]:
-    """The non-empty extents of the subpartitions ``first..end-1``, as they lie in the file."""
+    """Yield the non-empty extents of the subpartitions ``first..end-1``, region by region."""
     for region, row in enumerate(index.entries[:, first:end]):
         for subpartition in np.flatnonzero(row["bytes"]).tolist():
             yield extent_of(row[subpartition], region, first + subpartition)

@@ -6,13 +6,13 @@
 Rules
 * Most frames come in memory that the JVM fills itself (`shared_frames`). A frame that comes through the
   socket is received into a segment of the writer's own pool, which is made for the first such frame. A frame
-  of one huge record has memory of its own. Both are free again when `add` returns. So the memory of frames is
-  bounded, and a JVM that is quicker than the engine waits.
+  of one huge record gets separate memory. Either is free again when `add` returns. So the memory for frames
+  is bounded, and a JVM that is faster than the engine waits.
 * Records that wait for their region are charged to the engine's memory, which all writers share
   (`SharedMemory`).
-* `close` is the last call, also after a failure: it releases memory, and deletes files that are not finished.
+* `close` is the last call, also after a failure: it releases memory and deletes unfinished files.
 
-Single-threaded: each connection has its own.
+Single-threaded: each connection has its own instance.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from sortshuffle.storage.files.urls import is_url
 from sortshuffle.writing.placed_partition import PlacedResultPartition
 from sortshuffle.writing.placed_records import PlacedRecords, RecordBytesLayout
 
-# of a frame that is not one huge record: 4 MiB of records, and 8 bytes for each of 262,144
+# fits any frame that is not one huge record: 4 MiB of records, and 8 bytes for each of 262,144 records
 SEGMENT_BYTES = (4 << 20) + ID_AND_END_BYTES * (1 << 18)
 SEGMENTS_EACH = 1  # a writer receives one frame at a time
-# Bytes of each subpartition, before compression, that make a region large enough: they are worth a read. With
-# lineitem in 64 subpartitions, the engine's peak was 172 MiB instead of 228, in the same time, while the
-# system had the files in memory. A cold disk seeks more often.
+# Bytes per subpartition, before compression, at which a region is large enough: its extents are worth a read
+# each. With lineitem in 64 subpartitions, the engine's peak was 172 MiB instead of 228, in the same time,
+# while the system had the files in memory. A cold disk seeks more often.
 ENOUGH_FOR_A_SUBPARTITION = 512 << 10
-LEAST_REGION = 16 << 20  # where there are few subpartitions
+LEAST_REGION = 16 << 20  # bytes; applies when there are few subpartitions
 
 
 @dataclass(frozen=True, slots=True)
 class WritingResources:
-    """What all writers of the engine share. ``host``: its name. ``segments``: for frames from the socket.
-    ``memory``: for records that wait for their region."""
+    """Resources that all writers of the engine share. ``host``: its name. ``segments``: for frames from the
+    socket. ``memory``: for records that wait for their region."""
 
     application: str
     host: str
@@ -64,7 +64,7 @@ class WritingResources:
 
 
 class FrameMemory:
-    """Memory for one frame, filled through ``view``. The caller releases it."""
+    """Memory for one frame of ``size`` bytes. The caller fills ``view``, and releases the memory."""
 
     def __init__(self, size: int, pool: LocalBufferPool) -> None:
         self._buffer: Buffer | None = None
@@ -80,20 +80,20 @@ class FrameMemory:
 
 
 def records_of(frame: memoryview, records: int) -> PlacedRecords:
-    """The records of a frame: ``records`` ids, as many ends, and the bytes."""
+    """Return the records of a frame: the frame holds ``records`` ids, as many ends, and the bytes."""
     ids = np.frombuffer(frame, np.int32, records)
     ends = np.frombuffer(frame, np.int32, records, 4 * records)
     return PlacedRecords(ids, ends, frame[ID_AND_END_BYTES * records :])
 
 
 def region_bytes(request: WriteRequest, file: PartitionedFile) -> int | None:
-    """The size at which a region is written. None at a URL, where only memory limits regions: each costs
-    every reader a request."""
+    """Return the size at which a region is written. At a URL that is None: only memory limits a region there,
+    because each region costs every reader a request."""
     return None if is_url(file.base) else max(LEAST_REGION, request.subpartitions * ENOUGH_FOR_A_SUBPARTITION)
 
 
 class MapOutputWriting:
-    """Raises as `MapOutputs.new` does. The caller closes it."""
+    """Writes one map output. Raises as `MapOutputs.new` does. The caller closes it."""
 
     def __init__(self, request: WriteRequest, resources: WritingResources) -> None:
         self._request = request
@@ -103,7 +103,7 @@ class MapOutputWriting:
         header = FileHeader(
             file_id=secrets.token_bytes(16),
             subpartitions=request.subpartitions,
-            first_subpartition=0,  # one engine reads for all consumers of the host, so they do not collide
+            first_subpartition=0,  # no rotation: one engine reads for all consumers of the host
             codec=resources.codec,
             payload_kind=PayloadKind.RECORD_BYTES,
         )
@@ -115,26 +115,26 @@ class MapOutputWriting:
             self._memory = resources.memory.open(self._name)
             stack.callback(self._memory.close)
             writer = resources.outputs.new(request.shuffle, request.map_index, request.map_id, header)
-            stack.callback(writer.abandon)  # does nothing after the partition's own
+            stack.callback(writer.abandon)  # no effect after the partition's own `abandon`
             layout = RecordBytesLayout(payload, request.subpartitions, region_bytes(request, writer.file))
             self._partition = PlacedResultPartition(writer, layout, self._memory, self._metrics)
-            stack.callback(self._partition.abandon)  # does nothing after `finish`
+            stack.callback(self._partition.abandon)  # no effect after `finish`
             self._resources = stack.pop_all()
 
     def frame_memory(self, size: int) -> FrameMemory:
-        """For a frame's ids, ends and records, ``size`` bytes in all. Raises `BufferTimeoutError`."""
+        """Return ``size`` bytes for a frame's ids, ends and records. Raises `BufferTimeoutError`."""
         if self._pool is None:
             self._pool = self._segments.create_pool(SEGMENTS_EACH, self._name)
             self._resources.callback(self._pool.close)
         return FrameMemory(size, self._pool)
 
     def add(self, records: PlacedRecords) -> None:
-        """Add a frame's records. Their memory may be used again afterwards. Raises `UsageError`,
+        """Add a frame's records. Their memory may be reused afterwards. Raises `UsageError`,
         `OutOfDiskError`, OSError."""
         self._partition.write(records)
 
     def finish(self) -> bytes:
-        """Complete the files. Returns the reply for the JVM."""
+        """Complete the files and return the reply for the JVM."""
         only_frame = self._partition.only_frame
         file = self._partition.finish(self._writer())
         sizes = self._partition.subpartition_bytes
@@ -144,7 +144,7 @@ class MapOutputWriting:
         return pack_finished(self._partition.file_id, self._metrics.counts["spills"], sizes)
 
     def close(self) -> None:
-        """Release all memory, and delete files that are not finished. May be called again."""
+        """Release all memory and delete unfinished files. May be called again."""
         self._resources.close()
 
     def _writer(self) -> Writer:

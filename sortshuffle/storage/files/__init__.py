@@ -1,11 +1,11 @@
-"""The pair of files of one result partition, on a disk of this host or mounted on it.
+"""The pair of files of one result partition, on a disk of this host or in a mounted directory.
 
-partitioned_file       their names
-local_pair             a new pair: appended to, then made final or removed
-reader, extents        extents found, read and verified
+partitioned_file       the names of the files
+local_pair             a new pair: appended to, then committed or removed
+reader, extents        find, read and verify extents
 ranges                 where the bytes of subpartitions lie
-urls                   what a URL means, errors of stores, trying again
-presence               whether something is there, and whether it is still written
-private                directories that one user alone may enter
-descriptors            open files
+urls                   meaning of URLs, errors of stores, retries
+presence               whether a file is there, and whether it is still being written
+private                directories that only one user may enter
+descriptors            helpers for open files
 """

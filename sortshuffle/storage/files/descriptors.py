@@ -1,6 +1,6 @@
-"""Descriptors of files that are read, and of locks: what several modules do with them.
+"""Functions that several modules need for the descriptors of locks and of files that are read.
 
-Standard library only: the janitor uses it, too.
+Standard library only: the janitor uses it too.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from sortshuffle import calls
 
 
 def close_after_reading(descriptor: int) -> None:
-    """Close it and ignore an error: the descriptor is closed all the same, and the error can only be about
-    written bytes, of which there are none."""
+    """Close a descriptor and ignore an error: the descriptor is closed nevertheless, and the error can only
+    concern written bytes, of which there are none."""
     with suppress(OSError):
         calls.close(descriptor)
 
 
 def read_at(descriptor: int, size: int, offset: int) -> bytes:
-    """``size`` bytes, fewer only at the end of the file. Raises OSError."""
+    """Return ``size`` bytes, or fewer at the end of the file. Raises OSError."""
     data = calls.pread(descriptor, size, offset)
     while len(data) < size and (more := calls.pread(descriptor, size - len(data), offset + len(data))):
         data += more
@@ -29,8 +29,8 @@ def read_at(descriptor: int, size: int, offset: int) -> bytes:
 
 
 def lock_until(descriptor: int, path: str, until: float, pause: float) -> None:
-    """Take the lock of a file. ``until``: on the monotonic clock; ``pause``: seconds between tries. Raises
-    TimeoutError if others hold it until then, and any other OSError."""
+    """Take the lock of a file. ``until``: a time on the monotonic clock; ``pause``: seconds between attempts.
+    Raises TimeoutError if others hold the lock until then, and any other OSError."""
     while True:
         try:
             calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,15 +1,15 @@
-"""Extents as a reader needs them, and the reader that verifies them, wherever their bytes come from.
+"""Extents as a reader needs them, and the base class of the readers that verify them.
 
     ExtentReader            hands out verified buffers only; every error names the place
       PartitionedFileReader   a data file that this process can open        (`storage.files.reader`)
-      StoredFileReader        ranges of an object, by fsspec                (`storage.stored.stored_reader`)
+      StoredFileReader        ranges of an object, through fsspec           (`storage.stored.stored_reader`)
       RemoteReader            the shuffle service of another host           (`service.client.remote_reader`)
 
-A subclass says how bytes are fetched (`ExtentReader.fetch`).
+A subclass implements how bytes are fetched (`ExtentReader.fetch`).
 
-Encrypted payloads are decrypted here, after they were verified: decoders get plain payloads. A reader without
-a key moves and verifies (`checked`, `checked_parts`, `verify`), and raises `DecryptionError` where payloads
-are asked for. A reader with a key refuses payloads that are not encrypted: somebody else has written them.
+Encrypted payloads are decrypted here, after verification: decoders get plain payloads. A reader without a key
+moves and verifies (`checked`, `checked_parts`, `verify`), and raises `DecryptionError` for encrypted
+payloads. A reader with a key refuses payloads that are not encrypted: the application did not write them.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from sortshuffle.format.malformed import CutShort, Malformed
 
 Self = TypeVar("Self", bound="ExtentReader")
 
-# remedies for data that does not open
+# remedies for data that cannot be decrypted
 BY_KEY_ALONE = "It opens with the key of the application that wrote it alone (spark.io.encryption.enabled)"
 _SOMEBODY_ELSES = "Somebody else wrote it: see who can write to this directory"
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """An index entry with its region and subpartition: where an extent lies and what it must be."""
+    """An index entry with its region and subpartition: where an extent lies and what it must contain."""
 
     region: int
     subpartition: int
@@ -68,7 +68,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class ExtentPart:
-    """Verified buffers of an extent, ``bytes`` together: ``memory`` holds them, ``buffers`` say where."""
+    """Verified buffers of an extent, ``bytes`` in total: ``buffers`` says where in ``memory`` each one is."""
 
     memory: pa.Buffer
     buffers: list[StoredBuffer]
@@ -78,9 +78,9 @@ class ExtentPart:
 class ExtentReader(ABC):
     """Reads the extents of one result partition.
 
-    ``path``: of its data file, ``writer``: who wrote it; for errors. ``key``: the application's, which with
-    ``file_id`` gives the file's key; None where nothing is to be decrypted. The caller closes the reader.
-    Memory that is handed out belongs to the pyarrow buffers.
+    ``path``: of its data file, ``writer``: the task that wrote it; for errors. ``key``: the application's,
+    which together with ``file_id`` gives the file's key; None if nothing is to decrypt. The caller closes the
+    reader. The pyarrow buffers own the memory that is handed out.
     """
 
     def __init__(
@@ -94,50 +94,50 @@ class ExtentReader(ABC):
 
     @abstractmethod
     def fetch(self, size: int, extent: Extent, position: int = 0) -> pa.Buffer:
-        """``size`` bytes of the extent from ``position`` on, in `aligned_memory`, not verified.
+        """Return ``size`` bytes of the extent from ``position`` on, in `aligned_memory`, not verified.
 
-        Positions ascend, except that bytes behind the last whole buffer of a part are fetched again. Raises
-        `DataLossError` with the place if they cannot be read.
+        Positions ascend, except that bytes after the last whole buffer of a part are fetched again. Raises
+        `DataLossError` with the place if the bytes cannot be read.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Free everything. May be called again."""
+        """Release everything. May be called again."""
 
-    def give_up(self) -> None:  # noqa: B027  # most readers wait for nobody
-        """End a wait for bytes in another thread, with an error there. The reader must still be closed."""
+    def give_up(self) -> None:  # noqa: B027  # most readers never wait
+        """Make a wait for bytes in another thread fail. The reader must still be closed."""
 
     def read_extent(self, extent: Extent) -> ExtentPart:
-        """The whole extent, verified and plain."""
+        """Return the whole extent, verified and plain."""
         return self.verified(self.read_unverified(extent), extent)
 
     def read_unverified(self, extent: Extent) -> pa.Buffer:
-        """The bytes of the extent. They must go through `verified` before they are used."""
+        """Return the bytes of the extent. They must pass through `verified` before use."""
         return self.fetch(extent.bytes, extent)
 
     def verified(self, memory: pa.Buffer, extent: Extent) -> ExtentPart:
-        """The bytes of `read_unverified`, every checksum verified, and plain. Raises `DecryptionError`."""
+        """Verify every checksum of `read_unverified` bytes, and decrypt them. Raises `DecryptionError`."""
         return self._plain_part(self.checked(memory, extent), extent, 0)
 
     def checked(self, memory: pa.Buffer, extent: Extent) -> ExtentPart:
-        """The bytes of `read_unverified`, every checksum verified, as stored."""
+        """Verify every checksum of `read_unverified` bytes, and leave them as stored."""
         with self.damage(extent.offset, extent):
             buffers = list(scan_extent(memoryview(memory), extent.checksum, extent.buffers))
         return ExtentPart(memory, buffers, extent.bytes)
 
     def read_parts(self, extent: Extent, part_bytes: int) -> Iterator[ExtentPart]:
-        """The extent in parts of at most ``part_bytes``, of whole buffers, plain. A larger buffer is a part
-        of its own. Each buffer is verified; the extent as a whole is verified before the last part is handed
-        out, so that no buffer is lost, doubled or foreign. Raises `DecryptionError`."""
+        """Yield the extent in plain parts of whole buffers, each part at most ``part_bytes``. A larger buffer
+        is a part by itself. Each buffer is verified; the extent as a whole is verified before the last part
+        is handed out, so that no buffer is lost, doubled or foreign. Raises `DecryptionError`."""
         position = 0
         for part in self.checked_parts(extent, part_bytes):
             plain = [self._plain_part(part, extent, position)]
             position += part.bytes
-            del part  # the encrypted bytes are not held while the caller has the plain ones
+            del part  # so the encrypted bytes are freed while the caller has the plain ones
             yield plain.pop()
 
     def checked_parts(self, extent: Extent, part_bytes: int) -> Iterator[ExtentPart]:
-        """The same parts, as stored."""
+        """Yield the same parts, as stored."""
         position = 0
         checksums: list[int] = []
         wanted = part_bytes = max(part_bytes, ALIGNMENT)
@@ -146,7 +146,7 @@ class ExtentReader(ABC):
             memory = self.fetch(min(wanted, left), extent, position)
             with self.damage(extent.offset + position, extent):
                 buffers, end, needed = _whole_buffers(memory, left, checksums)
-            if needed:  # fetch again, enough for the first buffer
+            if needed:  # fetch again, with enough bytes for the first buffer
                 wanted = needed
                 continue
             if end == left:
@@ -155,12 +155,11 @@ class ExtentReader(ABC):
             part = [ExtentPart(memory, buffers, end)]
             position += end
             wanted = part_bytes
-            del memory  # the caller's from here on
+            del memory  # so that only the caller holds it from here on
             yield part.pop()
 
     def verify(self, extent: Extent, part_bytes: int) -> None:
-        """Verify every checksum, in memory of ``part_bytes`` even where a buffer is larger. Raises
-        `CorruptDataError`."""
+        """Verify every checksum, in ``part_bytes`` of memory for any buffer. Raises `CorruptDataError`."""
         position = 0
         checksums: list[int] = []
         while position < extent.bytes:
@@ -178,7 +177,7 @@ class ExtentReader(ABC):
             _check_extent(extent, checksums)
 
     def _checksum_of_large(self, extent: Extent, position: int, size: int, part_bytes: int) -> int:
-        """The checksum of the buffer there, computed piece by piece. Raises `Malformed` if it is wrong."""
+        """Return the checksum of a buffer, computed piece by piece. Raises `Malformed` if it is wrong."""
         end = position + size - CHECKSUM_BYTES
         starts = range(position, end, part_bytes)
         computed = checksum_of_pieces(self.fetch(min(part_bytes, end - at), extent, at) for at in starts)
@@ -189,7 +188,7 @@ class ExtentReader(ABC):
 
     @property
     def decrypts(self) -> bool:
-        """Whether the reader has a key, and so takes only encrypted payloads."""
+        """Whether the reader has a key, and so accepts only encrypted payloads."""
         return self._key is not None
 
     def plain(
@@ -200,14 +199,14 @@ class ExtentReader(ABC):
         position: int = 0,
         into: tuple[pa.Buffer, memoryview] | None = None,
     ) -> tuple[pa.Buffer, list[StoredBuffer]]:
-        """These verified buffers, decrypted. ``position``: of the memory in the extent. ``into``: memory of
-        the same size to decrypt to, from `aligned_memory`; None for new memory. Raises `DecryptionError`."""
+        """Return these verified buffers, decrypted. ``position``: of the memory in the extent. ``into``:
+        memory of that size from `aligned_memory`, to decrypt into; None for new. Raises `DecryptionError`."""
         if self._key is None:
             self._expect_plain(buffers, extent)
             return memory, buffers
         opened, target = into or aligned_memory(memory.size)
         source, cipher = memoryview(memory).cast("B"), self._file_cipher(self._key)
-        found: list[StoredBuffer] = []
+        decrypted: list[StoredBuffer] = []
         for buffer in buffers:
             offset = extent.offset + position + buffer.start - BUFFER_HEADER_BYTES
             if not buffer.encrypted:
@@ -215,35 +214,35 @@ class ExtentReader(ABC):
                 raise DecryptionError(self.place(offset, extent), what, _SOMEBODY_ELSES)
             place = BufferPlace(offset, extent.region, None if buffer.broadcast else extent.subpartition)
             try:
-                found.append(decrypt_buffer(source, buffer, cipher, place, target))
+                decrypted.append(decrypt_buffer(source, buffer, cipher, place, target))
             except WrongTagError:
                 raise self._decryption_error(offset, extent) from None
-        return opened, found
+        return opened, decrypted
 
     def plain_singles(
         self, memory: pa.Buffer, singles: Sequence[tuple[int, int, int]], offset: int, region: int
     ) -> list[memoryview]:
-        """The plain payloads of many verified, encrypted extents of one uncompressed buffer each, in a
+        """Return the plain payloads of many verified, encrypted extents of one uncompressed buffer each, in a
         unicast region. Only for a reader that `decrypts`. ``singles``: as for `decrypt_singles`; ``offset``:
         of the memory in the file. Raises `DecryptionError`."""
         assert self._key is not None
         _, target = aligned_memory(memory.size)
         source, cipher = memoryview(memory).cast("B"), self._file_cipher(self._key)
-        found: list[memoryview] = []
+        payloads: list[memoryview] = []
         try:
-            found.extend(decrypt_singles(source, singles, cipher, offset, region, target))
+            payloads.extend(decrypt_singles(source, singles, cipher, offset, region, target))
         except WrongTagError:
-            start, size, subpartition = singles[len(found)]
+            start, size, subpartition = singles[len(payloads)]
             extent = Extent(region, subpartition, offset + start, size, 0, 0, 0, 1)
             raise self._decryption_error(offset + start, extent) from None
-        return found
+        return payloads
 
     def _decryption_error(self, offset: int, extent: Extent) -> DecryptionError:
         what = "the data does not open: the key is another one, or the bytes were changed on purpose"
         return DecryptionError(self.place(offset, extent), what, BY_KEY_ALONE)
 
     def _expect_plain(self, buffers: list[StoredBuffer], extent: Extent) -> None:
-        for buffer in buffers:  # no generator: making one takes longer than looking at a few
+        for buffer in buffers:  # not a generator: making one takes longer than checking a few buffers
             if buffer.encrypted:
                 what = "the data is encrypted, and there is no key"
                 raise DecryptionError(self.place(extent.offset, extent), what, BY_KEY_ALONE)
@@ -256,7 +255,7 @@ class ExtentReader(ABC):
         return ExtentPart(memory, buffers, part.bytes)
 
     def _file_cipher(self, key: EncryptionKey) -> FileCipher:
-        """This file's cipher, made once; harmlessly twice by threads that come at the same time."""
+        """Return this file's cipher, made once; concurrent threads may each make one, harmlessly."""
         if self._cipher is None:
             self._cipher = key.of_file(self._file_id)
         return self._cipher
@@ -270,12 +269,12 @@ class ExtentReader(ABC):
             raise self.damaged(problem, offset, extent) from None
 
     def damaged(self, problem: Malformed, offset: int, extent: Extent | None = None) -> CorruptDataError:
-        """The error for `Malformed` bytes from ``offset`` on."""
+        """Return the error for `Malformed` bytes from ``offset`` on."""
         place = self.place(offset + problem.offset, extent)
         return CorruptDataError(place, problem.what, expected=problem.expected, found=problem.found)
 
     def place(self, offset: int | None = None, extent: Extent | None = None) -> Place:
-        """The place in the data file, for errors."""
+        """Return the place in the data file, for errors."""
         return Place(
             self.path,
             extent.region if extent else None,
@@ -285,7 +284,7 @@ class ExtentReader(ABC):
         )
 
     def cut_short(self, extent: Extent, found: int) -> CorruptDataError:
-        """The error for an extent of which there are only ``found`` bytes."""
+        """Return the error for an extent of which only ``found`` bytes exist."""
         place = self.place(extent.offset, extent)
         expected = f"{extent.bytes} bytes"
         return CorruptDataError(place, "the data file is cut short", expected=expected, found=found)
@@ -300,27 +299,27 @@ class ExtentReader(ABC):
 
 
 def aligned_memory(size: int) -> tuple[pa.Buffer, memoryview]:
-    """Memory for bytes of an extent that begin with a buffer, and a writable view of it. It is shifted, so
-    that payloads start on 64-byte boundaries in memory as in the file."""
+    """Return memory for bytes of an extent that begin with a buffer, and a writable view of it. The memory is
+    shifted so that payloads start on 64-byte boundaries in memory as in the file."""
     memory = pa.allocate_buffer(HEADER_BYTES + size)
     return memory.slice(HEADER_BYTES), memoryview(memory).cast("B")[HEADER_BYTES:]
 
 
 def extents_of(index: Index, subpartition: int) -> list[Extent]:
-    """The non-empty extents of a subpartition, in region order."""
+    """Return the non-empty extents of a subpartition, in region order."""
     entries = index.entries[:, subpartition]
     return [extent_of(entry, region, subpartition) for region, entry in enumerate(entries) if entry["bytes"]]
 
 
 def extent_of(entry: object, region: int, subpartition: int) -> Extent:
-    """An index entry (a scalar of dtype `ENTRY`) as an `Extent`."""
+    """Return an index entry (a scalar of dtype `ENTRY`) as an `Extent`."""
     offset, size, raw, records, digest, buffers, _ = entry.item()  # type: ignore[attr-defined]
     return Extent(region, subpartition, offset, size, raw, records, digest, buffers)
 
 
 def _whole_buffers(memory: pa.Buffer, left: int, checksums: list[int]) -> tuple[list[StoredBuffer], int, int]:
-    """The whole buffers in ``memory``, where the last of them ends, and, if there is none, the size of the
-    first buffer. ``left``: bytes of the extent from here on; a buffer must end within them."""
+    """Return the whole buffers in ``memory``, where the last of them ends, and, if there is none, the size of
+    the first buffer. ``left``: bytes of the extent from here on; a buffer must end within them."""
     view = memoryview(memory)
     position = 0
     buffers: list[StoredBuffer] = []

@@ -1,14 +1,14 @@
-"""`LocalPair`: the two new files of a result partition, where they are files of this host.
+"""`LocalPair`: the two new files of a result partition that are files of this host.
 
     new --append_data, append_index--> new --commit--> both have their names
                                            --discard--> nothing is left
 
-On a local disk the data file is locked until the index has its name. A ``.partial`` without a lock is a dead
-task's, and anyone may delete it (`homes.lifetime`). A directory that all hosts have mounted
-(``file:///mount``) has no janitor and needs no lock. There the last bytes reach the server at the close,
-which fails if it has no room: so the files are closed before they get their names.
+On a local disk the data file stays locked until the index has its name. A ``.partial`` without a lock belongs
+to a dead task, and anyone may delete it (`homes.lifetime`). A directory that all hosts have mounted
+(``file:///mount``) has no janitor and needs no lock. There the last bytes reach the server when a file is
+closed, and the close fails if the server has no room: so the files are closed before they get their names.
 
-Single-threaded. Owns both descriptors; they are closed by `commit` and `discard`, whatever these raise.
+Single-threaded. Owns both descriptors. `commit` and `discard` close them, whatever these methods raise.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from sortshuffle.format.checksum import BytesLike
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.private import make_private
 
-IOV_MAX = os.sysconf("SC_IOV_MAX")  # pieces that one gathered write takes; 1024 on Linux
+IOV_MAX = os.sysconf("SC_IOV_MAX")  # most pieces in one gathered write; 1024 on Linux
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _CLOSED = -1
 
 
 class LocalPair:
-    """``mounted``: other hosts see the directory. ``makes_directory``: it is made if need be. Raises as
-    `PartitionedFileWriter` does."""
+    """``mounted``: other hosts see the directory. ``makes_directory``: make the directory if it is missing.
+    Raises as `PartitionedFileWriter` does."""
 
     def __init__(self, file: PartitionedFile, mounted: bool = False, makes_directory: bool = False) -> None:
         self._file = file
@@ -45,7 +45,7 @@ class LocalPair:
         self._data, self._index = _create_pair(file, locked=not mounted)
 
     def append_data(self, pieces: Sequence[BytesLike]) -> None:
-        """One gathered write, or several past `IOV_MAX` pieces."""
+        """Append the pieces in one gathered write, or in several beyond `IOV_MAX` pieces."""
         _write_all(self._data, pieces, self._file.partial_data_path)
 
     def append_index(self, data: bytes) -> None:
@@ -55,7 +55,7 @@ class LocalPair:
         """Give both files their names, the index last: an index means a complete pair."""
         if self._mounted:
             self._close()
-        # a full disk may have no room for a directory's new entry
+        # a rename may fail too: a full disk may have no room for the directory entry
         for path, name in (
             (self._file.partial_data_path, self._file.data_path),
             (self._file.partial_index_path, self._file.index_path),
@@ -65,8 +65,8 @@ class LocalPair:
         self._close()
 
     def discard(self) -> None:
-        """Delete both files. Errors are ignored: the task has failed already, and its own error must be seen.
-        A file that cannot be deleted is a ``.partial`` without a lock, which others delete."""
+        """Delete both files. Ignores errors: the task has failed already, and its own error must be seen. A
+        file that cannot be deleted is left as a ``.partial`` without a lock, which others delete."""
         with suppress(OSError):
             self._file.delete_unfinished()
         with suppress(OSError):
@@ -82,7 +82,7 @@ class LocalPair:
 
 
 def _create_pair(file: PartitionedFile, locked: bool) -> tuple[int, int]:
-    """Descriptors of the two new files; no file and no descriptor on an error."""
+    """Create both files and return their descriptors. On an error, no file and no descriptor is left."""
     _expect_nothing_at(file.data_path)
     _expect_nothing_at(file.index_path)
     data = _create(file.partial_data_path)
@@ -100,7 +100,7 @@ def _create_pair(file: PartitionedFile, locked: bool) -> tuple[int, int]:
 
 
 def _expect_nothing_at(path: str) -> None:
-    """So that no finished file is replaced. (``lexists`` would take an error for "not there".)"""
+    """Raise FileExistsError if a finished file is there. (``lexists`` hides errors as "not there".)"""
     try:
         with _failing_at(path):
             calls.lstat(path)
@@ -122,7 +122,7 @@ def _close(descriptor: int, path: str) -> None:
 
 
 def _write_all(descriptor: int, pieces: Sequence[BytesLike], path: str) -> None:
-    """Append all pieces, in as few gathered writes as the system allows. A short write is completed."""
+    """Append all pieces, in as few gathered writes as the system allows. Completes short writes."""
     views = [piece if isinstance(piece, bytes) else memoryview(piece).cast("B") for piece in pieces]
     start = 0
     while start < len(views):
@@ -149,7 +149,7 @@ def _failing_at(path: str) -> Iterator[None]:
 
 
 def _fail(error: OSError, path: str, wanted: int) -> NoReturn:
-    """Raise the package's own error, with place and remedy; as it is, an error that callers look for."""
+    """Raise the package's error with place and remedy; or ``error`` itself, if callers look for its type."""
     if isinstance(error, FileNotFoundError | FileExistsError) or error.errno is None:
         raise error
     if error.errno not in _NO_SPACE:
@@ -159,7 +159,7 @@ def _fail(error: OSError, path: str, wanted: int) -> NoReturn:
 
 
 def _free_below(directory: str) -> int:
-    """Bytes; 0 on an error, which must not hide that the disk is full."""
+    """Return the free bytes; 0 on an error, which must not hide that the disk is full."""
     try:
         space = calls.statvfs(directory)
     except OSError:

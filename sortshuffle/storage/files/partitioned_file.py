@@ -1,6 +1,6 @@
 """`PartitionedFile`: the names of one result partition's two files.
 
-A base path names the pair. Only this module makes the four names on disk of it.
+A base path names the pair. Only this module derives the four file names from it.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _NAME = re.compile(r"exchange-(\d+)-map-(\d+)-attempt-(\d+)$")
 
 @dataclass(frozen=True, slots=True)
 class PartitionedFile:
-    """One result partition on disk. ``base``: absolute path without a suffix."""
+    """The files of one result partition. ``base``: absolute path without a suffix."""
 
     base: str
 
     @staticmethod
     def named(directory: str, exchange: int, map_index: int, attempt: int) -> PartitionedFile:
-        """The file that this attempt of a map task writes. ``attempt`` is unique in the application."""
+        """Return the file of this attempt of a map task. ``attempt`` is unique in the application."""
         return PartitionedFile(
             os.path.join(directory, f"{PartitionedFile.prefix_of(exchange)}{map_index}-attempt-{attempt}")
         )
 
     @staticmethod
     def prefix_of(exchange: int) -> str:
-        """The beginning of the names of all map outputs of an exchange."""
+        """Return the common prefix of the names of all map outputs of an exchange."""
         return f"exchange-{exchange}-map-"
 
     @staticmethod
     def of(path: str) -> PartitionedFile | None:
-        """The result partition that a data or index file, finished or partial, belongs to."""
+        """Return the result partition of a data or index file, finished or partial; None for other files."""
         stripped = path.removesuffix(PARTIAL_SUFFIX)
         for suffix in (DATA_SUFFIX, INDEX_SUFFIX):
             if stripped.endswith(suffix):
@@ -65,32 +65,32 @@ class PartitionedFile:
 
     @property
     def exchange(self) -> int | None:
-        """The exchange in the file's name, None for a name that is not of this form."""
+        """The exchange in the file's name; None if the name has another form."""
         match = _NAME.search(self.base)
         return int(match[1]) if match else None
 
     @property
     def attempt(self) -> int | None:
-        """The task attempt in the file's name, None for a name that is not of this form."""
+        """The task attempt in the file's name; None if the name has another form."""
         match = _NAME.search(self.base)
         return int(match[3]) if match else None
 
     def delete(self) -> None:
-        """Remove all files of the pair; the index first, so that half a pair is never complete. Raises
-        OSError when all were tried."""
+        """Remove all files of the pair, trying each; the index first, so that half a pair never looks
+        complete. Raises OSError."""
         _unlink_all([self.index_path, self.data_path, self.partial_index_path, self.partial_data_path])
 
     def delete_unfinished(self) -> None:
-        """Remove what an unfinished writer has left. A finished pair of that name stays. Raises OSError when
-        all were tried."""
+        """Remove what an unfinished writer has left, trying each file. A finished pair of that name stays.
+        Raises OSError."""
         paths = [self.partial_index_path, self.partial_data_path]
-        if is_gone(self.index_path):  # certainly: with an index the pair is finished
-            paths.append(self.data_path)  # the writer ended between the two renames of its `finish()`
+        if is_gone(self.index_path):  # known for certain: with an index the pair is finished
+            paths.append(self.data_path)  # the writer died between the two renames of `finish()`
         _unlink_all(paths)
 
 
 def _unlink_all(paths: Iterable[str]) -> None:
-    """Remove those of these files that are there. Raises the first OSError when all were tried."""
+    """Remove these files, as far as they exist. Raises the first OSError after trying all of them."""
     failed: OSError | None = None
     for path in paths:
         try:

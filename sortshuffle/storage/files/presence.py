@@ -1,7 +1,7 @@
-"""Whether anything is at a path, and whether its writer still works on it.
+"""Tells whether a file is there, and whether its writer still works on it.
 
-Where the system gives an error instead of an answer, for example for lack of descriptors, a path counts as
-there, and as locked.
+If the system returns an error instead of an answer, for example for lack of descriptors, a path counts as
+present, and as locked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sortshuffle.storage.files.descriptors import close_after_reading
 
 
 def is_gone(path: str) -> bool:
-    """Whether nothing has that name."""
+    """Return whether no file has that name."""
     try:
         calls.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -25,7 +25,7 @@ def is_gone(path: str) -> bool:
 
 
 def is_locked(path: str) -> bool:
-    """Whether another process holds a lock on this file, as its writer does."""
+    """Return whether another process holds a lock on this file, as its writer does."""
     try:
         descriptor = calls.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,16 +1,16 @@
-"""Ranges of subpartitions: where their bytes lie in the data file, and how much there is of them.
+"""Ranges of subpartitions: where their bytes lie in the data file, and how many there are.
 
 Pure arithmetic on an `Index`; no file is touched. Used by the shuffle service and the shuffle manager's
-engine. Their consumers ask for one subpartition or, where an adaptive plan has joined small ones, for a
-range.
+engine. Their consumers ask for one subpartition or, if an adaptive plan has joined small ones, for a range.
 
 Rules
-* The subpartitions ``a..b`` of a region are one contiguous extent of the file, or two where the range goes
-  over the rotation point (`docs/format.md`, "Index entry"). The two come in file order, so the extents of a
-  range ascend through the whole file.
-* A broadcast region has one extent for all: it is read once, with the number of subpartitions it stands for.
+* The subpartitions ``a..b`` of a region are one contiguous extent of the file, or two if the range crosses
+  the rotation point (`docs/format.md`, "Index entry"). The two come in file order, so the extents of a range
+  ascend through the whole file.
+* A broadcast region has one extent for all subpartitions. It is read once, together with the number of
+  subpartitions that it stands for.
 * Empty extents are left out.
-* A consumer that stopped and goes on asks for a part of a range (`RangePart`).
+* A consumer that stopped and continues later asks for a part of a range (`RangePart`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SubpartitionRange:
-    """The subpartitions ``first..last``, both included, as a consumer asks for them."""
+    """The subpartitions ``first..last``, both included, that a consumer asks for."""
 
     first: int
     last: int
@@ -47,15 +47,15 @@ class SubpartitionRange:
         return f"{self.first}..{self.last}" if self.last > self.first else str(self.first)
 
     def checked(self, index: Index) -> SubpartitionRange:
-        """Itself. Raises `UsageError` if the result partition does not have all of these subpartitions."""
+        """Return the range itself. Raises `UsageError` if the result partition lacks part of it."""
         count = index.header.subpartitions
         if self.last >= count:
             raise UsageError(f"subpartitions {self} of a result partition that has {count}")
         return self
 
     def in_write_order(self, first_written: int) -> tuple[SubpartitionRange, ...]:
-        """The one or two parts that are contiguous in a region that begins with subpartition
-        ``first_written``, in file order."""
+        """Return the one or two parts of the range, in file order, that are contiguous in a region beginning
+        with subpartition ``first_written``."""
         if self.first < first_written <= self.last:
             return SubpartitionRange(first_written, self.last), SubpartitionRange(
                 self.first, first_written - 1
@@ -65,13 +65,13 @@ class SubpartitionRange:
 
 @dataclass(frozen=True, slots=True)
 class RegionRange:
-    """``count`` regions from ``first`` on; 0: all from there on."""
+    """``count`` regions from ``first`` on. A count of 0 means all of them."""
 
     first: int = 0
     count: int = 0
 
     def of(self, regions: int) -> range:
-        """The numbers of these regions, out of so many."""
+        """Return the numbers of these regions in a file with ``regions`` regions."""
         end = regions if not self.count else min(regions, self.first + self.count)
         return range(min(self.first, end), end)
 
@@ -81,7 +81,7 @@ ALL_REGIONS = RegionRange()
 
 @dataclass(frozen=True, slots=True)
 class RangePart:
-    """Bytes of a range: those of its extents in these regions, without the first ``skip``."""
+    """A part of a range: the bytes of its extents in these regions, without the first ``skip`` bytes."""
 
     regions: RegionRange = ALL_REGIONS
     skip: int = 0
@@ -94,8 +94,7 @@ EVERYTHING = RangePart()
 class RangeExtent:
     """Contiguous bytes of the data file: the extents of these subpartitions in one region.
 
-    ``repeat``: how many of the subpartitions asked for these same bytes stand for; above 1 only in a
-    broadcast region.
+    ``repeat``: how many of the requested subpartitions share these bytes; above 1 only in a broadcast region.
     """
 
     region: int
@@ -108,13 +107,13 @@ class RangeExtent:
 def extents_of_range(
     index: Index, subpartitions: SubpartitionRange, regions: RegionRange = ALL_REGIONS
 ) -> Iterator[RangeExtent]:
-    """The non-empty extents of the range in these regions, ascending in the file.
+    """Yield the non-empty extents of the range in these regions, ascending in the file.
 
-    They are made one at a time: a service has thousands of consumers, each with an extent per region.
-    Raises `UsageError` for subpartitions that are not there; `Malformed`, with the place in the index, if
-    extents do not follow each other.
+    They are made one at a time: a service has thousands of consumers, each with an extent per region. Raises
+    `UsageError` for subpartitions that do not exist; `Malformed`, with the place in the index, if extents are
+    not adjacent.
     """
-    # split at the rotation point, add each part up in every region, then list region by region
+    # 1. split the range at the rotation point; 2. add up each part in every region; 3. list region by region
     parts = subpartitions.checked(index).in_write_order(index.header.first_subpartition)
     broadcast = _is_broadcast(index)
     placed = [_contiguous(index, part, ~broadcast) for part in parts]
@@ -122,10 +121,10 @@ def extents_of_range(
 
 
 class ExtentCursor:
-    """One consumer's place in its extents: ``position`` in the current one. ``left``: bytes of all extents
-    that are still to be read. At the end there is no current extent, and properties of it raise ValueError.
+    """One consumer's progress through its extents: ``position`` in the current one. ``left``: unread bytes of
+    all extents. At the end there is no current extent, and its properties raise ValueError.
 
-    Raises as `extents_of_range` does, and `UsageError` where the part begins behind the last byte.
+    Raises as `extents_of_range` does, and `UsageError` if the part begins after the last byte.
     """
 
     __slots__ = ("_extent", "_extents", "left", "position")
@@ -150,16 +149,16 @@ class ExtentCursor:
 
     @property
     def offset(self) -> int:
-        """Where in the data file the next byte lies."""
+        """The offset of the next byte in the data file."""
         return self.current.offset + self.position
 
     @property
     def left_in_extent(self) -> int:
-        """Bytes of the current extent that are still to be read."""
+        """Unread bytes of the current extent."""
         return self.current.bytes - self.position
 
     def advance(self, size: int) -> None:
-        """Go forward by ``size`` bytes of the current extent, and to the next one at its end."""
+        """Move forward by ``size`` bytes of the current extent, and to the next extent at its end."""
         if size > self.left_in_extent:
             raise ValueError(f"{size} bytes are more than the {self.left_in_extent} left of the extent")
         self.position += size
@@ -179,7 +178,7 @@ class ExtentCursor:
 
 
 def _bytes_of(index: Index, subpartitions: SubpartitionRange, regions: RegionRange) -> int:
-    """Bytes read of the file for the range in these regions; a broadcast region counts once."""
+    """Return the bytes to read from the file for the range; a broadcast region counts once."""
     rows = regions.of(index.regions)
     sizes = index.entries["bytes"][rows.start : rows.stop, subpartitions.first : subpartitions.last + 1]
     broadcast = _is_broadcast(index)[rows.start : rows.stop]
@@ -193,7 +192,7 @@ def _is_broadcast(index: Index) -> npt.NDArray[np.bool_]:
 def _contiguous(
     index: Index, part: SubpartitionRange, unicast: npt.NDArray[np.bool_]
 ) -> tuple[Counts, Counts]:
-    """Offset and bytes of ``part`` in each region; in a broadcast region those of the one extent."""
+    """Return offset and bytes of ``part`` in each region; in a broadcast region those of its one extent."""
     entries = index.entries[:, part.first : part.last + 1]
     starts = entries["offset"].astype(np.int64)
     sizes = entries["bytes"].astype(np.int64)

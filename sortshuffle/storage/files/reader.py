@@ -1,15 +1,15 @@
-"""`PartitionedFileReader`: extents of a finished result partition whose files this process can open.
+"""`PartitionedFileReader`: reads extents of a finished result partition whose files this process can open.
 
 Rules
-* Positioned reads only, of whole extents or whole buffers. There is no shared seek position, so many threads
+* Only positioned reads, of whole extents or whole buffers. There is no shared seek position, so many threads
   may use one reader.
-* Nothing is handed out before its checksum was verified (`storage.files.extents`).
+* Nothing is handed out before its checksum has been verified (`storage.files.extents`).
 * Whatever is wrong with the files becomes a `CorruptDataError` or `MissingDataError` with the place. Only an
   OSError about this process (too many open files, no memory) becomes a `FileAccessError`.
-* In a directory that all hosts have mounted a file is lost only if it is not there. Any other error may be
-  its server's, for a moment: it becomes an OSError with URL and remedy.
+* In a directory that all hosts have mounted, a file is lost only if it is not there. Any other error may be a
+  passing one of its server: it becomes an OSError with URL and remedy.
 
-The caller closes the reader. Memory that is handed out belongs to the pyarrow buffers.
+The caller closes the reader. The pyarrow buffers own the memory that is handed out.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from sortshuffle.storage.files.extents import BY_KEY_ALONE, Extent, ExtentReader
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.urls import MOUNTED_SCHEMES, store_error
 
-INDEX_READ_BYTES = 64 << 20  # at a time, where a mount gives less of an index than was requested
+INDEX_READ_BYTES = 64 << 20  # per read, when a mount returns less of an index than was requested
 
 
 class PartitionedFileReader(ExtentReader):
     """Reads the extents of one data file.
 
-    ``file_id``: the id that the file must have; None for any. ``writer``: who wrote it, for errors.
-    ``mounted``: it is in a directory that all hosts have mounted. ``key``: the application's, where its files
-    are encrypted and payloads are to be read. Raises `MissingDataError` if the file is gone or another one,
+    ``file_id``: the id that the file must have; None for any. ``writer``: the task that wrote it, for errors.
+    ``mounted``: the file is in a directory that all hosts have mounted. ``key``: the application's, if its
+    files are encrypted and payloads are read. Raises `MissingDataError` if the file is gone or another one,
     `CorruptDataError` if its header is damaged, `DecryptionError` for a wrong key.
     """
 
@@ -97,9 +97,9 @@ class PartitionedFileReader(ExtentReader):
         return memory
 
     def expect_size(self, wanted: int) -> None:
-        """Check the file's size. ``wanted``: bytes by its index. So a file that is cut short is found before
-        a byte of it is read, and a reader of many files finds all of them at once. Not for mounted files:
-        their server may report an old size. Raises `CorruptDataError`."""
+        """Check the file's size. ``wanted``: bytes according to its index. So a file that is cut short is
+        found before any byte of it is read, and a reader of many files finds all such files at once. Not for
+        mounted files: their server may report an old size. Raises `CorruptDataError`."""
         try:
             found = calls.fstat(self._descriptor).st_size
         except OSError as error:
@@ -110,7 +110,7 @@ class PartitionedFileReader(ExtentReader):
             raise CorruptDataError(self.place(), what, expected=wanted, found=found)
 
     def fileno(self) -> int:
-        """The descriptor, for positioned reads into memory of the caller's own."""
+        """Return the descriptor, for positioned reads into the caller's own memory."""
         return self._descriptor
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class PartitionedFileReader(ExtentReader):
 
 
 def read_index(file: PartitionedFile, file_id: bytes | None = None, mounted: bool = False) -> Index:
-    """The whole, verified index of a finished pair. Raises as `PartitionedFileReader` does."""
+    """Return the whole, verified index of a finished pair. Raises as `PartitionedFileReader` does."""
     try:
         data = _contents(file.index_path)
     except OSError as error:
@@ -145,7 +145,6 @@ def read_index(file: PartitionedFile, file_id: bytes | None = None, mounted: boo
 
 
 def _raise_unless_lost(error: OSError, path: str, mounted: bool) -> None:
-    """Raise an error that does not mean that the file is lost."""
     if error.errno in OUT_OF:
         raise FileAccessError(error.errno, path) from error
     if mounted and not isinstance(error, FileNotFoundError):
@@ -153,15 +152,15 @@ def _raise_unless_lost(error: OSError, path: str, mounted: bool) -> None:
 
 
 def _contents(path: str) -> bytes:
-    """The bytes of a file, by four system calls, where ``open`` takes nine. Each releases Python's lock, for
-    which many threads of the shuffle manager's engine wait."""
+    """Return the bytes of a file, with four system calls where ``open`` takes nine. Each call releases
+    Python's lock, for which many threads of the shuffle manager's engine wait."""
     descriptor = calls.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = calls.fstat(descriptor).st_size
         data = calls.pread(descriptor, size + 1, 0)
         if len(data) == size:
             return data
-        while more := calls.pread(descriptor, INDEX_READ_BYTES, len(data)):  # a mount may give less at a time
+        while more := calls.pread(descriptor, INDEX_READ_BYTES, len(data)):  # a mount may return less
             data += more
         return data
     finally:
@@ -169,7 +168,7 @@ def _contents(path: str) -> bytes:
 
 
 def verified_index(data: BytesLike, path: str, file_id: bytes | None = None) -> Index:
-    """The index whose bytes these are; ``path``: of its file. Raises as `read_index` does."""
+    """Return the index that ``data`` holds. ``path``: of its file. Raises as `read_index` does."""
     try:
         index = unpack_index(data)
     except Malformed as problem:

@@ -1,15 +1,15 @@
-"""Storage that every host sees, named by a URL: what a URL means, its errors, and trying again.
+"""Storage that every host sees, named by a URL: the meaning of URLs, errors of stores, and retries.
 
     file:///mount/dir      a directory that all hosts have mounted: read and written by descriptor
-    s3://bucket/prefix     and any other that fsspec knows: read by ranges, written in one stream each
+    s3://bucket/prefix     and any other scheme that fsspec knows: read by ranges, written in one stream each
 
 Used by `PartitionedFileWriter` (`storage.stored.stored_pair`), `StoredFileReader`, and for removal. A map
 output lies at ``<URL>/<application>-<token>/exchange-E-map-M-attempt-A``. The token is random, because two
-masters may give two applications one id. There is no level of hashes above it: S3 divides a range of keys by
-itself where the requests are, and the outputs of one exchange, which are read together, differ in the number
-of the map.
+masters may give two applications the same id. No level of hashes is needed above it: S3 splits a range of
+keys by itself where the requests are, and the outputs of one exchange, which are read together, differ in the
+number of the map.
 
-Address and keys of a store are no options of this package: the store's library takes them from its usual
+The address and keys of a store are not options of this package: the store's library takes them from its usual
 places. For S3 those are the ``AWS_*`` variables and files, and fsspec's own configuration (``FSSPEC_S3_*``
 variables, files in ``~/.config/fsspec``), on the driver and on every host.
 """
@@ -32,12 +32,12 @@ Result = TypeVar("Result")
 
 MOUNTED_SCHEMES = ("file://", "local://")
 _WITH_TOKEN = re.compile(r"(.+)-[0-9a-f]{32}")
-_READ_ONLY = ("data", "git", "github", "http", "https", "tar", "zip")  # of what fsspec knows
-# The library of a store has tried a request already (s3fs: five times, for 5 s where nothing listens). It is
-# tried again for a store that is busy for longer: a task that fails reads everything again
+_READ_ONLY = ("data", "git", "github", "http", "https", "tar", "zip")  # of the schemes that fsspec knows
+# The store's library has already tried a request several times (s3fs: five times, for 5 s where nothing
+# listens). Trying again helps with a store that is busy for longer: a task that fails reads everything again
 ATTEMPTS = 3
-FIRST_WAIT = 0.5  # seconds; doubled before each further attempt
-# errors that another try would get again
+FIRST_WAIT = 0.5  # seconds; doubles with each attempt
+# errors that another attempt would meet again
 _FINAL = (
     FileNotFoundError,
     PermissionError,
@@ -52,7 +52,7 @@ _CODES = (
     (PermissionError, errno.EACCES),
     (TimeoutError, errno.ETIMEDOUT),
 )
-_OUT_OF_RANGE = "InvalidRange"  # S3's code for a range that begins behind the end
+_OUT_OF_RANGE = "InvalidRange"  # S3's code for a range that begins after the end of the object
 _REMEDY = (
     "See that this host reaches the store and may use it; its address and keys come from the environment and"
     " from fsspec's configuration (docs/operations.md)"
@@ -60,12 +60,12 @@ _REMEDY = (
 
 
 def is_url(path: str) -> bool:
-    """Whether a directory or the base path of a map output is on storage that every host sees."""
+    """Return whether a directory, or the base path of a map output, is on storage that every host sees."""
     return "://" in path
 
 
 def mounted_path(url: str) -> str | None:
-    """The local path of a URL in a directory that all hosts have mounted; None for other URLs."""
+    """Return the local path of a URL in a directory that all hosts have mounted; None for other URLs."""
     for scheme in MOUNTED_SCHEMES:
         if url.startswith(scheme):
             return url.removeprefix(scheme)
@@ -73,14 +73,14 @@ def mounted_path(url: str) -> str | None:
 
 
 def mounted(file: PartitionedFile) -> PartitionedFile | None:
-    """The same map output by its local path, if it is in a mounted directory."""
+    """Return the same map output by its local path; None unless it is in a mounted directory."""
     base = mounted_path(file.base)
     return None if base is None else PartitionedFile(base)
 
 
 def why_unknown(url: str) -> str:
-    """Why fsspec does not know the storage of a URL; empty where it does. Only the scheme counts: the caller
-    need not reach the storage, nor have its library."""
+    """Return why fsspec does not know the storage of a URL; empty if it does. Only the scheme counts: the
+    caller need not reach the storage, nor have its library."""
     from fsspec.registry import known_implementations, registry
 
     scheme = url.partition("://")[0]
@@ -93,7 +93,7 @@ def why_unknown(url: str) -> str:
 
 
 def why_not_shared(url: str) -> str:
-    """Why several processes cannot write to a URL together; empty where its scheme allows it."""
+    """Return why several processes cannot write to a URL together; empty if its scheme allows it."""
     if url.startswith("memory://"):
         return "no other process sees that. Name storage that all hosts see"
     if url.partition("://")[0] in _READ_ONLY:
@@ -102,32 +102,31 @@ def why_not_shared(url: str) -> str:
 
 
 def stored_name(application: str, token: str) -> str:
-    """The name of an application's directory. ``token``: 16 random bytes, hexadecimal."""
+    """Return the name of an application's directory. ``token``: 16 random bytes, hexadecimal."""
     return f"{application}-{token}"
 
 
 def application_of(name: str) -> str:
-    """The application whose directory has this name, with a token or, as older versions wrote, without."""
+    """Return the application of a directory of this name, with or, as in older versions, without a token."""
     found = _WITH_TOKEN.fullmatch(name)
     return found[1] if found else name
 
 
 def application_url(root: str, name: str) -> str:
-    """The application's directory of this name."""
+    """Return the URL of the application's directory with this name."""
     return f"{root.rstrip('/')}/{name}"
 
 
 def root_and_application(url: str) -> tuple[str, str]:
-    """The inverse of `application_url`."""
+    """Split the result of `application_url` into its arguments."""
     root, _, application = url.rpartition("/")
     return root, application
 
 
 def open_store(url: str) -> tuple[Any, str]:
-    """fsspec's file system for a URL, and the path in it. No request is made.
+    """Return fsspec's file system for a URL, and the path in it. Makes no request.
 
-    Raises `WorkerSetupError` where the store's library is not installed, `UsageError` for what fsspec does
-    not take.
+    Raises `WorkerSetupError` if the store's library is not installed, `UsageError` if fsspec rejects the URL.
     """
     from fsspec.core import url_to_fs
 
@@ -152,14 +151,14 @@ def store_errors(doing: str, url: str) -> Iterator[None]:
     except SortShuffleError:
         raise
     except Exception as error:
-        if _names(url, error):
+        if _names_url(url, error):
             raise
-        # not of a variable: it would keep alive what was read
+        # do not bind this error to a variable: that would keep the data alive that was read
         raise store_error(doing, url, error) from error
 
 
 def store_error(doing: str, url: str, error: Exception) -> OSError:
-    """The OSError to raise for ``error``, of the same kind where there is one, such as PermissionError."""
+    """Return the OSError to raise for ``error``, of the same kind if possible, such as PermissionError."""
     code = error.errno if isinstance(error, OSError) else None
     if code is None:
         code = next((number for kind, number in _CODES if isinstance(error, kind)), errno.EIO)
@@ -167,16 +166,15 @@ def store_error(doing: str, url: str, error: Exception) -> OSError:
     return OSError(code, f"{doing} failed: {text or type(error).__name__}. {_REMEDY}", url)
 
 
-def _names(url: str, error: Exception) -> bool:
-    """Whether an error names the URL already."""
+def _names_url(url: str, error: Exception) -> bool:
     return isinstance(error, OSError) and error.filename == url
 
 
 def retry(
     call: Callable[[], Result], wait: Callable[[float], None] = time.sleep, attempts: int = ATTEMPTS
 ) -> Result:
-    """What ``call`` returns. It is tried up to ``attempts`` times, with a doubling wait. Raises its last
-    error, or at once one that is final (`is_final`)."""
+    """Return the result of ``call``, trying up to ``attempts`` times with a doubling wait. Raises the last
+    error, or at once an error that is final (`is_final`)."""
     for attempt in range(attempts - 1):
         try:
             return call()
@@ -188,11 +186,11 @@ def retry(
 
 
 def is_final(error: Exception) -> bool:
-    """Whether another try would get the same error."""
+    """Return whether another attempt would meet the same error."""
     return isinstance(error, _FINAL) or is_behind_the_end(error)
 
 
 def is_behind_the_end(error: Exception) -> bool:
-    """Whether the store says that an object ends before the requested range."""
+    """Return whether the store says that an object ends before the requested range."""
     response = getattr(error.__cause__, "response", None)
     return isinstance(response, dict) and response.get("Error", {}).get("Code") == _OUT_OF_RANGE

@@ -1,7 +1,7 @@
-"""What a pair of files holds, whatever state it is in: for `dump`, `verify`, `clean` and tests.
+"""Shows what a pair of files holds, whatever state it is in: for `dump`, `verify`, `clean` and tests.
 
-finding         which files make up a pair
-contents        what they say
-data_check      whether all the data is as they say
-open_files      files on this host or in a store
+finding         finds the files that make up a pair
+contents        reads the index and both headers
+data_check      checks all the data against them
+open_files      opens files on this host or in a store
 """

@@ -1,15 +1,15 @@
-"""What a pair of files holds, whatever state it is in: finished, unfinished, damaged or half missing.
+"""Shows what a pair of files holds, whatever state it is in: finished, unfinished, damaged or half missing.
 
 The engine's reader (`storage.files.reader`) refuses files that are not whole. This module shows people what
-is there all the same. Wrong bytes never raise: they become a `FileFault` with its place. Used by the command
-line.
+such files hold nevertheless. Wrong bytes never raise: they become a `FileFault` with its place. Used by the
+command line.
 
 `inspect` reads the index and both headers, not the data: it is cheap, whatever the size of the file.
 `storage.inspection.data_check` reads the data.
 
 Rules
 * A finished index counts only if all of it verifies. A partial index has no checksum: its regions count as
-  long as they lie exactly one behind the other in the data file, where a writer would put them.
+  long as they follow each other without gaps in the data file, where a writer would put them.
 * The index is read before the data, because a live writer appends in the other order.
 * Files are opened for reading only. Locks are tried, and released at once.
 """
@@ -46,12 +46,12 @@ _VERSION_OFFSET = 8  # in a file header
 Int64s = npt.NDArray[np.int64]
 
 
-# ---- what is found --------------------------------------------------------------------------------------
+# ---- results -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class FileFault:
-    """One thing that is wrong, and where."""
+    """One problem in a file, and its place."""
 
     place: Place
     what: str
@@ -71,7 +71,7 @@ class FileFault:
 
 
 class PairState(Enum):
-    """What a pair is, as a whole."""
+    """The state of a pair as a whole."""
 
     COMPLETE = "complete"
     BEING_WRITTEN = "being written"
@@ -81,7 +81,7 @@ class PairState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """One file of a pair. ``bytes``: its size. ``header``: None if it cannot be believed."""
+    """One file of a pair. ``bytes``: its size. ``header``: None if it is not valid."""
 
     path: str
     bytes: int
@@ -96,8 +96,8 @@ class RegionTable:
     kinds: tuple[RegionKind, ...]
 
     def extents(self, subpartition: int | None = None) -> Iterator[Extent]:
-        """Every extent once, empty ones too, in the order of regions; a broadcast region's as subpartition
-        0's. With ``subpartition``: the extents that its consumer reads."""
+        """Yield every extent once, empty ones too, in the order of regions; a broadcast region's as
+        subpartition 0's. With ``subpartition``: the extents that its consumer reads."""
         for region, kind in enumerate(self.kinds):
             if subpartition is not None:
                 yield extent_of(self.entries[region, subpartition], region, subpartition)
@@ -109,7 +109,7 @@ class RegionTable:
         return self.kinds[region] is RegionKind.BROADCAST
 
     def per_subpartition(self, field: str) -> Int64s:
-        """A field of the entries summed over regions, for each consumer: shape (subpartitions,)."""
+        """Return a field of the entries summed over regions, for each consumer: shape (subpartitions,)."""
         return np.asarray(self.entries[field].sum(axis=0), np.int64)
 
     @property
@@ -125,13 +125,13 @@ class RegionTable:
 
 
 def _owned(row: Entries, kind: RegionKind) -> Entries:
-    """The entries of a region that have an extent of their own."""
+    """Return the entries of a region that have separate extents."""
     return row[:1] if kind is RegionKind.BROADCAST else row
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over extents. ``bytes``: as stored, headers and padding included."""
+    """Sums over extents. ``bytes``: as stored, including headers and padding."""
 
     extents: int = 0
     bytes: int = 0
@@ -141,7 +141,7 @@ class Totals:
 
     @staticmethod
     def of(entries: Entries) -> Totals:
-        """Of entries in any shape; empty extents do not count as extents."""
+        """Return the sums over entries in any shape. Empty extents do not count as extents."""
         return Totals(
             int((entries["bytes"] > 0).sum()),
             int(entries["bytes"].sum()),
@@ -162,7 +162,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How evenly an amount is spread over subpartitions. ``largest``: the subpartition that has the most."""
+    """The distribution of an amount over subpartitions. ``largest``: the subpartition that has the most."""
 
     least: int
     median: float
@@ -172,7 +172,7 @@ class Spread:
 
     @staticmethod
     def of(amounts: Int64s) -> Spread:
-        """Of the amount that each subpartition has; there is at least one."""
+        """Return the spread of the amounts of all subpartitions, at least one."""
         return Spread(
             int(amounts.min()),
             float(np.median(amounts)),
@@ -187,10 +187,10 @@ class Inspection:
     """What is known of a pair without reading its data.
 
     ``base``: its path without suffixes. ``data``, ``index``: None if missing. ``header``: of either file.
-    ``table``: None if no index can be believed. ``writer``, ``schema`` (an Arrow IPC message) stand in the
-    tail of an index and so are missing until it is finished. ``unfinished``: a name ends in ``.partial``;
-    ``being_written``: and a process holds its lock. ``is_known_version``: if not, nothing else is known.
-    ``is_pair``: the two headers agree, as far as both are there.
+    ``table``: None if no index is valid. ``writer``, ``schema`` (an Arrow IPC message): from the tail of an
+    index, so missing until it is finished. ``unfinished``: a name ends in ``.partial``; ``being_written``: in
+    addition a process holds its lock. ``is_known_version``: if False, nothing else is known. ``is_pair``: the
+    two headers agree, as far as both exist.
     """
 
     base: str
@@ -207,7 +207,7 @@ class Inspection:
     faults: tuple[FileFault, ...]
 
     def state(self, more_faults: tuple[FileFault, ...] = ()) -> PairState:
-        """What the pair is, given also the faults that `check_data` found."""
+        """Return the state of the pair, given also the faults that `check_data` found."""
         if self.faults or more_faults:
             return PairState.DAMAGED
         if self.unfinished:
@@ -215,33 +215,31 @@ class Inspection:
         return PairState.COMPLETE
 
 
-# ---- what the index and the headers say -----------------------------------------------------------------
+# ---- reading the index and the headers -----------------------------------------------------------------
 
 
 def inspect(path: str) -> Inspection:
-    """Everything about the pair that a data or index file belongs to, but for the data itself.
+    """Return all that is known of the pair that a data or index file belongs to, except for the data itself.
 
-    Raises `UsageError` if it is not a file, or not one of ours.
+    Raises `UsageError` if the path is not a file, or not one of ours.
     """
     names = PairNames.of(path)
     found = _Inspector(names).inspect()
     names_now = names.now()
-    # a task that finishes meanwhile renames its files
+    # a task that finished meanwhile has renamed its files
     return found if names_now == names else _Inspector(names_now).inspect()
 
 
 class _Inspector:
-    """Collects what is known of one pair, and its faults."""
-
     def __init__(self, names: PairNames) -> None:
         self._names = names
-        # while a writer makes a pair, the index is missing for a moment, and the data file is empty
+        # while a writer creates a pair, the index is missing for a moment, and the data file is empty
         self._is_written = names.unfinished and names.data is not None and is_being_written(names.data)
         self._faults: list[FileFault] = []
         self._table: RegionTable | None = None
         self._writer: Writer | None = None
         self._schema = b""
-        self._data_bytes: int | None = None  # that the index promises
+        self._data_bytes: int | None = None  # according to the index
         self._is_known_version = True
         self._is_pair = True
 
@@ -268,7 +266,7 @@ class _Inspector:
             self._schema,
             names.unfinished,
             self._is_written,
-            # with one sound header, an unknown version in the other is damage
+            # if one header is sound, an unknown version in the other is damage
             self._is_known_version or header is not None,
             self._is_pair,
             tuple(self._faults),
@@ -301,7 +299,7 @@ class _Inspector:
 
     def _header(self, path: str, content: bytes, magic: bytes) -> FileHeader | None:
         if not content:
-            # an index stays empty until its first region ends: a task that was killed before leaves it so
+            # an index stays empty until its first region ends: a task killed earlier leaves it so
             is_begun = magic == INDEX_MAGIC and path.endswith(PARTIAL_SUFFIX)
             if not self._is_written and not is_begun:
                 self._fault(path, "the file is empty")
@@ -315,7 +313,7 @@ class _Inspector:
             return None
 
     def _read_table(self, index: FoundFile, content: bytes, header: FileHeader) -> None:
-        """``header`` may be the data file's, where the index has lost its own."""
+        """Read the entries. ``header`` may be the data file's, if the index's own is damaged."""
         problem = self._read_finished(index.path, content) if index.header is not None else None
         if self._table is not None:
             return
@@ -360,11 +358,11 @@ class _Inspector:
 
 
 def completed_regions(content: bytes, header: FileHeader) -> RegionTable:
-    """The regions of a partial index, which has no tail yet.
+    """Return the regions of a partial index, which has no tail yet.
 
     The last row may be cut, or be the beginning of a tail: regions count as long as each begins in the data
-    file where the one before it ended. Their entries tell the kinds: they are equal only in a broadcast
-    region.
+    file where the previous one ended. The kinds follow from the entries, which are all equal only in a
+    broadcast region.
     """
     rows = max(0, len(content) - HEADER_BYTES) // (ENTRY_BYTES * header.subpartitions)
     if rows == 0:
@@ -383,8 +381,8 @@ def completed_regions(content: bytes, header: FileHeader) -> RegionTable:
 
 
 def misplaced(table: RegionTable, header: FileHeader, path: str) -> list[FileFault]:
-    """Faults for entries that leave a gap or overlap: the extents must lie one behind the other, from the
-    header to the end of the data file."""
+    """Return faults for entries that leave a gap or overlap: extents must be adjacent, from the header to the
+    end of the data file."""
     faults: list[FileFault] = []
     position = HEADER_BYTES
     for region, kind in enumerate(table.kinds):
@@ -410,7 +408,7 @@ def _in_write_order(row: Entries, kind: RegionKind, header: FileHeader) -> Entri
 
 
 def _misplaced_entries(owned: Entries, position: int) -> npt.NDArray[np.bool_]:
-    """Which of a region's entries, in write order, a writer at ``position`` cannot have made."""
+    """Return which of a region's entries, in write order, a writer at ``position`` cannot have made."""
     starts = np.concatenate(([np.uint64(position)], (owned["offset"] + owned["bytes"])[:-1]))
     is_empty = owned["bytes"] == 0
     return np.asarray(
@@ -422,4 +420,4 @@ def _misplaced_entries(owned: Entries, position: int) -> npt.NDArray[np.bool_]:
 
 
 def _end(owned: Entries) -> int:
-    return (int(owned["offset"][-1]) + int(owned["bytes"][-1])) % 2**64  # as the array's sums are
+    return (int(owned["offset"][-1]) + int(owned["bytes"][-1])) % 2**64  # wraps as the array's sums do

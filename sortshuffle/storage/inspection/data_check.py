@@ -1,12 +1,12 @@
-"""`check_data`: reads all the data of a pair, whatever state it is in, and says what is wrong with it.
+"""`check_data`: reads all the data of a pair, whatever state it is in, and reports what is wrong with it.
 
 It checks every buffer, every extent, and every byte that no extent covers. Wrong bytes never raise: they
-become a `FileFault` with its place. Used by the command line, after `storage.inspection.contents`. It knows
-no records: a caller that does passes a `RecordCounter`.
+become a `FileFault` with its place. Used by the command line, after `storage.inspection.contents`. The module
+knows nothing of records: a caller that does passes a `RecordCounter`.
 
 Encrypted payloads are read only with their key (`plain_buffers`); checksums need none.
 
-Memory is bounded: a few MiB, or the largest single buffer that fits where its extent is.
+Memory is bounded: a few MiB, or the largest single buffer that fits into its extent.
 """
 
 from __future__ import annotations
@@ -46,34 +46,34 @@ PART_BYTES = 8 * MIB
 _SIZE_FIELD = slice(4, 8)  # in a buffer header
 
 
-# ---- who knows records ---------------------------------------------------------------------------------
+# ---- counting records ----------------------------------------------------------------------------------
 
 
 class ExtentCounter(Protocol):
-    """Counts the records of one extent. It gets the verified buffers in order."""
+    """Counts the records of one extent, given its verified buffers in order."""
 
     def count(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
-        """Records that end in a buffer; None if they cannot be counted. Raises `Malformed`."""
+        """Return how many records end in a buffer; None if they cannot be counted. Raises `Malformed`."""
 
     def finish(self) -> None:
-        """The extent ends here. Raises `Malformed` if that is within a record."""
+        """End the extent. Raises `Malformed` if it ends within a record."""
 
 
 class RecordCounter(Protocol):
-    """Knows what the payloads of a pair hold."""
+    """Counts the records in the payloads of a pair."""
 
     def of_extent(self) -> ExtentCounter:
-        """For the next extent, in the order of the index."""
+        """Return a counter for the next extent, in the order of the index."""
 
     def count_loose(self, memory: pa.Buffer, buffer: StoredBuffer) -> int | None:
-        """Records that end in a buffer of no known extent; None if they cannot be counted. Raises `Malformed`
-        if it cannot be decoded."""
+        """Return how many records end in a buffer of no known extent; None if they cannot be counted. Raises
+        `Malformed` if the buffer cannot be decoded."""
 
     def finish(self) -> None:
-        """A finished, sound pair has no more extents. Raises `Malformed` if it should have more."""
+        """End a finished, sound pair. Raises `Malformed` if the pair should have more extents."""
 
 
-# ---- what is found --------------------------------------------------------------------------------------
+# ---- results -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +103,19 @@ class LooseBuffer:
 @dataclass(frozen=True, slots=True)
 class DataCheck:
     """The result of reading all the data. ``stopped_at``: the offset where the check had to stop, because the
-    region being written breaks off there, or because it is not known where the next buffer begins."""
+    file of an unfinished pair breaks off there, or because the start of the next buffer is unknown."""
 
     faults: tuple[FileFault, ...] = ()
     loose: tuple[LooseBuffer, ...] = ()
     stopped_at: int | None = None
 
     def faulty_extents(self) -> frozenset[tuple[int, int | None]]:
-        """(region, subpartition) of damaged extents; the subpartition is None in a broadcast region."""
+        """Return (region, subpartition) of damaged extents; the latter is None in a broadcast region."""
         places = (fault.place for fault in self.faults)
         return frozenset((at.region, at.subpartition) for at in places if at.region is not None)
 
 
-# ---- reading ---------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------------
 
 
 def check_data(
@@ -124,11 +124,10 @@ def check_data(
     advance: Callable[[int], None] = lambda size: None,
     cipher: FileCipher | None = None,
 ) -> DataCheck:
-    """Read and verify the whole data file of a pair. ``advance`` gets the number of bytes as they are done.
-    ``cipher`` decrypts the payloads; without one encrypted records are not counted.
+    """Read and verify the whole data file of a pair. ``advance`` is called with numbers of bytes as they are
+    done. ``cipher`` decrypts the payloads; without it encrypted records are not counted.
 
-    There is one fault for each damaged extent, at its first bad buffer. Data of another format version is not
-    read.
+    Each damaged extent has one fault, at its first bad buffer. Data of another format version is not read.
     """
     data = inspection.data
     if data is None or data.bytes <= HEADER_BYTES or not inspection.is_known_version:
@@ -144,7 +143,7 @@ def check_data(
 
 @contextmanager
 def open_data(path: str) -> Iterator[OpenFile]:
-    """The data file for positioned reads; of a partial file that was finished meanwhile, the finished one."""
+    """Open the data file for positioned reads; if a partial file was finished meanwhile, the finished one."""
     if not is_file(path):
         path = path.removesuffix(PARTIAL_SUFFIX)
     with open_file(path) as file:
@@ -152,7 +151,7 @@ def open_data(path: str) -> Iterator[OpenFile]:
 
 
 def cipher_of(header: FileHeader | None, key: EncryptionKey | None) -> FileCipher | None:
-    """The cipher of a file; None if it is not encrypted, or if there is no key or a wrong one."""
+    """Return the cipher of a file; None if the file is not encrypted, or if the key is missing or wrong."""
     if key is None or header is None or not header.is_encrypted:
         return None
     cipher = key.of_file(header.file_id)
@@ -162,10 +161,9 @@ def cipher_of(header: FileHeader | None, key: EncryptionKey | None) -> FileCiphe
 def plain_buffers(
     file: OpenFile, extent: Extent, cipher: FileCipher | None, encrypts: bool | None = None
 ) -> Iterator[FoundBuffer]:
-    """The buffers of an extent, each verified and, with a cipher, decrypted before it is yielded.
-    ``encrypts``: whether the file's header says that they are encrypted; None: they are if, and only if,
-    there is a cipher. Raises as `walk` does, and `Malformed` for a buffer that disagrees with
-    ``encrypts``."""
+    """Yield the buffers of an extent, each verified and, with a cipher, decrypted. ``encrypts``: whether the
+    file's header says that buffers are encrypted; None: they are exactly if there is a cipher. Raises as
+    `walk` does, and `Malformed` for a buffer that disagrees with ``encrypts``."""
     encrypts = cipher is not None if encrypts is None else encrypts
     for found in walk(file, extent.offset, extent.offset + extent.bytes):
         if found.stored.encrypted != encrypts:
@@ -193,9 +191,9 @@ def _decrypt(found: FoundBuffer, extent: Extent, cipher: FileCipher) -> FoundBuf
 
 
 def walk(file: OpenFile, start: int, end: int) -> Iterator[FoundBuffer]:
-    """The buffers from offset ``start`` to ``end``, each verified before it is yielded.
+    """Yield the buffers from offset ``start`` to ``end``, each verified first.
 
-    Raises `Malformed` at the first that is wrong, with its offset in the file; OSError if reading fails.
+    Raises `Malformed` at the first bad buffer, with its offset in the file; OSError if reading fails.
     """
     position, wanted = start, PART_BYTES
     while position < end:
@@ -208,7 +206,7 @@ def walk(file: OpenFile, start: int, end: int) -> Iterator[FoundBuffer]:
                 position = found.offset + found.bytes
             wanted = PART_BYTES
         except CutShort as problem:
-            needed = problem.expected  # bytes from `position` on
+            needed = problem.expected  # bytes, from `position` on
             if memory.size < size or position + needed > end:
                 raise _at_offset_of(problem, start_of_part) from None
             wanted = max(PART_BYTES, needed)
@@ -217,7 +215,7 @@ def walk(file: OpenFile, start: int, end: int) -> Iterator[FoundBuffer]:
 
 
 def _buffers_in(memory: pa.Buffer, start: int) -> Iterator[FoundBuffer]:
-    """The buffers in ``memory``, which stands at ``start`` in the file. Raises `Malformed`."""
+    """Yield the buffers in ``memory``, which holds the file from offset ``start`` on. Raises `Malformed`."""
     view = memoryview(memory)
     position = 0
     while position < len(view) or position == 0:
@@ -233,7 +231,7 @@ def _at_offset_of(problem: Malformed, start: int) -> Malformed:
 
 
 class _Checker:
-    """One pass over a data file: the extents of the index, then the bytes behind them."""
+    """One pass over a data file: the extents of the index, then the bytes after them."""
 
     def __init__(
         self,
@@ -317,23 +315,23 @@ class _Checker:
     def _walk_loose(self, start: int) -> None:
         """List the buffers that no entry covers.
 
-        After a bad one the walk goes on where, by its size, the next begins, if a good one does.
+        After a bad buffer, continue at its end according to its size field, if a good buffer begins there.
         """
         problem = self._list_buffers(start)
         while problem is not None:
             if isinstance(problem, CutShort) and self._inspection.unfinished:
-                self._stopped_at = problem.offset  # a killed task leaves its file cut anywhere
+                self._stopped_at = problem.offset  # a killed task may leave its file cut anywhere
                 return
             place = Place(self._data.path, offset=problem.offset)
             self._faults.append(FileFault(place, problem.what, problem.expected, problem.found))
-            behind = self._claimed_end(problem.offset)
-            if behind != self._data.bytes and not self._begins_buffer(behind):
+            next_start = self._claimed_end(problem.offset)
+            if next_start != self._data.bytes and not self._begins_buffer(next_start):
                 self._stopped_at = problem.offset
                 return
-            problem = self._list_buffers(behind)
+            problem = self._list_buffers(next_start)
 
     def _list_buffers(self, start: int) -> Malformed | None:
-        """Add the buffers from ``start`` on. Returns the error that ended this before the end of the file."""
+        """Add the buffers from ``start`` on. Return the error that ended this early, or None."""
         try:
             for found in walk(self._file, start, self._data.bytes):
                 if self._encrypts is not None and found.stored.encrypted != self._encrypts:
@@ -356,7 +354,7 @@ class _Checker:
         return offset + sealed_size(int.from_bytes(size, "little"))
 
     def _count_loose(self, found: FoundBuffer) -> int | None:
-        if self._counter is None or found.stored.encrypted:  # a loose buffer's region is not known
+        if self._counter is None or found.stored.encrypted:  # decrypting needs the region, which is unknown
             return None
         with _at(found.offset):
             return self._counter.count_loose(found.memory, found.stored)

@@ -1,4 +1,4 @@
-"""Which files make up a pair, and where there are any: finished, unfinished, or half missing.
+"""Finds the files that make up a pair, and the pairs in a directory: finished, unfinished, or half missing.
 
 A file is ours by its name or by its magic. Used by the command line and by Spark's data source.
 """
@@ -26,10 +26,10 @@ _DIGITS = re.compile(r"(\d+)")
 
 
 def find_pairs(directory: str, on_error: Callable[[OSError], None] | None = None) -> Iterator[str]:
-    """One path of each pair at or below a directory, sorted with numbers as numbers.
+    """Yield one path of each pair at or below a directory, sorted with numbers as numbers.
 
     Symbolic links are not followed. Other programs' files with the same suffixes, such as Spark's own shuffle
-    files, are passed over: a file is ours by its name or by its magic, in a store by its name. ``on_error``
+    files, are skipped: a file is ours by its name or by its magic, in a store by its name only. ``on_error``
     gets the errors of directories that cannot be listed; a store that cannot be listed raises OSError.
     """
     if is_url(directory):
@@ -41,27 +41,27 @@ def find_pairs(directory: str, on_error: Callable[[OSError], None] | None = None
 
 
 def _pairs_in_store(url: str) -> Iterator[str]:
-    """By names only: the magic would take a request for each file."""
+    """Yield the pairs by their names only: reading the magic would take a request for each file."""
     with store_errors("listing files", url):
         filesystem, top = open_store(url)
         filesystem.invalidate_cache()
         names = [path.removeprefix(top).strip("/") for path in filesystem.find(top)]
     paths = (f"{url.rstrip('/')}/{name}" for name in sorted(names, key=_natural))
-    found: dict[str, str] = {}
+    path_by_base: dict[str, str] = {}
     for path in paths:
         file = PartitionedFile.of(path)
         if file is not None and file.attempt is not None:
-            found.setdefault(file.base, path)
-    yield from found.values()
+            path_by_base.setdefault(file.base, path)
+    yield from path_by_base.values()
 
 
 def _one_of_each(paths: Iterable[str]) -> Iterable[str]:
-    found: dict[str, str] = {}
+    path_by_base: dict[str, str] = {}
     for path in paths:
         file = PartitionedFile.of(path)
         if file is not None and not calls.islink(path) and calls.isfile(path) and _is_ours(path):
-            found.setdefault(file.base, path)
-    return found.values()
+            path_by_base.setdefault(file.base, path)
+    return path_by_base.values()
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -83,7 +83,7 @@ def _magic(path: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PairNames:
-    """Which files make up the pair. ``data``, ``index``: None if there is none."""
+    """The names of the files that make up a pair. ``data``, ``index``: None if there is none."""
 
     base: str
     data: str | None
@@ -91,8 +91,8 @@ class PairNames:
 
     @staticmethod
     def of(path: str) -> PairNames:
-        """The pair that a file belongs to. If it has finished and partial files, those of the kind of
-        ``path`` come first. Raises `UsageError` if the file is not ours."""
+        """Return the pair that a file belongs to. If the pair has finished and partial files, those of the
+        same kind as ``path`` are preferred. Raises `UsageError` if the file is not ours."""
         path = absolute(path)
         if not is_file(path):
             raise UsageError(f"{path} is not a file")
@@ -118,7 +118,7 @@ class PairNames:
         return PairNames(file.base, _first_file(data), _first_file(index))
 
     def now(self) -> PairNames:
-        """The names that the pair has by now. Raises `UsageError` if it is gone."""
+        """Return the names that the pair has now. Raises `UsageError` if it is gone."""
         if all(path is None or is_file(path) for path in (self.data, self.index)):
             return self
         names = PairNames._of_pair(PartitionedFile(self.base), self.unfinished)
@@ -128,7 +128,7 @@ class PairNames:
 
     @property
     def missing(self) -> tuple[str, str] | None:
-        """(kind, path) of the file that is not there."""
+        """(kind, path) of the missing file, or None."""
         if self.data is None:
             return "data", self.base + DATA_SUFFIX
         if self.index is None:

@@ -5,7 +5,7 @@
       _StoredFile     by ranges, some MiB at a time, because files are read from front to back
 
 Used by `storage.inspection.finding`, `storage.inspection.contents` and `storage.inspection.data_check`. For a
-URL of a mounted directory callers use its local path (`urls.mounted_path`). Errors are OSErrors with the
+URL of a mounted directory, callers use its local path (`urls.mounted_path`). Errors are OSErrors with the
 path.
 """
 
@@ -25,23 +25,23 @@ from sortshuffle.storage.files.extents import aligned_memory
 from sortshuffle.storage.files.presence import is_locked
 from sortshuffle.storage.files.urls import is_url, open_store, store_errors
 
-BLOCK_BYTES = 8 * MIB  # of a store at a time: reading so much takes far longer than a request's latency
-_LARGEST_OFFSET = 2**62  # that the system takes; a damaged entry may have any
+BLOCK_BYTES = 8 * MIB  # per read of a store: reading that much takes far longer than a request's latency
+_LARGEST_OFFSET = 2**62  # the system's limit; a damaged entry may have any offset
 
 
 class OpenFile(Protocol):
-    """``bytes``: the size of the file when it was opened."""
+    """A file for positioned reads. ``bytes``: its size when it was opened."""
 
     @property
     def bytes(self) -> int: ...
 
     def read(self, offset: int, size: int) -> pa.Buffer:
-        """``size`` bytes in `aligned_memory`, fewer at the end of the file."""
+        """Return ``size`` bytes in `aligned_memory`, fewer at the end of the file."""
 
 
 @contextmanager
 def open_file(path: str) -> Iterator[OpenFile]:
-    """A file for positioned reads."""
+    """Open a file for positioned reads."""
     if is_url(path):
         yield _StoredFile(path)
         return
@@ -53,7 +53,7 @@ def open_file(path: str) -> Iterator[OpenFile]:
 
 
 def is_file(path: str) -> bool:
-    """Whether there is such a file now. Raises OSError where a store cannot be asked."""
+    """Return whether the file exists now. Raises OSError if a store cannot be asked."""
     if not is_url(path):
         return calls.isfile(path)
     with store_errors("looking for a file", path):
@@ -63,7 +63,7 @@ def is_file(path: str) -> bool:
 
 
 def is_directory(path: str) -> bool:
-    """Whether there is such a directory, or anything below such a URL."""
+    """Return whether the directory exists, or whether anything is below a URL."""
     if not is_url(path):
         return calls.isdir(path)
     with store_errors("looking for a directory", path):
@@ -73,7 +73,7 @@ def is_directory(path: str) -> bool:
 
 
 def size_of(path: str) -> int:
-    """Bytes of a file, 0 if there is none."""
+    """Return the size of a file in bytes, 0 if there is none."""
     if not is_url(path):
         return calls.getsize(path) if calls.isfile(path) else 0
     if not is_file(path):
@@ -87,7 +87,7 @@ def absolute(path: str) -> str:
 
 
 def is_being_written(path: str) -> bool:
-    """Whether a live task writes this partial file and holds its lock. A store has no locks."""
+    """Return whether a live task writes this partial file and holds its lock. A store has no locks."""
     return not is_url(path) and is_locked(path)
 
 

@@ -1,22 +1,22 @@
-"""What applications have left on storage that every host sees, and how it is removed.
+"""Finds what applications have left on storage that every host sees, and removes it.
 
-Map outputs of frames are not deleted there one at a time. The driver removes its application's when that ends
-(`spark.session.shared_storage`); what it could not remove, `sortshuffle clean` does. The shuffle manager's
-map outputs, in a directory of their own (`homes.shared_home`), are deleted when Spark unregisters a shuffle,
-and when the application ends. Removed are
+Map outputs of frames are not deleted there one at a time. The driver removes those of its application when
+the application ends (`spark.session.shared_storage`); `sortshuffle clean` removes what the driver could not.
+The shuffle manager's map outputs, in a separate directory (`homes.shared_home`), are deleted when Spark
+unregisters a shuffle, and when the application ends. Removed are
 
 * map outputs, ``<URL>/<application>-<token>/exchange-E-map-M-attempt-A.{data,index}`` and ``.partial``;
 * on S3, their uncompleted uploads: they are billed, but no listing shows them.
 
 Nothing else is touched, whatever its name, and nothing in directories below an application's.
 
-In this module an application is the name of its directory; only ``remains_below`` also takes an id, which
+In this module an application is the name of its directory. Only ``remains_below`` also takes an id, which
 means all directories of that id.
 
 Run as a program, ``python -m sortshuffle.storage.stored.stored_cleaning URL APPLICATION`` removes what the
-application left: for a driver at its own end (`spark.session.shared_storage`). A third argument, the path of
+application left: for a driver that is ending (`spark.session.shared_storage`). A third argument, the path of
 a file, is for callers that do not wait (`service.host.rendezvous`): the program tries for some minutes, and
-if something is left, it writes the reason to the file.
+if anything is left, it writes the reason to the file.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from sortshuffle.storage.files.urls import (
 )
 from sortshuffle.storage.stored.stored_listing import StoredFile, directories_in, files_in
 
-# Of a removal for which no caller waits. The waits between them are 8.5 minutes together; what a store that
-# is away for longer still has is for `sortshuffle clean`
+# Attempts at a removal that no caller waits for. The waits between them are 8.5 minutes in total; if a store
+# is away for longer, `sortshuffle clean` removes the rest
 ATTEMPTS_IN_BACKGROUND = 11
 
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What one application has below a URL. ``changed``: when the last of it was written, seconds since 1970.
-    ``foreign``: a name in its directory that is not ours."""
+    """What one application has below a URL. ``changed``: when the last of it was written, in seconds since
+    1970. ``foreign``: the name of a file in its directory that is not ours."""
 
     root: str
     application: str
@@ -68,7 +68,7 @@ class Remains:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Remnant:
     """A file or an unfinished upload. ``path``: in its file system. ``upload``: its id, empty for a file."""
 
     path: str
@@ -79,16 +79,16 @@ class _Found:
 
     @property
     def file(self) -> PartitionedFile | None:
-        """The map output that it belongs to, if its name says so."""
+        """The map output to which the file belongs, according to its name; None for other files."""
         file = PartitionedFile.of(self.path)
         return None if file is None or file.attempt is None else file
 
 
 def remains_below(root: str, application: str | None = None) -> list[Remains]:
-    """What applications have left below a URL. ``application``: only those of this id, or of this directory's
-    name. Raises OSError where it cannot be listed."""
-    by_application: dict[str, list[_Found]] = {}
-    for found in _found_below(root, application):
+    """Return what applications have left below a URL. ``application``: take only directories of this id, or
+    with this name. Raises OSError if the URL cannot be listed."""
+    by_application: dict[str, list[_Remnant]] = {}
+    for found in _remnants_below(root, application):
         by_application.setdefault(found.application, []).append(found)
     return [
         _remains(root, name, found)
@@ -98,7 +98,7 @@ def remains_below(root: str, application: str | None = None) -> list[Remains]:
 
 
 def remove_remains(root: str, application: str) -> None:
-    """Remove what an application has below a URL. Raises OSError where the store does not let it."""
+    """Remove what an application has below a URL. Raises OSError if the store does not allow it."""
     url = application_url(root, application)
     with store_errors("removing map outputs", url):
         filesystem, _ = open_store(root)
@@ -106,12 +106,12 @@ def remove_remains(root: str, application: str) -> None:
         try:
             for upload in _uploads_of(root, application):
                 if upload.file is not None:
-                    _give_up(filesystem, upload)
-        except Exception as error:  # a user who may not list uploads removes the files all the same
+                    _abort_upload(filesystem, upload)
+        except Exception as error:  # without the right to list uploads, the files can still be removed
             refusal = error
         _remove_files(
             filesystem,
-            lambda: [each.path for each in _found_files(root, application) if each.file is not None],
+            lambda: [each.path for each in _remnant_files(root, application) if each.file is not None],
         )
         _remove_empty(filesystem, url)
         if refusal is not None:
@@ -119,19 +119,18 @@ def remove_remains(root: str, application: str) -> None:
 
 
 def clean_command(root: str, application: str) -> str:
-    """The command that removes it when the storage can be used again."""
+    """Return the command that removes the remains once the storage can be used again."""
     return f"sortshuffle clean {root} --application {application}"
 
 
 def sizes_of_exchange(directory: str, exchange: int) -> dict[str, int]:
-    """Bytes of the finished files of an exchange, by name, in an application's directory. One request for
-    each thousand. Raises OSError where it cannot be listed."""
+    """Return the bytes of an exchange's finished files, by name, in an application's directory. Makes one
+    request per thousand files. Raises OSError if the directory cannot be listed."""
     return {file.name: file.bytes for file in _files_of_exchange(directory, exchange)}
 
 
 def remove_exchange(directory: str, exchange: int) -> None:
-    """Remove the finished map outputs of an exchange in an application's directory. Raises OSError where the
-    store does not let it."""
+    """Remove an exchange's finished map outputs in an application's directory. Raises OSError on refusal."""
     with store_errors("removing map outputs", directory):
         filesystem, _ = open_store(directory)
         _remove_files(filesystem, lambda: [file.path for file in _files_of_exchange(directory, exchange)])
@@ -143,8 +142,8 @@ def _files_of_exchange(directory: str, exchange: int) -> list[StoredFile]:
     return [file for file in found if not file.name.endswith(PARTIAL_SUFFIX)]
 
 
-def _remains(root: str, application: str, found: list[_Found]) -> Remains:
-    ours = [each for each in found if each.file is not None]
+def _remains(root: str, application: str, remnants: list[_Remnant]) -> Remains:
+    ours = [each for each in remnants if each.file is not None]
     return Remains(
         root,
         application,
@@ -152,16 +151,16 @@ def _remains(root: str, application: str, found: list[_Found]) -> Remains:
         sum(bool(each.upload) for each in ours),
         sum(each.bytes for each in ours),
         max(each.changed for each in ours),
-        next((posixpath.basename(each.path) for each in found if each.file is None), None),
+        next((posixpath.basename(each.path) for each in remnants if each.file is None), None),
     )
 
 
-def _found_below(root: str, application: str | None) -> Iterator[_Found]:
+def _remnants_below(root: str, application: str | None) -> Iterator[_Remnant]:
     with store_errors("listing map outputs", root):
         for name in directories_in(root):
             if _is_of(name, application):
-                yield from _found_files(root, name, is_named=application is not None)
-        for upload in _uploads_of(root, None):  # also of directories that have nothing else
+                yield from _remnant_files(root, name, is_named=application is not None)
+        for upload in _uploads_of(root, None):  # also in directories that have nothing else
             if _is_of(upload.application, application):
                 yield upload
 
@@ -170,15 +169,14 @@ def _is_of(name: str, application: str | None) -> bool:
     return application is None or application in (name, application_of(name))
 
 
-def _found_files(root: str, name: str, is_named: bool = True) -> Iterator[_Found]:
-    """The files in the directory of this name."""
+def _remnant_files(root: str, name: str, is_named: bool = True) -> Iterator[_Remnant]:
     with store_errors("listing map outputs", application_url(root, name)):
         for file in _files_of(root, name, is_named):
-            yield _Found(file.path, name, file.bytes, file.changed)
+            yield _Remnant(file.path, name, file.bytes, file.changed)
 
 
-def _uploads_of(root: str, application: str | None) -> Iterator[_Found]:
-    """The unfinished uploads of one application below a URL, or of all."""
+def _uploads_of(root: str, application: str | None) -> Iterator[_Remnant]:
+    """Yield the unfinished uploads of one application below a URL, or of all if ``application`` is None."""
     filesystem, path = open_store(root if application is None else application_url(root, application))
     _, root_path = open_store(root)
     for found in _uploads_below(filesystem, path):
@@ -193,17 +191,17 @@ def _files_of(root: str, application: str, is_named: bool) -> list[StoredFile]:
     except PermissionError:
         if is_named:
             raise
-        return []  # another user's directory, which that user removes
+        return []  # another user's directory, for that user to remove
 
 
 def _application(root_path: str, path: str) -> str:
-    """The application in whose directory a path lies directly; empty for other paths."""
+    """Return the application whose directory directly contains a path; empty for other paths."""
     below = path.removeprefix(root_path.rstrip("/")).lstrip("/").split("/")
     return below[0] if len(below) == 2 else ""
 
 
-def _uploads_below(filesystem: Any, path: str) -> Iterator[_Found]:
-    """Unfinished uploads, which only S3 has. s3fs's own call lists a whole bucket, and 1000 at most."""
+def _uploads_below(filesystem: Any, path: str) -> Iterator[_Remnant]:
+    """Yield unfinished uploads, which only S3 has. s3fs's own call lists a whole bucket, and only 1000."""
     if not hasattr(filesystem, "call_s3"):
         return
     bucket, key, _ = filesystem.split_path(path)
@@ -213,25 +211,25 @@ def _uploads_below(filesystem: Any, path: str) -> Iterator[_Found]:
         answer = filesystem.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **after)
         for upload in answer.get("Uploads") or ():
             began = upload["Initiated"].timestamp()
-            yield _Found(f"{bucket}/{upload['Key']}", "", 0, began, upload["UploadId"])
+            yield _Remnant(f"{bucket}/{upload['Key']}", "", 0, began, upload["UploadId"])
         if not answer.get("IsTruncated"):
             return
         after = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
 
 def _remove_files(filesystem: Any, list_paths: Callable[[], list[str]]) -> None:
-    """Remove the listed files. Others may remove the same ones. Raises OSError where some stay."""
+    """Remove the listed files. Others may remove the same ones. Raises OSError if some stay."""
     paths = list_paths()
     if not paths:
         return
-    if not filesystem.async_impl:  # not all of these take several at a time
+    if not filesystem.async_impl:  # not all of these remove several files at a time
         _remove_one_by_one(filesystem, paths)
         return
     try:
         filesystem.rm(paths)  # in as few requests as the store allows
     except FileNotFoundError:
         _remove_one_by_one(filesystem, paths)
-    # s3fs drops what S3 answers for a single object: that it may not be deleted, or that S3 is too busy.
+    # s3fs drops S3's errors for single objects: that one may not be deleted, or that S3 is too busy
     if left := set(paths).intersection(list_paths()):
         raise OSError(errno.EIO, f"{len(left)} of {len(paths)} objects stay, {min(left)} for one")
 
@@ -244,7 +242,7 @@ def _remove_one_by_one(filesystem: Any, paths: list[str]) -> None:
             continue
 
 
-def _give_up(filesystem: Any, found: _Found) -> None:
+def _abort_upload(filesystem: Any, found: _Remnant) -> None:
     bucket, key, _ = filesystem.split_path(found.path)
     try:
         filesystem.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=found.upload)
@@ -253,15 +251,15 @@ def _give_up(filesystem: Any, found: _Found) -> None:
 
 
 def _remove_empty(filesystem: Any, url: str) -> None:
-    """Remove an application's directory, where there are directories and this one is empty."""
+    """Remove an application's directory, if the storage has directories and this one is empty."""
     if filesystem.async_impl:
-        return  # an object store: what has no objects is not there
+        return  # an object store: a directory without objects does not exist
     path = mounted_path(url) or open_store(url)[1]
     try:
-        if not filesystem.ls(path, detail=False):  # some remove a directory with all that is in it
+        if not filesystem.ls(path, detail=False):  # some file systems remove a directory with its contents
             filesystem.rmdir(path)
     except OSError:
-        pass  # there is none, or there is something else in it
+        pass  # it does not exist, or something else is in it
 
 
 def main(url: str, application: str, left: str = "") -> None:

@@ -1,13 +1,13 @@
-"""What lies at a URL: the files of a directory there, and the directories.
+"""Lists the files and the directories that lie at a URL.
 
-Used to find map outputs that are lost, or to be removed (`storage.stored.stored_cleaning`).
+Used to find map outputs that are lost or must be removed (`storage.stored.stored_cleaning`).
 
 Rules
-* A directory that cannot be listed is an error, never empty: callers take what is not in a list for gone. So
-  fsspec's ``ls`` is used, because its ``find`` and ``walk`` pass over directories that fail. In an object
+* A directory that cannot be listed is an error, never empty: callers take a file that is not in a list for
+  gone. So fsspec's ``ls`` is used, because its ``find`` and ``walk`` skip directories that fail. In an object
   store ``find`` by a prefix is one listing, and fails as ``ls`` does.
-* A missing directory is empty. A file that goes while its directory is listed is passed over, because others
-  remove files too.
+* A missing directory is empty. A file that disappears while its directory is listed is skipped, because
+  others remove files too.
 * In a mounted directory names are compared before the system is asked about a file: over NFS that is a
   request.
 """
@@ -25,13 +25,13 @@ from typing import Any
 from sortshuffle import calls
 from sortshuffle.storage.files.urls import mounted_path, open_store
 
-# fields in which fsspec's file systems say when a file was written
+# fields in which fsspec's file systems tell when a file was written
 _TIMES = ("LastModified", "mtime", "last_modified", "updated", "created")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """``path``: in its file system. ``changed``: when it was written, seconds since 1970."""
+    """``path``: in its file system. ``changed``: when the file was written, in seconds since 1970."""
 
     path: str
     bytes: int
@@ -43,7 +43,7 @@ class StoredFile:
 
 
 def files_in(url: str, prefix: str = "") -> list[StoredFile]:
-    """The files of a directory whose names begin with ``prefix``. Raises what the store's library raises."""
+    """Return a directory's files whose names begin with ``prefix``. Raises the store library's errors."""
     directory = mounted_path(url)
     if directory is not None:
         return list(_mounted_files(directory, prefix))
@@ -55,10 +55,10 @@ def files_in(url: str, prefix: str = "") -> list[StoredFile]:
 
 
 def directories_in(url: str) -> list[str]:
-    """The names of the directories in a directory. Raises as `files_in` does."""
+    """Return the names of the directories in a directory. Raises as `files_in` does."""
     directory = mounted_path(url)
     if directory is not None:
-        return sorted(entry.name for entry in _scanned(directory) if entry.is_dir(follow_symlinks=False))
+        return sorted(entry.name for entry in _scan(directory) if entry.is_dir(follow_symlinks=False))
     return sorted(
         posixpath.basename(about["name"].rstrip("/"))
         for about in _entries(url)
@@ -67,7 +67,7 @@ def directories_in(url: str) -> list[str]:
 
 
 def _mounted_files(directory: str, prefix: str) -> Iterator[StoredFile]:
-    for entry in _scanned(directory):
+    for entry in _scan(directory):
         if not entry.name.startswith(prefix):
             continue
         try:
@@ -78,7 +78,7 @@ def _mounted_files(directory: str, prefix: str) -> Iterator[StoredFile]:
             continue
 
 
-def _scanned(directory: str) -> list[os.DirEntry[str]]:
+def _scan(directory: str) -> list[os.DirEntry[str]]:
     try:
         with calls.scandir(directory) as entries:
             return list(entries)
@@ -87,8 +87,7 @@ def _scanned(directory: str) -> list[os.DirEntry[str]]:
 
 
 def _entries(url: str, prefix: str = "") -> list[dict[str, Any]]:
-    """fsspec's entries of a directory in a store; in an object store only those that begin with
-    ``prefix``."""
+    """Return fsspec's entries of a directory in a store; an object store applies ``prefix``."""
     filesystem, path = open_store(url)
     filesystem.invalidate_cache()  # others have written since this process last looked
     try:
@@ -101,7 +100,7 @@ def _entries(url: str, prefix: str = "") -> list[dict[str, Any]]:
 
 
 def _changed(about: dict[str, Any]) -> float:
-    """When a file was written; now, for a store that does not say."""
+    """Return when a file was written, or the current time if the store does not say."""
     moment = next((about[name] for name in _TIMES if about.get(name) is not None), None)
     if isinstance(moment, datetime):
         return moment.timestamp()

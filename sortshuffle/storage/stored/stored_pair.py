@@ -1,13 +1,13 @@
-"""`StoredPair`: the two new objects of a result partition in a store, which fsspec writes.
+"""`StoredPair`: the two new objects of a result partition in a store, written through fsspec.
 
     new --append_data, append_index--> new --commit--> both are there
                                            --discard--> nothing is left
 
 Nothing is visible before `commit`, which makes the data object appear first and the index second: an index
-means a complete pair. How that is done depends on the store:
+means a complete pair. The way depends on the store:
 
-* an object store (fsspec's asynchronous file systems: S3, Google, Azure) takes an object in parts that
-  nobody sees until the upload is completed (`_Upload`). One smaller than a part is put in one request;
+* an object store (fsspec's asynchronous file systems: S3, Google, Azure) takes an object in parts that stay
+  invisible until the upload is completed (`_Upload`). An object smaller than a part is put in one request;
 * elsewhere the object is written under a name that ends in ``.partial`` and then moved (`_Moved`).
 
 A killed process leaves an uncompleted upload, or a ``.partial``. The driver removes it at its end, or
@@ -28,14 +28,14 @@ from sortshuffle.options import KIB, MIB
 from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX, PartitionedFile
 from sortshuffle.storage.files.urls import open_store, store_errors
 
-# S3 takes 5 MiB and more for every part but the last, and 10,000 parts: with this an object has up to 78 GiB.
-# A request's latency of some 50 ms is as long as 5 MB take at 100 MB/s, so much smaller parts are slower.
+# S3 requires 5 MiB or more for every part but the last, and takes 10,000 parts: an object has up to 78 GiB.
+# The latency of a request, some 50 ms, is the time that 5 MB take at 100 MB/s: much smaller parts are slower.
 PART_BYTES = 8 * MIB
-BLOCK_BYTES = 256 * KIB  # of one write call elsewhere; larger ones are not quicker
+BLOCK_BYTES = 256 * KIB  # of one write call elsewhere; larger blocks are not faster
 
 
 class StoredPair:
-    """Raises OSError with the URL where the store fails, `WorkerSetupError` where its library is missing."""
+    """Raises OSError with the URL if the store fails, `WorkerSetupError` if its library is missing."""
 
     def __init__(self, file: PartitionedFile) -> None:
         self._data = _new_object(file.data_path)
@@ -56,16 +56,13 @@ class StoredPair:
         self._index.commit()
 
     def discard(self) -> None:
-        """Delete both, also after a `commit` that failed between them. Errors are ignored: the task has
-        failed already, and its own error must be seen. What stays is removed with what killed processes
-        leave."""
+        """Delete both objects, also after a `commit` that failed between them. Ignores errors: the task's own
+        error must be seen. What stays is removed together with the remains of killed processes."""
         _discard(self._index)
         _discard(self._data)
 
 
 class _Object(Protocol):
-    """One new object of a store."""
-
     def append(self, pieces: Sequence[BytesLike]) -> None: ...
 
     def commit(self) -> None: ...
@@ -84,7 +81,7 @@ def _new_object(url: str) -> _Object:
 
 
 class _Upload:
-    """An object that is uploaded in parts of `PART_BYTES`; one that is smaller is put whole."""
+    """An object that is uploaded in parts of `PART_BYTES`; a smaller one is put whole."""
 
     def __init__(self, filesystem: Any, path: str, url: str) -> None:
         self._filesystem = filesystem
@@ -125,7 +122,7 @@ class _Upload:
                 _remove(self._filesystem, self._path)
 
     def _send(self) -> None:
-        """Send the held bytes as a part: they are as many as one block of the stream."""
+        """Send the held bytes as a part: they fill exactly one block of the stream."""
         with store_errors("writing", self._url):
             if self._stream is None:
                 self._stream = self._filesystem.open(
@@ -168,7 +165,7 @@ class _Moved:
 
 
 def _in_blocks(pieces: Sequence[BytesLike]) -> Iterator[BytesLike]:
-    """The same bytes in blocks of at least `BLOCK_BYTES`, but for the last: small pieces are joined."""
+    """Join small pieces. Yield blocks of at least `BLOCK_BYTES`, except for the last."""
     block = bytearray()
     for piece in pieces:
         if not block and len(piece) >= BLOCK_BYTES:
@@ -183,11 +180,11 @@ def _in_blocks(pieces: Sequence[BytesLike]) -> Iterator[BytesLike]:
 
 
 def _abort(stream: Any) -> None:
-    stream.closed = True  # so that it does not send its last part when it is collected
+    stream.closed = True  # so that garbage collection does not send the last part
     try:
         stream.discard()
     except FileNotFoundError:
-        pass  # it was completed, though the answer did not arrive
+        pass  # it was completed, but the answer did not arrive
 
 
 def _remove(filesystem: Any, path: str) -> None:

@@ -352,8 +352,8 @@ def test_one_that_is_found_while_its_shuffle_is_removed_is_not_kept(
         outputs.remove(SHUFFLE)
         return found
 
-    opened = module._opened
-    monkeypatch.setattr(module, "_opened", slow)
+    opened = module._load
+    monkeypatch.setattr(module, "_load", slow)
     found = known(outputs, 0)
     assert found.file_id == id_of(0), "who has found it may read it"
     del found

@@ -675,7 +675,7 @@ class Telling:
         return self._caplog.text.count(f"is not removed where {self._service} serves")
 
     def passed_over(self) -> int:
-        return self._caplog.text.count(f"{self._service} is told of no removal for 600 s")
+        return self._caplog.text.count(f"{self._service} gets no removal requests for 600 s")
 
 
 def test_a_service_that_does_not_hear_time_and_again_is_passed_over_for_a_while(
