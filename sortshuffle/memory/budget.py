@@ -1,14 +1,14 @@
-"""One byte budget for a task, and shares of it.
+"""`MemoryBudget`: the byte budget of a task, and shares of it.
 
-A budget counts; it does not allocate. Code that holds memory charges it, and releases it when the memory is
-handed on or freed. The writing side asks `would_exceed` and flushes; the reading side asks and waits its
-turn. Neither ever blocks on a budget, so a budget cannot deadlock.
+A budget counts; it does not allocate. Code that holds memory charges the budget, and releases the charge when
+it frees the memory or hands it on. The writing side calls `would_exceed` and flushes; the reading side calls
+it and postpones the next fetch. Neither side ever blocks on a budget, so a budget cannot deadlock.
 
 Rules
 * A share's charges count in its parent too.
-* What is charged must be released, and no more than that.
-* Memory that user code keeps is not charged: it was handed over.
-* One thread only: read-ahead threads do not charge, the thread that starts them does.
+* Every charged byte must be released exactly once.
+* Memory that was handed over to user code is not charged.
+* Single-threaded: read-ahead threads do not charge, the thread that starts them does.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class MemoryBudget:
 
     @property
     def least(self) -> int:
-        """Bytes that may be held whatever others hold. Here that is the limit: there are no others. A flush
-        takes a part of it."""
+        """Bytes that may be held whatever other shares hold; here, the limit. Flushes size their working
+        memory by it."""
         return self.limit
 
     def share(self, limit: int, name: str) -> MemoryBudget:
-        """A part of this budget with a limit of its own; its charges count here too."""
+        """Return a share of this budget with its own limit. The share's charges count here too."""
         return MemoryBudget(min(limit, self.limit), name, self)
 
     def would_exceed(self, size: int) -> bool:
-        """Whether charging ``size`` more bytes would go over the limit of this share."""
+        """Return whether charging ``size`` more bytes would go over the limit of this share."""
         return self.used + size > self.limit
 
     def charge(self, size: int) -> None:
-        """Count ``size`` bytes as held; over the limit too, because a single item may be larger than that."""
+        """Count ``size`` bytes as held, even beyond the limit: a single item may be larger than the limit."""
         self.used += size
         if self.used > self.peak:
             self.peak = self.used
@@ -59,5 +59,5 @@ class MemoryBudget:
             self._parent.release(size)
 
     def release_all(self) -> None:
-        """Release all that this share still holds (after an error, or at its end)."""
+        """Release everything that this share still holds (after an error, or at its end)."""
         self.release(self.used)

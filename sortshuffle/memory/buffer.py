@@ -1,17 +1,17 @@
 """`Buffer`: a segment in use, shared by counting references.
 
-Used by what moves bytes in fixed pieces (frames, the service's protocol, scheduled reads).
+Used where bytes move in pieces of fixed size (frames, the service's protocol, scheduled reads).
 
-    made: 1 reference --slice--> one more --recycle--> one less --> 0: the recycler's again
+    Buffer(segment): 1 reference     slice(): 1 more     recycle(): 1 less; at 0 the recycler gets the segment
 
-Ownership: the maker of a buffer holds its first reference. `slice` adds one, which the holder of the slice
-must recycle. At the last `recycle` the segment goes back to its recycler. Nobody may touch it then: another
-owner may be writing to it.
+Ownership: the maker of a buffer holds its first reference. `slice` adds a reference, which the holder of the
+slice must recycle. The last `recycle` returns the segment to its recycler. After that no former holder may
+touch the segment: its next owner may be writing to it.
 
 Rules
-* Any thread may slice and recycle. Filling a segment is for one thread, before the buffer is handed on.
-* `recycle` never blocks and may come from a finalizer (of a generator that writes), at any point of any
-  thread, even inside a pool's own code. A `Recycler` must stand that (the pools do, with `HandoverLock`).
+* Any thread may slice and recycle. Only one thread fills a segment, before it hands the buffer on.
+* `recycle` never blocks. A finalizer (of a generator that writes) may call it, at any point of any thread,
+  even inside a pool's own code. A `Recycler` must allow for that (the pools do, with `HandoverLock`).
 
 Lock order: no locks here. The count is a list of tokens, whose append and pop are atomic.
 """
@@ -25,11 +25,10 @@ from sortshuffle.memory.segment import MemorySegment
 
 
 class Recycler(Protocol):
-    """Where a segment goes when its last reference is gone."""
+    """Receives a segment when its last reference is gone."""
 
     def recycle(self, segment: MemorySegment) -> None:
-        """Take the segment over. Must not block, nor take a lock that a finalizer could find taken by its
-        own thread."""
+        """Take the segment over. Must not block, nor take a lock that a finalizer's own thread may hold."""
 
 
 _LAST, _MORE = True, False
@@ -38,7 +37,7 @@ _LAST, _MORE = True, False
 class Buffer:
     """A whole segment, or ``size`` bytes of it (`slice`).
 
-    Raises `StateError` when it is used after its last reference was recycled, or recycled once too often.
+    Raises `StateError` if it is used after its last reference was recycled, or recycled once too often.
     """
 
     __slots__ = ("_references", "_start", "recycler", "segment", "size")
@@ -48,22 +47,22 @@ class Buffer:
         self.recycler = recycler
         self.size = segment.size
         self._start = 0
-        # One token for each reference. One thread alone pops the lowest, which is the last
+        # One token for each reference. `_LAST` is at the bottom, so only one thread pops it
         self._references = [_LAST]
 
     @property
     def references(self) -> int:
-        """References to the segment: of this buffer and all its slices."""
+        """Number of references to the segment, counting this buffer and all its slices."""
         return len(self._references)
 
     @property
     def view(self) -> memoryview:
-        """The bytes, read-only. Valid until the caller's reference is recycled."""
+        """The bytes of the buffer, read-only. Valid until the caller's reference is recycled."""
         self._expect_alive()
         return self.segment.read_only[self._start : self._start + self.size]
 
     def recycle(self) -> None:
-        """Give one reference up. With the last one the segment goes to the recycler."""
+        """Give up one reference. The last one returns the segment to the recycler."""
         try:
             token = self._references.pop()
         except IndexError:
@@ -72,7 +71,7 @@ class Buffer:
             self.recycler.recycle(self.segment)
 
     def slice(self, start: int, stop: int) -> Buffer:
-        """Bytes ``start..stop-1``, with a reference of its own."""
+        """Return a buffer of the bytes ``start..stop-1``, which holds another reference to the segment."""
         if not 0 <= start <= stop <= self.size:
             raise UsageError(f"bytes {start} to {stop} are not within {self}")
         self._expect_alive()

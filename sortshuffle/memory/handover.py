@@ -1,13 +1,13 @@
-"""How the pools lock and wait: a lock that a finalizer never blocks on, and one thread's wait for a segment.
-
-The difficulty: a finalizer may recycle a buffer at any time. Garbage collection may end a generator while
-this very thread holds the pool's lock. To take the lock there would be a deadlock, and a re-entrant lock
-would let the finalizer into a half-made change. So recycling is submitted as an action: it runs at once if
-the lock is free. If not, the thread that holds the lock runs it when it lets go. Closing and destroying a
-pool do wait for the lock: only the pool's maker does that. The pool of a generator's partition is that
-partition's own, so no thread is inside it when the generator ends.
+"""How the pools lock and wait: a lock that never blocks a finalizer, and one thread's wait for segments.
 
 Used by `ReadBufferPool`, `NetworkBufferPool` and `LocalBufferPool`.
+
+A finalizer may recycle a buffer at any time: garbage collection may end a generator while the same thread
+holds the pool's lock. Acquiring the lock there would deadlock, and a re-entrant lock would let the finalizer
+see a half-made change. So recycling is submitted as an action. The action runs at once if the lock is free;
+if not, the thread that holds the lock runs it when it leaves the lock. Only a pool's maker closes or destroys
+it, and these calls do wait for the lock. A partition that a generator writes owns its pool, so no thread is
+inside that pool when the generator ends.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ T = TypeVar("T")
 
 
 class HandoverLock:
-    """A lock with an inbox of actions, which run under it.
+    """A lock with an inbox of actions that run under it.
 
     Rules
     * An action changes state and must not raise or block.
-    * Nothing stays in the inbox: a thread that finds the lock taken leaves its action to the holder, and
-      every holder looks into the inbox again after it has let go.
+    * No action stays in the inbox: a thread that finds the lock taken leaves its action to the holder, and
+      every holder checks the inbox once more after releasing the lock.
     """
 
     __slots__ = ("_inbox", "_lock")
@@ -41,10 +41,9 @@ class HandoverLock:
     def submit(self, action: Callable[[], None]) -> None:
         """Run ``action`` under the lock, now or as soon as the lock is free. Never blocks."""
         self._inbox.append(action)
-        # If the lock is taken, stop here: this may be a finalizer on the holder's own thread, in the middle
-        # of the holder's change
+        # Do not wait for the lock: this may be a finalizer that interrupts the holder on its own thread
         if self._lock.acquire(blocking=False):
-            self._let_go()
+            self._drain_and_release()
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -52,10 +51,9 @@ class HandoverLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._let_go()
+        self._drain_and_release()
 
-    def _let_go(self) -> None:
-        """Empty the inbox and free the lock."""
+    def _drain_and_release(self) -> None:
         while True:
             try:
                 while self._inbox:
@@ -69,8 +67,8 @@ class HandoverLock:
 class Waiter(Generic[T]):
     """One thread's wait for one result, which another thread delivers or refuses, once.
 
-    To deliver is safe under any lock and in finalizers: it stores the result and releases a latch.
-    (`threading.Event.set` takes a lock, which a finalizer may find taken.)
+    Delivering is safe under any lock and in finalizers: it stores the result and releases a latch.
+    (`threading.Event.set` acquires a lock, which the thread running a finalizer may already hold.)
     """
 
     __slots__ = ("_cause", "_latch", "_result")
@@ -82,34 +80,34 @@ class Waiter(Generic[T]):
         self._cause: BaseException | None = None
 
     def deliver(self, result: T) -> None:
-        """The result belongs to the waiting thread from now on."""
+        """Hand ``result`` over to the waiting thread, which owns it from now on."""
         self._result = result
         self._latch.release()
 
     def refuse(self, cause: BaseException) -> None:
-        """It will never come."""
+        """End the wait without a result, because of ``cause``."""
         self._cause = cause
         self._latch.release()
 
     def wait(self, seconds: float) -> None:
-        """Return when there is a result, or a refusal, or the time is over."""
+        """Wait for a result or a refusal, for at most ``seconds``."""
         if not self._latch.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX)):
             return
         self._latch.release()
 
     @property
     def is_over(self) -> bool:
-        """Whether a result was delivered, or refused."""
+        """Whether a result was delivered or refused."""
         return not self._latch.locked()
 
     @property
     def delivered(self) -> T | None:
-        """The result, or None; for an interrupted thread, which must give it back."""
+        """The result, or None. An interrupted thread must give back a result that it finds here."""
         return self._result
 
     @property
     def result(self) -> T | None:
-        """The result, or None if there is none yet. Raises `StateError` if it was refused."""
+        """The result, or None if there is none yet. Raises `StateError` if the result was refused."""
         if self._cause is not None:
             raise StateError(f"gave up waiting: {self._cause}") from self._cause
         return self._result

@@ -1,16 +1,16 @@
-"""Debug mode of the memory: recycled segments are poisoned, and a leak is reported with the place that took
-the segment.
+"""Memory debug mode: poisons recycled segments, and reports each leak with the place that took the segment.
 
-The environment variable ``SORTSHUFFLE_DEBUG_MEMORY=1`` switches it on. It is read once, when this module is
-imported; Python workers inherit it. The test suite runs in it, and fails a test that leaks. Off, it costs
-0.1 us of the 2 us that a request and a recycle take; on, 8 us, mostly for poisoning 32 KiB and for the place.
+The environment variable ``SORTSHUFFLE_DEBUG_MEMORY=1`` switches it on. The variable is read once, when this
+module is imported; Python workers inherit it. The test suite runs in debug mode and fails a test that leaks.
+Off, it costs 0.1 us of the 2 us that a request and a recycle take; on, 8 us, mostly for poisoning 32 KiB and
+for finding the place.
 
-Tracked are segments, from a pool's request until they are recycled, and local pools, until they are closed. A
-network or read pool that is destroyed logs a warning for each segment it misses. A local pool that is closed
-does not: its segments may be recycled later, which is no leak.
+It tracks segments, from a pool's request until they are recycled, and local pools, until they are closed. A
+network or read pool that is destroyed logs a warning for each of its segments that is still in use. A local
+pool that is closed does not: its segments may be recycled later, which is no leak.
 
-Any thread may call anything here, finalizers too: the one dictionary changes by single, atomic operations. It
-keeps alive what it tracks.
+Any thread and any finalizer may call these functions: they change the one dictionary by single, atomic
+operations. The dictionary keeps alive what it tracks.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _enabled = os.environ.get(VARIABLE, "") not in ("", "0")
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """A segment or pool that its owner has not got back. ``place``: ``file:line in function`` of the caller
-    and its callers."""
+    """A segment or pool that its ``owner`` has not got back. ``place``: ``file:line in function`` of the
+    caller that took it, then of that caller's callers."""
 
     what: str
     owner: object
@@ -50,12 +50,12 @@ _tracked: dict[object, Leak] = {}
 
 
 def enabled() -> bool:
-    """Whether the debug mode is on."""
+    """Return whether the debug mode is on."""
     return _enabled
 
 
-def _here() -> tuple[str, ...]:
-    """The callers outside this package, innermost first."""
+def _calling_place() -> tuple[str, ...]:
+    """Return the callers outside this package, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_ours(frame):
         frame = frame.f_back
@@ -71,15 +71,15 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def track(owner: object, things: Iterable[object], what: object) -> None:
-    """Track these: ``owner`` has just handed them to the caller."""
+    """Track ``things``, which ``owner`` has just handed to the caller. ``what``: describes each of them."""
     if _enabled:
-        place = _here()
+        place = _calling_place()
         for thing in things:
             _tracked[thing] = Leak(str(what), owner, place)
 
 
 def untrack(things: Iterable[object]) -> None:
-    """Track these no longer, and poison segments. Call it before another thread can have them."""
+    """Stop tracking ``things``, and poison segments. Call this before another thread can get them."""
     if _enabled:
         for thing in things:
             if isinstance(thing, MemorySegment):
@@ -88,19 +88,19 @@ def untrack(things: Iterable[object]) -> None:
 
 
 def outstanding(owner: object | None = None) -> list[Leak]:
-    """What is tracked (of this owner), oldest first."""
+    """Return what is tracked, oldest first; with an ``owner``, only what it handed out."""
     return [leak for leak in _tracked.copy().values() if owner is None or leak.owner is owner]
 
 
 def forget() -> list[Leak]:
-    """Track nothing more of what is tracked now. Returns it."""
+    """Stop tracking everything that is tracked now, and return it."""
     leaks = outstanding()
     _tracked.clear()
     return leaks
 
 
 def report(owner: object) -> None:
-    """Log the leaks of this owner, which ends now."""
+    """Log the leaks of ``owner``, which is being destroyed."""
     if _enabled:
         for leak in outstanding(owner):
             _log.warning("never recycled: %s", leak)

@@ -1,8 +1,8 @@
-"""How much memory a task may use, by its options and by Spark's limit on its process.
+"""How much memory a task may use, given its options and Spark's limit on its process.
 
-``spark.executor.pyspark.memory`` becomes an address-space limit of every Python worker (RLIMIT_AS). Mapped
-libraries and thread stacks count in it too. The budget is the smaller of the option and what the limit leaves
-beside a reserve for the interpreter, its libraries and the user's own data.
+Spark turns ``spark.executor.pyspark.memory`` into an address-space limit of every Python worker (RLIMIT_AS).
+Mapped libraries and thread stacks count towards it too. The budget is the smaller of the option and what the
+limit leaves after a reserve for the interpreter, its libraries and the user's own data.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import resource
 from sortshuffle.errors import OptionError
 from sortshuffle.options import MIB, Options, format_size
 
-# A worker with pyarrow, NumPy and pandas imported and four reading threads has 1.1 GiB of address space, of
-# which each thread's stack is 8 MiB and its arena 64 MiB; measured as VmSize on Python 3.11
+# A worker with pyarrow, NumPy and pandas imported and four reading threads uses 1.1 GiB of address space, of
+# which each thread's stack takes 8 MiB and its arena 64 MiB; measured as VmSize on Python 3.11
 INTERPRETER_RESERVE = 1152 * MIB
 LEAST_BUDGET = 16 * MIB
 
 
 def task_memory(options: Options, address_space_limit: int | None = None) -> int:
-    """Bytes that a task may hold. ``address_space_limit``: bytes, None to ask the process.
+    """Return the bytes that a task may hold. ``address_space_limit``: bytes, None for the process's limit.
 
-    Raises `OptionError` when the limit leaves less than 16 MiB.
+    Raises `OptionError` if the limit leaves less than 16 MiB.
     """
     limit = _own_limit() if address_space_limit is None else address_space_limit
     if limit is None:

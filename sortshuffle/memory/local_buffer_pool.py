@@ -1,4 +1,4 @@
-"""`LocalBufferPool`: the buffers of one writer, out of those of the process.
+"""`LocalBufferPool`: the buffers of one writer, a share of the process's segments.
 
 Used by result partitions that are written from frames (`FrameEncoder`, for `ShuffleRDD` and
 `sortshuffle.engine`), and by the writers of the shuffle manager's engine, each of which receives one frame at
@@ -10,8 +10,8 @@ Counts: the pool is guaranteed ``size`` segments. It has taken ``requested`` of 
 which ``available`` are free here; the others are in use.
 
 Rules
-* A recycled segment goes to the thread that has waited longest, else it stays here. If this pool is closed it
-  goes to the network pool.
+* A recycled segment goes to the thread that has waited longest. If no thread waits, the segment stays here.
+  If this pool is closed, the segment goes to the network pool.
 * While a thread waits, no segment is free here.
 
 Lock order: the factory lock of the `NetworkBufferPool`, then the segment lock (`SegmentStore`), which guards
@@ -39,15 +39,15 @@ class PoolOwner(Protocol):
     request_timeout: float
 
     def forget(self, pool: LocalBufferPool) -> None:
-        """The pool is closed: other pools may be guaranteed its segments."""
+        """Stop counting ``pool``, which is closed: its segments may be guaranteed to other pools."""
 
 
 class LocalBufferPool:
-    """Made by `NetworkBufferPool.create_pool`. Its maker closes it, or the result partition that owns it. Any
-    thread may call any method.
+    """A pool of buffers for one writer, made by `NetworkBufferPool.create_pool`. Its maker closes it, or the
+    result partition that owns it. Any thread may call any method.
 
-    The caller recycles every buffer that it requests. Once the pool is closed requests raise `StateError`,
-    also those that wait then.
+    The caller recycles every buffer that it requests. Once the pool is closed, all requests, also waiting
+    ones, raise `StateError`.
     """
 
     def __init__(self, owner: PoolOwner, store: SegmentStore, size: int, name: str) -> None:
@@ -63,38 +63,38 @@ class LocalBufferPool:
 
     @property
     def requested(self) -> int:
-        """Segments taken from the network pool: free here, or in use."""
+        """Number of segments taken from the network pool, whether free here or in use."""
         return self._requested
 
     @property
     def available(self) -> int:
-        """Segments that are free here."""
+        """Number of segments that are free here."""
         return len(self._free)
 
     def reserve(self, timeout: float | None = None) -> None:
-        """Take all the segments that the pool is guaranteed, as soon as they are free.
+        """Wait until all the segments that the pool is guaranteed are free, and take them.
 
-        Raises `BufferTimeoutError` after ``timeout`` seconds (None: the network pool's), with none taken.
+        Raises `BufferTimeoutError` after ``timeout`` seconds (None: the network pool's), without taking any.
         """
         claim = Claim(self, lambda: self.size - self._requested, self._accept)
         self._store.wait_for(claim, self._seconds(timeout), self._expect_open)
 
     def request(self) -> Buffer | None:
-        """A buffer, or None if none is free."""
+        """Return a buffer, or None if none is free."""
         with self._store.lock:
             self._expect_open()
             segment = self._take()
         return None if segment is None else self._buffer_of(segment)
 
     def request_blocking(self, timeout: float | None = None) -> Buffer:
-        """A buffer, as soon as there is one. Raises `BufferTimeoutError` after ``timeout`` seconds (None: the
-        network pool's)."""
+        """Wait for a buffer and return it. Raises `BufferTimeoutError` after ``timeout`` seconds (None: the
+        network pool's time-out)."""
         start = time.monotonic()
         waiter: Waiter[MemorySegment] = Waiter()
         self._join(waiter)
         try:
             waiter.wait(self._seconds(timeout))
-        except BaseException:  # interrupted: a segment that was delivered meanwhile must not be lost
+        except BaseException:  # interrupted: a segment that has been delivered must not be lost
             self._leave(waiter)
             if waiter.delivered is not None:
                 self.recycle(waiter.delivered)
@@ -106,20 +106,20 @@ class LocalBufferPool:
         return self._buffer_of(segment)
 
     def recycle(self, segment: MemorySegment) -> None:
-        """Take a segment back (buffers do this at their last reference). Never blocks."""
+        """Take a segment back (buffers call this when their last reference is recycled). Never blocks."""
         leaks.untrack((segment,))
         self._store.lock.submit(partial(self._take_back, segment))
 
     def close(self) -> None:
-        """End all requests, also those that wait. A second time does nothing."""
+        """Make all requests fail, including those that wait. May be called again."""
         if self.shut():
             self._owner.forget(self)
 
-    # For the network pool and the store; the segment lock is held, except for `shut`
+    # Called by the network pool and the store, with the segment lock held, except for `shut`
 
     def shut(self, refusal: StateError | None = None) -> bool:
-        """Close without `PoolOwner.forget`. ``refusal``: for those that wait. Returns whether the pool was
-        open."""
+        """Close without calling `PoolOwner.forget`. ``refusal``: the error of waiting requests. Returns
+        whether it was open."""
         with self._store.lock:
             if self._closed:
                 return False
@@ -147,7 +147,7 @@ class LocalBufferPool:
             self.feed(segment)
 
     def _take(self) -> MemorySegment | None:
-        """A segment from here or, within the size, from the store."""
+        """Take a segment from here or, within the size, from the store. Returns None if there is none."""
         if self._free:
             return self._free.pop()
         if self._requested < self.size and self._store.available:
@@ -169,7 +169,7 @@ class LocalBufferPool:
             self._offer(segment)
 
     def _join(self, waiting: Waiter[MemorySegment]) -> None:
-        """Deliver a segment now, or as soon as there is one."""
+        """Deliver a segment to the waiter, now or as soon as there is one."""
         with self._store.lock:
             self._expect_open()
             segment = self._take()
@@ -180,7 +180,7 @@ class LocalBufferPool:
                 self._store.add_hungry(self)
 
     def _leave(self, waiter: Waiter[MemorySegment]) -> None:
-        """End the wait: nothing is delivered from now on."""
+        """End the wait: no segment is delivered to this waiter from now on."""
         with self._store.lock:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)

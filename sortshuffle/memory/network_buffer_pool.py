@@ -1,14 +1,14 @@
 """`NetworkBufferPool`: all the segments that a process moves bytes in, given to local pools.
 
-Used by the map tasks of `ShuffleRDD` and by `sortshuffle.engine`, one for each partition that is written, and
-by the shuffle manager's engine, one for all its writers. Reads have memory of their own (`ReadBufferPool`).
+The map tasks of `ShuffleRDD` and `sortshuffle.engine` use one for each partition they write; the shuffle
+manager's engine uses one for all its writers. Reads use a separate pool (`ReadBufferPool`).
 
-A local pool is guaranteed its size, or it is not created. It may still wait for segments of closed pools that
-are in use.
+A local pool is guaranteed its size, or it is not created. It may still wait for segments in use by closed
+pools.
 
 Invariants, whenever the segment lock is free
 * Every segment is in one place: free in the store, or ``requested`` by one local pool, open or closed.
-* No more segments are guaranteed than there are.
+* The pool never guarantees more segments than it has.
 
 Lock order: the factory lock (which pools there are), then the segment lock (where every segment is;
 `SegmentStore`).
@@ -24,14 +24,14 @@ from sortshuffle.memory.local_buffer_pool import LocalBufferPool
 from sortshuffle.memory.segment import allocate_segments
 from sortshuffle.memory.segment_store import SegmentStore
 
-REQUEST_TIMEOUT = 30.0  # seconds; guaranteed segments that nobody recycles for so long are a fault (Flink's)
+REQUEST_TIMEOUT = 30.0  # seconds; not recycling guaranteed segments for longer is a fault (Flink's figure)
 
 
 class NetworkBufferPool:
-    """``total`` segments of ``segment_bytes`` each. ``option`` is the setting that sized it.
+    """A pool of ``total`` segments of ``segment_bytes`` each. ``option``: the setting that sized it.
 
-    ``request_timeout``: seconds that blocking requests wait in local pools. Raises MemoryError,
-    naming the option, when there is no address space for the segments.
+    ``request_timeout``: seconds that blocking requests wait in local pools. Raises MemoryError, naming the
+    option, if there is no address space for the segments.
     """
 
     def __init__(
@@ -55,18 +55,18 @@ class NetworkBufferPool:
 
     @property
     def available(self) -> int:
-        """Segments that no local pool has taken."""
+        """Number of segments that no local pool has taken."""
         return self._store.available
 
     @property
     def guaranteed(self) -> int:
-        """Segments that local pools are guaranteed."""
+        """Number of segments that local pools are guaranteed."""
         return sum(pool.size for pool in self._pools)
 
     def create_pool(self, size: int, name: str = "") -> LocalBufferPool:
-        """A local pool that is guaranteed ``size`` segments. The caller closes it.
+        """Create a local pool that is guaranteed ``size`` segments. The caller closes it.
 
-        Raises `InsufficientBuffersError` when so many cannot be guaranteed.
+        Raises `InsufficientBuffersError` if that many cannot be guaranteed.
         """
         if size < 1:
             raise UsageError(f"a local pool has 1 segment at least, not {size}")
@@ -78,8 +78,8 @@ class NetworkBufferPool:
         return pool
 
     def destroy(self) -> None:
-        """End the pool and all local pools: requests that wait fail, and what is recycled later is dropped. A
-        second time does nothing."""
+        """Destroy the pool and close all local pools: waiting requests fail, and segments that are recycled
+        later are dropped. May be called again."""
         with self._factory:
             if self._destroyed:
                 return
@@ -92,13 +92,13 @@ class NetworkBufferPool:
         leaks.report(self)
 
     def forget(self, pool: LocalBufferPool) -> None:
-        """For `LocalBufferPool.close`: others may be guaranteed the pool's segments."""
+        """Stop counting ``pool``, so that others can have its segments. Called by `LocalBufferPool.close`."""
         with self._factory:
-            if pool in self._pools:  # else all of them were shut by `destroy` meanwhile
+            if pool in self._pools:  # else `destroy` has shut all pools in the meantime
                 self._pools.remove(pool)
 
     def _guarantee(self, count: int, what: str) -> None:
-        """Raise unless ``count`` more can be guaranteed."""
+        """Raise an error unless ``count`` more segments can be guaranteed to ``what``."""
         self._expect_alive()
         promised = self.guaranteed
         if promised + count > self.total:

@@ -1,20 +1,20 @@
 """`ReadBufferPool`: the memory that scheduled reads fill, handed out in whole batches.
 
-Used by the scheduled reads of the service, where many consumers read many partitions in one process. Its
-memory is apart from the network pools': a process that reads and writes would else wait for itself.
+Used by the scheduled reads of the service, where many consumers read many partitions in one process. The
+memory is separate from the network pools: otherwise a process that reads and writes could wait for itself.
 
-A requester is one partition's scheduler. It registers, requests a batch and fills its segments. The last user
-of a segment recycles it.
+A requester is one partition's scheduler. It registers, requests a batch and fills it. The last user of a
+segment recycles it.
 
 Rules
-* A request gets a whole batch or nothing: two requesters that each held half of one would wait for ever.
+* A request gets a whole batch or nothing: two requesters that each held half a batch would wait for ever.
 * Requesters get batches in the order in which they came. The thread whose recycling completes a batch
   delivers it. A requester that goes on waiting after a time-out keeps its place, so it is not overtaken for
   ever.
-* Every request that is met and every recycling is progress. A requester gives up (`expect_progress`) only
-  when no requester at all made progress for long: slow is not stuck.
-* `average_per_requester` is an equal share for each. The pool does not enforce it: a requester that holds
-  more should ask only for consumers that have nothing else.
+* Every batch taken and every recycling counts as progress. A requester gives up (`expect_progress`) only if
+  the whole pool has made no progress for a long time: a slow pool is not stuck.
+* `average_per_requester` is an equal share for each requester. The pool does not enforce it: a requester that
+  holds more should request only for consumers that hold nothing.
 * All memory is allocated at the first request.
 
 Lock order: one lock, and nothing is called under it. `recycle` never blocks (`HandoverLock`).
@@ -32,17 +32,17 @@ from sortshuffle.memory import leaks
 from sortshuffle.memory.handover import HandoverLock, Waiter
 from sortshuffle.memory.segment import MemorySegment, allocate_segments
 
-# one batch: a spinning disk reads 4 MiB in some 25 ms, two to three times what the seek before it costs
+# One batch. A spinning disk reads 4 MiB in some 25 ms, two to three times the cost of the seek to it
 # (arithmetic, not measured); Flink's figure too
 BATCH_BYTES = 4 << 20
-POLL_SECONDS = 2.0  # a request looks so often whether it is still wanted (Flink's)
+POLL_SECONDS = 2.0  # interval at which a request checks whether it is still wanted (Flink's figure)
 
 
 class ReadBufferPool:
-    """``total_bytes // segment_bytes`` segments for reading. ``option`` is the setting that sized it.
-    ``batch_bytes``: what one request gets, at least a segment.
+    """A pool of ``total_bytes // segment_bytes`` segments for reading. ``option``: the setting that sized it.
+    ``batch_bytes``: the size of a batch, which has at least one segment and at most all of them.
 
-    Raises `OptionError` when there is not room for one segment, `UsageError` for sizes below 1.
+    Raises `OptionError` if there is not room for one segment, `UsageError` for sizes below 1.
     """
 
     def __init__(
@@ -74,35 +74,36 @@ class ReadBufferPool:
 
     @property
     def available(self) -> int:
-        """Segments that nobody holds."""
+        """Number of free segments."""
         return len(self._free) if self._allocated or self._destroyed else self.total_segments
 
     @property
     def average_per_requester(self) -> int:
-        """An equal share of the segments for each registered requester."""
+        """Number of segments in an equal share for each registered requester."""
         return max(1, self.total_segments // max(1, len(self._requesters)))
 
     def register(self, requester: object) -> None:
-        """Count this requester (any hashable object, once) in the average."""
+        """Include this requester (any hashable object, once) in `average_per_requester`."""
         with self._lock:
             self._expect_alive()
             self._requesters.add(requester)
 
     def unregister(self, requester: object) -> None:
-        """Count it no more, if it was counted."""
+        """Remove this requester from `average_per_requester`, if it is registered."""
         with self._lock:
             self._requesters.discard(requester)
 
     def request(
         self, timeout: float = POLL_SECONDS, still_wanted: Callable[[], bool] = lambda: False
     ) -> list[MemorySegment]:
-        """One batch of `segments_per_request`, or nothing after ``timeout`` seconds. The caller recycles it.
+        """Return `segments_per_request` segments, or none after ``timeout`` seconds. The caller recycles
+        them.
 
-        ``still_wanted`` is called each time that ``timeout`` seconds are over, in the caller's thread and
-        under no lock. The wait goes on while it returns True, and ends with what it raises.
+        Every ``timeout`` seconds, ``still_wanted`` is called in the caller's thread, under no lock. The wait
+        goes on while it returns True. An error that it raises ends the wait.
 
-        Raises `StateError` when the pool is destroyed, before or meanwhile; MemoryError, naming the option,
-        when the first request finds no memory for the pool.
+        Raises `StateError` if the pool is or gets destroyed; MemoryError, naming the option, if the first
+        request finds no memory for the pool.
         """
         batch = self._take_or_wait(timeout, still_wanted)
         leaks.track(self, batch, f"a segment of {self}")
@@ -111,7 +112,7 @@ class ReadBufferPool:
     def recycle(self, segments: MemorySegment | Sequence[MemorySegment]) -> None:
         """Take any number of segments back. After `destroy` they are dropped.
 
-        Never blocks. Raises `StateError` when there would be more free segments than the pool has.
+        Never blocks. Raises `StateError` if there would be more free segments than the pool has.
         """
         returned = [segments] if isinstance(segments, MemorySegment) else list(segments)
         if self.available + len(returned) > self.total_segments:
@@ -120,10 +121,8 @@ class ReadBufferPool:
         self._lock.submit(partial(self._put_back, returned))
 
     def expect_progress(self, since: float, limit: float) -> None:
-        """For a requester that has waited since ``since`` (the clock's time) and got nothing.
-
-        Raises `BufferTimeoutError` when there was no progress for ``limit`` seconds of that time.
-        """
+        """Raise `BufferTimeoutError` if the pool made no progress in the last ``limit`` seconds of a wait
+        that began at ``since`` (time of the pool's clock)."""
         idle = self._clock() - max(since, self._last_progress)
         if idle >= limit:
             raise BufferTimeoutError(
@@ -134,7 +133,7 @@ class ReadBufferPool:
             )
 
     def destroy(self) -> None:
-        """End the pool: waiting and later requests fail, late recycles are dropped."""
+        """Destroy the pool. Waiting and later requests fail, and late recycles are dropped."""
         with self._lock:
             if self._destroyed:
                 return
@@ -158,7 +157,7 @@ class ReadBufferPool:
             waiter.wait(timeout)
             while not waiter.is_over and still_wanted():
                 waiter.wait(timeout)
-        except BaseException:  # a batch that was delivered meanwhile must not be lost
+        except BaseException:  # a batch that has been delivered must not be lost
             self._leave(waiter)
             self.recycle(waiter.delivered or [])
             raise
@@ -166,14 +165,14 @@ class ReadBufferPool:
         return waiter.result or []
 
     def _leave(self, waiter: Waiter[list[MemorySegment]]) -> None:
-        """End the wait: nothing is delivered from now on."""
+        """End the wait: no batch is delivered to this waiter from now on."""
         with self._lock:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
 
     def _put_back(self, segments: list[MemorySegment]) -> None:
         if self._destroyed or not segments:
-            return  # nothing is no progress
+            return  # an empty recycling is no progress
         self._free += segments
         self._last_progress = self._clock()
         while self._waiting and len(self._free) >= self.segments_per_request:

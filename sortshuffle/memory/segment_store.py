@@ -1,11 +1,11 @@
 """`SegmentStore`: the free segments of a network pool, and the threads and pools that wait for them.
 
-`NetworkBufferPool` and its `LocalBufferPool`s share it. Its lock, the segment lock, guards where every
-segment is, here and in all the local pools. A segment moves from one place to another in one step.
+A `NetworkBufferPool` and its `LocalBufferPool`s share one store. Its lock, the segment lock, guards where
+every segment is, here and in the local pools. A segment moves from place to place in one step.
 
 Rules
 * A claim is for several segments and gets all or none: no thread waits while it holds part of what it needs.
-* A pool is hungry when threads wait for one of its segments and it has not taken all that it is guaranteed.
+* A pool is hungry if threads wait for one of its segments and it has not taken all that it is guaranteed.
   Hungry pools take turns.
 * Claims for which there are enough segments come first. Other claims do not hold up hungry pools: a pool
   takes only what it is guaranteed, and a claim's segments come from closed pools.
@@ -25,18 +25,18 @@ from sortshuffle.memory.segment import MemorySegment
 
 
 class HungryPool(Protocol):
-    """A pool for whose segments threads wait."""
+    """A pool that may have threads waiting for its segments. Called with the segment lock held."""
 
     @property
     def is_hungry(self) -> bool:
-        """Whether it can use one more segment now."""
+        """Whether the pool can use one more segment now."""
 
     def feed(self, segment: MemorySegment) -> None:
-        """Deliver the segment to the thread that has waited longest. The segment lock is held."""
+        """Deliver the segment to the thread that has waited longest."""
 
 
 class Claim(Waiter[list[MemorySegment]]):
-    """A thread's wait for several segments at once: ``missing()``, when so many are free."""
+    """A thread's wait for ``missing()`` segments at once. ``take_over``: called with them before it ends."""
 
     __slots__ = ("missing", "owner", "take_over")
 
@@ -57,7 +57,7 @@ class Claim(Waiter[list[MemorySegment]]):
 
 
 class SegmentStore:
-    """Free segments. Call all but `wait_for`, `timeout_error` and the counts with the `lock` held."""
+    """A network pool's free segments. Methods need the `lock`, but `wait_for`, `timeout_error` and counts."""
 
     def __init__(self, segments: list[MemorySegment], option: str) -> None:
         self.total = len(segments)
@@ -65,34 +65,34 @@ class SegmentStore:
         self.lock = HandoverLock()
         self._free = segments
         self._claims: list[Claim] = []
-        self._hungry: dict[HungryPool, None] = {}  # in the order of their turns
+        self._hungry: dict[HungryPool, None] = {}  # an ordered set: the next to be served is first
         self._emptied = False
 
     @property
     def available(self) -> int:
-        """Segments that are free."""
+        """Number of free segments."""
         return len(self._free)
 
     def take(self, count: int) -> list[MemorySegment]:
-        """This many for the caller; no more than there are."""
+        """Remove ``count`` segments and return them. At least that many must be free."""
         split = len(self._free) - count
         segments = self._free[split:]
         del self._free[split:]
         return segments
 
     def put(self, segments: Iterable[MemorySegment]) -> None:
-        """Take these over, and deliver them where they are waited for."""
+        """Take segments over, and deliver them to waiting threads."""
         if not self._emptied:
             self._free.extend(segments)
             self.serve()
 
     def add_hungry(self, pool: HungryPool) -> None:
-        """Give the pool a turn, if it is hungry."""
+        """Put the pool at the end of the queue of hungry pools, if it is hungry and not queued."""
         if pool.is_hungry:
             self._hungry[pool] = None
 
     def serve(self) -> None:
-        """Deliver free segments: to claims that can be met, then to hungry pools in turn."""
+        """Deliver free segments, first to claims that can be met, then to hungry pools one after another."""
         for claim in self._claims.copy():
             missing = claim.missing()
             if missing <= len(self._free):
@@ -106,22 +106,22 @@ class SegmentStore:
                 self.add_hungry(pool)
 
     def refuse(self, owner: object, cause: BaseException) -> None:
-        """End the claims of this owner with an error."""
+        """End the claims of ``owner`` with an error."""
         for claim in self._claims.copy():
             if claim.owner is owner:
                 self._claims.remove(claim)
                 claim.refuse(cause)
 
     def empty(self) -> None:
-        """Drop all segments, and those that come later."""
+        """Drop all segments, and those that are put back later."""
         self._emptied = True
         self._free = []
 
     def wait_for(self, claim: Claim, timeout: float, expect_open: Callable[[], None]) -> None:
-        """Wait until the claim is met. Without the lock held.
+        """Wait until the claim is met. Call without the lock held.
 
-        ``expect_open`` raises if the owner is closed. Raises `BufferTimeoutError` after ``timeout`` seconds,
-        `StateError` when the owner is closed meanwhile. Nothing is taken then.
+        ``expect_open`` raises an error if the owner is closed. Raises `BufferTimeoutError` after ``timeout``
+        seconds, `StateError` if the owner is closed during the wait. In either case no segment is taken.
         """
         start = time.monotonic()
         with self.lock:
@@ -139,14 +139,14 @@ class SegmentStore:
         claim.result  # noqa: B018  # raises if it was refused
 
     def timeout_error(self, what: str, seconds: float) -> BufferTimeoutError:
-        """The error for ``what``, which was not free in time."""
+        """Return the error that says that ``what`` was not free within ``seconds``."""
         return BufferTimeoutError(
             f"{what}: not to be had within {seconds:.1f} s, {self.available} of {self.total} segments of the"
             f" process are free. Raise {self.option}, or let fewer tasks run at a time"
         )
 
     def _withdraw(self, claim: Claim) -> bool:
-        """End the wait of a claim. Returns whether it was still waiting."""
+        """End the wait of a claim. Returns whether the claim was still waiting."""
         with self.lock:
             waiting = claim in self._claims
             if waiting:

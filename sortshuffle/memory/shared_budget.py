@@ -2,16 +2,16 @@
 
     SharedMemory.open --> ShareOfMemory (a `MemoryBudget`) --close--> its bytes go to the other shares
 
-A budget of a task is one thread's (`memory.budget`). The shuffle manager's engine writes for many tasks at
-once, each in a thread of its own, so each gets a share.
+A `MemoryBudget` is for a single thread. The shuffle manager's engine writes for many tasks at once, each in
+its own thread, so each gets a share.
 
 Rules
-* A share's limit is an equal part of the whole. It shrinks when others open, and grows when they close.
-* Shrinking is lazy: a share that holds more than its limit hears at its next question that nothing more fits,
-  and writes what it has. Until then the others have what is really free.
-* A share may always hold ``floor`` bytes, whatever the others hold: no share waits for another, so none waits
-  for ever. The whole may therefore be exceeded: by ``floor`` for each share, by two shares that ask at the
-  same moment, and by a single item that is larger than the share.
+* A share's limit is an equal part of the whole. It shrinks when other shares open, and grows when they close.
+* Shrinking is lazy. If a share holds more than its limit, its next `would_exceed` says that nothing more
+  fits, and its task writes what it holds. Until then the other shares can use only what is actually free.
+* A share may always hold ``floor`` bytes, whatever the other shares hold: no share waits for another, so none
+  waits for ever. The whole may therefore be exceeded: by ``floor`` for each share, by two shares that ask at
+  the same moment, and by a single item that is larger than the share.
 
 Lock order: the lock is a leaf.
 """
@@ -25,7 +25,7 @@ from sortshuffle.memory.budget import MemoryBudget
 
 
 class SharedMemory:
-    """``limit`` bytes in all. ``floor``: bytes that each share may hold in any case."""
+    """A budget of ``limit`` bytes for all shares together. ``floor``: bytes that a share may always hold."""
 
     def __init__(self, limit: int, floor: int) -> None:
         self.limit = limit
@@ -37,43 +37,43 @@ class SharedMemory:
 
     @property
     def used(self) -> int:
-        """Bytes that all shares hold."""
+        """Bytes that all shares hold together."""
         return self._used
 
     @property
     def shares(self) -> int:
-        """How many shares are open."""
+        """Number of open shares."""
         return self._shares
 
     def open(self, name: str) -> ShareOfMemory:
-        """A new share, which the caller closes. ``name``: for errors."""
+        """Open a share, which the caller closes. ``name``: for errors."""
         with self._lock:
             self._shares += 1
         return ShareOfMemory(self, name)
 
     def leave(self) -> None:
-        """For `ShareOfMemory.close`."""
+        """Count one open share less. Called by `ShareOfMemory.close`."""
         with self._lock:
             self._shares -= 1
 
     def count(self, size: int) -> None:
-        """For shares: ``size`` more bytes are held; less, if it is negative."""
+        """Count ``size`` more bytes as held, or fewer if it is negative. Called by the shares."""
         with self._lock:
             self._used += size
             if self._used > self.peak:
                 self.peak = self._used
 
     def limit_of_share(self) -> int:
-        """Bytes that one share may hold now."""
+        """Return the bytes that one share may hold now."""
         return max(self.floor, self.limit // max(1, self._shares))
 
     def exceeds(self, size: int) -> bool:
-        """Whether ``size`` more bytes go over the whole."""
+        """Return whether ``size`` more bytes would go over the limit of the whole."""
         return self._used + size > self.limit
 
 
 class ShareOfMemory(MemoryBudget):
-    """One task's share. For one thread, as every budget."""
+    """One task's share, made by `SharedMemory.open`; single-threaded. ``limit``: the limit at its opening."""
 
     __slots__ = ("_closed", "_whole")
 
@@ -83,8 +83,8 @@ class ShareOfMemory(MemoryBudget):
         self._closed = False
 
     def would_exceed(self, size: int) -> bool:
-        """Whether charging ``size`` more bytes would go over this share, as it is now, or over the whole.
-        ``limit`` is what the share was when it was opened."""
+        """Return whether charging ``size`` more bytes would exceed the share's current limit, or the
+        whole's."""
         wanted = self.used + size
         if wanted <= self._whole.floor:
             return False
@@ -105,7 +105,7 @@ class ShareOfMemory(MemoryBudget):
         self._whole.count(-size)
 
     def close(self) -> None:
-        """Release all that it still holds. May be called again."""
+        """Release everything that the share still holds. May be called again."""
         if not self._closed:
             self._closed = True
             self.release_all()

@@ -1,14 +1,15 @@
-"""`BatchReader`: fills a batch of segments with what a `Sweep` plans, and hands it to the readers.
+"""`BatchReader`: fills a batch of segments as a `Sweep` plans, and hands slices to readers.
 
-    passes over the file, read by read --(the batch is used up, or nobody may have more)--> batch released
+Used by `ReadScheduler`: a run is one call of `fill`. It makes passes over the file until the batch is used up
+or no reader may have more.
 
 Rules
-* A failed read fails the readers whose bytes these are, and no others.
-* What is delivered is never read over: readers of the same bytes get them from the same attempt.
+* A failed read fails the readers whose bytes are affected, and no others.
+* Memory that was delivered is not read into again: all readers of the same bytes get them from one attempt.
 
-Ownership: the batch is `fill`'s until it returns; a delivered slice is its consumer's.
+Ownership: `fill` owns the batch until it returns; a consumer owns the slices delivered to it.
 
-Lock order: the scheduler's lock guards the sweep. Nothing is read, and no reader called, under it.
+Lock order: the scheduler's lock guards the sweep. No file is read and no reader is called under it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from sortshuffle.reading.swept_file import SweptFile
 
 
 class BatchReader:
-    """``lock``: of ``sweep``. ``reads``, ``bytes_read``: so far; one run at a time counts them."""
+    """``lock``: guards ``sweep``. ``reads``, ``bytes_read``: totals, counted by one run at a time."""
 
     def __init__(self, sweep: Sweep, shares: ReadShares, lock: threading.Lock) -> None:
         self._sweep = sweep
@@ -36,7 +37,7 @@ class BatchReader:
         self.bytes_read = 0
 
     def fill(self, segments: list[MemorySegment], data: SweptFile) -> None:
-        """Read into these segments for all who may have something, and give up what was not filled."""
+        """Read into these segments for all readers that may have something; release unused ones."""
         batch = SegmentBatch(segments, self._shares)
         try:
             while self._make_pass(batch, data):
@@ -49,7 +50,7 @@ class BatchReader:
         return self._shares.limits(len(self._sweep.readers))
 
     def _make_pass(self, batch: SegmentBatch, data: SweptFile) -> bool:
-        """Begin a pass, or go on with the last one. Whether anything was read for it."""
+        """Begin a pass, or continue the last one. Returns whether a read was planned."""
         with self._lock:
             self._sweep.begin_pass(self._limits())
         planned = False
@@ -63,8 +64,7 @@ class BatchReader:
             return self._sweep.plan(batch, self._limits())
 
     def _serve(self, read: PlannedRead, batch: SegmentBatch, data: SweptFile) -> None:
-        """Read, and hand each reader its slices. If that fails, it fails those whose own bytes are bad."""
-        # What is delivered is never read over: readers of the same bytes get them from the same attempt
+        """Read, and hand out slices. Repeat a failed read place by place; fail the readers of bad places."""
         first = read.chunks[0]
         views = [view for start, size in read.places for view in batch.views(start, size)]
         try:
@@ -98,16 +98,16 @@ class BatchReader:
 
 
 def add_to_reader(reader: SubpartitionReader, pieces: Sequence[ReadPiece], *, complete: bool) -> None:
-    """Hand these to it; where it does not take them, that is its own failure."""
+    """Hand the pieces to the reader, and fail the reader if it does not take them."""
     try:
         reader.add(pieces, complete=complete)
-    except Exception as error:  # it was released meanwhile, or its consumer's callback failed
+    except Exception as error:  # the reader was released in the meantime, or its consumer's callback failed
         fail_reader(reader, error)
 
 
 def fail_reader(reader: SubpartitionReader, cause: BaseException) -> None:
-    """Its bytes do not come."""
+    """Fail the reader, ignoring errors of its consumer's callback."""
     try:
         reader.fail(cause)
     except Exception:
-        pass  # its consumer's callback failed; the reader has failed already, and others must hear of theirs
+        pass  # the callback failed, after the reader had failed; the caller must go on to the other readers

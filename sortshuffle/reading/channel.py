@@ -5,12 +5,11 @@
     RemoteInputChannel   behind the shuffle service of another host    (`service.client.remote_input_channel`)
 
 A channel knows its extents, and opens an `ExtentReader` for some of them. Verifying and decoding are the same
-for all channels. "Local" means that the data file opens and has the promised id. A host name
-never decides that.
+for all channels. "Local" means that the data file opens and has the expected id; host names play no part.
 
-The payload knows the content of buffers. It makes a `Decoder` for each extent, which makes one item of each
-buffer: for Arrow a record batch, for opaque frames and pickled chunks the frames that end in the buffer, or
-an event.
+The payload knows the content of buffers. It makes a `Decoder` for each extent. The decoder turns each buffer
+into one item: for Arrow, a record batch; for opaque frames and pickled chunks, a list of the frames that end
+in the buffer, or an event.
 """
 
 from __future__ import annotations
@@ -36,71 +35,71 @@ from sortshuffle.storage.files.reader import PartitionedFileReader
 
 
 class Decoder(Protocol):
-    """Decodes the buffers of one extent, in order. ``records``: so far; None if the payload cannot count.
-
-    The caller closes it.
+    """Decodes the buffers of one extent, in order. ``records``: number of records so far; None if the payload
+    cannot count them. Made by `Payload.decoder`, whose caller closes it.
     """
 
     @property
     def records(self) -> int | None: ...
 
     def decode(self, memory: pa.Buffer, buffer: StoredBuffer) -> Any:
-        """The item of a verified buffer. Raises `Malformed`."""
+        """Return the item of a verified buffer. Raises `Malformed`."""
 
     def finish(self) -> None:
-        """The extent ends here. Raises `Malformed` if that is within a record."""
+        """End the extent. Raises `Malformed` if it ends within a record."""
 
     def close(self) -> None:
-        """Release what decoding holds. May be called again."""
+        """Release what the decoder holds. May be called again."""
 
 
 class Payload(Protocol):
-    """The content of buffers."""
+    """The kind of content that buffers have."""
 
     def decoder(self, seconds: Seconds) -> Decoder:
-        """For one extent; adds to the steps of ``seconds``."""
+        """Make a decoder for one extent. The decoder adds its times to ``seconds``."""
 
     def copied(self, raw_bytes: int) -> int:
-        """The most bytes that decoding an extent of ``raw_bytes`` holds, beside extent and raw bytes."""
+        """Return the most bytes that decoding an extent holds, beside the stored extent and its
+        ``raw_bytes``."""
 
 
 class InputChannel(Protocol):
     """Extents of one subpartition, or of one region, of one map output, in the order of the file. Plain data:
-    it may be opened several times, in any thread."""
+    the channel may be opened several times, in any thread."""
 
     @property
     def map_index(self) -> int: ...
 
     @property
     def path(self) -> str:
-        """Of the data file, for errors."""
+        """The path of the data file, for errors."""
 
     @property
     def writer(self) -> str:
-        """Who wrote it, for errors."""
+        """A description of the data file's writer, for errors."""
 
     @property
     def extents(self) -> tuple[Extent, ...]: ...
 
     @property
     def read_ahead(self) -> int:
-        """Bytes that a reader of parts may hold beyond its part."""
+        """Bytes that a reader of parts may hold beyond the current part."""
 
     @property
     def held_parts(self) -> int:
-        """The memory of a stream, in parts. 1: the part in use. More: the next part is fetched meanwhile,
-        which is one more, and another if it is copied."""
+        """The memory of a stream, in parts. 1: only the part in use. 2: the next part is fetched while one is
+        used. 3: the next part also needs a copy."""
 
     def open(self, extents: Sequence[Extent]) -> ExtentReader:
-        """A reader for these extents of the channel, which are read in this order. The caller closes it.
-        Raises `DataLossError`."""
+        """Open a reader for these extents of the channel, which must be read in this order. The caller closes
+        the reader. Raises `DataLossError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalInputChannel:
     """The `InputChannel` to a map output whose files this process can open.
 
-    ``file_id``: of the data file. ``writer``: who wrote it, for errors. ``key``: decrypts it.
+    ``file_id``: the expected id of the data file. ``key``: decrypts the file.
     """
 
     file: PartitionedFile
@@ -128,15 +127,15 @@ class LocalInputChannel:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Decoded items of some extents (for Arrow: record batches), and the metrics of fetching them."""
+    """The decoded items of some extents (for Arrow: record batches), and the metrics of the fetch."""
 
     batches: list[Any]
     metrics: TaskMetrics
 
 
 class OpenReaders:
-    """The readers that a consumer's threads have open. When the context is left, all waits of these readers
-    are given up."""
+    """The readers that a consumer's threads have open. Leaving the context makes all of them give up their
+    waits."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -145,7 +144,7 @@ class OpenReaders:
 
     @contextmanager
     def knowing(self, reader: ExtentReader) -> Iterator[None]:
-        """Register it while the block runs. Its opener closes it."""
+        """Register the reader while the block runs. The caller closes the reader."""
         with self._lock:
             self._readers[reader] = None
             given_up = self._given_up
@@ -178,12 +177,12 @@ class Fetch:
     extents: tuple[Extent, ...]
 
     def memory(self, payload: Payload) -> int:
-        """The most bytes that the fetch holds."""
+        """Return the most bytes that the fetch holds."""
         return sum(memory_of(extent, payload) for extent in self.extents)
 
     def run(self, payload: Payload, readers: OpenReaders | None = None) -> Fetched:
-        """Open, read, verify, decompress, decode. Raises `DataLossError` with the place. ``readers``: lets
-        another thread give up the fetch."""
+        """Open, read, verify, decompress and decode the extents. Raises `DataLossError` with the place.
+        ``readers``: lets another thread give up the fetch."""
         metrics = TaskMetrics()
         batches: list[Any] = []
         with self.channel.open(self.extents) as reader, (readers or OpenReaders()).knowing(reader):
@@ -192,7 +191,7 @@ class Fetch:
                     memory = reader.read_unverified(extent)
                 with metrics.step("verify"):
                     part = reader.verified(memory, extent)
-                del memory  # encrypted bytes are neither held nor charged beside the decrypted ones
+                del memory  # encrypted bytes must not stay in memory together with the decrypted bytes
                 with closing(_ExtentDecoder(reader, extent, payload, metrics)) as decoder:
                     batches.extend(decoder.decode(part))
                     decoder.finish()
@@ -201,15 +200,16 @@ class Fetch:
     def stream(
         self, payload: Payload, part_bytes: int, budget: MemoryBudget, metrics: TaskMetrics
     ) -> Generator[Any, None, None]:
-        """The same item by item. Holds about ``part_bytes`` of an extent and one item, charged to ``budget``.
+        """Read like `run`, but yield item by item. Holds about ``part_bytes`` of an extent, charged to
+        ``budget``, and one item.
 
-        Whether rows and bytes are as many as promised is checked behind the last batch of each extent.
+        After the last item of each extent, checks the extent's numbers of rows and bytes.
         """
         with self.channel.open(self.extents) as reader, closing(self.parts(reader, part_bytes)) as parts:
             yield from self.items(reader, parts, payload, budget, metrics)
 
     def parts(self, reader: ExtentReader, part_bytes: int) -> Generator[ExtentPart, None, None]:
-        """The parts of all extents, in order. The caller closes it before the reader."""
+        """Yield the parts of all extents, in order. The caller closes the generator before the reader."""
         for extent in self.extents:
             yield from reader.read_parts(extent, part_bytes)
 
@@ -222,8 +222,8 @@ class Fetch:
         metrics: TaskMetrics,
         step: str = "read",
     ) -> Generator[Any, None, None]:
-        """The items in `parts`. Each part is charged while it is decoded. ``step``: counts the time of
-        waiting for parts."""
+        """Yield the items in ``parts``. Each part is charged while it is decoded. ``step``: the metric that
+        counts the time of waiting for parts."""
         timed = metrics.timed(parts, step)
         for extent in self.extents:
             with closing(_ExtentDecoder(reader, extent, payload, metrics)) as decoder:
@@ -241,8 +241,8 @@ class Fetch:
 
 
 class _ExtentDecoder:
-    """Decodes one extent, and compares its sums with its entry: it never decompresses more than that. The
-    caller closes it."""
+    """Decodes one extent, and checks its numbers of records and raw bytes against its index entry. Never
+    decompresses more than the entry says. The caller closes it."""
 
     def __init__(self, reader: ExtentReader, extent: Extent, payload: Payload, metrics: TaskMetrics) -> None:
         self._reader = reader
@@ -250,13 +250,13 @@ class _ExtentDecoder:
         self._decoder = payload.decoder(metrics.seconds)
         self._metrics = metrics
         self._part_offset = extent.offset
-        self._offset = extent.offset  # of the current buffer
+        self._offset = extent.offset  # where the current buffer begins
         self._raw_bytes = 0
 
     def decode(self, part: ExtentPart) -> Iterator[Any]:
-        """The items of a part, each decoded when it is asked for."""
+        """Yield the items of a part. Each is decoded when it is taken."""
         for buffer in part.buffers:
-            # verified and plain
+            # The buffer is verified and decrypted
             self._raw_bytes += raw_size(memoryview(part.memory), buffer) if buffer.compressed else buffer.size
             if self._raw_bytes > self._extent.raw_bytes:
                 raise self._other_sums(f"at least {self._raw_bytes} bytes")
@@ -270,8 +270,8 @@ class _ExtentDecoder:
         self._offset = self._part_offset
 
     def finish(self) -> None:
-        """Raises `CorruptDataError` if records or bytes are not as many as the extent's entry says, or if the
-        extent ends within a record."""
+        """Raise `CorruptDataError` if the numbers of records or bytes differ from the extent's entry, or if
+        the extent ends within a record."""
         extent, decoder = self._extent, self._decoder
         try:
             decoder.finish()
@@ -306,5 +306,5 @@ class _ExtentDecoder:
 
 
 def memory_of(extent: Extent, payload: Payload) -> int:
-    """The most bytes that an extent takes: stored, decompressed, and the payload's copies."""
+    """Return the most bytes that an extent takes: stored, decompressed, and the payload's copies."""
     return extent.bytes + extent.raw_bytes + payload.copied(extent.raw_bytes)

@@ -1,9 +1,9 @@
-"""`Fetcher`: fetches for one consumer task, with its payload, its budget and its threads.
+"""`Fetcher`: reads channels for one consumer task, in threads and within a budget.
 
-Used by `InputGate` for unsorted rows, by `RecordGate`, and by the merge for the runs that it holds whole.
+Used by `InputGate` for unsorted rows, by `RecordGate`, and by `MultiPassMerge` for its runs.
 
-Fetches of a few MiB are read ahead in threads within the budget. A larger one is streamed in parts. The order
-is that of the channels and their extents, whatever threads and memory there are.
+Fetches of a few MiB are read ahead in threads within the budget. A larger fetch is streamed in parts. The
+order is that of the channels and their extents, whatever the number of threads and the memory.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Batches: TypeAlias = Generator[pa.RecordBatch, None, None]
 Items: TypeAlias = Generator[tuple[InputChannel, Any], None, None]
 """Decoded items of channels, each with its channel."""
 
-FETCH_BYTES = 8 * MIB  # in memory; worth a thread switch
-FETCHES_IN_BUDGET = 8  # at least so many fit the read budget, so that a few threads always have work
+FETCH_BYTES = 8 * MIB  # memory of a fetch: large enough to be worth a thread switch
+FETCHES_IN_BUDGET = 8  # at least this many fit the read budget, so that a few threads always have work
 
 
 class Fetcher:
-    """``threads``: for reading ahead. Only the consumer's own thread uses metrics and budget."""
+    """``threads``: how many read ahead. Only the consumer's own thread uses metrics and budget."""
 
     def __init__(self, payload: Payload, budget: MemoryBudget, threads: int, metrics: TaskMetrics) -> None:
         self.payload = payload
@@ -42,8 +42,8 @@ class Fetcher:
         self._threads = threads
 
     def items(self, channels: Iterable[InputChannel]) -> Items:
-        """Everything in these channels, in their order. Raises `DataLossError` with the place. Closing the
-        generator lets go of everything."""
+        """Yield every item of these channels, in order. Raises `DataLossError` with the place. Closing the
+        generator releases everything."""
         limit = self.budget.limit
         part = max(LEAST_PART, min(FETCH_BYTES // 2, limit // 2))
         small: list[Fetch] = []
@@ -51,7 +51,7 @@ class Fetcher:
             if self._memory(fetch) <= limit // 2:
                 small.append(fetch)
                 continue
-            # a large one: first deliver all before it, then stream it
+            # A large fetch: first deliver the fetches before it, then stream it
             yield from self._read_ahead(small)
             small = []
             with closing(self.streamed(fetch, part)) as streamed:
@@ -60,22 +60,22 @@ class Fetcher:
         yield from self._read_ahead(small)
 
     def fetched(self, fetches: Sequence[Fetch]) -> Generator[list[Any], None, None]:
-        """The items of each fetch, in order, read ahead within the budget. Delivered items are the caller's,
-        and no longer charged."""
-        if len(fetches) <= 1:  # nothing to read ahead of: no thread for it
-            yield from map(self._fetched_here, fetches)
+        """Yield each fetch's items as a list, in order, read ahead within the budget. They are not charged
+        then."""
+        if len(fetches) <= 1:  # there is nothing to read ahead, so no thread is needed
+            yield from map(self._fetch_here, fetches)
             return
         stored = any(isinstance(fetch.channel, StoredInputChannel) for fetch in fetches)
         threads = max(self._threads, CONCURRENT_FETCHES) if stored else self._threads
         readers = OpenReaders()
         run = partial(self._run, readers=readers)
-        # left in reverse: first the reads under way are given up, then the threads are waited for
+        # On exit, `readers` first gives up the reads in progress; then `ahead` waits for its threads
         with ReadAhead(fetches, run, self._memory, self.budget, threads) as ahead, readers:
             for fetched in self.metrics.timed(iter(ahead), "wait"):
-                yield self._counted(fetched)
+                yield self._count(fetched)
 
     def streamed(self, fetch: Fetch, part_bytes: int) -> Generator[Any, None, None]:
-        """The items of one fetch, of which only a part is held. See `Fetch.stream`."""
+        """Yield the items of one fetch, holding only a part of it. See `Fetch.stream`."""
         return fetch.stream(self.payload, part_bytes, self.budget, self.metrics)
 
     def _read_ahead(self, fetches: Sequence[Fetch]) -> Items:
@@ -87,16 +87,16 @@ class Fetcher:
     def _memory(self, fetch: Fetch) -> int:
         return fetch.memory(self.payload)
 
-    def _fetched_here(self, fetch: Fetch) -> list[Any]:
+    def _fetch_here(self, fetch: Fetch) -> list[Any]:
         memory = self._memory(fetch)
         self.budget.charge(memory)
         try:
             with self.metrics.step("wait"):
-                return self._counted(self._run(fetch))
+                return self._count(self._run(fetch))
         finally:
             self.budget.release(memory)
 
-    def _counted(self, fetched: Fetched) -> list[Any]:
+    def _count(self, fetched: Fetched) -> list[Any]:
         self.metrics.merge(fetched.metrics)
         self.metrics.peak(self.budget.peak)
         return fetched.batches
@@ -108,7 +108,7 @@ class Fetcher:
 def planned(
     channels: Iterable[InputChannel], payload: Payload, fetch_bytes: int
 ) -> Generator[Fetch, None, None]:
-    """The channels' extents in order, neighbours of one file together up to ``fetch_bytes`` in memory."""
+    """Yield fetches in the order of extents, each of one channel and up to ``fetch_bytes`` of memory."""
     for channel in channels:
         group: list[Extent] = []
         size = 0

@@ -1,17 +1,17 @@
-"""Merging sorted runs into one sorted stream, holding one batch of each run.
+"""Merges sorted runs into one sorted stream, holding one batch of each run.
 
 Rows are ordered by (key, number of the run, position in the run), so the result is that of a stable sort of
-all runs one after the other, however they are cut into batches.
+the concatenated runs, however they are cut into batches.
 
-This is a k-way merge by batches. Each run has a *window*: the rows of its batch that take part now. A step is
+This is a k-way merge by batches. Each run has a *window*: the rows that take part in the next step. A step
 
-    bound   the smallest (last key of the window, number) of all runs with more rows behind their window:
-            no row that is not in a window yet can be below it
-    take    all rows at or below the bound from every run, sort them together, and emit them
-    move    the windows on, of these runs with less than half a window left
+    1. finds the bound: the smallest (last key of the window, number) of all runs with more rows after their
+       window. No row outside the windows is below the bound.
+    2. takes all rows at or below the bound from every run, sorts them together, and emits them.
+    3. advances the windows of these runs, where less than half a window is left.
 
-Runs wait in a heap by their first key. So a step costs nothing for runs above its bound: a thousand runs of
-disjoint key ranges pass one after the other.
+Runs wait in a heap, ordered by their first key. So a step costs nothing for runs above its bound: a thousand
+runs of disjoint key ranges pass one after another.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.ordering import KeyRow, Ranks, RowOrder, concat_ranks
 
-OUTPUT_ROWS = 65_536  # rows taken into order at a time: the copy stays in cache
-# Larger windows take more memory in a step, and fewer steps. 100 runs of two numbers a row: 74 MB and 91 ns a
-# row with 2,048, 144 MB and 61 ns with 8,192. 16 runs: 39 and 37 ns
+OUTPUT_ROWS = 65_536  # rows copied in sorted order at a time, so that the copy stays in cache
+# With larger windows there are fewer steps, which take more memory each. 100 runs of two numbers a row: 74 MB
+# and 91 ns a row with 2,048, 144 MB and 61 ns with 8,192. 16 runs: 39 and 37 ns
 WINDOW_ROWS = 2048
 SORT_BYTES_PER_ROW = 96  # that `Ranks.sort_indices` allocates besides its result; tracemalloc: 41 to 96
 
@@ -48,7 +48,7 @@ class SortedRun(Protocol):
 
 
 class _RunPiece:
-    """A batch of a run with its keys. Rows before ``position`` are taken."""
+    """A batch of a run, and its keys (``ranks``). Rows before ``position`` have been taken."""
 
     __slots__ = ("batch", "position", "ranks", "size")
 
@@ -62,8 +62,8 @@ class _RunPiece:
     def left(self) -> int:
         return self.ranks.rows - self.position
 
-    def copied(self) -> _RunPiece:
-        """The rows that are left, in memory of their own."""
+    def copy_left(self) -> _RunPiece:
+        """Copy the rows that are left, so that the batch can be freed."""
         rows = np.arange(self.position, self.ranks.rows)
         return _RunPiece(self.batch.take(pa.array(rows)), self.ranks.take(rows))
 
@@ -73,8 +73,8 @@ class _RunPiece:
 
 
 class _Run:
-    """The rows of a run that are in memory, charged to the budget. The window ends at ``_shown`` of the
-    last piece."""
+    """The rows of a run that are in memory, charged to the budget. The window ends at row ``_window_end`` of
+    the last piece."""
 
     __slots__ = (
         "_batches",
@@ -82,8 +82,8 @@ class _Run:
         "_metrics",
         "_order",
         "_pieces",
-        "_shown",
         "_source",
+        "_window_end",
         "exhausted",
         "number",
     )
@@ -103,34 +103,34 @@ class _Run:
         self._budget = budget
         self._metrics = metrics
         self._pieces: deque[_RunPiece] = deque()
-        self._shown = 0
+        self._window_end = 0
         self.exhausted = False
 
     @property
     def rows(self) -> int:
-        """Rows in the window."""
+        """Number of rows in the window."""
         if not self._pieces:
             return 0
-        hidden = self._pieces[-1].ranks.rows - self._shown
+        hidden = self._pieces[-1].ranks.rows - self._window_end
         return sum(piece.left for piece in self._pieces) - hidden
 
     def first(self) -> Bound:
         return self._pieces[0].ranks.key(self._pieces[0].position), self.number
 
     def last(self) -> Bound:
-        return self._pieces[-1].ranks.key(self._shown - 1), self.number
+        return self._pieces[-1].ranks.key(self._window_end - 1), self.number
 
     def move_on(self) -> None:
-        """Enlarge the window while less than half of one is left, or of a batch that is smaller than one."""
+        """Enlarge the window while it has less than half of `WINDOW_ROWS`, or of a smaller batch."""
         while not self._pieces or 2 * self.rows < min(WINDOW_ROWS, self._pieces[-1].ranks.rows):
-            if not self._pieces or self._shown == self._pieces[-1].ranks.rows:
+            if not self._pieces or self._window_end == self._pieces[-1].ranks.rows:
                 if not self._read():
                     return
-                self._shown = 0
-            self._shown = min(self._shown + WINDOW_ROWS, self._pieces[-1].ranks.rows)
+                self._window_end = 0
+            self._window_end = min(self._window_end + WINDOW_ROWS, self._pieces[-1].ranks.rows)
 
     def take_up_to(self, bound: Bound | None) -> list[tuple[pa.RecordBatch, Ranks]]:
-        """Take the rows of the window at or below the bound; all of them without a bound."""
+        """Take the rows of the window at or below the bound, or all of them if there is no bound."""
         parts = []
         while self._pieces:
             piece = self._pieces[0]
@@ -139,16 +139,16 @@ class _Run:
                 stop = piece.ranks.count_up_to(bound[0], inclusive=self.number <= bound[1])
             parts.append(piece.take(stop))
             if len(self._pieces) == 1:
-                self._shown = max(self._shown, stop)
+                self._window_end = max(self._window_end, stop)
             if stop < piece.ranks.rows:
                 break
-            self._let_go(self._pieces.popleft())
+            self._release(self._pieces.popleft())
         return parts
 
     def close(self) -> None:
-        """Let go of everything, the source included."""
+        """Release all rows, and close the source."""
         while self._pieces:
-            self._let_go(self._pieces.popleft())
+            self._release(self._pieces.popleft())
         self._source.close()
 
     def _read(self) -> bool:
@@ -158,9 +158,9 @@ class _Run:
             return False
         with self._metrics.step("merge"):
             if self._pieces:
-                # less than half a window is left: copy it, and release its batch and the extent of that
-                self._let_go(self._pieces[-1])
-                self._hold(self._pieces.pop().copied())
+                # Less than half a window is left: copy it, and release its batch and the batch's extent
+                self._release(self._pieces[-1])
+                self._hold(self._pieces.pop().copy_left())
             self._hold(_RunPiece(batch, self._order.ranks(batch)))
         return True
 
@@ -168,17 +168,17 @@ class _Run:
         self._budget.charge(piece.size)
         self._pieces.append(piece)
 
-    def _let_go(self, piece: _RunPiece) -> None:
+    def _release(self, piece: _RunPiece) -> None:
         self._budget.release(piece.size)
 
 
 def merge_runs(
     sources: Sequence[SortedRun], order: RowOrder, budget: MemoryBudget, metrics: TaskMetrics
 ) -> Generator[pa.RecordBatch, None, None]:
-    """One sorted stream of all rows of these runs, holding a part of each.
+    """Yield all rows of these runs in one sorted stream, holding a part of each run.
 
-    A source is closed as soon as it has ended. All are closed when this generator ends or is closed. Held
-    rows are charged to ``budget``, and released when they are delivered.
+    A source is closed as soon as it has ended. All sources are closed when this generator ends or is closed.
+    Held rows are charged to ``budget``, and released when they are delivered.
     """
     runs = [_Run(number, source, order, budget, metrics) for number, source in enumerate(sources)]
     with ExitStack() as closing:
@@ -188,18 +188,18 @@ def merge_runs(
         _move_on(runs, waiting)
         while waiting:
             with metrics.step("merge"):
-                chosen, bound = _below_common_bound(waiting)
+                chosen, bound = _take_below_bound(waiting)
                 parts = [part for run in chosen for part in run.take_up_to(bound)]
             if len(chosen) == 1:  # already sorted
                 while parts:
                     yield parts.pop(0)[0]
             else:
-                yield from _in_order(parts, budget, metrics)
+                yield from _sort_parts(parts, budget, metrics)
             _move_on(chosen, waiting)
 
 
 def _move_on(runs: Sequence[_Run], waiting: list[tuple[Bound, _Run]]) -> None:
-    """Move the windows of these runs on. Runs with rows wait in the heap again, the others are closed."""
+    """Advance the windows of these runs. Put runs with rows back into the heap, and close the others."""
     for run in runs:
         run.move_on()
         if run.rows:
@@ -208,11 +208,11 @@ def _move_on(runs: Sequence[_Run], waiting: list[tuple[Bound, _Run]]) -> None:
             run.close()
 
 
-def _below_common_bound(waiting: list[tuple[Bound, _Run]]) -> tuple[list[_Run], Bound | None]:
-    """Take out of the heap the runs that have rows at or below the bound, in the order of their numbers.
+def _take_below_bound(waiting: list[tuple[Bound, _Run]]) -> tuple[list[_Run], Bound | None]:
+    """Find the bound, and take the runs with rows at or below it out of the heap, ordered by number.
 
-    A run that begins above the bound also ends above it, so runs that stay in the heap cannot lower it. A
-    single run needs no merging up to the first row of the next run, so that row is its bound.
+    A run that begins above the bound also ends above it, so runs that stay in the heap cannot lower the
+    bound. A single run needs no merging up to the first row of the next run, so that row is its bound.
     """
     bound: Bound | None = None
     runs: list[_Run] = []
@@ -226,10 +226,10 @@ def _below_common_bound(waiting: list[tuple[Bound, _Run]]) -> tuple[list[_Run], 
     return sorted(runs, key=lambda run: run.number), bound
 
 
-def _in_order(
+def _sort_parts(
     parts: list[tuple[pa.RecordBatch, Ranks]], budget: MemoryBudget, metrics: TaskMetrics
 ) -> Iterator[pa.RecordBatch]:
-    """All rows of the parts, sorted. Empties the list, to release its batches."""
+    """Yield all rows of the parts, sorted. Empties the list, to free its batches."""
     with metrics.step("merge"):
         rows = pa.concat_batches([batch for batch, _ in parts])
         indices = concat_ranks([ranks for _, ranks in parts]).sort_indices()

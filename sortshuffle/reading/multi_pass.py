@@ -1,19 +1,19 @@
-"""Merging any number of sorted runs within the read budget: in one pass if they fit it, else in several.
+"""Merges any number of sorted runs within the read budget, in one pass if they fit it, else in several.
 
 Used by `InputGate.sorted_batches`, and so by every group, sort and merge of a `ShuffleFrame`. Also by the
 sort of a task's own rows, where all runs are on disk from the start (`compute.external_sort`).
 
-A run is *held* (read whole, ahead, in threads; its file is closed before the merge begins) or *streamed* (its
-file is open, and a part of it in memory), whichever takes less.
+A run is *held* (threads read all of it ahead, and its file is closed before the merge begins) or *streamed*
+(its file is open, and a part of it is in memory), whichever takes less memory.
 
 * While the runs together take too much memory or too many open files, a pass merges groups of neighbours into
   one run each, on disk (`reading.spill`). A group has as many runs as fit.
 * A pass stops as soon as the remaining runs fit, so that no row is written needlessly.
 * The last pass streams to the consumer.
 
-A merged run takes the place of its group. So the order stays (key, number of the run, position), whatever
-memory there is. Each pass divides the number of runs by the size of a group, at least by two. So rows are
-written about log(runs) / log(size of a group) times.
+A merged run takes the place of its group. So the order stays (key, number of the run, position), however
+little memory there is. Each pass divides the number of runs by the size of a group, which is at least two. So
+rows are written about log(runs) / log(size of a group) times.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from sortshuffle.reading.spill import HELD_REGIONS, NewFile, SpilledRun, SpillSi
 from sortshuffle.reading.stream_ahead import StreamsAhead
 from sortshuffle.storage.writer import PartitionedFileWriter
 
-# runs that a group has at least, whatever memory they take: otherwise the passes never end
+# The least runs in a group, whatever memory they take: with smaller groups the passes would never end
 LEAST_FAN_IN = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """A run that waits to be merged. ``held``, ``streamed``: the bytes that it takes either way. ``parts``:
-    how many are in memory while it is streamed."""
+    the number of its parts in memory while it is streamed."""
 
     source: Fetch | SpilledRun
     size: RunSize
@@ -59,7 +59,7 @@ class Run:
 
     @property
     def is_held(self) -> bool:
-        """Whether holding it takes less. A spilled run is always streamed: its file is open anyway."""
+        """Whether to hold the run, as that takes less. A spilled run is streamed: its file is open."""
         return self.held <= self.streamed and not self.is_spilled
 
     @property
@@ -76,8 +76,8 @@ class Run:
 class MultiPassMerge:
     """Merges runs in key order within the fetcher's budget.
 
-    ``new_file``: makes the files of passes. Without it `InsufficientBuffersError` is raised where the budget
-    is too small for one pass.
+    ``new_file``: makes the files of passes. Without it, `InsufficientBuffersError` is raised if one pass is
+    not enough.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class MultiPassMerge:
         self._spill_size = SpillSize.within(self._budget.limit)
 
     def merged(self, sources: Sequence[Fetch | SpilledRun]) -> Batches:
-        """All rows of these runs. Closes spilled ones. Raises `OutOfDiskError` if a pass finds no room."""
+        """Yield all rows in order. Closes spilled runs. Raises `OutOfDiskError` if a pass finds no room."""
         with ExitStack() as stack:
             stack.callback(lambda: self._metrics.peak(self._budget.peak))
             for source in sources:
@@ -101,7 +101,7 @@ class MultiPassMerge:
                     stack.callback(source.close)
             runs = [self._run(source, RunSize.of(source.extents)) for source in sources]
             while not self._fit(runs):
-                runs = self._after_a_pass(runs, stack)
+                runs = self._make_pass(runs, stack)
             self._metrics.add(merge_passes=1)
             yield from self._merge(runs, self._budget.limit)
 
@@ -113,18 +113,18 @@ class MultiPassMerge:
 
     def _fit(self, runs: Sequence[Run]) -> bool:
         limit = self._budget.limit
-        if len(runs) <= LEAST_FAN_IN or _all_held(runs, limit):
+        if len(runs) <= LEAST_FAN_IN or _can_hold_all(runs, limit):
             return True
         return _load_of(runs).fits(limit)
 
     # --- a pass that is not the last -----------------------------------------------------------------------
 
-    def _after_a_pass(self, runs: list[Run], stack: ExitStack) -> list[Run]:
+    def _make_pass(self, runs: list[Run], stack: ExitStack) -> list[Run]:
         """Merge groups of neighbours into one run each. Returns the runs of the next pass."""
         self._metrics.add(merge_passes=1)
         left: list[Run | None] = []  # None: a run in the new file
         with SpillWriter(
-            self._file(runs), self._payload, self._spill_size, self._budget, self._metrics
+            self._new_spill_file(runs), self._payload, self._spill_size, self._budget, self._metrics
         ) as spill:
             for group in self._groups(runs):
                 if len(group) == 1:
@@ -134,12 +134,12 @@ class MultiPassMerge:
                     spill.write_run(batches)
                 left.append(None)
             spilled = iter(spill.finish())
-        return [run or self._spilled(next(spilled), stack) for run in left]
+        return [run or self._spilled_run(next(spilled), stack) for run in left]
 
     def _groups(self, runs: Sequence[Run]) -> Iterable[list[Run]]:
-        """Divide the runs into groups of neighbours that are to be merged. A group of one run stays as it is.
+        """Divide the runs into groups of neighbours for a pass to merge. A group of one run is not merged.
 
-        A group takes runs while they fit, and no more than it must so that the rest fits.
+        A group takes runs while they fit the pass, but stops as soon as all runs of the next pass would fit.
         """
         limit = self._budget.limit
         all_left = _load_of(runs)
@@ -159,26 +159,26 @@ class MultiPassMerge:
                 run = waiting.popleft()
                 group.append(run)
                 load, size = with_next, size + run.size
-                merged = Load(self._demands.streamed(self._as_spilled(size)))
+                merged = Load(self._demands.streamed(self._spilled_size(size)))
             if len(group) > 1:
                 all_left = all_left - load + merged
             yield group
 
     @property
     def _pass_memory(self) -> int:
-        """The memory for merging in a pass, beside the memory for writing."""
+        """Bytes for merging in a pass, beside the memory for writing."""
         return self._budget.limit - HELD_REGIONS * self._spill_size.region - self._spill_size.buffer
 
-    def _as_spilled(self, size: RunSize) -> RunSize:
-        """The size of a run of these rows when it is written."""
+    def _spilled_size(self, size: RunSize) -> RunSize:
+        """Return the size of a run after it has been written to a spill file."""
         buffers = max(1, size.raw // self._spill_size.buffer)
         return RunSize(size.stored, size.raw, size.records, buffers)
 
-    def _spilled(self, run: SpilledRun, stack: ExitStack) -> Run:
+    def _spilled_run(self, run: SpilledRun, stack: ExitStack) -> Run:
         stack.callback(run.close)
         return self._run(run, RunSize.of(run.extents))
 
-    def _file(self, runs: Sequence[Run]) -> PartitionedFileWriter:
+    def _new_spill_file(self, runs: Sequence[Run]) -> PartitionedFileWriter:
         if self._new_file is None:
             load = _load_of(runs)
             raise InsufficientBuffersError(
@@ -192,25 +192,25 @@ class MultiPassMerge:
     # --- merging what fits ---------------------------------------------------------------------------------
 
     def _merge(self, runs: Sequence[Run], memory: int) -> Batches:
-        """The rows of runs that fit into ``memory`` bytes, or of the smallest group."""
+        """Yield the rows of runs that fit into ``memory`` bytes, or of the smallest possible group."""
         with ExitStack() as stack:
             sources = self._sources(runs, memory, stack)
             yield from merge_runs(sources, self._order, self._budget, self._metrics)
 
     def _sources(self, runs: Sequence[Run], memory: int, stack: ExitStack) -> list[SortedRun]:
-        """The inputs of a merge, in the order of the runs."""
-        # 1. read the held runs
-        whole = _all_held(runs, memory)
+        """Open the inputs of a merge, in the order of the runs."""
+        # 1. Read the held runs
+        whole = _can_hold_all(runs, memory)
         fetches = [run.source for run in runs if isinstance(run.source, Fetch) and (whole or run.is_held)]
         held: deque[HeldRun] = deque()
         for batches in stack.enter_context(closing(self._fetcher.fetched(fetches))):
             held.append(stack.enter_context(closing(HeldRun(batches, self._budget))))
-        # 2. share the remaining memory among the streamed runs, as larger parts
+        # 2. Share the remaining memory among the streamed runs, as larger parts
         spare = max(0, memory - _load_of(runs).memory) // max(1, len(runs) - len(held))
         streams = stack.enter_context(StreamsAhead(self._payload, self._budget, self._metrics))
         sources: list[SortedRun] = []
         for run in runs:
-            copied = 1 if run.is_fetched_ahead else 0  # the store's library has a copy of a part that comes
+            copied = 1 if run.is_fetched_ahead else 0  # the store's library holds a copy of an arriving part
             part = run.size.part(spare // (run.parts + copied))
             if isinstance(run.source, SpilledRun):
                 sources.append(run.source.stream(self._payload, part, self._budget, self._metrics))
@@ -224,7 +224,7 @@ class MultiPassMerge:
 
 
 class HeldRun:
-    """The batches of a run in memory, charged until each is taken."""
+    """The batches of a run in memory. Each is charged until it is taken."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], budget: MemoryBudget) -> None:
         self._batches = deque((batch, batch.nbytes) for batch in batches)
@@ -250,6 +250,6 @@ def _load_of(runs: Iterable[Run]) -> Load:
     return sum((run.load for run in runs), Load())
 
 
-def _all_held(runs: Sequence[Run], memory: int) -> bool:
-    """Whether all runs can be read whole, which is fastest."""
+def _can_hold_all(runs: Sequence[Run], memory: int) -> bool:
+    """Return whether all runs can be held, which is fastest."""
     return not any(run.is_spilled for run in runs) and sum(run.held for run in runs) <= memory

@@ -1,11 +1,11 @@
-"""`ReadAhead`: fetches a list of items in threads, delivers the results in order, within a budget.
+"""`ReadAhead`: fetches a list of items in threads within a budget, and delivers the results in order.
 
-The consumer's own thread starts fetches and takes results; worker threads only fetch. So it needs no lock,
-and a failed fetch raises where its result is taken. Nothing can wait for ever: the item that is delivered
-next is always being fetched, whatever the budget says.
+The consumer's own thread starts fetches and takes results; worker threads only fetch. So `ReadAhead` needs no
+lock, and the error of a failed fetch is raised where its result is taken. The consumer cannot wait for ever:
+the next item to deliver is always being fetched, even beyond the budget.
 
-A delivered result belongs to the caller, and is released from the budget. Leaving the context calls `close`,
-which waits for fetches in flight, also when the consumer stops early.
+A delivered result belongs to the caller and is released from the budget. Leaving the context calls `close`,
+which waits for fetches in flight, even if the consumer stops early.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class ReadAhead(Generic[Item, Result]):
-    """``fetch``: called in up to ``threads`` threads. ``size_of``: bytes of an item's result."""
+    """``fetch``: called in up to ``threads`` threads. ``size_of``: returns the bytes of an item's result."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ReadAhead(Generic[Item, Result]):
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="sortshuffle-read")
 
     def __iter__(self) -> Iterator[Result]:
-        """The results in the order of the items. Raises what the fetch of an item raised."""
+        """Yield the results in the order of the items. Raises the error that fetching an item raised."""
         self._start_fetches()
         while self._in_flight:
             future, size = self._in_flight.popleft()
@@ -54,7 +54,7 @@ class ReadAhead(Generic[Item, Result]):
             yield result
 
     def close(self) -> None:
-        """Cancel fetches that have not begun, wait for the others."""
+        """Cancel fetches that have not begun, and wait for the others."""
         self._waiting.clear()
         self._pool.shutdown(wait=True, cancel_futures=True)
         while self._in_flight:
@@ -73,7 +73,7 @@ class ReadAhead(Generic[Item, Result]):
             size = self._size_of(self._waiting[0])
             if self._in_flight and self._budget.would_exceed(size):
                 return
-            # raises if no thread can be started
+            # `submit` raises if no thread can be started, so charge after it
             future = self._pool.submit(self._fetch, self._waiting.popleft())
             self._budget.charge(size)
             self._in_flight.append((future, size))

@@ -1,18 +1,17 @@
-"""`RecordGate`: all the channels of one consumer task, where records are opaque frames or pickled chunks.
+"""`RecordGate`: delivers the records (opaque frames or pickled chunks) of all the channels of one task.
 
-Used by `ShuffleRDD` and `engine.Input`, as `InputGate` is for rows. The order is the same: (map index,
-region, position), whatever threads and memory there are.
+Used by `ShuffleRDD` and `engine.Input`, as `InputGate` is for rows. The order is (map index, region,
+position), whatever the number of threads and the memory.
 
-    every channel: frames and events .. END_OF_DATA, END_OF_PARTITION, nothing
+The stream of every channel is frames and events, then END_OF_DATA, then END_OF_PARTITION, and no more.
 
 Rules
 * A stream that ends in another way, or has no extents, is a `CorruptDataError`: its producer did not finish
   it, or some of its extents are missing from the channel.
-* Frames are handed over: as a view of the memory that was read, or in memory of their own if a frame was cut.
-  User code may keep them. Only frames that are read ahead are charged to the budget.
-* A cut frame larger than `payload.spanning.SPILL_BYTES` is assembled in a nameless temporary file; where
-  files are encrypted, in memory that no budget counts. Both are freed with the last view, or with the
-  process.
+* Frames are handed over, as views of the memory that was read, or in separate memory if a frame was cut. User
+  code may keep them. Only frames that are read ahead are charged to the budget.
+* A cut frame larger than `payload.spanning.SPILL_BYTES` is assembled in a nameless temporary file; if files
+  are encrypted, in memory that no budget counts. Either is freed with the last view, or with the process.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.fetcher import Fetcher, Items
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_NO_MEMORY = (errno.ENOSPC, errno.ENOMEM)  # of a file without a disk
+_NO_MEMORY = (errno.ENOSPC, errno.ENOMEM)  # when writing to a file in memory
 
 
 @dataclass(frozen=True, slots=True)
 class BufferOrEvent:
     """The content of one buffer: the chunks of records that end in it, or an event and no chunks.
 
-    ``map_index``: of its channel. ``chunks``: lists of objects, or `Pairs`, as they were written together; of
-    opaque frames a tuple with one frame each. They can be taken once. Each is decoded when it is taken, so
-    that large ones need not be in memory together.
+    ``map_index``: of the buffer's channel. ``chunks``: objects that were written together, as lists or
+    `Pairs`; an opaque frame is a tuple of that frame. Chunks can be taken once. Each is decoded when it is
+    taken, so that large chunks need not be in memory together.
     """
 
     map_index: int
@@ -59,14 +58,14 @@ class BufferOrEvent:
 
 
 def chunks_of(buffers: Iterable[BufferOrEvent]) -> Iterator[Any]:
-    """The chunks of all buffers. A chunk is not held here when the next is taken."""
+    """Yield the chunks of all buffers. Keeps no reference to a chunk when the next is taken."""
     return chain.from_iterable(map(attrgetter("chunks"), buffers))
 
 
 class RecordGate:
-    """Reads the channels of one subpartition. ``threads``: for reading ahead. ``spill_directory``: large
-    frames are assembled there; None for the system's temporary directory. ``off_disk``: they are assembled in
-    memory instead, because files on disk must be encrypted."""
+    """Reads the channels of one subpartition. ``threads``: the number of threads that read ahead.
+    ``spill_directory``: where large frames are assembled; None for the system's temporary directory.
+    ``off_disk``: assemble large frames in memory instead, because files on disk must be encrypted."""
 
     def __init__(
         self,
@@ -85,13 +84,13 @@ class RecordGate:
         self._fetcher = Fetcher(decoding, budget, threads, metrics)
 
     def buffers(self) -> Generator[BufferOrEvent, None, None]:
-        """Everything in every channel, including the events at the ends. Taking pickled chunks **runs the
-        code that the pickles name**.
+        """Yield everything in every channel, including the events at the end. Taking pickled chunks **runs
+        the code that the pickles name**.
 
         Raises `DataLossError` with the place, also for a stream that does not end as it must;
         `OutOfDiskError` if there is no disk space for a large frame, MemoryError if there is no memory for
-        it. Taking a chunk raises `CorruptDataError`, and errors of unpickling. Closing the generator lets go
-        of everything.
+        it. Taking a chunk raises `CorruptDataError`, and errors of unpickling. Closing the generator releases
+        everything.
         """
         with closing(self._items()) as items:
             for channel, item in items:
@@ -102,7 +101,7 @@ class RecordGate:
                     yield BufferOrEvent(channel.map_index, iter(()), item)
 
     def records(self) -> Generator[Any, None, None]:
-        """Every record of `buffers`; events are passed over."""
+        """Yield every record of `buffers`, and skip events."""
         with closing(self.buffers()) as buffers:
             yield from chain.from_iterable(chunks_of(buffers))
 
@@ -111,7 +110,7 @@ class RecordGate:
             with self._metrics.step("decode"):
                 return self._payload.records(chunk)
         except Malformed as problem:
-            # by now it is not known from which of the channel's extents it came
+            # At this point it is unknown which of the channel's extents the chunk came from
             subpartition = channel.extents[0].subpartition
             place = Place(channel.path, subpartition=subpartition, writer=channel.writer)
             raise CorruptDataError(
@@ -119,7 +118,7 @@ class RecordGate:
             ) from None
 
     def _items(self) -> Items:
-        """Of each buffer its frames, or its event. Checks how streams end."""
+        """Yield the frames, or the event, of each buffer. Checks how the streams end."""
         for channel in self._channels:
             if not channel.extents:
                 raise _Stream(channel).broken("the stream has no end: there are no extents")
@@ -131,7 +130,7 @@ class RecordGate:
                         stream.finish()
                     stream = _Stream(channel)
                 if item == []:
-                    continue  # the buffer lies within a long frame
+                    continue  # no frame ends in this buffer
                 if isinstance(item, list):
                     stream.check_data()
                 else:
@@ -142,7 +141,7 @@ class RecordGate:
 
 
 class _Stream:
-    """The state of one channel's stream: data, END_OF_DATA, END_OF_PARTITION."""
+    """Checks the order of one channel's stream: data, END_OF_DATA, END_OF_PARTITION."""
 
     def __init__(self, channel: InputChannel) -> None:
         self.channel = channel
@@ -159,7 +158,7 @@ class _Stream:
             self._ends.append(event)
 
     def finish(self) -> None:
-        """The stream ends here."""
+        """Check that the stream is complete."""
         if self._ends != [END_OF_DATA, END_OF_PARTITION]:
             raise self.broken(
                 "the stream does not end as a complete one",
@@ -168,7 +167,7 @@ class _Stream:
             )
 
     def broken(self, what: str, expected: object = None, found: object = None) -> CorruptDataError:
-        """An error at the last extent, where the end should be."""
+        """Return an error at the last extent, where the end should be."""
         channel = self.channel
         last = channel.extents[-1] if channel.extents else None
         place = Place(
@@ -182,7 +181,7 @@ class _Stream:
 
 
 def spills(directory: str | None, off_disk: bool) -> Callable[[], RecordSpill]:
-    """Makes the places where large records are assembled: files in ``directory``, or memory."""
+    """Return what makes the spills for large records: files in ``directory``, or memory."""
     return MemorySpill if off_disk else partial(RecordSpill, directory)
 
 
@@ -200,11 +199,11 @@ class RecordSpill:
             self._append(data)
 
     def view(self) -> memoryview:
-        """All of it, mapped: memory of the page cache, not of this process."""
+        """Return the record, mapped: memory of the page cache, not of this process."""
         return memoryview(calls.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def close(self) -> None:
-        """A view stays readable."""
+        """Close the file. Views stay readable."""
         self._file.close()
 
     def _append(self, data: memoryview) -> None:
@@ -213,7 +212,7 @@ class RecordSpill:
 
 
 class MemorySpill(RecordSpill):
-    """The same in memory, which grows with the record, and which no budget counts."""
+    """A spill in memory, which grows with the record and is not counted by any budget."""
 
     def __init__(self) -> None:
         self._file = io.FileIO(calls.memfd_create("sortshuffle-record", os.MFD_CLOEXEC), "r+b")

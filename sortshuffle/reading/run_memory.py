@@ -1,8 +1,8 @@
-"""The memory that a run takes in a merge, estimated so that the merge of many runs keeps within its budget.
+"""Estimates the memory that a run takes in a merge, so that the merge of many runs keeps within its budget.
 
-The estimate is made from the run's index entries, before anything is read. The buffers of a run have about
-the same size; only the last may be shorter. Only rows much larger than others of the same run can take more
-than this estimate.
+The estimate uses the run's index entries, before any data is read. It assumes that the buffers of a run have
+about the same size, and that only the last may be smaller. A run can take more than the estimate only if some
+of its rows are much larger than the others.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.reading.merge import SORT_BYTES_PER_ROW, WINDOW_ROWS
 from sortshuffle.storage.files.extents import Extent
 
-MOST_OPEN_FILES = 256  # streamed at a time; many systems allow a process 1024
-LEAST_PART = 16 * KIB  # of a streamed extent: a smaller read costs as much
+MOST_OPEN_FILES = 256  # files streamed at a time; many systems allow a process 1024
+LEAST_PART = 16 * KIB  # least part of a streamed extent: a smaller read costs as much
 MOST_PART = 4 * MIB  # larger reads are not faster
-# Python's and Arrow's objects of a run in a merge, which no budget counts. Resident memory of 20,000 runs of
-# three rows: 7.2 KB with 2 columns, 10.6 KB with 6, 24 KB with 21
+# Python's and Arrow's objects of a run in a merge, which no budget counts. Resident memory of each of 20,000
+# runs of three rows: 7.2 KB with 2 columns, 10.6 KB with 6, 24 KB with 21
 RUN_BYTES = 6 * KIB
 COLUMN_BYTES = KIB
-SKEW = 1.25  # largest buffer of a run / average without the last: rows differ, also after compression
+SKEW = 1.25  # largest buffer of a run / average without the last: rows differ in size, even after compression
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class RunSize:
     @staticmethod
     def of(extents: Iterable[Extent]) -> RunSize:
         size = RunSize()
-        for each in extents:
-            size += RunSize(each.bytes, each.raw_bytes, each.records, each.buffers)
+        for extent in extents:
+            size += RunSize(extent.bytes, extent.raw_bytes, extent.records, extent.buffers)
         return size
 
     def __add__(self, other: RunSize) -> RunSize:
@@ -53,24 +53,24 @@ class RunSize:
         )
 
     def in_largest_buffer(self, amount: int) -> int:
-        """The estimated share of the largest buffer, where the whole run has ``amount``."""
+        """Estimate the largest buffer's share of ``amount``, a total of the whole run."""
         return min(amount, ceil(SKEW * amount / max(1, self.buffers - 1)))
 
     @property
     def least_part(self) -> int:
-        """The size of a part into which the largest buffer fits: a smaller part might only show how large its
-        first buffer is."""
+        """Bytes of a part that holds the largest buffer: a smaller part may show only its first buffer's
+        size."""
         return min(self.stored, max(LEAST_PART, self.in_largest_buffer(self.stored)))
 
     def part(self, spare: int) -> int:
-        """The size of its parts while it is streamed, with ``spare`` bytes beyond its demands."""
+        """Return the size of parts for streaming the run, with ``spare`` bytes beyond its demands."""
         return max(self.least_part, min(MOST_PART, self.least_part + spare))
 
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """The bytes that runs of one schema take in a merge. ``key_bytes``: of a row's rank columns; ``fixed``:
-    of any run."""
+    """The bytes that runs of one schema take in a merge. ``key_bytes``: for the rank columns of a row.
+    ``fixed``: for any run."""
 
     key_bytes: int
     fixed: int
@@ -81,24 +81,24 @@ class Demands:
         return Demands(key_bytes, RUN_BYTES + COLUMN_BYTES * len(schema))
 
     def held(self, size: RunSize) -> int:
-        """A run that is read whole."""
+        """Return the bytes that a held run takes."""
         return size.stored + size.raw + self._merging(size)
 
     def streamed(self, size: RunSize, ahead: int = 0, parts: int = 1) -> int:
-        """A run that is read in parts. In memory are ``parts`` of these, the batch that is decoded, and the
-        rest of the batch before. ``ahead``: bytes that its reader may hold beyond the part. If it is not 0,
-        the reader also keeps the buffer that the end of a part cuts."""
-        # The stored parts. A run of a single part has that, and its encrypted copy if it is encrypted
+        """Return the bytes that a streamed run takes: ``parts`` of its parts, the batch being decoded, and
+        the rest of the previous batch. ``ahead``: bytes that the run's reader may hold beyond the part; if
+        not 0, the reader also keeps a buffer that was cut by the end of a part."""
+        # The stored parts. A run of one part takes that part, and its encrypted copy if there is one
         stored = min(max(1, parts - 1) * size.stored, parts * size.least_part)
         if ahead:
             stored += min(size.stored, ahead + size.in_largest_buffer(size.stored))
-        # less than half a window of the batch before
+        # The rest of the previous batch is less than half a window
         rows = min(WINDOW_ROWS // 2, size.in_largest_buffer(size.records))
         left = rows * (_row(size) + self.key_bytes)
         return stored + size.in_largest_buffer(size.raw) + left + self._merging(size)
 
     def _merging(self, size: RunSize) -> int:
-        """The keys of a batch, and the run's share of a step: rows joined, and the same rows sorted."""
+        """Return the bytes of a batch's keys and of the run's share of a step: rows joined, and sorted."""
         batch = size.in_largest_buffer(size.records)
         window = min(size.records, WINDOW_ROWS * 3 // 2, batch * 3 // 2)
         return self.fixed + batch * self.key_bytes + window * (2 * _row(size) + SORT_BYTES_PER_ROW)

@@ -1,33 +1,32 @@
 """`ReadScheduler`: reads one result partition for all of its consumers in this process, in file order.
 
-The door that uses it is the shuffle service: one long-lived process per host, with dozens of consumers of
-each map output at the same time. Left to themselves they would read small pieces from all over the file. (A
-task knows all that it will read, has a process of its own, and uses `InputGate`.)
+Used by the shuffle service: one long-lived process per host, with dozens of consumers of each map output at
+the same time. Separately, these would read small pieces from all over the file. (A task knows everything that
+it will read, has a separate process, and uses `InputGate`.)
 
-    create_reader -> idle --(a reader may have more)--> one run on the shared threads:
-                      ^                                   one batch of segments from the pool, all or nothing;
-                      |                                   readers in order of their next offset;
-                      +-------(nobody may)--------------- neighbours in one positioned read, slices to each
+    idle --a reader may have more--> a run on the shared threads --no reader may have more--> idle
+
+A run takes one batch of segments from the pool, all or nothing. It serves the readers in the order of their
+next offset. Neighbours share one positioned read, and each gets slices of the segments.
 
 Rules
-* At most one run of a partition at a time, one batch per run: the queue of the threads is what makes
-  partitions take turns.
+* A partition has at most one run at a time, with one batch: partitions take turns in the threads' queue.
 * A *pass* serves each reader once, in ascending file order (`Sweep`). A run makes passes until its batch is
   used up, and leaves the rest of a pass to the next run. So offsets go back only between passes.
-* What is next in the file for several readers is read with one call, and bytes that several read (a broadcast
-  region) once: a segment then belongs to several readers, by reference-counted slices.
-* A reader is never given more than its share and a tail (`ReadShares`), nor more than its consumer has credit
+* Adjacent bytes for several readers are read with one call. Bytes that several readers want (a broadcast
+  region) are read once: their segments then belong to several readers, by reference-counted slices.
+* A reader never gets more than its share and a tail (`ReadShares`), nor more than its consumer has credit
   for.
-* A failed read fails the readers whose bytes these are (`BatchReader`); a failed request for segments, or
-  `close`, fails all that have something left to read.
-* The files are opened for the first reader and closed when the last has had its last byte, failed or left.
-  They are opened under a lock of their own, so that only who opens a view waits for a disk.
+* A failed read fails the readers whose bytes are affected (`BatchReader`). A failed request for segments, or
+  `close`, fails all readers that have something left to read.
+* The files are opened for the first reader, and closed when no reader has anything left to read. They are
+  opened under a separate lock, so that only callers that create a reader wait for a disk.
 
-Ownership: the run owns its batch and gives back what it did not fill; a delivered slice is its reader's. When
-slices come to an end the segment returns to the pool by itself (`ReadShares.recycle`).
+Ownership: a run owns its batch and returns the unused segments; a reader owns the slices delivered to it.
+When all slices of a segment have been recycled, the segment returns to the pool (`ReadShares.recycle`).
 
-Lock order: the opening lock, then the scheduler's, then the pool's. Readers are called, futures completed and
-runs submitted under no lock, and none but the opening lock is held while a file is read.
+Lock order: the opening lock, then the scheduler's lock, then the pool's. No lock is held while readers are
+called, futures completed or runs submitted. Only the opening lock is held while a file is read.
 """
 
 from __future__ import annotations
@@ -58,20 +57,20 @@ from sortshuffle.storage.files.ranges import (
 )
 from sortshuffle.storage.files.reader import read_index
 
-BUFFER_TIMEOUT = 300.0  # seconds in which nobody got or gave back a segment; the ancestor's
-THREADS_PER_CORE = 4  # they wait for disks more than they compute
+BUFFER_TIMEOUT = 300.0  # seconds in which no segment was taken from the pool or returned; Flink's figure
+THREADS_PER_CORE = 4  # more than one, because threads wait for disks more than they compute
 
 
 def sweep_threads(pool: ReadBufferPool) -> int:
-    """How many threads are worth having for all partitions that read into this pool."""
+    """Return a suitable number of threads for all partitions that read into this pool."""
     return max(1, min(pool.max_concurrent_requests, THREADS_PER_CORE * (os.cpu_count() or 1)))
 
 
 class ReadScheduler:
     """Reads for the consumers of one result partition. ``file_id``: the id that both files must have.
 
-    ``threads``: shared by all partitions (see `sweep_threads`). ``timeout``: seconds, on ``clock``, which
-    must be the pool's own. ``batches``: what reads, and counts what was read.
+    ``threads``: shared by all partitions (see `sweep_threads`). ``timeout``: seconds without progress of the
+    pool after which a run fails. ``clock``: must be the pool's clock. ``batches``: reads, and counts reads.
     """
 
     def __init__(
@@ -93,15 +92,15 @@ class ReadScheduler:
         self._opening = threading.Lock()
         self._lock = threading.Lock()
         self._data: SweptFile | None = None  # open while there is something to read
-        self._creating = 0  # readers that are being made: the files stay open for them
+        self._creating = 0  # number of readers being created: the files stay open for them
         self._sweep = Sweep()
         self._shares = ReadShares(pool)
         self.batches = BatchReader(self._sweep, self._shares, self._lock)
         self._running = False
         self._cause: BaseException | None = None
         self._closed: Future[None] = Future()
-        self._closed.set_running_or_notify_cancel()  # whoever waits for it cannot cancel it
-        self._told = False
+        self._closed.set_running_or_notify_cancel()  # so that a waiting thread cannot cancel it
+        self._close_reported = False
 
     @property
     def is_idle(self) -> bool:
@@ -115,12 +114,12 @@ class ReadScheduler:
 
     @property
     def passes(self) -> int:
-        """Passes begun so far: the offsets of its reads have gone back fewer times than that."""
+        """Number of passes begun so far. The offsets of reads have gone back fewer times than that."""
         return self._sweep.passes
 
     @property
     def readers(self) -> int:
-        """Readers that have something left to read."""
+        """Number of readers that have something left to read."""
         return len(self._sweep.readers)
 
     def create_reader(
@@ -130,15 +129,15 @@ class ReadScheduler:
         part: RangePart = EVERYTHING,
         credits: int | None = None,
     ) -> SubpartitionReader:
-        """A view of (a part of) these subpartitions; reading for it begins at once. The caller releases it.
-        ``credits``: segments that its consumer has room for (`SubpartitionReader.grant`), None: any number.
+        """Create a reader of (a part of) these subpartitions, and begin to read for it. The caller releases
+        it. ``credits``: the consumer's room, in segments (`SubpartitionReader.grant`); None: any number.
 
-        Raises `MissingDataError` or `CorruptDataError` if the files are not what they must be, `UsageError`
-        for what is not there, and after `close` its cause.
+        Raises `MissingDataError` or `CorruptDataError` if the files are missing or damaged, `UsageError` for
+        subpartitions or parts that do not exist, and after `close` the cause passed to it.
         """
         self._begin_creating()
         try:
-            data = self._opened()
+            data = self._open_files()
             cursor = self._cursor(data.index, subpartitions, part)
             compressed = data.index.header.codec is not Codec.NONE
             reader = SubpartitionReader(
@@ -156,8 +155,8 @@ class ReadScheduler:
         return reader
 
     def close(self, cause: BaseException) -> Future[None]:
-        """Fail all readers with ``cause`` and take no new ones; what was read to its end may still be polled.
-        The future is done when the run has let go of the files. May be called again, from any thread."""
+        """Fail all readers with ``cause`` and create no new ones. Readers with everything queued may still be
+        polled. The future is done when the files are closed. May be called again, in any thread."""
         with self._lock:
             if self._cause is None:
                 self._cause = cause
@@ -166,11 +165,11 @@ class ReadScheduler:
         return self._closed
 
     def memory_returned(self, reader: SubpartitionReader) -> None:
-        """Its consumer gave memory back, or has more credit: there may be something to read."""
+        """Read for ``reader`` if possible: its consumer has recycled memory, or has more credit."""
         self._go_on(reader)
 
     def leave(self, reader: SubpartitionReader) -> None:
-        """The reader takes nothing any more."""
+        """Stop reading for ``reader``."""
         with self._lock:
             self._sweep.remove(reader)
         self._go_on()
@@ -198,8 +197,8 @@ class ReadScheduler:
             place = Place(self.file.index_path, offset=problem.offset, writer=str(index.writer))
             raise CorruptDataError(place, problem.what) from None
 
-    def _opened(self) -> SweptFile:
-        """The files, opened if they are not; for whoever is making a reader."""
+    def _open_files(self) -> SweptFile:
+        """Return the files, opened if necessary. The caller must be creating a reader."""
         with self._opening:
             if self._data is None:
                 data = SweptFile(self.file, read_index(self.file, self.file_id))
@@ -212,8 +211,8 @@ class ReadScheduler:
                     self._data = data
             return self._data
 
-    def _let_go(self) -> None:
-        """Close the files if nobody needs them. Under the lock."""
+    def _close_if_unneeded(self) -> None:
+        """Close the files if they are not needed. Call with the lock held."""
         if self._data is None or self._is_needed:
             return
         self._data.close()
@@ -225,17 +224,17 @@ class ReadScheduler:
         return bool(self._running or self._creating or self._sweep.readers)
 
     def _go_on(self, changed: SubpartitionReader | None = None) -> None:
-        """Start a run if one is due; if nobody reads any more, let go of the files and say so. ``changed``:
-        as in `Sweep.is_due`."""
+        """Start a run if one is due. Close the files if they are not needed, and after `close` complete its
+        future then. ``changed``: as in `Sweep.is_due`."""
         if self._running and self._cause is None:
-            return  # the run looks at everything when it ends
+            return  # the run calls this for all readers when it ends
         with self._lock:
             start = not self._running and self._cause is None and self._is_due(changed)
             self._running |= start
-            self._let_go()
-            tell = self._cause is not None and not (self._is_needed or self._told)
-            self._told |= tell
-        if tell:
+            self._close_if_unneeded()
+            report_close = self._cause is not None and not (self._is_needed or self._close_reported)
+            self._close_reported |= report_close
+        if report_close:
             self._closed.set_result(None)
         if start:
             self._start()
@@ -253,7 +252,7 @@ class ReadScheduler:
         try:
             segments = self._request_batch()
             if segments:
-                assert self._data is not None  # nobody closes it while a run is on
+                assert self._data is not None  # it stays open during a run
                 self.batches.fill(segments, self._data)
         except BaseException as error:
             self._finish(error)
@@ -274,7 +273,7 @@ class ReadScheduler:
             fail_reader(reader, cause)
 
     def _request_batch(self) -> list[MemorySegment]:
-        """One batch; nothing if nobody waits for it any more. Raises `BufferTimeoutError`."""
+        """Return a batch, or nothing if no reader is left to wait. Raises `BufferTimeoutError`."""
         started = self._clock()
 
         def still_wanted() -> bool:

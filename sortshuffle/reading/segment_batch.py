@@ -1,6 +1,6 @@
-"""`SegmentBatch`: the segments of one scheduled run, used as one piece of memory, from the front.
+"""`SegmentBatch`: the segments of one scheduled run, used like one piece of memory, from the front.
 
-Used by `BatchReader` and its `Sweep`. They reserve places in the batch; each reader gets slices of the
+Used by `BatchReader` and its `Sweep`, which reserve places in the batch. Each reader gets slices of the
 segments that its place covers.
 """
 
@@ -13,9 +13,9 @@ from sortshuffle.memory.segment import MemorySegment
 
 
 class SegmentBatch:
-    """Holds one reference to each segment until `release`; slices hold their own.
+    """Holds one reference to each segment until `release`; each slice holds another reference.
 
-    ``end``: bytes in all. ``used``: bytes that are reserved; the sweep moves it.
+    ``end``: bytes in all. ``used``: bytes reserved so far; the sweep sets it.
     """
 
     def __init__(self, segments: Sequence[MemorySegment], recycler: Recycler) -> None:
@@ -25,22 +25,22 @@ class SegmentBatch:
         self.used = 0
 
     def views(self, start: int, size: int) -> list[memoryview]:
-        """The memory of these bytes, to be filled."""
+        """Return the memory of these bytes, for filling it."""
         return [self.buffers[n].segment.view[a:b] for n, a, b in self._parts(start, size)]
 
     def slices(self, start: int, size: int) -> list[Buffer]:
-        """The same as buffers, one per segment. The caller recycles them."""
+        """Return these bytes as buffers, one per segment. The caller recycles them."""
         return [self.buffers[n].slice(a, b) for n, a, b in self._parts(start, size)]
 
     def place_for(self, size: int) -> int:
-        """Where the next ``size`` bytes begin: behind the last ones, or in a new segment if they would cover
-        more segments than their size needs."""
+        """Return where to place the next ``size`` bytes: after the last place, or in a new segment if they
+        would otherwise cover more segments than necessary."""
         within = self.used % self.segment_bytes
         needed = -(-size // self.segment_bytes) * self.segment_bytes
         return self.used if within + size <= needed else self.used - within + self.segment_bytes
 
     def release(self) -> None:
-        """Give up the batch's own references: segments without slices go back to the pool."""
+        """Give up the batch's references, so that segments without slices return to the pool."""
         for buffer in self.buffers:
             buffer.recycle()
 

@@ -1,14 +1,14 @@
 """Sorted runs that a merge writes to disk, and reads back once.
 
-All runs of one pass go into one partitioned file with one subpartition. Each run is some consecutive regions.
-So any number of runs takes one descriptor.
+All runs of one pass go into one partitioned file with one subpartition. A run is some consecutive regions. So
+any number of runs takes one descriptor.
 
-    writing --write_run--> writing --finish--> read, run by run --last run closed--> gone
-      a call that fails, or leaving the context: gone
+    writing --finish--> reading, run by run --the last run is closed--> deleted
+    writing --a call that fails, or leaving the context--> deleted
 
-The file never outlives its process. While it is written it is a ``.partial`` that its writer locks: the
-janitor removes that of a killed task. `finish()` opens it for reading and deletes both names, so that the
-system frees it with the descriptor, however the process ends.
+The file never outlives its process. While it is written, it is a ``.partial`` file that its writer locks; the
+janitor removes the file of a killed task. `finish()` opens the file for reading and deletes both names, so
+that the system frees it with the descriptor, however the process ends.
 
 Memory is charged to the budget: while writing, about `HELD_REGIONS` regions of rows.
 """
@@ -39,35 +39,35 @@ from sortshuffle.storage.writer import PartitionedFileWriter
 from sortshuffle.writing.row_slices import sliced
 
 NewFile: TypeAlias = Callable[[FileHeader], PartitionedFileWriter]
-"""Makes the file of a pass, under a name of its own, in a directory that has room."""
+"""Makes the file of a pass, under a unique name, in a directory that has room."""
 
 HELD_REGIONS = 3  # a region's rows, their joined copy, and their messages
-SLICE_WORTH_A_COPY = 2  # rows that keep more than so many times their own memory alive are copied
-# Messages of a spilled run that fit the budget. With smaller messages more runs are merged at a time, at more
-# cost per row. 2,000 runs of 2,000 rows in 16 MiB, runs at a time and ns a row in all: 64: 15, 600; 256: 25,
-# 650; 512: 46, 1080; 1024: 85, 1120, a pass less. 1,000 of 1,000 in 2 MiB: 64: 6, 1850, but two passes more
-# than 256: 19, 2680
+SLICE_WORTH_A_COPY = 2  # rows are copied if they keep more than this many times their bytes alive
+# Messages of a spilled run that fit the budget. If they are smaller, more runs are merged at a time, at a
+# higher cost per row. 2,000 runs of 2,000 rows in 16 MiB, runs at a time and ns a row in all: 64: 15, 600;
+# 256: 25, 650; 512: 46, 1080; 1024: 85, 1120, one pass less. 1,000 runs of 1,000 rows in 2 MiB: 64: 6,
+# 1850, but two passes more than 256: 19, 2680
 SPILL_BUFFERS = 256
-LEAST_SPILL_BUFFER, MOST_SPILL_BUFFER = 4 * KIB, 256 * KIB  # below, Arrow's metadata of a message shows
-SPILL_REGIONS = 16  # regions of a spilled run that fit the budget: `HELD_REGIONS` of these are for writing
+LEAST_SPILL_BUFFER, MOST_SPILL_BUFFER = 4 * KIB, 256 * KIB  # Arrow's metadata is large in small messages
+SPILL_REGIONS = 16  # number of regions that fit the budget: `HELD_REGIONS` of these are for writing
 
 
 @dataclass(frozen=True, slots=True)
 class SpillSize:
-    """``buffer``: bytes of the largest message; ``region``: bytes of rows for one write."""
+    """``buffer``: bytes of the largest message. ``region``: bytes of rows for one write."""
 
     buffer: int
     region: int
 
     @staticmethod
     def within(memory: int) -> SpillSize:
-        """For runs that are written, and later merged, within ``memory`` bytes."""
+        """Choose the sizes for runs that are written, and later merged, within ``memory`` bytes."""
         buffer = min(MOST_SPILL_BUFFER, max(LEAST_SPILL_BUFFER, memory // SPILL_BUFFERS))
         return SpillSize(buffer, max(1, memory // SPILL_REGIONS))
 
 
 def spill_header(payload: ArrowPayload) -> FileHeader:
-    """The header of a file of runs."""
+    """Return the header of a new file of runs."""
     return FileHeader(
         file_id=secrets.token_bytes(16),
         subpartitions=1,
@@ -78,7 +78,7 @@ def spill_header(payload: ArrowPayload) -> FileHeader:
 
 
 class SpillWriter:
-    """Writes the runs of one pass. Owns the writer; leaving the context without `finish()` deletes it."""
+    """Writes the runs of one pass. Owns the writer; leaving without `finish()` deletes the file."""
 
     def __init__(
         self,
@@ -95,10 +95,10 @@ class SpillWriter:
         self._metrics = metrics
         self._rows: list[pa.RecordBatch] = []
         self._held = 0
-        self._ends: list[int] = []  # for each run the number of regions when it ended
+        self._ends: list[int] = []  # for each run, the number of regions in the file when the run ended
 
     def write_run(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Append a run. The batches are in key order, and have rows."""
+        """Append a run. The batches must be in key order and have rows."""
         for batch in batches:
             with self._metrics.step("merge"):
                 self._hold(batch)
@@ -109,7 +109,7 @@ class SpillWriter:
         self._ends.append(self._writer.regions)
 
     def finish(self) -> list[SpilledRun]:
-        """The runs, in the order in which they were written. The caller closes each."""
+        """Complete the file. Returns its runs in the order of writing; the caller closes each."""
         with self._metrics.step("merge"):
             file_id = self._writer.header.file_id
             file = self._writer.finish(Writer(), self._payload.schema.serialize().to_pybytes())
@@ -117,7 +117,7 @@ class SpillWriter:
                 extents = extents_of(read_index(file, file_id), 0)
                 reader = PartitionedFileReader(file, file_id, "this task's own merge", key=self._writer.key)
             finally:
-                # A file that cannot be deleted can still be read; the janitor removes it later.
+                # A file that cannot be deleted can still be read; the janitor removes it later
                 with suppress(OSError):
                     file.delete()
         self._metrics.add(bytes_spilled=self._writer.data_bytes)
@@ -154,7 +154,7 @@ class SpillWriter:
         working = (HELD_REGIONS - 1) * self._held
         self._budget.charge(working)
         try:
-            seconds = TaskMetrics().seconds  # not counted: all of it is time of the merge
+            seconds = TaskMetrics().seconds  # dropped, because the whole time counts as merging
             pieces = sliced(rows, self._size.buffer, attrgetter("nbytes"))
             buffers = [self._payload.encode(piece, seconds) for piece in pieces]
             self._writer.start_region()
@@ -167,7 +167,7 @@ class SpillWriter:
 
 
 class SpillFile:
-    """The nameless file of a pass. It is closed, and so freed, with the last of its ``runs``."""
+    """The nameless file of a pass. It is closed, and so freed, when the last of its ``runs`` is closed."""
 
     def __init__(self, reader: PartitionedFileReader, runs: int) -> None:
         self.reader = reader
@@ -184,7 +184,7 @@ class SpillFile:
 
 
 class SpilledRun:
-    """One run of a pass. It can be read once. The caller closes it; `close` may be called again."""
+    """One run of a pass, which can be read once. The caller closes it; `close` may be called again."""
 
     __slots__ = ("_file", "extents")
 
@@ -195,7 +195,7 @@ class SpilledRun:
     def stream(
         self, payload: ArrowPayload, part_bytes: int, budget: MemoryBudget, metrics: TaskMetrics
     ) -> Batches:
-        """Its batches. Holds one, and about ``part_bytes`` of an extent, charged. Closes the run."""
+        """Yield the batches. Holds one, and charges about ``part_bytes`` of an extent. Closes the run."""
         seconds = TaskMetrics().seconds
         try:
             assert self._file is not None

@@ -1,7 +1,7 @@
 """`StoredInputChannel`: the `InputChannel` to a map output on storage that every host sees.
 
-In a directory that all hosts have mounted, its files are opened like local ones, without a copy. In a store,
-all extents of a fetch are requested at once (`storage.stored.stored_reader`).
+In a directory that all hosts have mounted, the files are opened like local files, without a copy. From a
+store, all extents of a fetch are requested at once (`storage.stored.stored_reader`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from sortshuffle.storage.files.reader import PartitionedFileReader
 from sortshuffle.storage.files.urls import mounted, retry
 from sortshuffle.storage.stored.stored_reader import StoredFileReader
 
-# Fetches of one consumer at a time. Each waits 10 to 100 ms for a store, without using a processor. 16 of 8
-# MiB are as much as a connection of 10 Gbit/s carries in 100 ms.
+# Concurrent fetches of one consumer. Each waits 10 to 100 ms for a store, without using a processor. 16
+# fetches of 8 MiB are as much as a connection of 10 Gbit/s carries in 100 ms
 CONCURRENT_FETCHES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class StoredInputChannel:
-    """``file``: its base is a URL. ``file_id``: of the data file. ``writer``: who wrote it, for errors.
-    ``key``: decrypts it."""
+    """The `InputChannel` to a map output whose ``file`` has a URL as its base. ``file_id``: the expected id
+    of the data file. ``key``: decrypts the file."""
 
     file: PartitionedFile
     file_id: bytes
@@ -45,7 +45,7 @@ class StoredInputChannel:
     def held_parts(self) -> int:
         if mounted(self.file) is not None:
             return 1
-        # one in use, the next, and the encrypted bytes of the next
+        # The part in use, the next part, and the encrypted bytes of the next part
         return 2 if self.key is None else 3
 
     def open(self, extents: Sequence[Extent]) -> ExtentReader:

@@ -1,17 +1,17 @@
-"""`StreamsAhead`: the items of the runs of a merge, while threads fetch the next part of each run.
+"""`StreamsAhead`: streams the items of a merge's runs, while threads fetch the next part of each run.
 
-Used for runs in a store, where a fetch is mostly waiting, about 30 ms. A merge of ninety runs uses a part of
-one run, then of another; the next parts of the other 89 come meanwhile.
+Used for runs in a store, where a fetch takes about 30 ms, mostly waiting. A merge of ninety runs uses a part
+of one run, then of another, while the next parts of the other 89 arrive.
 
     consumer's thread       decodes part n, charges, counts
     threads of the merge    fetch, verify and decrypt part n+1
 
 Rules
 * One thread at a time uses a reader, except for `give_up`. A failed fetch raises where its part is taken.
-* If a stream is closed while a part of it is under way, its merge was abandoned. Then all streams of the
-  merge are given up, and each waits only for the request that is under way.
-* The reader of a merge closes it. The garbage collector must not: it may run in one of these threads, which
-  would then wait for itself.
+* If a stream is closed while a part of it is being fetched, its merge was abandoned. Then all streams of the
+  merge are given up, and each waits only for the request in progress.
+* The consumer of a merge must close it. The garbage collector must not: it may run in one of these threads,
+  which would then wait for itself.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class StreamsAhead:
         self._streams: list[StreamAhead] = []
 
     def stream(self, fetch: Fetch, part_bytes: int) -> StreamAhead:
-        """The items of `Fetch.stream`. The fetch of the first part begins at once. Raises RuntimeError where
-        no thread can be started."""
+        """Open a stream of the same items as `Fetch.stream`, and begin to fetch its first part. Raises
+        RuntimeError if no thread can be started."""
         stream = StreamAhead(fetch, part_bytes, self)
         self._streams.append(stream)  # before a thread reads: `give_up` must reach it
         stream.start()
         return stream
 
     def give_up(self) -> None:
-        """Cancel fetches that have not begun. Requests that are under way are not repeated."""
-        for stream in self._streams:  # all of them first, before a free thread begins another
+        """Cancel fetches that have not begun. Requests in progress are not repeated."""
+        for stream in self._streams:  # cancel all fetches first, before an idle thread begins another
             stream.cancel()
         for stream in self._streams:
             stream.give_up()
@@ -70,8 +70,8 @@ class StreamsAhead:
 
 
 class StreamAhead(SortedRun):
-    """Made, and owned, by `StreamsAhead.stream`. Owns its reader. `close` may be called again. Raises
-    `DataLossError`."""
+    """One run's stream, made by `StreamsAhead.stream` and owned by the `StreamsAhead`. Owns its reader.
+    `close` may be called again. Raises `DataLossError`."""
 
     def __init__(self, fetch: Fetch, part_bytes: int, streams: StreamsAhead) -> None:
         self._streams = streams
@@ -91,15 +91,15 @@ class StreamAhead(SortedRun):
         return self._items
 
     def cancel(self) -> None:
-        """Cancel the fetch of a part that has not begun."""
+        """Cancel the fetch of the next part, if it has not begun."""
         self._parts.cancel()
 
     def give_up(self) -> None:
-        """Do not repeat a request that is under way."""
+        """Do not repeat a request in progress."""
         self._reader.give_up()
 
     def close(self) -> None:
-        """Waits for a request that is under way."""
+        """Close the stream. Waits for a request in progress."""
         with closing(self._reader), closing(self._parts):
             try:
                 self._items.close()
@@ -109,8 +109,8 @@ class StreamAhead(SortedRun):
 
 
 class _PartsAhead(Iterator[ExtentPart]):
-    """``parts``: all parts of ``extents``; owned. ``copies``: how many copies of a part are in memory from
-    its fetch until its use; these are charged."""
+    """Iterates over the ``parts`` of ``extents``, fetching each ahead of its use. Owns ``parts``. ``copies``:
+    the number of copies of a part in memory between its fetch and its use, which are charged."""
 
     def __init__(
         self,
@@ -140,8 +140,8 @@ class _PartsAhead(Iterator[ExtentPart]):
         self._streams.budget.charge(size)
         self._charged = size
         self._next = Future()
-        # With a future of its own: if no other thread can be started, `submit` raises, and yet a thread of
-        # the pool may fetch the part. `close` waits for this future.
+        # Not the future of `submit`: if no other thread can be started, `submit` raises, and yet a thread of
+        # the pool may fetch the part. `close` waits for this future
         self._streams.pool.submit(_fetch, [(self._parts, self._next)])
 
     def __next__(self) -> ExtentPart:
@@ -150,7 +150,7 @@ class _PartsAhead(Iterator[ExtentPart]):
         try:
             part = self._next.result()
         finally:
-            if self._next.done():  # else the wait was interrupted, and the thread is still in the reader
+            if self._next.done():  # else the wait was interrupted, and a thread still uses the reader
                 self._forget()
         self._left -= part.bytes
         self.start()
@@ -173,9 +173,9 @@ class _PartsAhead(Iterator[ExtentPart]):
 
 
 def _fetch(wanted: list[tuple[Iterator[ExtentPart], Future[ExtentPart]]]) -> None:
-    """Take the only element out of ``wanted``, and fetch the part. An error's traceback has this frame and
-    those of its callers. If the future were in one of these, the error would hold the future, and so the
-    part, until the garbage collector runs."""
+    """Take the only element out of ``wanted``, and fetch the part. The traceback of an error refers to this
+    frame and its callers' frames. If one of these referred to the future, the error would keep the future,
+    and so the part, alive until the garbage collector runs."""
     parts, future = wanted.pop()
     if not future.set_running_or_notify_cancel():
         return

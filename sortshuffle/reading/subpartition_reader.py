@@ -1,28 +1,28 @@
 """`SubpartitionReader`: the queue between the sweep that reads for a consumer and the connection that sends.
 
-The shuffle service uses it: a long-lived process with many consumers of each map output. A channel of a
+Used by the shuffle service, a long-lived process with many consumers of each map output. A channel of a
 connection has one reader, polls it when it has credit, sends a `Delivery` in one write, and recycles it.
 
-**Extent bytes, not buffers.** A delivery is the extents' own bytes, cut only where a segment of memory ends.
-The ancestor walks the buffers of an extent instead, and delivers them one by one. That costs Python work, a
+**Extent bytes, not buffers.** A delivery is bytes of extents as stored, cut only where a segment of memory
+ends. Flink instead walks the buffers of an extent, and delivers them one by one. That costs Python work, a
 header and a number per buffer. It trusts sizes that only the consumer verifies. And a buffer that crosses the
 end of a segment must be assembled or read twice. Raw bytes cost one step per extent and segment, however many
 buffers there are. The consumer has the index entries anyway, verifies the checksums of whole buffers, and
-finds the events between them. The price: events inside an extent travel with its data, and so cost credit.
-The one event that must not depend on credit, the end, is not in the file: the index says what is complete.
+finds the events between them. The drawback: events inside an extent travel with its data, and so cost credit.
+The end, the only event that must not depend on credit, is not in the file: the index says what is complete.
 
     open --(all bytes queued)--> complete --(polled)--> ended
     open | complete --fail--> failed            any --release--> released
 
 Rules
-* Pieces come in the order of the extents, region by region, and never cross an extent or a segment.
+* Pieces come in the order of the extents, region by region, none beyond one extent or one segment.
 * One credit is room for one segment's bytes at the consumer. The pieces of a delivery from one extent are a
-  *run*. A run is sent as one response, and costs as many credits as segments hold it. The end costs none.
-* Nothing is read without credit: slow consumers keep no memory here, and nothing is read for them in vain. (A
-  consumer without a number of credits takes anything.)
+  *run*. A run is sent as one response, and costs its size in segments, rounded up. The end costs none.
+* Nothing is read without credit: slow consumers keep no memory here, and no read for them is wasted. (A
+  consumer that sets no number of credits takes anything.)
 * ``on_available`` is called when there is something to poll after there was nothing, and when the reader
-  fails; in any thread, under no lock. It must not block. An error of it is a failure of this reader.
-* The poller recycles a delivery. `release` and `fail` recycle pieces that were not polled.
+  fails; in any thread, under no lock. It must not block. If it raises an error, this reader fails.
+* The caller of `poll` recycles the delivery. `release` and `fail` recycle pieces that were not polled.
 * ``held`` counts pieces that are queued or delivered and not recycled; each keeps at most one segment.
 
 Lock order: `_lock` is a leaf; nothing is called under it.
@@ -60,21 +60,21 @@ class ReadPiece:
 
 
 class Sweeper(Protocol):
-    """Fills readers: a `ReadScheduler`, as a reader sees it. Called under no lock."""
+    """The `ReadScheduler` as its readers see it. Called under no lock."""
 
     def memory_returned(self, reader: SubpartitionReader) -> None:
-        """The consumer recycled memory, or has more credit: there may be something to read."""
+        """Read for this reader if possible: its consumer has recycled memory, or has more credit."""
 
     def leave(self, reader: SubpartitionReader) -> None:
-        """Nothing is to be read for this reader any more."""
+        """Stop reading for this reader."""
 
 
 @dataclass(slots=True)
 class Delivery:
-    """The result of one poll. The poller calls `recycle` when it is sent.
+    """The result of one poll. The caller of `poll` calls `recycle` when the delivery has been sent.
 
-    ``credits``: the cost of these pieces. ``backlog``: the least credits for all bytes behind them.
-    ``end_of_partition``: nothing comes behind them.
+    ``credits``: the cost of the pieces. ``backlog``: the least credits that all bytes after them cost.
+    ``end_of_partition``: whether nothing comes after them.
     """
 
     reader: SubpartitionReader
@@ -85,22 +85,22 @@ class Delivery:
 
     @property
     def size(self) -> int:
-        """Bytes of all pieces."""
+        """Total bytes of the pieces."""
         return sum(piece.size for piece in self.pieces)
 
     @property
     def runs(self) -> Iterator[list[memoryview]]:
-        """The bytes, extent by extent. Not to be used after `recycle`."""
+        """The bytes, extent by extent. Must not be used after `recycle`."""
         for _, run in groupby(self.pieces, _identity):
             yield [piece.buffer.view for piece in run]
 
     @property
     def views(self) -> list[memoryview]:
-        """The bytes, for one gathered write. Not to be used after `recycle`."""
+        """The bytes, for one gathered write. Must not be used after `recycle`."""
         return [piece.buffer.view for piece in self.pieces]
 
     def recycle(self) -> None:
-        """Release the memory. May be called again, but not by two threads at once."""
+        """Release the pieces' memory. May be called again, but not by two threads at once."""
         pieces, self.pieces = self.pieces, ()
         if pieces:
             self.reader.recycle(pieces)
@@ -109,9 +109,9 @@ class Delivery:
 class SubpartitionReader:
     """One consumer's view of some subpartitions of one result partition.
 
-    ``cursor``: the sweep's position in its extents; only the sweep uses it. ``segment_bytes``: the worth of
-    one credit. ``compressed``: whether the file has a codec. ``credits``: of the consumer at the beginning;
-    None if it takes anything. Made by `ReadScheduler.create_reader`.
+    ``cursor``: the sweep's position in the extents; only the sweep uses it. ``segment_bytes``: the bytes for
+    one credit. ``compressed``: whether the file has a codec. ``credits``: the consumer's credits at the
+    beginning; None if it takes anything. Made by `ReadScheduler.create_reader`.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class SubpartitionReader:
         self._lock = threading.Lock()
         self._credits = sys.maxsize if credits is None else credits
         self._has_credits = credits is not None
-        self._left = cursor.left  # bytes that are not polled yet
+        self._left = cursor.left  # bytes not polled yet
         self._queue: deque[ReadPiece] = deque()
         self._held = 0
         self._complete = False
@@ -141,24 +141,24 @@ class SubpartitionReader:
 
     @property
     def wanted(self) -> int:
-        """Segments with credit, beyond those that are queued."""
+        """Number of segments that the consumer has credit for, beyond the queued pieces."""
         return self._credits - len(self._queue)  # a piece costs one credit at most
 
     @property
     def held(self) -> int:
-        """Pieces queued or delivered that have not been recycled."""
+        """Number of pieces that are queued or delivered and have not been recycled."""
         return self._held
 
     @property
     def cause(self) -> BaseException | None:
-        """Of its failure; None if it has not failed."""
+        """The cause of the reader's failure; None if it has not failed."""
         return self._cause
 
     def poll(self, credits: int, most: int = sys.maxsize) -> Delivery | None:
-        """Queued pieces for at most ``credits``, and the end when it is reached. The caller recycles them.
-        ``most``: bytes after which no other piece is taken.
+        """Take queued pieces for at most ``credits``, and the end if it is reached. The caller recycles the
+        delivery. ``most``: bytes after which no further piece is taken.
 
-        None if there are none: look at `cause`, or wait for ``on_available``.
+        Returns None if there is nothing to take: then check `cause`, or wait for ``on_available``.
         """
         with self._lock:
             pieces, cost = self._take(credits, most)
@@ -171,7 +171,7 @@ class SubpartitionReader:
             return Delivery(self, pieces, cost, self._in_credits(self._left), ends)
 
     def grant(self, credits: int) -> None:
-        """Set the consumer's credits: there may be more to read for it."""
+        """Set the consumer's credits, so that more may be read for it."""
         with self._lock:
             if not self._has_credits:
                 return
@@ -179,7 +179,7 @@ class SubpartitionReader:
         self._sweeper.memory_returned(self)
 
     def is_available(self, credits: int) -> bool:
-        """Whether to poll now: there is data and credit, or the end, or a failure."""
+        """Return whether to poll now: there is data and credit, or the end, or a failure or release."""
         with self._lock:
             return bool(self._queue and credits) or self._is_at_end() or self._released
 
@@ -190,7 +190,7 @@ class SubpartitionReader:
 
     def recycle(self, pieces: Sequence[ReadPiece]) -> None:
         """Release the memory of delivered pieces."""
-        with self._lock:  # first: the next user of the memory must see that this reader has room
+        with self._lock:  # before recycling: the next user of the memory must see that this reader has room
             self._held -= len(pieces)
         _recycle_all(pieces)
         self._sweeper.memory_returned(self)
@@ -202,9 +202,9 @@ class SubpartitionReader:
     # Called by the sweep
 
     def add(self, pieces: Sequence[ReadPiece], *, complete: bool) -> None:
-        """Queue pieces. ``complete``: nothing comes behind them. Takes over their references.
+        """Queue pieces, taking over their references. ``complete``: whether nothing comes after them.
 
-        Raises `StateError` if the reader was released; the memory is released then.
+        Raises `StateError` if the reader was released, after recycling the pieces.
         """
         with self._lock:
             released = self._released
@@ -220,7 +220,7 @@ class SubpartitionReader:
             self._on_available(self)
 
     def fail(self, cause: BaseException) -> None:
-        """Release queued pieces and tell the consumer why; nothing if it is released or has failed."""
+        """Release queued pieces, and notify the consumer. Does nothing after a release or failure."""
         if self._stop(cause):
             self._on_available(self)
 
@@ -237,7 +237,7 @@ class SubpartitionReader:
         return True
 
     def _take(self, credits: int, most: int) -> tuple[tuple[ReadPiece, ...], int]:
-        """Pieces out of the queue, and their cost."""
+        """Take pieces out of the queue. Returns them and their cost."""
         taken: list[ReadPiece] = []
         size = run = cost = 0
         while self._queue and size < most:
@@ -253,7 +253,7 @@ class SubpartitionReader:
         return tuple(taken), cost
 
     def _is_at_end(self) -> bool:
-        """Whether the end comes next, and was not polled yet."""
+        """Return whether the end comes next and has not been polled."""
         return self._complete and not (self._queue or self._ended or self._released)
 
     def _in_credits(self, size: int) -> int:
@@ -261,7 +261,7 @@ class SubpartitionReader:
 
 
 def _identity(piece: ReadPiece) -> int:
-    """Of the piece's extent: each extent of a view is one object."""
+    """Return the identity of the piece's extent: each extent of a view is one object."""
     return id(piece.extent)
 
 

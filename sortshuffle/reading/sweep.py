@@ -1,15 +1,15 @@
-"""`Sweep`: the order in which the readers of one file are served, and the plan of each read.
+"""`Sweep`: decides the order in which the readers of one file are served, and plans each read.
 
 It plans for a `BatchReader`, and tells the `ReadScheduler` when a read is due. It has no I/O and no lock: the
 scheduler's lock guards it.
 
 A *pass* takes every reader that has room, in ascending order of its next offset, and gives each one chunk. So
 offsets go back only between passes, and a late reader waits for the rest of one pass, not for the end of the
-file. Readers of the same speed go through the file side by side.
+file. Readers of the same speed advance through the file side by side.
 
 The chunks of neighbours in a pass become one read as long as they follow each other in the file without a
-gap, or are the same bytes. In memory each chunk has its own place, so that it covers no more segments than
-its size needs. One call fills them all (a scattered read).
+gap, or are the same bytes. In memory each distinct chunk has a separate place, so that it covers no more
+segments than its size needs. One call fills all places (a scattered read).
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        """Where in the file it ends."""
+        """The offset in the file where the chunk ends."""
         return self.offset + self.size
 
 
 @dataclass(slots=True)
 class PlannedRead:
-    """One positioned read: ``chunks`` that follow each other in the file, or are the same bytes for another
-    reader."""
+    """One positioned read: ``chunks`` that follow each other in the file, or are the same bytes for several
+    readers."""
 
     chunks: list[Chunk]
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Start and size of the places in the batch that the read fills, in order."""
+        """Start and size of each place in the batch that the read fills, in order."""
         distinct = {chunk.start: chunk.size for chunk in self.chunks}
         return list(distinct.items())
 
     def place_by_place(self) -> list[PlannedRead]:
-        """The same as reads of one place each, each with all its readers."""
+        """Divide the read into reads of one place, each with all readers of that place."""
         return [
             PlannedRead([chunk for chunk in self.chunks if chunk.start == start]) for start, _ in self.places
         ]
@@ -61,50 +61,50 @@ class PlannedRead:
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """The segments that a reader may hold at this moment. ``share``: at most. ``crowded``: the partition has
-    no room for another batch, so only readers that hold nothing get something. ``tail``: further segments
-    that a reader gets if they end its extent."""
+    """How many segments a reader may hold at this moment. ``share``: the most. ``crowded``: whether the
+    partition has no room for another batch, so that only readers that hold nothing get data. ``tail``:
+    further segments that a reader gets if they complete its extent."""
 
     share: int
     crowded: bool
     tail: int = 0
 
     def room(self, reader: SubpartitionReader) -> int:
-        """Segments that the reader may get now."""
+        """Return the number of segments that the reader may get now."""
         held = reader.held
         return 0 if self.crowded and held else max(0, min(self.share - held, reader.wanted))
 
 
 class Sweep:
-    """The readers with bytes left to read, and their pass. ``passes``: begun so far."""
+    """The readers with bytes left to read, and their pass. ``passes``: number begun so far."""
 
     def __init__(self) -> None:
         self.passes = 0
         self.readers: dict[SubpartitionReader, None] = {}  # a set that keeps their order
         self._pass: deque[SubpartitionReader] = deque()
-        self._is_short = False  # whether a reader wanted segments, and there was no memory
+        self._is_short = False  # whether a reader wanted segments but had no room under its limits
 
     def add(self, reader: SubpartitionReader) -> None:
-        """It takes part from the next pass on."""
+        """Add a reader, which takes part from the next pass on."""
         self.readers[reader] = None
 
     def remove(self, reader: SubpartitionReader) -> None:
-        """Nothing is to be read for it any more. May be called again."""
+        """Stop reading for this reader. May be called again."""
         self.readers.pop(reader, None)
         if reader in self._pass:
             self._pass.remove(reader)
 
     def is_due(self, limits: ReadLimits, changed: SubpartitionReader | None = None) -> bool:
-        """Whether any reader may get something. ``changed``: the only reader that may want more than at the
-        last call, None if that is not known. Then hundreds of others need not be asked, unless one of them
-        waits for memory."""
+        """Return whether any reader may get something. ``changed``: the only reader that may want more than
+        at the last call, None if unknown. If it is known, hundreds of other readers need not be checked,
+        unless one of them waits for memory."""
         if changed is not None and not self._is_short:
             return changed in self.readers and self._is_ready(changed, limits)
         self._is_short = False
         return any(self._is_ready(reader, limits) for reader in self.readers)
 
     def begin_pass(self, limits: ReadLimits) -> None:
-        """Begin a pass with all readers that have room, if the last one is over."""
+        """Begin a pass with all readers that have room, if the last pass is over."""
         if self._pass:
             return
         wanting = [reader for reader in self.readers if limits.room(reader)]
@@ -112,15 +112,15 @@ class Sweep:
         self.passes += bool(wanting)
 
     def plan(self, batch: SegmentBatch, limits: ReadLimits) -> PlannedRead | None:
-        """The next read of the pass, for as many readers as possible. Reserves its places in the batch. None
-        if the pass is over or the batch is full."""
-        # 1. the first reader with room
+        """Plan the next read of the pass, for as many readers as possible, and reserve its places in the
+        batch. Returns None if the pass is over or the batch is full."""
+        # 1. Find the first reader with room
         while self._pass and not limits.room(self._pass[0]):
             self._pass.popleft()
         chunk = _first_chunk(self._pass[0], limits, batch) if self._pass else None
         if chunk is None:
             return None
-        # 2. the readers behind it, while their chunks join
+        # 2. Add the readers after it, while their chunks join the read
         read = PlannedRead([])
         while chunk is not None:
             self._pass.popleft()
@@ -144,8 +144,8 @@ def _wanted(reader: SubpartitionReader, limits: ReadLimits, batch: SegmentBatch)
 
 
 def _first_chunk(reader: SubpartitionReader, limits: ReadLimits, batch: SegmentBatch) -> Chunk | None:
-    """The chunk of a reader that begins a read; None if the batch has no place for it. Only an empty batch
-    may cut it: a reader that gets less than the others falls behind them."""
+    """Return the chunk of the first reader of a read, or None if the batch has no place for it. Only an empty
+    batch may cut the chunk: a reader that gets less than the others falls behind them."""
     wanted = _wanted(reader, limits, batch)
     start = batch.place_for(wanted)
     size = min(wanted, batch.end - start)
@@ -157,7 +157,7 @@ def _first_chunk(reader: SubpartitionReader, limits: ReadLimits, batch: SegmentB
 def _joining_chunk(
     read: PlannedRead, reader: SubpartitionReader, limits: ReadLimits, batch: SegmentBatch
 ) -> Chunk | None:
-    """The chunk of the next reader in the same read; None if it needs a read of its own."""
+    """Return the next reader's chunk in the same read, or None if this reader needs a separate read."""
     wanted = _wanted(reader, limits, batch)
     if not wanted:
         return None

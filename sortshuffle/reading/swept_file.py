@@ -13,22 +13,22 @@ from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.ranges import RangeExtent
 from sortshuffle.storage.files.reader import PartitionedFileReader
 
-IOV_MAX = os.sysconf("SC_IOV_MAX")  # pieces that one scattered read takes; 1024 on Linux
+IOV_MAX = os.sysconf("SC_IOV_MAX")  # the most pieces that one scattered read takes; 1024 on Linux
 
 
 class SweptFile(PartitionedFileReader):
-    """A data file, with its index, that is read into segments. What it reads is *not* verified: the consumer
-    does that, who has the whole buffers."""
+    """A data file, with its index, that is read into segments. The bytes are *not* verified here: the
+    consumer verifies them, because it has whole buffers."""
 
     def __init__(self, file: PartitionedFile, index: Index) -> None:
         super().__init__(file, index.header.file_id, str(index.writer))
         self.index = index
 
     def read_into(self, views: Sequence[memoryview], offset: int, extent: RangeExtent) -> None:
-        """Fill ``views`` from ``offset`` of the file on. ``extent``: what lies there, for errors.
+        """Fill ``views`` with the file's bytes from ``offset`` on. ``extent``: the extent there, for errors.
 
-        Raises `CorruptDataError` if the file ends before that or cannot be read; OSError if the system has no
-        memory for it, which says nothing of the file.
+        Raises `CorruptDataError` if the file ends too early or cannot be read; OSError if the system has no
+        memory for the read, which does not mean that the file is damaged.
         """
         left, at = list(views), offset
         while left:
@@ -45,7 +45,7 @@ class SweptFile(PartitionedFileReader):
                     self._place_in(extent, at), "the data file is cut short", expected=end, found=at
                 )
             at += got
-            left = _behind(left, got)
+            left = _skip(left, got)
 
     def _place_in(self, extent: RangeExtent, offset: int) -> Place:
         return Place(
@@ -53,8 +53,8 @@ class SweptFile(PartitionedFileReader):
         )
 
 
-def _behind(views: list[memoryview], size: int) -> list[memoryview]:
-    """What is left of ``views`` when their first ``size`` bytes are filled."""
+def _skip(views: list[memoryview], size: int) -> list[memoryview]:
+    """Return what is left of ``views`` after their first ``size`` bytes."""
     for number, view in enumerate(views):
         if size < len(view):
             return [view[size:], *views[number + 1 :]]

@@ -1,16 +1,16 @@
-"""The producing side: rows or records in, one result partition out.
+"""The producing side: turns a task's rows or records into one result partition.
 
-    batches -> ChannelSelector (one id per row) -> RowEncoder (cluster or sort, encode, compress, checksum)
-    objects -> RecordWriter (one id per key, pickled together) -> FrameEncoder (into segments)
-    records of the JVM, placed by it -> PlacedRecordEncoder (one sort of ids, one gather)
-            -> region (gathered appends when no more is to be held) -> finish
+    Arrow batches -> ChannelSelector (one id per row) -> RowEncoder (cluster or sort, encode, compress)
+    Python objects -> RecordWriter (one id per key, pickled in chunks) -> FrameEncoder (into segments)
+    JVM records, with their ids -> PlacedRecordEncoder (one sort of ids, one gather)
+        each encoder -> a region (gathered writes) when the memory is full -> finish
 
-record_writer, pickled_sizes                          records, and what they take in memory
-result_partition, row_, frame_, placed_partition      one partition of each kind
-encoders, clustering, row_slices                      rows in order of their subpartitions
-frame_encoder, data_buffer                            frames in segments; encoded buffers that wait
+record_writer, pickled_sizes                          objects, and estimates of their size in memory
+result_partition, row_, frame_, placed_partition      the result partitions: what they share, and each kind
+encoders, clustering, row_slices                      rows, ordered by subpartition
+frame_encoder, data_buffer                            frames in segments; encoded buffers waiting for a region
 placed_records                                        records of the JVM
 
-Used by the map stages of `ShuffleFrame` and `ShuffleRDD`, and by the shuffle manager's engine. Knows nothing
-of Spark or of any network.
+Used by the map stages of `ShuffleFrame` and `ShuffleRDD`, and by the shuffle manager's engine. This package
+knows nothing of Spark or of any network.
 """

@@ -1,10 +1,11 @@
-"""Clustering: rows of a few batches put together by the subpartition that they go to.
+"""Clustering: reorders the rows of a few batches (a *unit*) by the subpartition that they go to.
 
-The first of the two moves of a row on its way into a region (`writing.encoders`). With many subpartitions it
-puts together *groups* of them, neighbours in the write order, because a unit's share of one would be tiny.
+A row is moved twice on its way into a region (`writing.encoders`); this is the first move. With many
+subpartitions, rows are clustered by *groups* of neighbours in the write order, because a unit's rows for a
+single subpartition would be too few.
 
-Rules: rows of one group keep their order; a clustered unit owns its memory, it keeps no slice of something
-larger alive.
+Rules: rows of one group keep their order. A clustered unit owns its memory: it does not keep a larger buffer
+alive through a slice.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import KIB, MIB
 from sortshuffle.partitioner.selector import ChannelSelector, Ids, check_ids
 
-# Bytes of rows that are clustered together, at most. Random reads of `take` must find them in cache: 4 MiB
-# took 0.20 ns a byte, 8 MiB 0.28, 16 MiB 0.42, 64 MiB 0.55 (rows of 68 bytes, 32 MiB of third level cache)
+# The most bytes of rows in a unit. The random reads of `take` must find them in cache: 4 MiB took 0.20 ns a
+# byte, 8 MiB 0.28, 16 MiB 0.42, 64 MiB 0.55 (rows of 68 bytes, 32 MiB of third level cache)
 UNIT_BYTES = 8 * MIB
-LARGEST_SHARE_OF_BUDGET = 4  # a unit is rows and their clustered copy at the same time
-# With more subpartitions than this they are put into groups. Gathering a unit's share of each costs 1.5 us a
-# piece: with 1000 subpartitions 0.22 ns a byte, against 0.11 for 64 groups and 0.19 to order their rows
+LARGEST_SHARE_OF_BUDGET = 4  # a unit takes at most this part: its rows and their copy exist at the same time
+# More subpartitions than this are put into groups. Gathering a unit's share of each costs 1.5 us a piece:
+# with 1000 subpartitions 0.22 ns a byte, against 0.11 for 64 groups and 0.19 to order their rows
 MOST_SINGLE = 512
-# rows of a group, which are put in order in cache: 2 to 4 MiB were best, 8 took 0.1 ns a byte more
+# Rows of a group, which are ordered in cache: 2 to 4 MiB were best, 8 took 0.1 ns a byte more
 GROUP_BYTES = 3 * MIB
-# so that what ordering one group takes is a small part of a region: with 16 sorted regions of 16-byte rows
-# filled 0.58 of the memory, with 32 0.70
+# The memory for ordering one group must be a small part of a region: sorted regions of 16-byte rows filled
+# 0.58 of the memory with 16 groups, 0.70 with 32
 LEAST_GROUPS = 32
 CACHE_LINE = 64  # bytes
-# a batch is copied rather than kept if it keeps alive more than this times what it is, and padding
+# A batch is copied, not kept, if it keeps alive more than this many times its own bytes, plus padding
 MOST_PINNED = 1.1
 PADDING = 4 * KIB
 
@@ -42,14 +43,14 @@ Int64s = npt.NDArray[np.int64]
 
 
 def unit_bytes(memory: int) -> int:
-    """Bytes of rows that are clustered together, at most; from a half on they are."""
+    """Return the most bytes of rows in a unit, which is clustered once it is half full."""
     return max(1, min(UNIT_BYTES, memory // LARGEST_SHARE_OF_BUDGET))
 
 
 @dataclass(frozen=True, slots=True)
 class SubpartitionGroups:
-    """Neighbours in the write order put together: group g holds places ``g * size .. (g + 1) * size - 1`` of
-    the write order, in which subpartition ``first`` has place 0."""
+    """Groups of neighbours in the write order: group g holds places ``g * size .. (g + 1) * size - 1`` of the
+    write order, in which subpartition ``first`` has place 0."""
 
     subpartitions: int
     first: int
@@ -57,7 +58,7 @@ class SubpartitionGroups:
 
     @staticmethod
     def of(write_order: Sequence[int], memory: int) -> SubpartitionGroups:
-        """One subpartition each, or so many that a group's part of a region fits the cache."""
+        """Make groups of one subpartition, or of as many as let a group's part of a region fit the cache."""
         count = len(write_order)
         if count <= MOST_SINGLE:
             return SubpartitionGroups(count, write_order[0], 1)
@@ -69,7 +70,7 @@ class SubpartitionGroups:
         return -(-self.subpartitions // self.size)
 
     def places(self, ids: Ids) -> Ids:
-        """The place in the write order of each row's subpartition. Same shape and dtype."""
+        """Return each row's place in the write order, from its subpartition. Same shape and dtype."""
         if not self.first:
             return ids
         below, above = ids.dtype.type(self.first), ids.dtype.type(self.subpartitions - self.first)
@@ -77,7 +78,7 @@ class SubpartitionGroups:
         return places
 
     def numbers(self, places: Ids) -> Ids:
-        """The group of each place."""
+        """Return the group of each place."""
         return places if self.size == 1 else (places // places.dtype.type(self.size)).astype(np.uint16)
 
     def subpartition_at(self, place: int) -> int:
@@ -86,9 +87,9 @@ class SubpartitionGroups:
 
 @dataclass(frozen=True, slots=True)
 class ClusteredUnit:
-    """Rows by group: group g has rows ``bounds[g] .. bounds[g + 1] - 1``, in the order in which they came.
+    """Rows ordered by group: group g has rows ``bounds[g] .. bounds[g + 1] - 1``, in their order of arrival.
 
-    ``places``: of each row, in the same order; None where a group is one subpartition. ``sizes``: bytes of
+    ``places``: each row's place in the write order; None if a group is one subpartition. ``sizes``: bytes of
     each group's rows, int64, shape (groups,).
     """
 
@@ -109,13 +110,11 @@ class ClusteredUnit:
 def cluster(
     batches: list[pa.RecordBatch], selector: ChannelSelector, groups: SubpartitionGroups, metrics: TaskMetrics
 ) -> ClusteredUnit:
-    """Order the rows of these batches by group, rows of one group as they stood. Takes the list over, and
-    empties it: there are never more than two copies of the rows."""
+    """Order the rows of these batches by group, without reordering the rows of a group. Takes the list over
+    and empties it, so that there are never more than two copies of the rows."""
     batch = joined(batches)
     batches.clear()
-    if (
-        groups.subpartitions == 1
-    ):  # there is nothing to choose, and nothing to move but slices of other memory
+    if groups.subpartitions == 1:  # no reordering; only slices of larger buffers are copied
         whole = owned(batch)
         return ClusteredUnit(whole, [0, whole.num_rows], np.array([whole.nbytes]), None)
     with metrics.step("ids"):
@@ -125,14 +124,14 @@ def cluster(
         order = np.argsort(numbers, kind="stable")
         bounds = bounds_of(numbers, groups.count)
     with metrics.step("take"):
-        # a batch without columns has rows but nothing to take
-        taken = _taken(batch, order) if batch.num_columns else batch
+        # A batch without columns has rows, but no values to take
+        taken = _take_rows(batch, order) if batch.num_columns else batch
     sizes = sizes_between(taken, bounds)
     return ClusteredUnit(taken, bounds.tolist(), sizes, None if groups.size == 1 else places[order])
 
 
 def sizes_between(batch: pa.RecordBatch, bounds: Int64s) -> Int64s:
-    """Bytes of the rows between each two neighbours of ``bounds``. int64, shape (bounds - 1,)."""
+    """Return the bytes of the rows between each two consecutive ``bounds``. int64, shape (bounds - 1,)."""
     rows = np.diff(bounds)
     sizes = np.zeros(len(rows), np.int64)
     for column in batch.columns:
@@ -169,20 +168,20 @@ def is_fixed_width(kind: pa.DataType) -> bool:
 
 
 def bounds_of(numbers: Ids, count: int) -> Int64s:
-    """Where each of the numbers ``0 .. count - 1`` begins when they are sorted. int64, shape (count + 1,)."""
+    """Return where each of ``0 .. count - 1`` begins in sorted ``numbers``. int64, shape (count + 1,)."""
     return np.concatenate(([0], np.cumsum(np.bincount(numbers, minlength=count))))
 
 
-def _taken(batch: pa.RecordBatch, order: Int64s) -> pa.RecordBatch:
+def _take_rows(batch: pa.RecordBatch, order: Int64s) -> pa.RecordBatch:
     if batch.get_total_buffer_size() <= 2 * batch.nbytes:  # not a slice of something much larger
         _prefetch(batch)
     return batch.take(pa.array(order))
 
 
 def _prefetch(batch: pa.RecordBatch) -> None:
-    """Read a byte of each cache line, in their order: the processor fetches ahead of that, and the scattered
-    reads of a `take` then find their rows in cache. Rows from memory took 0.40 ns a byte without it, 0.20
-    with it (and 0.03 for itself)."""
+    """Read a byte of each cache line, sequentially, so that the processor fetches ahead and the scattered
+    reads of a `take` find their rows in cache. Rows from memory took 0.40 ns a byte without this, 0.20 with
+    it (and 0.03 for the prefetch)."""
     for column in batch.columns:
         for buffer in column.buffers():
             if buffer is not None and buffer.size:
@@ -190,7 +189,7 @@ def _prefetch(batch: pa.RecordBatch) -> None:
 
 
 def owned(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch, or a copy of it if it is a slice that keeps something larger alive."""
+    """Return the batch, or a copy of it if it is a slice that keeps a larger buffer alive."""
     if batch.get_total_buffer_size() <= MOST_PINNED * batch.nbytes + PADDING:
         return batch
     return pa.concat_batches([batch])

@@ -1,8 +1,8 @@
-"""`DataBuffer`: the encoded buffers that wait for their region, per subpartition, with a byte count.
+"""`DataBuffer`: encoded buffers that wait for their region, grouped by subpartition.
 
-Appending keeps the order within a subpartition; draining gives the subpartitions in the write order and
-leaves the data buffer empty. What it holds is charged to the task's budget, and stays charged when it is
-drained: whoever writes it releases it.
+Appending keeps the order within a subpartition. Draining yields the subpartitions in the write order and
+leaves the data buffer empty. The buffers are charged to the task's budget and stay charged when they are
+drained: the code that writes them releases the charge.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from sortshuffle.format.extent_run import ExtentRun
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.options import MIB
 
-# bytes handed to one gathered write: large enough that the call's cost vanishes, small enough that the
+# Bytes handed to one gathered write: enough to make the cost of the call negligible, few enough that the
 # messages are still in cache
 WRITE_BATCH = 8 * MIB
-WRITE_BATCH_SHARE = 8  # part of the budget that a gathered write is at most
-BROADCAST_SHARE = 4  # part of the budget that broadcast records may hold before they become a region
+WRITE_BATCH_SHARE = 8  # a gathered write is at most this part of the budget
+BROADCAST_SHARE = 4  # broadcast records may hold this part of the budget before they become a region
 
 Extent = tuple[int, list[SealedBuffer]]
 Drained: TypeAlias = Extent | ExtentRun
-"""What a drain gives: extents, or parts of them, one by one; or many small ones at once."""
+"""An item of a drain: one extent or a part of it, or a run of many small extents."""
 
 
 def write_batch(memory: int) -> int:
-    """Bytes of encoded rows that are handed to one gathered write."""
+    """Return the bytes to hand to one gathered write, given ``memory`` bytes."""
     return max(1, min(WRITE_BATCH, memory // WRITE_BATCH_SHARE))
 
 
 def bytes_of(extent: list[SealedBuffer]) -> int:
-    """Bytes that an extent takes in the file, which is what it is charged with."""
+    """Return the bytes that an extent takes in the file, which is also its charge."""
     return extent[0].bytes if len(extent) == 1 else sum(buffer.bytes for buffer in extent)
 
 
 class DataBuffer:
-    """Buffers of ``write_order``'s subpartitions. ``bytes``: as they will stand in the file."""
+    """The waiting buffers of ``write_order``'s subpartitions. ``bytes``: their size in the file."""
 
     def __init__(self, write_order: Sequence[int], budget: MemoryBudget) -> None:
         self._write_order = write_order
@@ -51,11 +51,11 @@ class DataBuffer:
         self.bytes += buffer.bytes
 
     def drain(self) -> Iterator[Extent]:
-        """Every non-empty extent in the write order, with its charge."""
+        """Yield every non-empty extent in the write order. The caller takes over its charge."""
         buffers, self._buffers = self._buffers, [[] for _ in self._write_order]
         self.bytes = 0
         for subpartition in self._write_order:
             extent, buffers[subpartition] = buffers[subpartition], []
             if extent:
                 yield subpartition, extent
-                del extent  # the caller's from here on
+                del extent  # so that only the caller holds it

@@ -1,22 +1,22 @@
-"""`RowEncoder`: from batches with one subpartition id per row to the extents of a region.
-
-    batches -> unit (a few MiB)     -> clustered by group while it is in cache, and held
-    flush   -> group by group       -> gathered from all units, put in order, cut into messages, written
-
-A *group* is one subpartition, or neighbours in the write order (`writing.clustering`). So rows are moved
-twice, each time within the cache and in pieces that are worth a call; with groups of several subpartitions
-the second move orders them. What waits for the region are rows; they become messages only when they are
-written, and then at once in the size that a reader's function is called with. (The two passes of a radix
-partitioning; `docs/decisions/writing.md` weighs it against others.)
-
-Within a subpartition rows keep the order in which they came, or are sorted by key: then every extent is one
-sorted run.
+"""`RowEncoder`: turns batches, with one subpartition id per row, into the extents of a region.
 
 Used by `ShuffleFrame`'s map stages, through `RowResultPartition`.
 
-Rules: an encoder holds rows only within its budget's knowledge; `room_for` says beforehand whether a batch
-still fits together with what the next flush takes, and the owner then flushes. A message is at most one unit,
-and at most the buffer size in sorted extents; only a single row can be larger.
+    add     batches form a unit of a few MiB   -> clustered by group while the unit is in cache, then held
+    drain   for each group, rows of all units  -> gathered, ordered, cut into messages, encoded
+
+A *group* is one subpartition, or several neighbours in the write order (`writing.clustering`). So each row is
+moved twice, both times within the cache and in pieces large enough for a call. If groups have several
+subpartitions, the second move separates these. The encoder holds rows, and encodes them only when they are
+drained, as messages of the size that a reader passes to its function. (These are the two passes of a radix
+partitioning; `docs/decisions/writing.md` compares it with alternatives.)
+
+Within a subpartition, rows keep their order of arrival or are sorted by key; if sorted, every extent is one
+sorted run.
+
+Rules: everything held is charged to the budget. `room_for` says in advance whether a batch fits together with
+the memory that the next drain takes; if not, the owner drains first. A message is at most one unit, and at
+most the buffer size in sorted extents; only a single row can be larger.
 """
 
 from __future__ import annotations
@@ -50,15 +50,16 @@ from sortshuffle.writing.clustering import (
 from sortshuffle.writing.data_buffer import Extent, write_batch
 from sortshuffle.writing.row_slices import ROW_BYTES, size_of, sliced
 
-# part of a unit from which on it is clustered rather than filled up: the usual batch of 64 Ki rows, some
-# 4 MiB, is then one unit, neither cut nor copied to join another
+# A unit is clustered once it has this part of its size: the usual batch of 64 Ki rows, some 4 MiB, is then
+# one unit, neither cut nor copied to join another
 FULL_SHARE = 2
-MESSAGE_SHARE = 16  # part of the budget that a message is at most
+MESSAGE_SHARE = 16  # a message is at most this part of the budget
 COPIES_OF_A_MESSAGE = 4  # rows joined, serialized, compressed, and the block fitted into memory of its size
-# A group whose rows must lie in one batch: 32-bit offsets of strings end at 2 GiB
+# The most bytes of a group whose rows must be in one batch: 32-bit offsets of strings end at 2 GiB
 MOST_GATHERED = GIB
-# A place with more than this part of a group's rows is sorted with all others: keys of the place alone would
-# be a second copy of nearly all keys. Place by place takes half the time where places are small
+# If one place has more than this part of a group's rows, all places are sorted together: the keys of that
+# place alone would be a second copy of nearly all keys. Sorting place by place takes half the time if places
+# are small
 DOMINANT_SHARE = 4
 
 Int64s = npt.NDArray[np.int64]
@@ -66,7 +67,7 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PartitionLayout:
-    """How rows become extents. ``order``: sort each extent by key, None to keep the order of arrival.
+    """How rows become extents. ``order``: the key order of each extent; None keeps the order of arrival.
     ``buffer_size``: largest payload in sorted extents, bytes."""
 
     payload: ArrowPayload
@@ -99,32 +100,32 @@ class RowEncoder:
         self.discard()
 
     def discard(self) -> None:
-        """Hold nothing. The caller releases the budget."""
+        """Drop everything held. The caller releases the budget."""
         self._open: list[pa.RecordBatch] = []
         self._open_size = self._open_rows = 0
         self._units: list[ClusteredUnit] = []
-        self._size = 0  # of the units' rows, as they are charged
-        # of the units' rows in each group
+        self._size = 0  # bytes charged for the units
+        # Bytes and rows of each group, in all units
         self._group_sizes = np.zeros(self._groups.count, np.int64)
         self._group_rows = np.zeros(self._groups.count, np.int64)
-        self._largest = (0, 0)  # size and rows of the group that takes most to be put in order
+        self._largest = (0, 0)  # bytes and rows of the group that takes the most memory to order
 
     @property
     def bytes(self) -> int:
-        # broadcast rows, which have at most their share, count here too: unicast regions are written first
+        # This includes broadcast rows, which have at most their share: unicast regions are written first
         return self._budget.used
 
     def written(self) -> None:
-        """Nothing was lent: what a drain gives is the caller's."""
+        """Do nothing: a drain yields memory that the caller owns, and lends none."""
 
     def room_for(self, batch: pa.RecordBatch) -> bool:
-        """Whether these rows still fit the budget, with what the next drain will take."""
+        """Return whether these rows fit the budget, together with the memory that the next drain takes."""
         if not self._units and not self._fits(batch):
-            self._cluster_open()  # which shows how the rows are distributed
+            self._cluster_open()  # this shows how the rows are distributed
         return self._fits(batch)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows over: at most a unit of them, or a single row."""
+        """Take rows over. The batch is at most a unit, or a single row."""
         size = size_of(batch)
         if self._open_size + size > self.unit_bytes:
             self._cluster_open()
@@ -135,11 +136,9 @@ class RowEncoder:
         if self._open_size * FULL_SHARE >= self.unit_bytes:
             self._cluster_open()
         else:
-            self._open[-1] = owned(batch)  # it waits
+            self._open[-1] = owned(batch)  # while it waits it must not keep more memory than is charged
 
     def drain(self) -> Iterator[Extent]:
-        """The extents of everything added since the last drain, in the write order, each in one or more
-        parts. The bytes of a part stay charged to the budget: the caller releases them."""
         self._cluster_open()
         units, self._units = self._units, []
         held, self._size = self._size, 0
@@ -151,32 +150,32 @@ class RowEncoder:
         self._budget.release(held)
 
     def _fits(self, batch: pa.RecordBatch) -> bool:
-        """Whether a drain would stay within the budget. Rows that are not clustered yet are taken to be
-        distributed like those before them, and the first ones to go to one group."""
+        """Return whether a drain would stay within the budget. Assumes that rows not yet clustered are
+        distributed like the clustered rows, or all go to one group if there are no clustered rows."""
         if not self._units and not self._open:
             return True
         size = size_of(batch)
         largest_size, largest_rows = self._open_size + size, self._open_rows + batch.num_rows
         if self._size:
             growth = (self._size + largest_size) / self._size
-            largest_size, largest_rows = (int(each * growth) for each in self._largest)
+            largest_size, largest_rows = (int(amount * growth) for amount in self._largest)
         if self._gathers and largest_size > MOST_GATHERED:
             return False
-        working = int(self._working_of(largest_size, largest_rows)) + self._write_batch
+        working = int(self._working_bytes(largest_size, largest_rows)) + self._write_batch
         return not self._budget.would_exceed(size + max(working, self.unit_bytes))
 
     @property
     def _gathers(self) -> bool:
-        """Whether the rows of a group must lie in one batch to be put in order."""
+        """Whether the rows of a group must be in one batch to be ordered."""
         return self._order is not None or self._groups.size > 1
 
-    def _working_of(self, size: Number, rows: Number) -> Number:
-        """What a group of this size takes beside its rows when it is put in order and encoded: rows in the
-        order of arrival are joined and encoded a message at a time, others are gathered and ordered together.
-        """
+    def _working_bytes(self, size: Number, rows: Number) -> Number:
+        """Return the bytes that it takes to order and encode a group of this size, in addition to its rows.
+        Rows in order of arrival are joined and encoded one message at a time; others are gathered as a
+        whole."""
         message: Number = np.minimum(self._message_bytes, size)
         if self._order is not None:
-            # twice, because rows that are large may be neighbours in key order, and so come into one message
+            # Twice, because large rows may be neighbours in key order, and so come into one message
             return 2 * size + self._sort_memory.sorting(size, rows) + message
         if self._groups.size > 1:
             return 2 * size + ROW_BYTES * rows + COPIES_OF_A_MESSAGE * message
@@ -195,53 +194,54 @@ class RowEncoder:
         self._size += size + places
         self._group_sizes += clustered.sizes
         self._group_rows += np.diff(clustered.bounds)
-        largest = int(self._working_of(self._group_sizes, self._group_rows).argmax())
+        largest = int(self._working_bytes(self._group_sizes, self._group_rows).argmax())
         self._largest = int(self._group_sizes[largest]), int(self._group_rows[largest])
         self._budget.release(size)
 
     def _extents(self, group: int, units: list[ClusteredUnit]) -> Iterator[Extent]:
-        """The extents of one group, in parts of one message."""
+        """Yield the extents of one group, in parts of one message."""
         if self._groups.size > 1:
             yield from self._ordered_group(group, units)
             return
         subpartition = self._groups.subpartition_at(group)
-        messages = self._arrived(group, units) if self._order is None else self._sorted_run(group, units)
+        messages = self._unsorted(group, units) if self._order is None else self._sorted(group, units)
         for message in messages:
-            yield subpartition, [self._encoded(message)]
+            yield subpartition, [self._encode(message)]
 
-    def _arrived(self, group: int, units: list[ClusteredUnit]) -> Iterator[pa.RecordBatch]:
-        """The group's rows in the order in which they came, in messages that are worth a call."""
+    def _unsorted(self, group: int, units: list[ClusteredUnit]) -> Iterator[pa.RecordBatch]:
+        """Yield the group's rows in their order of arrival, in messages large enough for a reader's call."""
         parts: list[pa.RecordBatch] = []
         rows = size = 0
         for unit in units:
             for part, part_size in self._pieces(unit.rows_of(group), int(unit.sizes[group])):
                 if parts and size + part_size > self._message_bytes:
-                    yield self._gathered(parts)
+                    yield self._gather(parts)
                     parts, rows, size = [], 0, 0
                 parts.append(part)
                 rows += part.num_rows
                 size += part_size
                 if rows >= BATCH_ROWS:
-                    yield self._gathered(parts)
+                    yield self._gather(parts)
                     parts, rows, size = [], 0, 0
         if parts:
-            yield self._gathered(parts)
+            yield self._gather(parts)
 
-    def _sorted_run(self, group: int, units: list[ClusteredUnit]) -> Iterator[pa.RecordBatch]:
-        """The group's rows as one sorted run, in messages of the buffer size."""
+    def _sorted(self, group: int, units: list[ClusteredUnit]) -> Iterator[pa.RecordBatch]:
+        """Yield the group's rows as one sorted run, in messages of at most the buffer size."""
         assert self._order is not None
-        rows = self._gathered([unit.rows_of(group) for unit in units])
-        working = int(self._working_of(rows.nbytes, rows.num_rows))
+        rows = self._gather([unit.rows_of(group) for unit in units])
+        working = int(self._working_bytes(rows.nbytes, rows.num_rows))
         self._budget.charge(working)
         with self._metrics.step("sort"):
             indices = self._order.ranks(rows).sort_indices()
-        yield from self._taken_in_steps(rows, indices)
+        yield from self._take_in_steps(rows, indices)
         self._budget.release(working)
 
     def _ordered_group(self, group: int, units: list[ClusteredUnit]) -> Iterator[Extent]:
-        """The extents of several subpartitions: their rows are gathered, and put in order together."""
-        rows = self._gathered([unit.rows_of(group) for unit in units])
-        working = int(self._working_of(rows.nbytes, rows.num_rows))
+        """Yield the extents of a group of several subpartitions, whose rows are gathered and ordered
+        together."""
+        rows = self._gather([unit.rows_of(group) for unit in units])
+        working = int(self._working_bytes(rows.nbytes, rows.num_rows))
         self._budget.charge(working)
         first = group * self._groups.size
         with self._metrics.step("sort"):
@@ -251,16 +251,16 @@ class RowEncoder:
         for place, messages in by_place(rows, places):
             subpartition = self._groups.subpartition_at(first + place)
             for message in messages:
-                yield subpartition, [self._encoded(message)]
+                yield subpartition, [self._encode(message)]
         self._budget.release(working)
 
     def _by_place(self, rows: pa.RecordBatch, places: Ids) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
-        """For each place that has rows, its messages in the order of arrival."""
+        """Yield each place that has rows, with its messages in order of arrival."""
         with self._metrics.step("sort"):
             order = np.argsort(places, kind="stable")
         with self._metrics.step("take"):
             taken = rows.take(pa.array(order)) if rows.num_columns else rows
-        small = size_of(rows) <= self._message_bytes  # then every place's rows are
+        small = size_of(rows) <= self._message_bytes  # then the rows of every place are one message
         for place, start, count in self._filled(places):
             part = taken.slice(start, count)
             yield place, (part,) if small else sliced(part, self._message_bytes)
@@ -268,7 +268,7 @@ class RowEncoder:
     def _sorted_by_place(
         self, rows: pa.RecordBatch, places: Ids
     ) -> Iterator[tuple[int, Iterable[pa.RecordBatch]]]:
-        """For each place that has rows, its messages in key order."""
+        """Yield each place that has rows, with its messages in key order."""
         assert self._order is not None
         filled = list(self._filled(places))
         if DOMINANT_SHARE * max(count for _, _, count in filled) > rows.num_rows:
@@ -277,7 +277,7 @@ class RowEncoder:
                 order = Ranks([places.astype(np.int64), *keys], rows.num_rows).sort_indices()
                 del keys
             for place, start, count in filled:
-                yield place, self._taken_in_steps(rows, order[start : start + count])
+                yield place, self._take_in_steps(rows, order[start : start + count])
             return
         with self._metrics.step("sort"):
             ranks = self._order.ranks(rows)
@@ -286,26 +286,26 @@ class RowEncoder:
             with self._metrics.step("sort"):
                 indices = order[start : start + count]
                 indices = indices[ranks.take(indices).sort_indices()]
-            yield place, self._taken_in_steps(rows, indices)
+            yield place, self._take_in_steps(rows, indices)
 
     def _filled(self, places: Ids) -> Iterator[tuple[int, int, int]]:
-        """(place, where its rows start in the order of places, how many there are) of each that has any."""
+        """Yield (place, start, count) of each place that has rows. ``start``: among rows ordered by place."""
         bounds = bounds_of(places, self._groups.size)
         for place in np.flatnonzero(np.diff(bounds)).tolist():
             start, stop = bounds[place : place + 2].tolist()
             yield place, start, stop - start
 
     def _pieces(self, rows: pa.RecordBatch, size: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """The rows in pieces of a message at most, with the bytes of each. ``size``: of all of them."""
+        """Yield the rows, ``size`` bytes in all, in pieces of at most a message, with the bytes of each."""
         if size <= self._message_bytes:
             yield rows, size
             return
         for piece in sliced(rows, self._message_bytes):
             yield piece, size_of(piece)
 
-    def _taken_in_steps(self, rows: pa.RecordBatch, indices: Int64s) -> Iterator[pa.RecordBatch]:
-        """The rows at these indices in messages of the buffer size."""
-        # more than the sum of the messages: each string column has an offset more
+    def _take_in_steps(self, rows: pa.RecordBatch, indices: Int64s) -> Iterator[pa.RecordBatch]:
+        """Yield the rows at these indices, in messages of at most the buffer size."""
+        # With an allowance for the additional offset that each string column has in every message
         size = rows.nbytes + rows.num_rows // 8 + 1
         step = max(1, rows.num_rows * self._message_bytes // size)
         for start in range(0, len(indices), step):
@@ -313,12 +313,12 @@ class RowEncoder:
                 taken = rows.take(pa.array(indices[start : start + step]))
             yield from sliced(taken, self._message_bytes, attrgetter("nbytes"))
 
-    def _gathered(self, parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+    def _gather(self, parts: list[pa.RecordBatch]) -> pa.RecordBatch:
         with self._metrics.step("gather"):
             return joined(parts)
 
-    def _encoded(self, message: pa.RecordBatch) -> SealedBuffer:
-        """The message as a buffer, which is charged."""
+    def _encode(self, message: pa.RecordBatch) -> SealedBuffer:
+        """Encode the message, and charge the buffer."""
         buffer = self._payload.encode(message, self._metrics.seconds)
         self._budget.charge(buffer.bytes)
         return buffer

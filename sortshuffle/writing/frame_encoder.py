@@ -1,24 +1,26 @@
-"""`FrameEncoder`: the third encoder, for records that are bytes already and know their subpartition.
+"""`FrameEncoder`: collects frames, byte strings for given subpartitions, in buffers of a region.
 
 Used by `ShuffleRDD` and `engine.Output`, whose frames are pickled chunks.
 
     frame --copied once--> open buffer of its subpartition --full, or drained--> sealed --> region
 
-Each subpartition has at most one open buffer: a segment of the partition's `LocalBufferPool`. A full one is
-sealed while it is hot, as it is, without a copy, or compressed: its block is put behind those before it in
-the segment that holds blocks, and its own segment is free again at once. If it finds no room there, its own
-segment takes over. What is sealed is lent until the region is written.
+Each subpartition has at most one open buffer: a segment of the partition's `LocalBufferPool`. A full buffer
+is sealed while it is in cache. If it is not compressed, it is sealed in place, and its segment is *lent*
+until the region is written. If it is compressed, the block is appended to a lent segment that collects
+blocks, and the buffer's segment is free at once. If a block does not fit there, the buffer's segment collects
+it and the next ones.
 
 Rules
-* Whether a frame fits is decided before any of it is written: room is what is left in the open buffer, and
-  as many segments as the frame needs, in hand. Sealing needs none. So no frame spans regions.
-* Whatever is held lies in segments, and every segment in hand is charged whole to the budget: a region is
-  at most ``budget.limit`` bytes, or as many segments as the pool gives. Blocks in memory of their own would
-  come on top of segments that the pool has: twice the memory, for data that begins to compress.
-* A frame that finds no room in an empty encoder is a region of its own, sealed piece by piece from the
-  caller's memory, without a copy, while it is written.
-* Every segment goes back to the pool, in `written` or in `discard`, wherever a call failed: one is dropped
-  from where `discard` looks for it only after it was put elsewhere or recycled, which may be done twice.
+* Before any of a frame is written, the encoder must hold all the segments that it needs beyond the rest of
+  the open buffer. Sealing needs no segment. So no frame spans regions.
+* All data held is in segments, and every segment in hand is charged in full to the budget: a region is at
+  most ``budget.limit`` bytes, or as many segments as the pool gives. Blocks outside segments would come on
+  top of the pool's segments: twice the memory, for data that begins to compress.
+* A frame that does not fit an empty encoder becomes a separate region. Its pieces are sealed in the caller's
+  memory, without a copy, while the region is written.
+* Every segment returns to the pool, through `written` or `discard`, even if a call fails in between. So a
+  segment is removed from the places that `discard` searches only after it was stored in another such place or
+  was recycled. A buffer may be recycled twice.
 """
 
 from __future__ import annotations
@@ -51,17 +53,16 @@ if TYPE_CHECKING:
 BytesLike: TypeAlias = Any
 """Anything with the buffer protocol whose memory is in one piece."""
 
-LARGE_SLICE = MIB  # bytes of a frame with a region of its own that are one buffer, and verified at a time
+LARGE_SLICE = MIB  # bytes of a buffer, and so verified at a time, if a frame is a separate region
 PAGE = 4 * KIB
-# A frame that is cut is copied once more by its reader. Frames of 64 KiB on one core: 2 GB/s read with
-# segments of 32 KiB, 5 with 128, 6 with 256, 7.5 with 512; writing is no quicker from 128 on
+# The reader copies a frame that was cut once more. Frames of 64 KiB on one core: 2 GB/s read with segments of
+# 32 KiB, 5 with 128, 6 with 256, 7.5 with 512; writing is no quicker from 128 on
 MOST_SEGMENT = 256 * KIB
-SEGMENTS_PER_SUBPARTITION = 4  # so that most of a region are full buffers, not open ones that were cut short
+SEGMENTS_PER_SUBPARTITION = 4  # so that a region has mostly full buffers, not open ones that were cut short
 
 
 def segment_bytes(subpartitions: int, memory: int) -> int:
-    """The size of segments that suits a partition: whole pages, small enough that ``memory`` bytes give every
-    subpartition some."""
+    """Return the size of segments, whole pages, of which ``memory`` should hold several per subpartition."""
     wanted = memory // (SEGMENTS_PER_SUBPARTITION * subpartitions)
     return max(PAGE, min(MOST_SEGMENT, wanted // PAGE * PAGE))
 
@@ -70,8 +71,8 @@ def segment_bytes(subpartitions: int, memory: int) -> int:
 class FrameLayout:
     """How frames become extents.
 
-    ``pool``: the partition's own; it reserves its guaranteed segments at set-up, and closes it at its end.
-    ``buffer_size``: bytes of a segment that are used, from 1 to its size.
+    ``pool``: owned by the partition, which reserves its guaranteed segments at set-up and closes it at the
+    end. ``buffer_size``: bytes of a segment that are used, from 1 to its size.
     """
 
     payload: FramesPayload
@@ -84,8 +85,8 @@ class FrameLayout:
 
 
 def frame_layout(payload: FramesPayload, subpartitions: int, memory: int, opened: ExitStack) -> FrameLayout:
-    """The layout of a partition that takes all of its memory, ``memory`` bytes, as segments, now. ``opened``:
-    gives them back, behind the partition. Raises MemoryError."""
+    """Allocate ``memory`` bytes of segments, and return the layout of a partition that owns them. ``opened``:
+    frees the segments, after the partition. Raises MemoryError."""
     size = segment_bytes(subpartitions, memory)
     segments = NetworkBufferPool(memory // size, size, option=f"{PREFIX}memory")
     opened.callback(segments.destroy)
@@ -94,7 +95,7 @@ def frame_layout(payload: FramesPayload, subpartitions: int, memory: int, opened
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame for one subpartition, or for all (then 0)."""
+    """A frame for one subpartition. A frame for all subpartitions has 0."""
 
     memory: memoryview
     subpartition: int
@@ -102,12 +103,12 @@ class Frame:
     @staticmethod
     def of(data: BytesLike, subpartition: int) -> Frame:
         view = memoryview(data)
-        # a view of nothing cannot be cast
+        # An empty view cannot be cast
         return Frame(view.cast("B") if view.nbytes else memoryview(b""), subpartition)
 
 
 class FrameEncoder:
-    """The frames of ``write_order``'s subpartitions; for broadcast ones ``[0]``. An `Intake`."""
+    """The `Intake` of frames for ``write_order``'s subpartitions, ``[0]`` for broadcast frames."""
 
     def __init__(
         self,
@@ -122,15 +123,15 @@ class FrameEncoder:
         self._write_order = write_order
         self._budget = budget
         self._seconds = metrics.seconds
-        # for a segment: what a full one takes in the file, so that sealing never charges more than that
+        # The charge of a segment is what a full one takes in the file, so that sealing never charges more
         self._charge = sealed_size(layout.buffer_size)
         self._buffer = DataBuffer(write_order, budget)
         self._open: dict[int, _OpenBuffer] = {}
         self._spare: list[Buffer] = []  # segments in hand for the next frame
         self._lent: list[_OpenBuffer] = []  # until the region is written
-        self._unfilled = 0  # charged for those beyond what the buffers in them are charged with
-        self._blocks: _Blocks | None = None  # the lent one that takes blocks
-        self._large: Frame | None = None  # a region of its own
+        self._unfilled = 0  # the charge of lent segments, less the charges of the sealed buffers in them
+        self._blocks: _Blocks | None = None  # the memory of a lent segment, for compressed blocks
+        self._large: Frame | None = None  # the frame that is the next region by itself
 
     @property
     def bytes(self) -> int:
@@ -143,7 +144,7 @@ class FrameEncoder:
         return self.kind is RegionKind.BROADCAST and self.bytes > self._budget.limit // BROADCAST_SHARE
 
     def checked(self, frame: Frame) -> Frame:
-        """The frame. Raises `UsageError` for one that cannot be taken."""
+        """Return the frame. Raises `UsageError` if the encoder cannot take it."""
         if not 0 <= frame.subpartition < len(self._write_order):
             raise UsageError(
                 f"there is no subpartition {frame.subpartition}: they are 0 to {len(self._write_order) - 1}"
@@ -188,7 +189,7 @@ class FrameEncoder:
             self._seal(subpartition)
 
     def add_event(self, event: SealedBuffer) -> None:
-        """Append an event behind what was added before, for every subpartition that reads this."""
+        """Append an event to every subpartition, after what was added before."""
         for subpartition in self._write_order:
             self._seal(subpartition)
             self._buffer.append(subpartition, event)
@@ -213,7 +214,7 @@ class FrameEncoder:
         self._buffer = DataBuffer(self._write_order, self._budget)
 
     def _give_back(self) -> None:
-        """Recycle all segments but the open ones. The charge of lent ones is the caller's to release."""
+        """Recycle all segments but the open ones. The caller releases the charge of lent segments."""
         for lent in self._lent:
             lent.recycle()
         self._lent, self._blocks = [], None
@@ -222,7 +223,7 @@ class FrameEncoder:
             self._budget.release(self._charge)
 
     def _segments_for(self, piece: Frame) -> int:
-        """How many segments the frame needs beside its subpartition's open buffer."""
+        """Return how many segments the frame needs beyond its subpartition's open buffer."""
         current = self._open.get(piece.subpartition)
         missing = LENGTH_BYTES + len(piece.memory) - (current.left if current else 0)
         return -(-missing // self._layout.buffer_size) if missing > 0 else 0
@@ -234,7 +235,7 @@ class FrameEncoder:
         return opened
 
     def _seal(self, subpartition: int) -> None:
-        """Put what is open into the data buffer."""
+        """Move the subpartition's open buffer, if there is one, into the data buffer."""
         opened = self._open.get(subpartition)
         if opened is None:
             return
@@ -242,13 +243,13 @@ class FrameEncoder:
         payload = opened.content
         sealed = self._layout.payload.compress(payload, opened.records, self._seconds, keep)
         if sealed is None:
-            sealed = self._sealed(payload, opened.records)
+            sealed = self._seal_plain(payload, opened.records)
             self._lend(opened)
         del self._open[subpartition]
         self._append(subpartition, sealed)
 
     def _keep(self, opened: _OpenBuffer, block: pa.Buffer) -> memoryview:
-        """A block of what was in this buffer, in memory that is lent."""
+        """Copy ``block``, the compressed content of ``opened``, into a lent segment. Returns where it is."""
         if self._blocks is None or self._blocks.left < block.size:
             self._lend(opened)
             self._blocks = _Blocks(opened.memory)
@@ -262,20 +263,20 @@ class FrameEncoder:
         self._unfilled += self._charge
 
     def _append(self, subpartition: int, sealed: SealedBuffer) -> None:
-        """Into the data buffer, whose charge takes the place of that much of a segment's."""
+        """Append to the data buffer. Its charge replaces the same amount of the lent segments' charge."""
         filled = min(sealed.bytes, self._unfilled)
         self._unfilled -= filled
         self._budget.release(filled)
         self._buffer.append(subpartition, sealed)
 
-    def _sealed(self, payload: memoryview, records: int) -> SealedBuffer:
+    def _seal_plain(self, payload: memoryview, records: int) -> SealedBuffer:
         started = time.perf_counter()
         sealed = seal(payload, len(payload), records=records)
         self._seconds["checksum"] += time.perf_counter() - started
         return sealed
 
     def _parts(self, large: Frame) -> Iterator[Extent]:
-        """The extent of a frame with a region of its own: each buffer is charged when it is given."""
+        """Yield the extent of a frame that is a separate region, buffer by buffer, charging each."""
         size = len(large.memory)
         slices = (large.memory[start : start + LARGE_SLICE] for start in range(0, size, LARGE_SLICE))
         left = size + LENGTH_BYTES
@@ -283,15 +284,15 @@ class FrameEncoder:
             left -= len(part)
             records = 0 if left else self._layout.payload.count(large.memory)
             sealed = self._layout.payload.compress(part, records, self._seconds)
-            sealed = sealed or self._sealed(part, records)
+            sealed = sealed or self._seal_plain(part, records)
             self._budget.charge(sealed.bytes)
             yield large.subpartition, [sealed]
 
 
 class _OpenBuffer:
-    """A segment that is being filled, up to ``usable`` bytes, then lent, then recycled."""
+    """A segment that is filled up to ``usable`` bytes, then lent, then recycled."""
 
-    __slots__ = ("_buffer", "_is_home", "left", "memory", "records")
+    __slots__ = ("_buffer", "_recycled", "left", "memory", "records")
 
     def __init__(self, buffer: Buffer, usable: int) -> None:
         if usable > buffer.segment.size:
@@ -300,11 +301,10 @@ class _OpenBuffer:
                 f" of {usable}"
             )
         self._buffer = buffer
-        self._is_home = False
-        # all that is used of it: when what was appended is elsewhere, for something else
-        self.memory = buffer.segment.view[:usable]
+        self._recycled = False
+        self.memory = buffer.segment.view[:usable]  # once the content has been compressed, free for blocks
         self.left = usable
-        self.records = 0  # that end in it
+        self.records = 0  # number of records that end in this buffer
 
     def append(self, data: memoryview) -> int:
         taken = min(len(data), self.left)
@@ -315,7 +315,7 @@ class _OpenBuffer:
 
     @property
     def content(self) -> memoryview:
-        """What was appended. Not to be used after `recycle`."""
+        """The bytes appended so far. Must not be used after `recycle`."""
         return self.memory[: self._filled].toreadonly()
 
     @property
@@ -324,13 +324,13 @@ class _OpenBuffer:
 
     def recycle(self) -> None:
         """May be called again."""
-        if not self._is_home:
-            self._is_home = True
+        if not self._recycled:
+            self._recycled = True
             self._buffer.recycle()
 
 
 class _Blocks:
-    """Compressed blocks, one behind the other in the memory of a lent segment."""
+    """Stores compressed blocks one after another in the memory of a lent segment."""
 
     __slots__ = ("_memory", "_position")
 
@@ -343,7 +343,7 @@ class _Blocks:
         return len(self._memory) - self._position
 
     def put(self, block: pa.Buffer) -> memoryview:
-        """Where the block is now. It must not be larger than what is left."""
+        """Copy the block, which must not be larger than `left`. Returns where it is now."""
         start, self._position = self._position, self._position + block.size
         kept = self._memory[start : self._position]
         kept[:] = memoryview(block).cast("B")

@@ -1,7 +1,7 @@
-"""`FrameResultPartition`: a producer task's frames and events.
+"""`FrameResultPartition`: the result partition of a task's frames and events.
 
-An event keeps its order with everything: what was written before it is before it, for every consumer. So it
-ends the regions that are open, and has one of its own. `finish()` broadcasts `END_OF_DATA` and
+Every consumer reads an event after all that was written before it, and before all that was written later. So
+an event ends the open regions and has a separate region. `finish()` broadcasts `END_OF_DATA` and
 `END_OF_PARTITION` as the last region, by which a consumer knows that its stream is complete.
 
 Owns the layout's buffer pool.
@@ -22,7 +22,7 @@ LAST_EVENTS = (END_OF_DATA, END_OF_PARTITION)
 
 
 class FrameResultPartition(SortMergeResultPartition):
-    """A `SortMergeResultPartition` of frames. It waits until the pool's guaranteed segments are in hand."""
+    """A `SortMergeResultPartition` of frames. Its construction waits for the pool's guaranteed segments."""
 
     def __init__(
         self, writer: PartitionedFileWriter, layout: FrameLayout, budget: MemoryBudget, metrics: TaskMetrics
@@ -32,7 +32,7 @@ class FrameResultPartition(SortMergeResultPartition):
 
     def emit(self, frame: BytesLike, subpartition: int) -> None:
         """Send a frame to a subpartition. Its memory may be used again when the call returns. The payload
-        says how many records it is."""
+        tells how many records are in the frame."""
         self._expect_open()
         self._put(self._unicast, (self._unicast.checked(Frame.of(frame, subpartition)),))
 
@@ -42,8 +42,8 @@ class FrameResultPartition(SortMergeResultPartition):
         self._put(self._broadcast, (self._broadcast.checked(Frame.of(frame, 0)),))
 
     def broadcast_event(self, event: Event) -> None:
-        """Send an event to every subpartition, behind all that was written before and ahead of all that is
-        written later. That ends the open regions: not for something that comes with every record."""
+        """Send an event to every subpartition, after all that was written before and before all that is
+        written later. This ends the open regions, so it is too costly to do for every record."""
         self._expect_open()
         if event in LAST_EVENTS:
             raise UsageError(f"{event} is what finish() broadcasts")

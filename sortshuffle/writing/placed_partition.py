@@ -1,6 +1,6 @@
-"""`PlacedResultPartition`: the records of one of Spark's own map tasks, placed by the JVM.
+"""`PlacedResultPartition`: the records of one of Spark's own map tasks, with subpartitions chosen by the JVM.
 
-There is no broadcast, because each record has a subpartition, and there are no events and no schema.
+Each record has one subpartition, so there is no broadcast. There are no events and no schema either.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class PlacedResultPartition(SortMergeResultPartition):
 
     @property
     def only_frame(self) -> ClusteredFrame | None:
-        """All records so far, if they came in one frame and wait for their region."""
+        """All records so far, if they came in one frame and no region has been written; else None."""
         return None if self._writer.regions else self._unicast.only_frame
 
     def write(self, records: PlacedRecords) -> None:
-        """Send each record to the subpartition that it names. Its memory may be used again when the call
-        returns."""
+        """Send each record to the subpartition in its ``ids``. The memory of ``records`` may be used again
+        when the call returns."""
         self._expect_open()
         records.check(self.subpartitions)
         self._put(self._unicast, (records,))

@@ -1,20 +1,20 @@
-"""`PlacedRecordEncoder`: from frames of placed records to the extents of a region.
+"""`PlacedRecordEncoder`: turns frames of placed records into the extents of a region.
 
-    frame (ids, ends, bytes)  -> clustered by subpartition at once, while it is in cache, and held
-    drain, by subpartition    -> its bytes of all frames, joined into messages, compressed, written
-           all of one frame   -> where its subpartitions have some bytes each, they are sealed at once
+Used by the shuffle manager's engine (`service.jvm`), through `PlacedResultPartition`. *Placed* records are
+serialized records with a subpartition chosen by the JVM.
 
-A record's bytes are moved twice: into its clustered frame, and into its message. Nothing is decoded: only the
-serializer that wrote the records knows what they are.
+    add     a frame (ids, ends, bytes)  -> clustered by subpartition while it is in cache, and held
+    drain   each subpartition           -> its bytes of all frames, joined into messages, compressed
+            if there is only one frame  -> runs of small subpartitions are sealed together, uncompressed
 
-Used by the shuffle manager's engine (`service.jvm`), through `PlacedResultPartition`.
+A record's bytes are moved twice: into the clustered frame, and into a message. Records are not decoded: only
+the serializer that wrote them knows their form.
 
 Rules
-* A clustered frame owns its memory. The memory of a frame may be used again when `add` returns.
-* Within a subpartition records keep the order in which they came.
-* What an encoder holds is charged to its budget. `room_for` says beforehand whether a frame still fits, with
-  what the next drain takes. What clustering a frame takes for a moment, some 20 bytes for each record, is
-  not.
+* A clustered frame owns its memory. The memory of the original frame may be used again when `add` returns.
+* Within a subpartition, records keep their order of arrival.
+* Everything held is charged to the budget. `room_for` says in advance whether a frame fits together with the
+  memory that the next drain takes. Clustering briefly takes some 20 bytes a record, which are not charged.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from sortshuffle.partitioner.selector import id_dtype
 from sortshuffle.payload.record_bytes import LEAST_COMPRESSED, MOST_PINNED, RecordBytesPayload
 from sortshuffle.writing.data_buffer import Drained, Extent, write_batch
 
-# Bytes of records in one buffer at most: large enough that a call's cost vanishes, small enough for the cache
+# The most bytes of records in one buffer: enough to make a call's cost negligible, few enough for the cache
 MESSAGE_BYTES = MIB
-MESSAGE_SHARE = 16  # part of the budget that a message is at most
+MESSAGE_SHARE = 16  # a message is at most this part of the budget
 # A message exists up to three times: its joined bytes, the compressor's output, which has memory for bytes
 # that cannot be compressed, and a copy of its block if that is at most half as large
 COPIES_OF_A_MESSAGE = 3
 MUCH_TO_COPY = 64 << 10  # bytes; copying less takes 5 us, for which other threads may wait
-SUBPARTITIONS_AT_ONCE = 1024  # whose bounds are Python's numbers at a time, some 40 bytes for each frame
-# neighbours that are worth sealing at once: NumPy's calls take as long as sealing some one by one
+SUBPARTITIONS_AT_ONCE = 1024  # have their bounds as Python numbers at a time, some 40 bytes for each frame
+# Fewer neighbours than this are not worth sealing together: NumPy's calls take as long as sealing each alone
 LEAST_RUN = 8
 _WORD = 8
 
@@ -58,15 +58,15 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PlacedRecords:
-    """Records with the subpartition of each. ``ids``: int32, shape (records,). ``ends``: where each record's
-    bytes end in ``data``, int32, shape (records,); the first begins at 0. ``data``: all of them."""
+    """Records and their subpartitions. ``ids``: each record's subpartition, int32, shape (records,).
+    ``ends``: where each record's bytes end in ``data``, int32, shape (records,). The first begins at 0."""
 
     ids: Int32s
     ends: Int32s
     data: BytesLike
 
     def check(self, subpartitions: int) -> None:
-        """Raise `UsageError` unless the arrays fit each other, and the ids are subpartitions."""
+        """Raise `UsageError` unless the arrays fit together and all ids are subpartitions."""
         ids, ends = self.ids, self.ends
         if not len(ids) or len(ids) != len(ends):
             raise UsageError(f"{len(ids)} ids for {len(ends)} records: one for each is needed")
@@ -82,8 +82,8 @@ class PlacedRecords:
 
 @dataclass(frozen=True, slots=True)
 class RecordBytesLayout:
-    """How placed records become extents. ``region_bytes``: a region that has so many, before they are
-    compressed, takes no more, although there is memory; None if memory alone bounds it."""
+    """How placed records become extents. ``region_bytes``: a region with that many uncompressed bytes takes
+    no more, even if there is memory; None if only memory limits a region."""
 
     payload: RecordBytesPayload
     subpartitions: int
@@ -92,8 +92,8 @@ class RecordBytesLayout:
 
 @dataclass(frozen=True)
 class ClusteredFrame:
-    """A frame's records by subpartition: of subpartition s the bytes ``bounds[s] .. bounds[s + 1]``, int64,
-    shape (subpartitions + 1,), of ``memory``."""
+    """A frame's records ordered by subpartition: subpartition s has the bytes ``bounds[s]:bounds[s + 1]`` of
+    ``memory``. ``bounds``: int64, shape (subpartitions + 1,)."""
 
     memory: pa.Buffer
     bounds: Int64s
@@ -135,8 +135,8 @@ class PlacedRecordEncoder:
         self.bytes = 0
 
     def room_for(self, piece: PlacedRecords) -> bool:
-        """With the memory that a drain takes: for one message, and for blocks that wait for their write. They
-        stand in memory of up to `MOST_PINNED` times their size."""
+        """Return whether ``piece`` fits together with the memory that a drain takes: for one message, and for
+        blocks that wait to be written, which keep up to `MOST_PINNED` times their size alive."""
         if not self._frames:
             return True
         drained = COPIES_OF_A_MESSAGE * self._message_bytes + MOST_PINNED * self._write_batch
@@ -145,7 +145,7 @@ class PlacedRecordEncoder:
 
     @property
     def only_frame(self) -> ClusteredFrame | None:
-        """What is held, if it is one frame."""
+        """The frame held, if there is exactly one; else None."""
         return self._frames[0] if len(self._frames) == 1 else None
 
     def add(self, piece: PlacedRecords) -> None:
@@ -160,30 +160,30 @@ class PlacedRecordEncoder:
         records, self._records = self._records, np.zeros_like(self._records)
         filled = self._order[records[self._order] > 0]
         if len(frames) == 1:
-            yield from self._of_one_frame(frames[0], filled, records)
+            yield from self._drain_one_frame(frames[0], filled, records)
         else:
-            yield from self._one_by_one(frames, filled, records)
+            yield from self._extents_of(frames, filled, records)
         self._budget.release(held)
 
-    def _of_one_frame(self, frame: ClusteredFrame, filled: Int64s, records: Int64s) -> Iterator[Drained]:
-        """Neighbours that are small at once, the others one by one."""
+    def _drain_one_frame(self, frame: ClusteredFrame, filled: Int64s, records: Int64s) -> Iterator[Drained]:
+        """Yield neighbours that are small as one run, and the extents of other subpartitions one by one."""
         sizes = frame.bounds[filled + 1] - frame.bounds[filled]
         done = 0
-        for start, end in self._runs(filled, sizes):
-            yield from self._one_by_one([frame], filled[done:start], records)
+        for start, end in self._small_runs(filled, sizes):
+            yield from self._extents_of([frame], filled[done:start], records)
             yield self._run(frame, filled[start:end], sizes[start:end], records)
             done = end
-        yield from self._one_by_one([frame], filled[done:], records)
+        yield from self._extents_of([frame], filled[done:], records)
 
-    def _runs(self, filled: Int64s, sizes: Int64s) -> Iterator[tuple[int, int]]:
-        """Which of these subpartitions are sealed at once, as ranges of their positions."""
+    def _small_runs(self, filled: Int64s, sizes: Int64s) -> Iterator[tuple[int, int]]:
+        """Yield the runs of subpartitions to seal together, as ranges of positions in ``filled``."""
         if len(filled) < LEAST_RUN:
             return
         small = np.flatnonzero(sizes < LEAST_COMPRESSED)
         if not len(small):
             return
         most = max(LEAST_RUN, self._write_batch // sealed_size(LEAST_COMPRESSED))
-        # a stretch ends where others come between, and where subpartitions turn from last to first
+        # A stretch ends where a larger subpartition comes next, and where the write order wraps around
         cuts = np.flatnonzero((np.diff(small) > 1) | (np.diff(filled[small]) < 0)) + 1
         for stretch in np.split(small, cuts):
             for start in range(int(stretch[0]), int(stretch[-1]) + 1, most):
@@ -198,7 +198,7 @@ class PlacedRecordEncoder:
         self._budget.charge(int(run.bytes.sum()))
         return run
 
-    def _one_by_one(
+    def _extents_of(
         self, frames: list[ClusteredFrame], subpartitions: Int64s, records: Int64s
     ) -> Iterator[Extent]:
         views = [frame.view for frame in frames]
@@ -208,7 +208,7 @@ class PlacedRecordEncoder:
             ends = zip(*(frame.bounds[block + 1].tolist() for frame in frames), strict=True)
             counts = records[block].tolist()
             for subpartition, start, end, count in zip(block.tolist(), starts, ends, counts, strict=True):
-                # a loop over pieces, not over records: a frame has one for each subpartition
+                # A loop over pieces, not over records: a frame has one piece for each subpartition
                 pieces = [view[s:e] for view, s, e in zip(views, start, end, strict=True) if s < e]
                 yield from self._extent(subpartition, pieces, count)
 
@@ -223,19 +223,20 @@ class PlacedRecordEncoder:
         ids = records.ids
         counts = np.bincount(ids, minlength=self._subpartitions)
         starts = np.concatenate((_FIRST_START, records.ends))
-        if bool((ids[1:] >= ids[:-1]).all()):  # as where all go to one subpartition
+        if bool((ids[1:] >= ids[:-1]).all()):  # for example if all go to one subpartition
             with self._metrics.step("take"):
-                memory = _copied(records.data)
+                memory = _copy(records.data)
         else:
-            memory, starts = self._taken(records, starts)
+            memory, starts = self._sort_by_subpartition(records, starts)
         first_records = np.concatenate((_FIRST_RECORD, np.cumsum(counts)))
         self._records += counts
         return ClusteredFrame(memory, starts[first_records].astype(np.int64))
 
-    def _taken(self, records: PlacedRecords, starts: Int32s) -> tuple[pa.Buffer, Int32s]:
-        """The records' bytes by subpartition, and where each begins there. ``starts``: where it does now."""
+    def _sort_by_subpartition(self, records: PlacedRecords, starts: Int32s) -> tuple[pa.Buffer, Int32s]:
+        """Return the bytes ordered by subpartition, and each record's start there. ``starts``: in
+        ``records.data``."""
         with self._metrics.step("sort"):
-            narrow = records.ids.astype(self._ids)  # which are sorted by radix
+            narrow = records.ids.astype(self._ids)  # NumPy sorts narrow integers by radix
             order = np.argsort(narrow, kind="stable")
         with self._metrics.step("take"):
             buffers = [None, pa.py_buffer(starts), pa.py_buffer(records.data)]
@@ -244,7 +245,7 @@ class PlacedRecordEncoder:
             return memory or _NO_MEMORY, np.frombuffer(offsets, np.int32)
 
     def _extent(self, subpartition: int, pieces: list[memoryview], records: int) -> Iterator[Extent]:
-        """One extent, in parts of one message. The records are counted for the first of them."""
+        """Yield one extent, in parts of one message. The first message counts all the records."""
         for message in _messages(pieces, self._message_bytes):
             buffer = self._payload.seal(message, records, self._metrics.seconds)
             self._budget.charge(buffer.bytes)
@@ -258,19 +259,18 @@ _NO_MEMORY = pa.py_buffer(b"")
 
 
 def _indices(order: Int64s) -> pa.Array:
-    """The same as ``pa.array``, which imports pandas if there is one: 0.2 s in the first map task."""
+    """Return ``pa.array(order)``, without its import of pandas, which takes 0.2 s in the first map task."""
     return pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)])
 
 
-def _copied(data: BytesLike) -> pa.Buffer:
-    """NumPy copies without Python's lock, which pays for much."""
+def _copy(data: BytesLike) -> pa.Buffer:
+    """Copy ``data``: with NumPy if there is much, because NumPy releases Python's lock while it copies."""
     much = len(data) >= MUCH_TO_COPY
     return pa.py_buffer(np.frombuffer(data, np.uint8).copy() if much else bytes(data))
 
 
 def _messages(pieces: list[memoryview], most: int) -> Iterator[BytesLike]:
-    """The pieces one behind the other, in messages of at most ``most`` bytes: at least one, which may be
-    empty."""
+    """Join the pieces into messages of at most ``most`` bytes; at least one message, which may be empty."""
     if sum(map(len, pieces)) <= most:
         yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
         return

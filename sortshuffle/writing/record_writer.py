@@ -1,20 +1,20 @@
-"""`RecordWriter`: what a task writes its records to, a batch at a time.
-
-    records, keys --selector: one id per record--> held --full: by subpartition--> frames --> target
+"""`RecordWriter`: collects a task's Python objects and sends them, pickled together, as frames.
 
 Used by `ShuffleRDD` (`spark.rdds.writing`) and `engine.Output`. The target is a `FrameResultPartition`.
 
-A batch is a tuple of columns of equal length: `(records,)`, or `(keys, values)`. Columns stand apart because
-the loops over records are then Python's own, in C, and no tuple lives longer than the batch it came in: pairs
-of an int and a short string into 64 subpartitions took 435 ns each as tuples in a list for each subpartition,
-and 180 so, on a busy machine. A `Serializer` makes a frame of a part of each column.
+    records, keys --selector: one id per record--> held --full: by subpartition--> frames --> target
+
+A batch is a tuple of columns of equal length: `(records,)`, or `(keys, values)`. With separate columns, the
+loops over records run in C, and no tuple outlives its batch: pairs of an int and a short string into 64
+subpartitions took 435 ns each as tuples in a list for each subpartition, and 180 ns as columns, on a busy
+machine. A `Serializer` makes a frame of a part of each column.
 
 Rules
-* `finish()` or `abandon()`, nothing between; as a context manager, leaving without `finish()` abandons. The
-  target is its owner's to finish.
-* Records keep their order within a subpartition. What is sent to all and stored once keeps its order among
-  itself.
-* An object is pickled later than it is sent: who changes it afterwards may change what arrives.
+* A writer ends with `finish()` or `abandon()`; leaving its context without `finish()` abandons it. The owner
+  of the target finishes the target.
+* Records keep their order within a subpartition. Records that are broadcast and stored once keep their order
+  among themselves.
+* An object is pickled some time after it is sent: a caller that changes it may change what arrives.
 * Single-threaded.
 """
 
@@ -33,18 +33,18 @@ from sortshuffle.partitioner.selector import Ids, check_ids, id_dtype
 from sortshuffle.payload.events import Event
 from sortshuffle.writing.pickled_sizes import COLLECTED_BYTES, PickledSizes
 
-# Arrays of ids that are held before they become one: an array of a single id takes 120 bytes
+# Number of arrays of ids that are held before they are joined: an array of a single id takes 120 bytes
 MOST_PIECES = 256
 
 Serializer: TypeAlias = Callable[..., Any]
-"""Makes one frame of records: called with a list for each column. Raises what pickling raises."""
+"""Makes one frame of records. Called with a list for each column; raises the errors of pickling."""
 
 Columns: TypeAlias = "tuple[Sequence[Any], ...]"
 """Records in columns of equal length, one or more."""
 
 
 class FrameTarget(Protocol):
-    """Takes frames that know their subpartition."""
+    """Receives the frames of a `RecordWriter`."""
 
     @property
     def subpartitions(self) -> int: ...
@@ -53,15 +53,15 @@ class FrameTarget(Protocol):
         """Send a frame to a subpartition."""
 
     def broadcast_frame(self, frame: Any) -> None:
-        """Send a frame to every subpartition, once."""
+        """Send a frame to every subpartition, storing it once."""
 
     def broadcast_event(self, event: Event) -> None:
-        """Send an event to every subpartition, behind what was sent before."""
+        """Send an event to every subpartition, after everything that was sent before."""
 
 
 class KeySelector(Protocol):
-    """Decides by a batch of keys where records go: a `partitioner.ChannelSelector`, whose keys are the rows
-    of an Arrow batch, or one for Python objects."""
+    """Chooses subpartitions by a batch of keys: a `partitioner.ChannelSelector`, whose keys are the rows of
+    an Arrow batch, or a selector for Python objects."""
 
     is_broadcast: ClassVar[bool]
 
@@ -69,21 +69,21 @@ class KeySelector(Protocol):
     def subpartitions(self) -> int: ...
 
     def assign(self, keys: Any) -> Ids:
-        """An unsigned NumPy array, one id per key: shape ``(len(keys),)``, each less than
-        ``subpartitions``. It is held: the selector does not change it afterwards."""
+        """Return an unsigned NumPy array of one id per key: shape ``(len(keys),)``, each less than
+        ``subpartitions``. The caller keeps the array, so the selector must not change it later."""
 
 
 class RecordWriter:
     """Sends records where ``selector`` says, or everywhere if it is a broadcast selector.
 
-    ``serializer``: makes the frames. ``memory``: bytes that records may take while they are held, as far as
-    that can be told (`PickledSizes`). ``records``, ``bytes``: what went to the target so far; a record sent
-    to all counts once if it is stored once, else for each subpartition.
+    ``serializer``: makes the frames. ``memory``: bytes that held records may take, as estimated by
+    `PickledSizes`. ``records``, ``bytes``: totals sent to the target so far; a record for all subpartitions
+    counts once if it is stored once, else once for each subpartition.
 
-    Each call costs some microseconds, however many records it has: batches are the way. Raises `UsageError`
-    where selector and target differ in their subpartitions. After `finish()`, `abandon()` or a call that
-    failed while it took records, every call is a `StateError`; what is refused as it stands changes nothing.
-    At its end it counts in ``metrics``: records_out, frames_out, bytes_out.
+    Each call costs some microseconds, however many records it has, so send large batches. Raises `UsageError`
+    if selector and target have different numbers of subpartitions. After `finish()`, `abandon()` or a call
+    that failed while it took records, every call raises `StateError`. A call with invalid arguments changes
+    nothing. `finish()` adds records_out, frames_out and bytes_out to ``metrics``.
     """
 
     def __init__(
@@ -114,31 +114,31 @@ class RecordWriter:
         return self._unicast.sent_bytes + self._broadcast.sent_bytes
 
     def emit_batch(self, records: Sequence[Any], keys: Any) -> None:
-        """Send each record where its key says. ``keys``: as many, in the form that the selector takes; a
-        broadcast selector does not look at them."""
+        """Send each record where its key says. ``keys``: one for each record, in the form that the selector
+        takes; a broadcast selector ignores them."""
         self.emit_columns((records,), keys)
 
     def emit_columns(self, columns: Columns, keys: Any, serializer: Serializer | None = None) -> None:
-        """The same for records in columns. ``serializer``: of these; None for the writer's own. Records of
-        two serializers are never in one frame. Raises `UsageError` for columns or keys of other lengths, and
-        for ids that are none."""
+        """Send records in columns, like `emit_batch`. ``serializer``: for these records; None for the
+        writer's. Records of two serializers are never in one frame. Raises `UsageError` for columns or keys
+        of different lengths, and for invalid ids."""
         self._expect_open()
         count = len(columns[0])
         if any(len(column) != count for column in columns):
-            raise UsageError(f"the columns have {', '.join(str(len(each)) for each in columns)} records")
+            raise UsageError(f"the columns have {', '.join(str(len(column)) for column in columns)} records")
         if self._selector.is_broadcast:
-            with self._calling():
+            with self._guard():
                 self._broadcast.add(columns, self._ids([0]).repeat(count), serializer)
             return
         ids = check_ids(self._selector.assign(keys), count, self._selector)
-        with self._calling():
+        with self._guard():
             self._unicast.add(columns, ids, serializer)
 
     def broadcast_emit(self, record: Any) -> None:
-        """Send a record to every subpartition, of a writer of one column. A broadcast selector's is stored
-        once. Of another selector it is stored for each, in order with the other records: a broadcast region
-        would come out of that order."""
-        with self._calling():
+        """Send a record to every subpartition; only for a writer of one column. With a broadcast selector the
+        record is stored once. Otherwise it is stored for each subpartition: a broadcast region would not keep
+        its order with the other records."""
+        with self._guard():
             if self._selector.is_broadcast:
                 self._broadcast.add(([record],), self._ids([0]))
             else:
@@ -146,14 +146,14 @@ class RecordWriter:
                 self._unicast.add(([record] * count,), self._ids(range(count)))
 
     def broadcast_event(self, event: Event) -> None:
-        """Send an event to every subpartition, behind all records sent before."""
-        with self._calling():
+        """Send an event to every subpartition, after all records that were sent before."""
+        with self._guard():
             self._send_held()
             self._target.broadcast_event(event)
 
     def finish(self) -> None:
-        """Give everything held to the target, which has no more to come from here."""
-        with self._calling():
+        """Send everything held to the target, and take no more records."""
+        with self._guard():
             self._send_held()
         self._state = "finished"
         self._metrics.add(
@@ -163,7 +163,7 @@ class RecordWriter:
         )
 
     def abandon(self) -> None:
-        """Drop what is held. Does nothing after `finish()`."""
+        """Drop everything held. Does nothing after `finish()`."""
         if self._state != "finished":
             self._state = "abandoned"
             self._unicast.drop()
@@ -178,8 +178,9 @@ class RecordWriter:
         self.abandon()
 
     @contextmanager
-    def _calling(self) -> Iterator[None]:
-        """A call that changes what is held. If it fails, only `abandon()` is left: records may be lost."""
+    def _guard(self) -> Iterator[None]:
+        """Guard a call that changes what is held. If it fails, records may be lost, so only `abandon()` is
+        allowed."""
         self._expect_open()
         try:
             yield
@@ -200,10 +201,8 @@ class RecordWriter:
 
 
 class _HeldRecords:
-    """Records with their ids, held until they are enough for frames. ``emit``: takes a frame and its
-    subpartition.
-
-    ``sent_records``, ``sent_frames``, ``sent_bytes``: what ``emit`` was given so far.
+    """Records and their ids, held until there are enough for frames. ``emit``: called with a frame and its
+    subpartition. ``sent_records``, ``sent_frames``, ``sent_bytes``: totals passed to ``emit`` so far.
     """
 
     def __init__(self, serializer: Serializer, emit: Callable[[Any, int], None], memory: int) -> None:
@@ -237,7 +236,7 @@ class _HeldRecords:
             self.send()
 
     def send(self) -> None:
-        """Give all of it to ``emit``: subpartition by subpartition, in chunks."""
+        """Pass everything held to ``emit``, subpartition by subpartition, in chunks."""
         if not self._count:
             return
         ids = np.concatenate(self._ids)
@@ -247,7 +246,7 @@ class _HeldRecords:
         ends = [*starts[1:].tolist(), len(places)]
         for subpartition, start, end in zip(subpartitions.tolist(), starts.tolist(), ends, strict=True):
             while start < end:
-                stop = min(end, start + self._sizes.most_in_chunk)  # which changes with each chunk
+                stop = min(end, start + self._sizes.most_in_chunk)  # the limit changes with each chunk
                 self._send_chunk(subpartition, places[start:stop])
                 start = stop
         self.drop()

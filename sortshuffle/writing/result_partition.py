@@ -1,28 +1,28 @@
 """`SortMergeResultPartition`: the output of one producer task.
 
-    open --write, emit, ..--> open --finish--> finished
-      \\--a call that fails--> failed; records may be lost, so nothing but abandon is left
-      \\----------------------------abandon---> abandoned (no files)
+    open ----------finish-------------> finished
+    open ----------a call that fails--> failed: records may be lost, so only `abandon` is allowed
+    open | failed --abandon-----------> abandoned: there are no files
 
-Each kind of partition has calls of its own for what it takes:
+Each kind of partition has its own methods to write to it:
 
     writing.row_partition        Arrow batches: `ShuffleFrame`, and `engine.Output` of batches
     writing.frame_partition      frames and events: `ShuffleRDD`, and `engine.Output` of records
     writing.placed_partition     placed records: the shuffle manager's engine
 
-Here is what they have in common: when a region is written, and what becomes of the files. Records wait in an
-`Intake`, or in two, for unicast and for broadcast:
+This module has what they share: when regions are written, and the life of the files. Records wait in an
+`Intake`, or in two, one for unicast and one for broadcast records. For each piece of records:
 
-    pieces --> room_for? --no--> regions are written --> add --is_due?--> drain, written
+    room_for(piece)? --no--> write regions --> add(piece) --> is_due? --yes--> write a region
 
 Rules
 * Records are held until the task's memory is full, or a region is large enough; then everything held becomes
   a region. Whether a piece fits is decided before any of it is taken. So no record spans regions.
-* What is broadcast has a region of its own, stored once for all subpartitions; it is collected beside the
-  unicast records, so that alternating the two makes no tiny regions. Unicast and broadcast records keep their
-  order among themselves, not with each other.
-* Single-threaded. Owns the file writer: `finish()` or `abandon()`, nothing between; as a context manager,
-  leaving without `finish()` abandons.
+* Broadcast records have separate regions, which are stored once for all subpartitions. They are collected
+  separately too, so that alternating unicast and broadcast records makes no tiny regions. Unicast and
+  broadcast records keep their order among themselves, not with each other.
+* Single-threaded. A partition owns the file writer and ends with `finish()` or `abandon()`; leaving its
+  context without `finish()` abandons it.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ Opened = TypeVar("Opened", bound="SortMergeResultPartition")
 
 
 class Intake(Protocol):
-    """What a partition collects until it becomes a region.
+    """Collects pieces of records until they become a region.
 
-    ``kind``: of the regions that are made of it. ``bytes``: what it holds. ``is_due``: it holds what must not
-    wait for more. `add` takes every piece: one that found no room although nothing is held is a region of its
-    own. Memory that an intake lent to the extents it gave is its own again with `written`, or with `discard`.
+    ``kind``: the kind of these regions. ``bytes``: size of what is held. ``is_due``: whether it must be
+    written without waiting for more. `add` takes every piece: a piece that does not fit an empty intake
+    becomes a separate region. Drained extents may point to memory of the intake until `written` or `discard`.
     """
 
     @property
@@ -68,24 +68,24 @@ class Intake(Protocol):
     def is_due(self) -> bool: ...
 
     def room_for(self, piece: Any) -> bool:
-        """Whether this piece still fits the memory and the region."""
+        """Return whether this piece still fits the memory and the region."""
 
     def add(self, piece: Any) -> None:
-        """Take it over, or copy it: the caller may use its memory again once `is_due` was acted on."""
+        """Take the piece over, or copy it. The caller may use its memory again once `is_due` was acted on."""
 
     def drain(self) -> Iterator[Drained]:
-        """The extents of all that was added since the last drain, in the write order, each in one or more
+        """Yield the extents of everything added since the last drain, in the write order, each in one or more
         parts. The bytes of a part stay charged to the budget: the caller releases them."""
 
     def written(self) -> None:
-        """What the last drain gave has been written."""
+        """Take back lent memory: everything that the last drain yielded has been written."""
 
     def discard(self) -> None:
-        """Let go of everything. The caller releases the budget."""
+        """Drop everything held. The caller releases the budget."""
 
 
 class StoredPayload(Protocol):
-    """What a file's header says of the payload in it."""
+    """The properties of a payload that a file's header states."""
 
     kind: ClassVar[PayloadKind]
 
@@ -96,8 +96,8 @@ class StoredPayload(Protocol):
 class SortMergeResultPartition(ABC):
     """Writes records into one partitioned file, in regions of about ``budget.limit`` bytes at most.
 
-    ``budget``: this partition's own, or its own share of one. Calls after `finish()`, `abandon()` or a call
-    that failed are a `StateError`; one that is refused as it stands (`UsageError`) changes nothing.
+    ``budget``: used by this partition only; it may be a share. Calls after `finish()`, `abandon()` or a call
+    that failed raise `StateError`. A call with invalid arguments (`UsageError`) changes nothing.
     """
 
     def __init__(
@@ -123,18 +123,18 @@ class SortMergeResultPartition(ABC):
 
     @abstractmethod
     def _new_intakes(self) -> tuple[Intake, ...]:
-        """In the order in which their last regions are written."""
+        """Make the intakes, in the order in which their last regions are written."""
 
-    def _close(self) -> None:  # noqa: B027  most take nothing
-        """Give back what was taken at set-up."""
+    def _close(self) -> None:  # noqa: B027  most kinds acquire nothing
+        """Release what was acquired at set-up."""
 
     def _schema(self) -> bytes:
-        """For the index."""
+        """Return the schema for the index."""
         return b""
 
     @property
     def file_id(self) -> bytes:
-        """The id that both files carry."""
+        """The id that the data file and the index file both carry."""
         return self._writer.header.file_id
 
     @property
@@ -143,17 +143,17 @@ class SortMergeResultPartition(ABC):
 
     @property
     def subpartition_bytes(self) -> Counts:
-        """Bytes that the consumer of each subpartition reads from the data file; what is broadcast counts for
+        """Bytes that the consumer of each subpartition reads from the data file; broadcast bytes count for
         each. Complete after `finish()`: the index's entries add up to the same. Shape (subpartitions,)."""
         return np.array(self._subpartition_bytes)
 
     @property
     def subpartition_records(self) -> Counts:
-        """Records that the consumer of each subpartition gets, likewise."""
+        """Records that the consumer of each subpartition gets, counted like `subpartition_bytes`."""
         return np.array(self._subpartition_records)
 
     def finish(self, writer: Writer) -> PartitionedFile:
-        """Write what is held, and complete the file; only then can it be read."""
+        """Write everything held, and complete the file. Only a completed file can be read."""
         self._expect_open()
         with self._whole_or_failed():
             self._write_rest()
@@ -172,11 +172,11 @@ class SortMergeResultPartition(ABC):
         return file
 
     def abandon(self) -> None:
-        """Delete the files and let go of all memory. Does nothing after `finish()`."""
+        """Delete the files and release all memory. Does nothing after `finish()`."""
         if self._state in ("finished", "abandoned"):
             return
         self._state = "abandoned"
-        with ExitStack() as stack:  # one failure does not keep the others from their turn, the last first
+        with ExitStack() as stack:  # calls these in reverse order, all of them even if one fails
             stack.callback(self._writer.abandon)
             stack.callback(self._budget.release_all)
             stack.callback(self._close)
@@ -204,7 +204,7 @@ class SortMergeResultPartition(ABC):
             raise
 
     def _put(self, intake: Intake, pieces: Iterable[Any]) -> None:
-        """Collect these pieces, writing regions where they need room. The partition is open."""
+        """Add the pieces to the intake, writing regions for room. The partition must be open."""
         with self._whole_or_failed():
             for piece in pieces:
                 self._make_room(intake, piece)
@@ -213,26 +213,26 @@ class SortMergeResultPartition(ABC):
                     self._spill(intake)
 
     def _write_rest(self) -> None:
-        """Write what is held when no more comes. The first intake's region is told that it is the last if the
-        others hold nothing: then its entries are written together with the end of the index."""
+        """Write everything held when no more pieces come. If only the first intake holds anything, its region
+        is marked as the last: then its entries are written together with the end of the index."""
         first, *others = self._intakes
-        others = [each for each in others if each.bytes]
+        others = [intake for intake in others if intake.bytes]
         self._write_region(first, is_last=not others)
-        for each in others:
-            self._write_region(each)
+        for intake in others:
+            self._write_region(intake)
 
     def _make_room(self, intake: Intake, piece: Any) -> None:
-        """Write regions until the piece fits or nothing is held. The intake that holds more goes first: no
-        region is tiny because the other takes the memory."""
+        """Write regions until the piece fits or nothing is held. The intake that holds more goes first, so
+        that no region is tiny just because the other intake takes the memory."""
         if intake.room_for(piece):
             return
-        for fuller in sorted(self._intakes, key=lambda each: -each.bytes):
+        for fuller in sorted(self._intakes, key=lambda intake: -intake.bytes):
             self._spill(fuller)
             if intake.room_for(piece):
                 return
 
     def _spill(self, intake: Intake) -> None:
-        """Write a region before the records end."""
+        """Write a region while more records may come, and count it as a spill."""
         before = self._writer.regions
         self._write_region(intake)
         self.metrics.add(spills=self._writer.regions - before)
@@ -240,15 +240,15 @@ class SortMergeResultPartition(ABC):
     def _write_region(self, intake: Intake, is_last: bool = False) -> None:
         writer = self._writer
         writer.start_region(intake.kind)
-        for batch in _batched(intake.drain(), write_batch(self._budget.least)):
-            charged = _charged(batch)  # not what is written: encryption makes buffers longer
+        for batch in _in_batches(intake.drain(), write_batch(self._budget.least)):
+            charged = _charge_of(batch)  # not the bytes written: encryption makes buffers longer
             with self.metrics.step("write"):
                 if isinstance(batch, ExtentRun):
                     writer.write_run(batch)
                 else:
                     writer.write_extents(batch)
             self._budget.release(charged)
-            del batch  # before the next ones are made
+            del batch  # frees the buffers before the next ones are made
         self._count(intake.kind, writer.finish_region(is_last))
         intake.written()
 
@@ -268,16 +268,15 @@ def _check_header(writer: PartitionedFileWriter, payload: StoredPayload) -> None
         )
 
 
-def _charged(batch: list[Extent] | ExtentRun) -> int:
-    """Bytes that were charged for what a drain gave."""
+def _charge_of(batch: list[Extent] | ExtentRun) -> int:
+    """Return the bytes that are charged for this part of a drain."""
     if isinstance(batch, ExtentRun):
         return int(batch.bytes.sum())
     return sum(bytes_of(buffers) for _, buffers in batch)
 
 
-def _batched(extents: Iterator[Drained], most: int) -> Iterator[list[Extent] | ExtentRun]:
-    """Extents together up to ``most`` bytes or a little more, runs as they are; none is kept here once the
-    caller has it."""
+def _in_batches(extents: Iterator[Drained], most: int) -> Iterator[list[Extent] | ExtentRun]:
+    """Yield extents in lists of about ``most`` bytes, and runs unchanged. Keeps no reference to them."""
     batch: list[Extent] = []
     size = 0
     for extent in extents:

@@ -1,7 +1,7 @@
-"""`RowResultPartition`: a producer task's Arrow batches.
+"""`RowResultPartition`: the result partition of a producer task's Arrow batches.
 
 Rows go where the layout's selector says (`writing.encoders`), or to every subpartition. There are no events:
-the index says what is complete, and control rows do.
+the index and the control rows say what is complete.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class RowResultPartition(SortMergeResultPartition):
         super().__init__(writer, layout.payload, budget, metrics)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send each row to the subpartition that the selector gives it. The batch is of the payload's
-        schema; it is not kept beyond the region it goes into."""
+        """Send each row to the subpartition that the selector chooses. The batch must have the payload's
+        schema. It is not kept after its region has been written."""
         self._expect_open()
         self._put(self._unicast, sliced(batch, self._unicast.unit_bytes))
 
     def broadcast(self, batch: pa.RecordBatch) -> None:
-        """Send every row to every subpartition. Not where extents are ordered by key: `UnsupportedError`."""
+        """Send every row to every subpartition. Raises `UnsupportedError` if extents are ordered by key."""
         self._expect_open()
         if self._layout.order is not None:
             raise UnsupportedError(
@@ -61,7 +61,7 @@ class RowResultPartition(SortMergeResultPartition):
 
 
 class _BroadcastRows:
-    """The `Intake` of rows that go to every subpartition: encoded as they come, and stored once."""
+    """The `Intake` of rows for every subpartition. Rows are encoded when they are added, and stored once."""
 
     kind = RegionKind.BROADCAST
 

@@ -1,6 +1,6 @@
-"""Batches cut into slices that count as so many bytes.
+"""Cuts batches into slices of a limited size.
 
-Apart from `writing.clustering`, because readers use it, too, when they put rows aside, and need no selector.
+Separate from `writing.clustering` because readers use it too, when they spill rows, and need no selector.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-ROW_BYTES = 16  # what a row is counted as at least: its subpartition id and its position take 9 to 12
+ROW_BYTES = 16  # least size of a row: its subpartition id and its position take 9 to 12 bytes
 
 
 def size_of(batch: pa.RecordBatch) -> int:
-    """Bytes that rows are counted as while they wait: for narrow rows, what clustering them takes."""
+    """Return the bytes to count for waiting rows: for narrow rows, the memory for clustering them."""
     return max(int(batch.nbytes), ROW_BYTES * int(batch.num_rows))
 
 
 def sliced(
     batch: pa.RecordBatch, most: int, size: Callable[[pa.RecordBatch], int] = size_of
 ) -> Iterator[pa.RecordBatch]:
-    """The batch in slices of at most ``most`` bytes, in order; a larger row is a slice of its own."""
+    """Yield the batch in slices of at most ``most`` bytes, in order. A larger row is a slice by itself."""
     total = size(batch)
     if total <= most or batch.num_rows <= 1:
         if batch.num_rows:
