@@ -6,7 +6,7 @@
     frame.repartition(64, "k").groupBy("k").applyInArrow(score, "k long, s double").toDF()
     sortshuffle.rdd(pairs).partitionBy(64).mapPartitions(fold).toRDD()  # Python objects
 
-The names below are loaded on first use, so that small processes (the janitor, the command line) do not
+The public names are loaded on first use, so that small processes (the janitor, the command line) do not
 import Spark.
 """
 

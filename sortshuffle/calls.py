@@ -1,22 +1,21 @@
-"""Every call of the package to the system on files, directories, sockets, shared memory and new processes.
+"""All system calls that the package makes on files, directories, sockets, shared memory and new processes.
 
     from sortshuffle import calls
     calls.pread(descriptor, size, offset)
 
-Through this one place a test can make any call fail, be short or slow, or be the last one before the process
-is killed (`tests/faults.py`). A name here is the system's function itself: a call costs what ``os.pread``
-costs. A socket's methods are called by short functions, for some 40 ns, because an encrypted socket has
-methods of its own.
+Because they all pass through this module, a test can make any call fail, come up short, run slowly, or be the
+last one before the process is killed (`tests/faults.py`). Most names here are the system's functions
+themselves, so a call costs what ``os.pread`` costs. Socket methods are wrapped in short functions, which cost
+some 40 ns: an encrypted socket overrides the methods, so the plain ones cannot be named here.
 
 Rules
-* Nothing is decided here: no error is translated, nothing is tried again.
-* Callers use the module (``calls.pread``) and never import a name out of it: a test replaces the module's
-  names.
-* Not here: functions on text (``os.path.join``) and of this process (``os.getpid``), closing a socket, which
-  gives no error, and stores, whose file system objects tests replace.
+* This module takes no decisions: it translates no errors and retries nothing.
+* Callers write ``calls.pread`` and never ``from calls import pread``: tests replace the module's attributes.
+* Left out are functions on text (``os.path.join``), functions on this process (``os.getpid``), closing a
+  socket, which reports no error, and stores, whose file system objects tests replace.
 
-`tests/test_layers.py` finds such calls elsewhere. Only small modules of the standard library are imported:
-supervisors and janitors import this.
+`tests/test_layers.py` finds system calls made elsewhere. Import only small modules of the standard library
+here: supervisors and janitors load this module.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ mmap = _mmap.mmap
 
 
 def nameless_file(directory: str) -> io.FileIO:
-    """A new file that the system frees when it is closed, for reading and writing."""
-    import tempfile  # not at the top: it would load what makes random names
+    """Open a new unnamed file for reading and writing. The system frees it when it is closed."""
+    import tempfile  # not at the top: it imports the modules that make random names
 
     return tempfile.TemporaryFile(dir=directory, prefix="sortshuffle-", buffering=0)
 
@@ -76,14 +75,14 @@ readlink = os.readlink
 stat = os.stat
 lstat = os.lstat
 statvfs = os.statvfs
-# These turn an error of the system into "no", or nothing
+# These raise no error of the system: they return False, or the path as far as it resolves
 exists = os.path.exists
 lexists = os.path.lexists
 isfile = os.path.isfile
 isdir = os.path.isdir
 islink = os.path.islink
 realpath = os.path.realpath
-# These raise it
+# These do raise OSError
 getsize = os.path.getsize
 samefile = os.path.samefile
 
@@ -119,7 +118,7 @@ def select(selector: selectors.BaseSelector, seconds: float) -> list[tuple[selec
 
 
 def poll(descriptor: int, event: int, milliseconds: int) -> bool:
-    """Whether the event came in time."""
+    """Wait until the descriptor has the event. Return False if the time runs out first."""
     waiting = _select.poll()
     waiting.register(descriptor, event)
     return bool(waiting.poll(milliseconds))
@@ -149,7 +148,7 @@ def shutdown(one: socket.socket, how: int) -> None:
     one.shutdown(how)
 
 
-# Of the TCP connection itself: an encrypted socket's own method would drop the encryption
+# Shuts down the TCP connection itself: an encrypted socket's own method would drop the encryption
 shutdown_tcp = socket.socket.shutdown
 
 

@@ -26,8 +26,8 @@ ProtocolError          use one version of the package on all hosts    Connection
 WorkerSetupError       install what the workers' Python lacks         ImportError
 =====================  =============================================  ==========================
 
-Rules: a message says where (file, region, subpartition, offset), what was expected, what was found,
-and which option or action mends it. This module imports nothing of the package.
+Rules: a message says where the error is (file, region, subpartition, offset), what was expected, what was
+found, and which option or action fixes it. This module imports nothing else from the package.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import os
 from dataclasses import dataclass
 
 OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errnos not about the file or the peer: this process or its host lacks descriptors or memory."""
+"""Errnos that do not concern the file or the peer: this process or its host lacks descriptors or memory."""
 
 
 class SortShuffleError(Exception):
@@ -45,7 +45,7 @@ class SortShuffleError(Exception):
 
 
 class UsageError(SortShuffleError, ValueError):
-    """The call is wrong: an argument, a name, a combination."""
+    """The call is wrong: an argument, a name, or a combination of arguments."""
 
 
 class OptionError(UsageError):
@@ -53,11 +53,11 @@ class OptionError(UsageError):
 
 
 class ColumnError(UsageError, LookupError):
-    """A named column is not there, is ambiguous, or cannot be used for this."""
+    """A named column does not exist, is ambiguous, or cannot be used for this purpose."""
 
 
 class SchemaMismatchError(UsageError, TypeError):
-    """A user function returned data of another schema than it declared."""
+    """A user function returned data whose schema differs from the declared one."""
 
 
 class UnsupportedError(UsageError, NotImplementedError):
@@ -65,23 +65,23 @@ class UnsupportedError(UsageError, NotImplementedError):
 
 
 class StateError(SortShuffleError, RuntimeError):
-    """A method was called out of its order, such as writing after ``finish()``."""
+    """A method was called out of order, such as writing after ``finish()``."""
 
 
 class ResultOverflowError(SortShuffleError, OverflowError):
-    """A result does not fit its type, and the caller did not ask for wrapping around."""
+    """A result does not fit its type, and the caller did not ask for wrap-around."""
 
 
 class WorkerSetupError(SortShuffleError, ImportError):
-    """The Python of Spark's workers, or this one, lacks something that this package needs. ``path``: the URL
-    for which it is needed; None where it is for something else."""
+    """The workers' Python, or this process's, lacks something that this package needs. ``path``: the URL that
+    needs it; None if the need comes from elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in a result partition something happened. Unknown parts are None.
+    """A position in a result partition, for error messages. Unknown parts are None.
 
-    ``offset`` is in bytes from the start of ``file``; ``writer`` says which task attempt wrote it.
+    ``offset`` is in bytes from the start of ``file``; ``writer`` says which task attempt wrote the file.
     """
 
     file: str
@@ -104,7 +104,7 @@ class Place:
 
 
 class DataLossError(SortShuffleError):
-    """Written data cannot be read: the task that produced it must run again."""
+    """Written data cannot be read. The task that produced it must run again."""
 
     def __init__(self, place: Place, what: str, *, expected: object = None, found: object = None) -> None:
         self.place = place
@@ -127,11 +127,11 @@ def _rebuild_data_loss(
 
 
 class CorruptDataError(DataLossError, ValueError):
-    """The bytes are not the ones that were written."""
+    """The bytes differ from those that were written."""
 
 
 class MissingDataError(DataLossError, FileNotFoundError):
-    """A file is gone, or another file is in its place."""
+    """A file is gone, or another file has taken its place."""
 
 
 class OutOfDiskError(SortShuffleError, OSError):
@@ -154,7 +154,7 @@ class OutOfDiskError(SortShuffleError, OSError):
 class FileAccessError(SortShuffleError, OSError):
     """The system refused a call on a file, though the disk is not full.
 
-    ``errno`` and ``filename``: those of the system's error.
+    ``errno`` and ``filename`` are those of the system's error.
     """
 
     def __init__(self, number: int, path: str) -> None:
@@ -173,14 +173,14 @@ def _remedy_of(number: int) -> str:
 
 
 class InsufficientBuffersError(SortShuffleError, MemoryError):
-    """The pool can never give so many buffers: it is too small, or others are guaranteed them."""
+    """The pool can never supply that many buffers: it is too small, or they are guaranteed to others."""
 
 
 class ServiceUnavailableError(SortShuffleError, ConnectionError):
-    """A shuffle service could not be reached, or did not answer, within its time.
+    """A shuffle service could not be reached, or did not answer, before the timeout.
 
-    ``address``: its host:port, where that is known. ``refused``: what the service, which answers, cannot
-    serve; None where it is unavailable as a whole, or has no room or time.
+    ``address``: the service's host:port, if known. ``refused``: what a service that does answer cannot serve;
+    None if the service is unavailable as a whole, or lacks room or time.
     """
 
     address = ""
@@ -188,15 +188,14 @@ class ServiceUnavailableError(SortShuffleError, ConnectionError):
 
 
 class AuthenticationError(SortShuffleError, PermissionError):
-    """A peer did not show that it knows the shared secret, or its certificate is not trusted."""
+    """A peer did not prove that it knows the shared secret, or its certificate is not trusted."""
 
 
 class DecryptionError(SortShuffleError, ValueError):
-    """Encrypted data does not open: there is no key, or a wrong one, or bytes were changed on purpose. Or
-    data is not encrypted where all should be: somebody else wrote it. No producer runs again: with a wrong
-    key its new output could not be read either, and changes on purpose are for a person to look at.
-    ``remedy``: the end of the message.
-    """
+    """Encrypted data cannot be decrypted: the key is missing or wrong, or bytes were tampered with. Or data
+    is not encrypted although all of it should be: somebody else wrote it. No producer runs again: with a
+    wrong key its new output could not be read either, and a person must look at tampering. ``remedy``: the
+    end of the message."""
 
     def __init__(self, place: Place, what: str, remedy: str) -> None:
         self.place = place

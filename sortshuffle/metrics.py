@@ -1,7 +1,7 @@
-"""What one task did: counts, bytes and seconds per step, as one mergeable record.
+"""The figures of one task: counts, bytes and seconds per step, in one record that can be merged with others.
 
-The caller passes a `TaskMetrics` down, and each layer adds to it. Single-threaded: worker threads of a task
-return their figures, and the task's own thread adds them up. The driver receives one record per task
+The caller passes a `TaskMetrics` down, and each layer adds to it. The record is not thread-safe: worker
+threads return their figures, and the task's own thread adds them up. The driver receives one record per task
 (`spark.worker.reports`).
 """
 
@@ -16,9 +16,9 @@ from typing import TypeAlias, TypeVar
 
 Item = TypeVar("Item")
 Seconds: TypeAlias = "defaultdict[str, float]"
-"""Time per step, seconds. Producing: open, scan, user, sample, ids, sort, take, gather, combine, encode,
-compress, checksum, write. Consuming: wait, read, verify, decompress, decode, merge, spill, user; of these all
-but wait, merge, spill and user run in the read-ahead threads, and the task's own thread sees them as wait."""
+"""Seconds by step. Producers: open, scan, user, sample, ids, sort, take, gather, combine, encode, compress,
+checksum, write. Consumers: wait, read, verify, decompress, decode, merge, spill, user. Read-ahead threads do
+all consumer steps but wait, merge, spill and user; the task's own thread sees theirs as wait."""
 
 FIGURES = {
     "rows_in": "rows that the stage's functions were given: by Spark, by a scan, or by an exchange",
@@ -46,7 +46,7 @@ FIGURES = {
     "files": "files written, two for each map output",
     "memory_peak": "bytes of rows and buffers that one task held at most; of many tasks, the highest",
 }
-"""What is counted: name and meaning. The table in ``docs/operations.md`` has the same."""
+"""Counters by name, with their meaning. The table in ``docs/operations.md`` repeats them."""
 
 
 def _no_seconds() -> Seconds:
@@ -55,10 +55,10 @@ def _no_seconds() -> Seconds:
 
 @dataclass(slots=True)
 class TaskMetrics:
-    """Figures of one task.
+    """The figures of one task.
 
-    ``seconds``: per step. ``counts``: by the names in `FIGURES`; ``memory_peak`` is merged by maximum, all
-    others are summed.
+    ``seconds``: per step. ``counts``: by the names in `FIGURES`. Merging takes the maximum of ``memory_peak``
+    and the sum of all other counts.
     """
 
     seconds: Seconds = field(default_factory=_no_seconds)
@@ -66,7 +66,7 @@ class TaskMetrics:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Add the time of a block to a step. Costs about 1 us: for batches, not for rows."""
+        """Add the time that a block takes to a step. Costs about 1 us: use it per batch, not per row."""
         started = time.perf_counter()
         try:
             yield
@@ -81,7 +81,7 @@ class TaskMetrics:
         self.counts["memory_peak"] = max(self.counts["memory_peak"], memory)
 
     def merge(self, other: TaskMetrics) -> None:
-        """Add another record's figures to this one; a peak stays a peak."""
+        """Add the figures of another record to this one."""
         peak = max(self.counts["memory_peak"], other.counts["memory_peak"])
         for step, seconds in other.seconds.items():
             self.seconds[step] += seconds
@@ -89,11 +89,11 @@ class TaskMetrics:
         self.counts["memory_peak"] = peak
 
     def slowest(self) -> list[tuple[str, float]]:
-        """Steps and their seconds, the longest first."""
+        """Return the steps and their seconds, the longest first."""
         return sorted(self.seconds.items(), key=lambda item: -item[1])
 
     def timed(self, source: Iterator[Item], step: str) -> Iterator[Item]:
-        """Pass ``source`` on, adding the time that each of its items takes to a step."""
+        """Yield the items of ``source``, and add the time that it takes to produce each to a step."""
         while True:
             with self.step(step):
                 try:

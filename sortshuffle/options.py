@@ -1,8 +1,8 @@
-"""Every knob, once: name, default, unit, what is allowed, why.
+"""Every setting of the package, defined once: name, default, unit, allowed values, purpose.
 
-`Options` is the one frozen object that travels from the driver into every task. The table in
-`docs/operations.md` is made from it (`option_table`), and a test keeps the two equal. This module knows
-nothing of Spark: it reads a plain mapping of ``spark.sortshuffle.*`` settings.
+`Options` is the one frozen object that travels from the driver into every task. `option_table` makes the
+table in `docs/operations.md` from it, and a test keeps the two equal. This module knows nothing of Spark: it
+reads a plain mapping of ``spark.sortshuffle.*`` settings.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _size(least: int, most: int) -> Callable[[str], int]:
 
 
 def parse_size(text: str) -> int:
-    """Bytes, from a number with a unit as Spark's settings have it: 1g, 64m, 4194304b. Raises ValueError."""
+    """Return the bytes of a size written as in Spark's settings: 1g, 64m, 4194304b. Raises ValueError."""
     match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _SIZE_UNITS:
         raise ValueError(text)
@@ -100,7 +100,7 @@ def _path(text: str) -> str:
 
 
 def _program(text: str) -> str:
-    """A path that begins with / or ./, or a bare name that is looked up on the PATH."""
+    """Accept a path that begins with / or ./, or a bare name, which is looked up on the PATH."""
     program = text.strip()
     if "/" in program and not program.startswith(("/", "./")):
         raise ValueError(text)
@@ -117,7 +117,7 @@ def _directories(text: str) -> tuple[str, ...]:
 
 
 def _checked_url(text: str) -> str:
-    """A URL without a slash at its end. Whether there is such storage shows when it is used."""
+    """Return a URL without trailing slashes. Whether the storage exists shows only when it is used."""
     scheme, _, rest = text.rstrip("/").partition("://")
     is_mounted = scheme in ("file", "local")
     if not rest or (is_mounted and not rest.startswith("/")):
@@ -355,17 +355,17 @@ class Options:
 
     @property
     def storage_url(self) -> str:
-        """The URL of storage that every host sees; empty where map outputs go to local directories."""
+        """The URL of storage that every host sees; empty if map outputs go to local directories."""
         return self.directories[0] if self.directories and _is_url(self.directories[0]) else ""
 
     @property
     def tls_files(self) -> tuple[str, str, str]:
-        """Certificate, key and authority; empty for no TLS."""
+        """The paths of certificate, key and authority; empty strings without TLS."""
         return self.service_tls_certificate, self.service_tls_key, self.service_tls_authority
 
     @staticmethod
     def of(settings: Mapping[str, str]) -> Options:
-        """The options of these settings; keys outside ``spark.sortshuffle.`` are ignored.
+        """Return the options in ``settings``. Keys outside ``spark.sortshuffle.`` are ignored.
 
         Raises `OptionError` for a name that does not exist or a value that is not allowed.
         """
@@ -383,7 +383,7 @@ class Options:
                 raise OptionError(f"{key} = {text!r} is not allowed: give {knob.allowed}") from None
         options = Options(**chosen)
         if any(options.tls_files) and not all(options.tls_files):
-            raise OptionError(_TLS_FILES)  # tasks read and serve: those that only read have no settings
+            raise OptionError(_TLS_FILES)  # tasks serve as well as read, and a service needs all three files
         return options
 
 
@@ -392,13 +392,13 @@ def _knobs() -> list[tuple[str, Knob]]:
 
 
 def _did_you_mean(key: str, known: list[str]) -> str:
-    names = [each.removeprefix(PREFIX) for each in known]  # the prefix would make any two alike
+    names = [each.removeprefix(PREFIX) for each in known]  # with the prefix any two keys would look alike
     close = get_close_matches(key.removeprefix(PREFIX).lower(), names, n=1)
     return f"Did you mean {PREFIX}{close[0]}?" if close else "There are: " + ", ".join(sorted(known))
 
 
 def format_size(count: float) -> str:
-    """Bytes for people: 1.5 MiB."""
+    """Format a number of bytes for people: 1.5 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < KIB:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
@@ -407,7 +407,7 @@ def format_size(count: float) -> str:
 
 
 def option_table() -> str:
-    """The Markdown table of all options, as it stands in `docs/operations.md`."""
+    """Return the Markdown table of all options, as in `docs/operations.md`."""
     lines = ["| option | default | allowed | what it does, and why |", "|---|---|---|---|"]
     for each in fields(Options):
         knob: Knob = each.metadata["knob"]

@@ -1,3 +1,3 @@
-"""The release of the package. In a module of its own: the package's names for users lead everywhere."""
+"""The release of the package, in a module that every layer may import: ``__init__`` refers to all layers."""
 
 __version__ = "0.1.0"

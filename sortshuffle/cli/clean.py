@@ -1,6 +1,6 @@
 """`sortshuffle clean`: removes the map outputs that no live application owns, and lists them.
 
-`cli.cleaning` judges those on this host, `cli.stored_cleaning` those on storage that every host sees.
+`cli.cleaning` judges the map outputs on this host, `cli.stored_cleaning` those on shared storage (a URL).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STYLES = {"removed": "green", "would remove": "green", "kept": "dim", "failed":
 
 
 class _Directory(click.Path):
-    """A directory that exists, or any URL."""
+    """Accepts an existing directory, or any URL."""
 
     def __init__(self) -> None:
         super().__init__(exists=True, file_okay=False)
@@ -62,19 +62,19 @@ def clean(
 ) -> None:
     """Remove map outputs that no live application owns.
 
-    DIR is a local directory of Spark, one that spark.sortshuffle.dir names, or any directory above. Removed
-    are the files of executors of this host that have ended, also where the machine was started again and
-    where spark.sortshuffle.keep left them behind. Of live executors, map outputs are removed that a task
-    left unfinished or that Spark has forgotten.
+    DIR is a local directory of Spark, one that spark.sortshuffle.dir names, or any directory above. This
+    removes the files of executors of this host that have ended, even if the machine was started again or
+    spark.sortshuffle.keep kept them. Of live executors it removes map outputs that a task left unfinished or
+    that Spark has forgotten.
 
     Files of other hosts, and files whose owner cannot be read, cannot be judged from here: they are kept and
     listed. Run this on their host, or give --older-than. Nothing but sortshuffle's own files is touched, and
     symbolic links are not followed.
 
     DIR may also be the URL that spark.sortshuffle.dir names, such as s3://bucket/prefix. A driver removes
-    what its application wrote there when it ends, unless it is killed. Whether an application is live cannot
-    be told from a URL: all are listed, and removed is what --older-than or --application says, uploads that
-    were never completed included.
+    what its application wrote there when it ends, unless it is killed. A URL does not show whether an
+    application is live: all are listed, and those that --older-than or --application selects are removed,
+    including uploads that were never completed.
 
     Exit codes: 0 done, 1 something could not be removed, or a directory cannot be listed, 2 the call is
     wrong, and nothing was removed, 4 the store refuses or does not answer, or its library is not installed.
@@ -85,7 +85,7 @@ def clean(
     done: dict[str, tuple[str, HomeVerdict]] = {}  # by path: one directory may be below another
     passed_over = PassedOver()
     refusal: CannotLook | None = None
-    # 1. judge, and remove at once
+    # 1. judge each home or map output, and remove it at once
     try:
         with storage_errors():
             _open_stores(directories)
@@ -136,7 +136,7 @@ def _carry_out(verdict: HomeVerdict, dry_run: bool) -> str:
 
 
 def _open_stores(directories: Sequence[str]) -> None:
-    """Raise for a wrong URL or a missing library before anything is removed."""
+    """Open every store, so that a wrong URL or a missing library is reported before anything is removed."""
     for url in filter(is_url, directories):
         with store_errors("opening the storage", url):
             open_store(url)

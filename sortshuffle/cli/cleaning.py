@@ -1,17 +1,17 @@
-"""Judges which files no live application owns, for `sortshuffle clean`.
+"""Finds files that no live application owns, for `sortshuffle clean`.
 
-Usually there are none: the janitor of an executor deletes its files (`homes.janitor`). It cannot if its
-machine or container went down with it, and does not if files are to be kept (``spark.sortshuffle.keep``).
+Usually there are none: the janitor of an executor deletes its files (`homes.janitor`). The janitor cannot do
+so if its machine or container went down, and must not under ``spark.sortshuffle.keep``.
 
-Judged below a directory, without following symbolic links, are
+Below a directory, without following symbolic links, this module judges
 
 * *homes*, ``sortshuffle/<application>/<host>-<pid>-<digest>``, each by its ``owner.json``;
 * in homes of live executors, the map outputs that are dead by the engine's own rules (`homes.lifetime`):
-  unfinished ones that nobody writes, and finished ones that Spark has forgotten.
+  unfinished ones that no process writes, and finished ones that Spark has forgotten.
 
 Rules
-* A home that cannot be judged from here is kept, unless it is unchanged for as long as the caller says.
-* A home with a file that is not ours is kept, whatever its owner: a person has to look at it.
+* A home that cannot be judged from here is kept, unless it has not changed for as long as the caller says.
+* A home with a foreign file is kept, whatever its owner: a person must look at it.
 * A home in which a process holds a lock is kept, whatever its owner: processes of other containers are not
   visible, but their locks are.
 """
@@ -43,7 +43,7 @@ _HOME_NAME = re.compile(rf".+-\d+-[0-9a-f]{{{2 * NAME_DIGEST_BYTES}}}")
 
 
 class Thing(Enum):
-    """The subject of a verdict."""
+    """What a verdict is about."""
 
     HOME = "home"
     UNFINISHED_OUTPUT = "unfinished map output"
@@ -53,8 +53,8 @@ class Thing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HomeVerdict:
-    """Whether a home, a map output in it, or all of an application on shared storage is dead, and why.
-    ``bytes``: of its files. ``path``: of the home, of the map output without suffixes, or a URL."""
+    """The verdict on a home, on a map output in it, or on all files of an application on shared storage.
+    ``bytes``: size of its files. ``path``: of the home, of the map output without suffix, or a URL."""
 
     path: str
     what: Thing
@@ -66,10 +66,10 @@ class HomeVerdict:
 def judge_all(
     directory: str, older_than: float | None, on_error: Callable[[OSError], None]
 ) -> Iterator[HomeVerdict]:
-    """A verdict on every home at or below a directory, and on the dead map outputs of live ones.
+    """Yield a verdict on every home at or below a directory, and on the dead map outputs of live homes.
 
-    ``older_than``: seconds; a home that cannot be judged and is unchanged for so long is dead. ``on_error``
-    is called for directories that cannot be listed.
+    ``older_than``: seconds; a home that cannot be judged counts as dead if it has not changed for longer.
+    ``on_error`` is called for directories that cannot be listed.
     """
     now = time.time()
     for path in homes_below(directory, on_error):
@@ -79,7 +79,7 @@ def judge_all(
 
 
 def homes_below(directory: str, on_error: Callable[[OSError], None]) -> Iterator[str]:
-    """Directories at or below a directory that are in the place of a home, sorted."""
+    """Yield, in order, the directories at or below ``directory`` whose position is that of a home."""
     for path, names, _ in calls.walk(calls.realpath(directory), onerror=on_error):
         names.sort()
         application = os.path.dirname(path)
@@ -89,7 +89,7 @@ def homes_below(directory: str, on_error: Callable[[OSError], None]) -> Iterator
 
 
 def remove(verdict: HomeVerdict) -> bool:
-    """Delete a home or a map output on this host; False if something is left of it."""
+    """Delete a home or a map output on this host. Return False if something is left of it."""
     try:
         if verdict.what is Thing.HOME:
             remove_home(verdict.path)
@@ -105,9 +105,9 @@ def remove(verdict: HomeVerdict) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Home:
-    """A home as it is now. ``changed``: when it or a file in it last changed, seconds since 1970.
+    """A snapshot of a home. ``changed``: when the home or a file in it last changed, seconds since 1970.
     ``foreign``: a name in it that is not ours. ``is_held``: a process holds a lock in it. ``is_bare``: it has
-    no files but partial ones of an owner.json."""
+    no files except temporary ones of an owner.json."""
 
     path: str
     owner: Owner | None
@@ -119,7 +119,7 @@ class _Home:
 
     @staticmethod
     def of(path: str) -> _Home | None:
-        """None if it is no home, is gone, or cannot be listed."""
+        """Look at a directory. Return None if it is not a home, is gone, or cannot be listed."""
         try:
             with calls.scandir(path) as scan:
                 found = {entry.name: entry.stat(follow_symlinks=False) for entry in scan}
@@ -154,15 +154,15 @@ def _judge(home: _Home, older_than: float | None, now: float) -> Iterator[HomeVe
         yield HomeVerdict(home.path, Thing.HOME, False, home.bytes, reason)
         yield from _dead_outputs(home.path, owner, now)
         return
-    # what the owner and the machine say
+    # 1. the owner and the machine decide, if they can
     has_files = owner is not None and _has_files_of_spark(home.path, owner, now)
     is_dead, reason = _is_dead(home, has_files, now)
-    # what cannot be told is decided by its age
+    # 2. otherwise the age decides
     if is_dead is None:
         age = now - home.changed
         is_dead = older_than is not None and age > older_than
         reason += f"; nothing has changed in it for {duration(age)}"
-    # two reasons to keep it in any case
+    # 3. a foreign file, or a lock, keeps the home in any case
     if is_dead and home.foreign is not None:
         is_dead, reason = False, f"{home.foreign!r} in it is not sortshuffle's ({reason})"
     if is_dead and home.is_held:
@@ -173,8 +173,8 @@ def _judge(home: _Home, older_than: float | None, now: float) -> Iterator[HomeVe
 
 
 def _is_dead(home: _Home, has_files: bool, now: float) -> tuple[bool | None, str]:
-    """Whether a home without a live owner is dead, None if that cannot be told; and why. ``has_files``: the
-    result of `_has_files_of_spark`."""
+    """Judge a home without a live owner. Return whether it is dead (None: cannot be told), and the reason.
+    ``has_files``: the result of `_has_files_of_spark`."""
     owner = home.owner
     if owner is None and home.is_bare:
         if now - home.changed < OWNER_IS_WRITTEN:
@@ -209,7 +209,7 @@ def _end_of(owner: Owner) -> str:
 
 
 def _has_files_of_spark(home: str, owner: Owner, now: float) -> bool:
-    """Whether Spark may still have shuffle files of an ended executor for map outputs of this home."""
+    """Return whether Spark may still have an ended executor's shuffle files for map outputs of this home."""
     if not (owner.leaves_outputs_to_spark and owner.has_ended()):
         return False
     try:
@@ -242,7 +242,7 @@ def _size_of(file: PartitionedFile) -> int:
 
 
 def _boot_time() -> float:
-    """When this machine was started, seconds since 1970; 0 if that cannot be told."""
+    """Return when this machine was started, in seconds since 1970; 0 if that cannot be told."""
     try:
         with calls.open_file("/proc/stat", encoding="ascii") as opened:
             lines = [line.split() for line in opened]

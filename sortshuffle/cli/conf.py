@@ -36,11 +36,11 @@ from sortshuffle.spark.manager.settings import (
 def conf(properties: bool, python: str | None) -> None:
     """Print the settings that turn the shuffle manager on.
 
-    One --conf key=value on a line: spark-submit $(sortshuffle conf) job.py, and likewise for pyspark and for
-    a server of Spark Connect. Plugins, jars and class path of Spark's spark-defaults.conf stay; those that
-    other arguments name are to be joined by hand. What else that file says is looked at, too: it may speak
-    against the manager. Standard error says which file that is, and for which release of Spark the lines were
-    checked: that of the PySpark which is installed beside this command.
+    Each line is one --conf key=value: spark-submit $(sortshuffle conf) job.py, and likewise for pyspark and
+    for a server of Spark Connect. Plugins, jars and class path of spark-defaults.conf stay; join those of
+    other arguments by hand. Other settings in that file are checked as well, because some rule the manager
+    out. Standard error names the file, and the release of Spark that the lines were checked for: that of the
+    PySpark installed beside this command.
 
     Exit codes: 0 printed, 1 the manager cannot be on, 2 the call is wrong.
     """
@@ -60,7 +60,7 @@ def conf(properties: bool, python: str | None) -> None:
 
 
 def _release() -> str:
-    """Of the installed pyspark; empty if there is none, and Spark is somewhere else."""
+    """Return the release of the installed pyspark; empty if there is none because Spark is elsewhere."""
     try:
         return version("pyspark")
     except PackageNotFoundError:
@@ -68,7 +68,7 @@ def _release() -> str:
 
 
 def _say_for_what(release: str, defaults: str) -> None:
-    """Name the release that was checked: the lines may be for the spark-submit of another Spark."""
+    """Name the release that was checked: the user may give the lines to the spark-submit of another Spark."""
     spark = (
         f"Checked for Spark {release} (the installed pyspark)"
         if release
@@ -92,8 +92,8 @@ def _why_off(before: Mapping[str, str]) -> str:
 
 
 def _argument(setting: str) -> str:
-    """For spark-submit. No quoting: the shell divides what a command prints at white space, and interprets
-    no quotes in it."""
+    """Format a setting for spark-submit. Quotes would not help: in ``$(...)`` the shell splits the output at
+    white space and takes quotes literally."""
     if setting.split() == [setting]:
         return f"--conf {setting}"
     raise click.ClickException(
@@ -104,5 +104,5 @@ def _argument(setting: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """As it stands in a properties file."""
+    """Escape a setting for a properties file."""
     return text.replace("\\", "\\\\")

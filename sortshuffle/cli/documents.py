@@ -1,8 +1,8 @@
 """The output of `dump --json`, as plain dictionaries.
 
-Sizes are in bytes, `ratio` is raw bytes by stored bytes. `encryption` says whether payloads were decrypted;
-it is empty where they are not encrypted. Unknown values are null. Long lists are complete. Keys are only ever
-added: scripts depend on them.
+Sizes are in bytes; `ratio` is raw bytes by stored bytes. `encryption` says whether payloads were decrypted,
+and is empty if they are not encrypted. Unknown values are null. Lists are never cut. Keys may be added, but
+never removed or renamed: scripts depend on them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sortshuffle.storage.inspection.data_check import LooseBuffer
 
 
 def pair(look: Look, subpartition: int | None = None) -> dict[str, Any]:
-    """Everything about one pair; with ``subpartition``, only its extents."""
+    """Describe one pair in full. ``subpartition``: list only the extents of this one."""
     document = summary(look)
     table = look.inspection.table
     document["regions"] = None if table is None else _regions(table, look, subpartition)
@@ -31,7 +31,7 @@ def pair(look: Look, subpartition: int | None = None) -> dict[str, Any]:
 
 
 def summary(look: Look) -> dict[str, Any]:
-    """A pair without its extents."""
+    """Describe a pair without its extents."""
     inspection = look.inspection
     schema = schema_of(inspection)
     return {
@@ -52,7 +52,7 @@ def summary(look: Look) -> dict[str, Any]:
 
 
 def directory(path: str, found: Listing, passed_over: list[dict[str, str]]) -> dict[str, Any]:
-    """All pairs below a directory, the exchanges of the complete ones, and unlisted directories."""
+    """Describe all pairs below a directory, the exchanges of the complete ones, and unlisted directories."""
     return {
         "path": path,
         "pairs": [summary(look) for look in found.looks],
@@ -63,7 +63,7 @@ def directory(path: str, found: Listing, passed_over: list[dict[str, str]]) -> d
 
 
 def records(rows: ShownRows | None, refusal: str) -> dict[str, Any]:
-    """Rows as one object each, or why there are none."""
+    """Describe each row as an object, or say why there are no rows."""
     if rows is None:
         return {"subpartition": None, "rows": None, "problem": refusal}
     objects = [dict(zip(rows.columns, values, strict=True)) for values in rows.values]

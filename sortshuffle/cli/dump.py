@@ -1,5 +1,4 @@
-"""`sortshuffle dump`: shows the content of map outputs, for people (`cli.pages`) or as JSON
-(`cli.documents`)."""
+"""`sortshuffle dump`: shows the content of map outputs, as text (`cli.pages`) or JSON (`cli.documents`)."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Any
 import click
 
 from sortshuffle.cli import documents, pages
-from sortshuffle.cli.exchanges import listing
+from sortshuffle.cli.exchanges import add_up
 from sortshuffle.cli.key_file import key_file_option, read_key
 from sortshuffle.cli.look import AnyPath, Look, look, look_at_all, pairs_below
 from sortshuffle.cli.output import ConsoleOutput, print_json
@@ -69,12 +68,12 @@ def dump(path: str, as_json: bool, quick: bool, key_file: str | None, **choice: 
 
 
 def _dump(path: str, wanted: DumpChoice, as_json: bool, quick: bool) -> bool:
-    """Print it. Returns whether all is well."""
+    """Print a pair or a directory. Return whether all is well."""
     if is_directory(path):
         if wanted.records is not None or wanted.subpartition is not None:
             raise UsageError("--records and --subpartition need a data or index file, not a directory")
         passed_over = PassedOver()
-        found = listing(look_at_all(pairs_below(path, passed_over.add), quick, wanted.key))
+        found = add_up(look_at_all(pairs_below(path, passed_over.add), quick, wanted.key))
         if as_json:
             print_json(documents.directory(path, found, passed_over.documents))
         else:
@@ -88,7 +87,7 @@ def _dump(path: str, wanted: DumpChoice, as_json: bool, quick: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DumpChoice:
-    """What to show of a pair. ``records``: the first N; None for none. ``everything``: cut nothing."""
+    """What to show of a pair. ``records``: how many, None for none. ``everything``: do not cut tables."""
 
     subpartition: int | None
     records: int | None
@@ -122,7 +121,7 @@ def _check_subpartition(pair: Look, subpartition: int | None) -> None:
 
 
 def _rows(pair: Look, wanted: DumpChoice) -> tuple[ShownRows | None, str]:
-    """The first records, or why they cannot be shown."""
+    """Return the first records, or None and the reason why they cannot be shown."""
     if wanted.records is None:
         return None, ""
     chosen = _first_with_records(pair) if wanted.subpartition is None else wanted.subpartition

@@ -1,4 +1,4 @@
-"""Times on the command line: an option such as 12h, and the text of a time for people."""
+"""Durations on the command line: parses options such as 12h, and formats durations for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAMES = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
 def seconds_of(examples: str) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
-    """The callback of an option with a time. It returns seconds. ``examples``: for the error message."""
+    """Make the callback of an option that takes a duration; it returns seconds. ``examples``: for errors."""
 
     def parse(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
         if text is None:
@@ -26,7 +26,7 @@ def seconds_of(examples: str) -> Callable[[click.Context, click.Parameter, str |
 
 
 def duration(seconds: float) -> str:
-    """A time for people, in its largest unit."""
+    """Format a duration for people, in whole numbers of its largest unit."""
     for unit, size in _NAMES:
         if seconds >= size:
             number = int(seconds // size)

@@ -1,7 +1,7 @@
-"""Adds up the map outputs of one exchange: how much each consumer gets from all of them.
+"""Adds up the map outputs of each exchange, to show how much each consumer gets from all of them.
 
-Only complete map outputs count: of others it is not known which bytes belong to which consumer. They are
-added one by one, and their index entries are dropped then.
+Only complete map outputs count: in others it is unknown which bytes belong to which consumer. Map outputs are
+added one by one, and their index entries dropped at once, because they may be large.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sortshuffle.storage.inspection.contents import Int64s, PairState, Totals
 
 @dataclass(slots=True)
 class ExchangeFiles:
-    """All complete map outputs of an exchange that were found. ``maps``: the map tasks that wrote them, fewer
-    than ``map_outputs`` where one ran twice. ``bytes``, ``records``: per subpartition."""
+    """The sums of all complete map outputs of an exchange. ``maps``: the map tasks that wrote them, fewer
+    than ``map_outputs`` if a task ran twice. ``bytes``, ``records``: per subpartition."""
 
     application: str
     number: int
@@ -36,8 +36,8 @@ class ExchangeFiles:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The pairs of a directory, without their index entries, and the exchanges that they add up to, in the
-    order of application and number."""
+    """The pairs of a directory, without their index entries, and the exchanges that they add up to, ordered
+    by application and number."""
 
     looks: list[Look]
     exchanges: list[ExchangeFiles]
@@ -49,12 +49,12 @@ class Listing:
 
     @property
     def has_locked(self) -> bool:
-        """Whether the key of the call does not open all pairs."""
+        """Whether there is a pair that the given key does not decrypt."""
         return any(look.is_locked for look in self.looks)
 
 
-def listing(looks: Iterable[Look]) -> Listing:
-    """All of them, added up."""
+def add_up(looks: Iterable[Look]) -> Listing:
+    """Add up the pairs into a `Listing`."""
     kept: list[Look] = []
     exchanges: dict[tuple[str, int, int], ExchangeFiles] = {}
     for look in looks:

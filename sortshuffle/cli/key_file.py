@@ -1,4 +1,4 @@
-"""``--key-file``: the key of encrypted map outputs, for the commands that look into them."""
+"""``--key-file``: the option for the key of encrypted map outputs, in commands that look into them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sortshuffle import calls
 from sortshuffle.errors import UsageError
 from sortshuffle.format.encryption import EncryptionKey, why_no_encryption
 
-MOST_BYTES = 4096  # of the file, which has 64 hex digits at most
+MOST_BYTES = 4096  # to read of the file: a key has at most 64 hex digits
 
 key_file_option = click.option(
     "--key-file",
@@ -19,14 +19,14 @@ key_file_option = click.option(
 
 
 def read_key(path: str | None) -> EncryptionKey | None:
-    """The key in a file; None for no file. Raises `UsageError` for a file that holds none, and where this
+    """Read the key in a file; None without a file. Raises `UsageError` for a file without a key, and if this
     Python cannot decrypt."""
     if path is None:
         return None
     if missing := why_no_encryption():
         raise UsageError(f"--key-file: {missing}")
     try:
-        with calls.open_file(path, "rb") as file:  # which may be a pipe, of --key-file <(...)
+        with calls.open_file(path, "rb") as file:  # may be a pipe, as in --key-file <(...)
             text = file.read(MOST_BYTES)
         return EncryptionKey(bytes.fromhex(text.decode("ascii")))
     except OSError as error:

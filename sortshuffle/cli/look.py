@@ -1,4 +1,4 @@
-"""A look at pairs of files: an inspection and, unless it is to be quick, a check of all data, with a bar."""
+"""Looks at pairs of files: inspects each and, unless ``quick``, checks all its data behind a progress bar."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from sortshuffle.storage.inspection.open_files import is_file, size_of
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One pair and what is known of it. ``check``: None if its data was not read. ``totals``, ``regions``:
-    None without an index. ``encryption``: whether encrypted payloads were decrypted; empty for others.
-    ``is_locked``: there is a key, and it does not decrypt them."""
+    """What is known of one pair. ``check``: None if the data was not read. ``totals``, ``regions``: None
+    without an index. ``encryption``: whether encrypted payloads were decrypted; empty for others.
+    ``is_locked``: a key was given, but does not decrypt them."""
 
     inspection: Inspection
     check: DataCheck | None
@@ -52,12 +52,12 @@ class Look:
         return os.path.dirname(self.inspection.base)
 
     def without_table(self) -> Look:
-        """The same without its index entries, which may be megabytes: thousands of looks are kept."""
+        """Return a copy without index entries, which may be megabytes: a listing keeps thousands of looks."""
         return replace(self, inspection=replace(self.inspection, table=None))
 
 
 class AnyPath(click.Path):
-    """A file or directory that exists, or a URL. A URL of something mounted becomes its local path."""
+    """Accepts an existing file or directory, or a URL. The URL of a mounted path becomes that path."""
 
     def __init__(self) -> None:
         super().__init__(exists=True)
@@ -68,10 +68,8 @@ class AnyPath(click.Path):
 
 
 def look(path: str, quick: bool = False, position: str = "", key: EncryptionKey | None = None) -> Look:
-    """Look at the pair of a file. ``position``: of the pair in a list, for the bar. ``key``: decrypts it.
-
-    Raises `UsageError` if the file is not one of ours, or is gone.
-    """
+    """Look at the pair that a file belongs to. ``position``: of the pair in a list, for the progress bar.
+    ``key``: decrypts the pair. Raises `UsageError` if the file is not one of ours, or is gone."""
     with progress(position + os.path.basename(path), 0 if quick else _data_bytes(path)) as advance:
         return _look(path, quick, advance, key)
 
@@ -79,7 +77,7 @@ def look(path: str, quick: bool = False, position: str = "", key: EncryptionKey 
 def look_at_all(
     paths: Sequence[str], quick: bool = False, key: EncryptionKey | None = None
 ) -> Iterator[Look]:
-    """Look at pairs that were found in directories. Those that are gone by now are left out."""
+    """Look at pairs that were found in directories, leaving out those that have been removed since."""
     total = 0 if quick else sum(map(_data_bytes, paths))
     with progress(f"{len(paths)} map outputs", total) as advance:
         for path in paths:
@@ -91,7 +89,7 @@ def look_at_all(
 
 
 def pairs_below(directory: str, on_error: Callable[[OSError], None]) -> list[str]:
-    """One path of each pair at or below a directory. ``on_error``: gets errors of listing a directory."""
+    """Return one path of each pair at or below a directory. ``on_error``: gets errors of listing one."""
     return list(find_pairs(directory, on_error))
 
 
@@ -124,7 +122,7 @@ def _is_there(inspection: Inspection) -> bool:
 
 
 def is_there(path: str) -> bool:
-    """Whether the name exists, even as a link to nothing."""
+    """Return whether the name exists, even as a dangling link."""
     return is_file(path) if is_url(path) else calls.lexists(path)
 
 

@@ -1,9 +1,9 @@
 """The `sortshuffle` command: finds its subcommands and loads only the one that is called.
 
 Rules
-* `sortshuffle --help` imports click and nothing heavier. So the summaries are here (tested).
-* Errors of the library become one line on standard error, never a traceback. So does a standard output that
-  cannot be written to, whoever prints (`cli.printing`).
+* `sortshuffle --help` imports nothing heavier than click. So the summaries are repeated here (tested).
+* Errors of the library become one line on standard error, never a traceback. The same holds for a standard
+  output that cannot be written to, whichever code prints (`cli.printing`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class WrongCall(click.ClickException):
 
 
 class LazyGroup(click.Group):
-    """Commands named in `SUMMARIES`, each the function of that name in the module of that name."""
+    """Finds the commands in `SUMMARIES`: each is the function of that name in the module of that name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(SUMMARIES)
@@ -79,7 +79,7 @@ def main() -> None:
     or a store's library is not installed.
     """
     for stream in (sys.stdout, sys.stderr):
-        # names and values in files may have any characters: a terminal without UTF-8 must not fail at them
+        # names and values in files may have any character: a terminal without UTF-8 must not fail on them
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 

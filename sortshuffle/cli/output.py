@@ -1,10 +1,10 @@
-"""The output of all commands: for people on a terminal, plain lines everywhere else.
+"""The output of all commands: formatted for people on a terminal, plain lines everywhere else.
 
 Rules
-* A terminal gets its own width, colours, and a rule below a table's head. Elsewhere there are no colours, no
-  rules, no cut columns and no trailing blanks: that output is searched and compared.
-* Control characters of text from files (names, values) are escaped: a file must not control the terminal.
-* Results go to standard output; progress goes to standard error, and only if that is a terminal.
+* On a terminal, output uses its width, colours, and a rule below a table's head. Elsewhere there are no
+  colours, rules, cut columns or trailing blanks, because people search and compare that output.
+* Control characters in text from files (names, values) are escaped: a file must not control the terminal.
+* Results go to standard output. Progress goes to standard error, and only if that is a terminal.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rich.text import Text
 
 from sortshuffle.options import MIB
 
-PLAIN_WIDTH = 1_000_000  # columns; where nothing is cut
-LEAST_FOR_PROGRESS = 512 * MIB  # less is done in a moment, without a bar
+PLAIN_WIDTH = 1_000_000  # columns, so that nothing is cut
+LEAST_FOR_PROGRESS = 512 * MIB  # less is done in a moment, and needs no bar
 GAP = "  "  # between a table's columns
 
 Advance = Callable[[int], None]
@@ -34,7 +34,7 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A table's column. ``left``: text, not a number."""
+    """A table's column. ``left``: aligned left, as for text; numbers are aligned right."""
 
     name: str
     left: bool = False
@@ -42,14 +42,14 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A table's row; ``style`` is rich's."""
+    """A table's row. ``style``: a style of rich."""
 
     cells: Sequence[str]
     style: str = ""
 
 
 class ConsoleOutput:
-    """Standard output of one command."""
+    """Writes one command's results to standard output."""
 
     def __init__(self) -> None:
         self.is_terminal = sys.stdout.isatty()
@@ -62,16 +62,16 @@ class ConsoleOutput:
         return self._console.width
 
     def gap(self) -> None:
-        """A blank line, unless nothing stands above it."""
+        """Print a blank line, unless it would be the first line."""
         if self._has_printed:
             self._print_line("", "")
 
     def line(self, text: str, style: str = "") -> None:
-        """One line, however long: a terminal wraps it, so that it can be copied whole."""
+        """Print one line without breaking it: a terminal wraps it, so that it can be copied whole."""
         self._print_line(shown(text), style)
 
     def fields(self, fields: Sequence[tuple[str, str]]) -> None:
-        """Labels and values, indented; a long value goes on below its beginning."""
+        """Print labels and values, indented. A long value continues below its beginning."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(overflow="fold")
@@ -83,8 +83,8 @@ class ConsoleOutput:
             click.echo(line.rstrip(), color=True)
 
     def table(self, columns: Sequence[Column], rows: Sequence[Row]) -> None:
-        """A table of any length. The last cells of a row may be missing. Laid out here: rich takes half a
-        millisecond for a row."""
+        """Print a table of any length. A row may lack its last cells. The layout is computed here, because
+        rich takes half a millisecond for a row."""
         names = [column.name for column in columns]
         cells = [[shown(cell) for cell in row.cells] for row in rows]
         widths = [_width([names, *cells], at) for at in range(len(columns))]
@@ -107,7 +107,7 @@ def _width(lines: Sequence[Sequence[str]], at: int) -> int:
 
 
 def _laid_out(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
-    """One line of a table, without blanks at its end."""
+    """Return one line of a table, without trailing blanks."""
     parts = []
     for text, column, width in zip(cells, columns, widths, strict=False):
         blanks = " " * (width - cell_len(text))
@@ -120,7 +120,7 @@ def _plain_console() -> Console:
 
 
 def shown(text: str) -> str:
-    """The text on one line, with characters escaped that cannot be printed."""
+    """Return the text on one line, with unprintable characters escaped."""
     if text.isprintable():
         return text
     return "".join(
@@ -133,29 +133,29 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def count(number: int) -> str:
-    """A whole number for people: 1,234,567."""
+    """Format a whole number for people: 1,234,567."""
     return f"{number:,}"
 
 
 def ratio(raw_bytes: int, stored_bytes: int) -> str:
-    """Raw bytes by stored bytes; empty where nothing is stored."""
+    """Format raw bytes divided by stored bytes; empty if nothing is stored."""
     return f"{raw_bytes / stored_bytes:.2f}" if stored_bytes else ""
 
 
 def plural(number: int, noun: str) -> str:
-    """1 region, 2 regions."""
+    """Format a number with its noun: 1 region, 2 regions."""
     return f"{count(number)} {noun}" + ("" if number == 1 else "s")
 
 
 @contextmanager
 def progress(description: str, total: int) -> Iterator[Advance]:
-    """A bar on standard error for work on ``total`` bytes. It disappears at the end."""
+    """Show a progress bar on standard error for work on ``total`` bytes. It disappears at the end."""
     if total < LEAST_FOR_PROGRESS or not sys.stderr.isatty():
         yield lambda size: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(stderr=True)
-    # without redirect_stdout=False rich prints results on standard error, too
+    # without redirect_stdout=False rich would print the results on standard error as well
     with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(shown(description), total=total)
         yield lambda size: bar.advance(task, size)

@@ -1,7 +1,7 @@
 """The output of `dump` for people: the page of one pair, and the page of a directory.
 
 Numbers in tables are exact. Tables are cut after `LIMIT` rows, and a line then says so. Neighbouring empty
-subpartitions share a row. Faults come last, at the end of a terminal's output.
+subpartitions share a row. Faults come last, so that they are in view at the end of a terminal's output.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from sortshuffle.storage.inspection.contents import (
 )
 from sortshuffle.storage.inspection.data_check import LooseBuffer
 
-LIMIT = 40  # rows of a table, or map outputs, that are shown without --all
-SHORT_LIMIT = 10  # of entries with several lines each
+LIMIT = 40  # rows of a table, or map outputs, to show without --all
+SHORT_LIMIT = 10  # the same for entries of several lines each
 
 _STYLES = {
     PairState.COMPLETE: "bold green",
@@ -63,7 +63,7 @@ _SKEW_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class PairPage:
-    """Prints one pair. ``subpartition``: show only this one's extents. ``everything``: cut nothing."""
+    """Prints one pair. ``subpartition``: show only its extents. ``everything``: do not cut tables."""
 
     out: ConsoleOutput
     look: Look
@@ -81,7 +81,7 @@ class PairPage:
         _print_faults(out, look, self.everything)
 
     def print_records(self, rows: ShownRows | None, refusal: str) -> None:
-        """The first rows, or why there are none."""
+        """Print the first rows, or the reason why there are none."""
         out = self.out
         out.gap()
         if rows is None:
@@ -290,7 +290,7 @@ def _rows_title(rows: ShownRows) -> str:
 
 
 def _print_rows_upright(out: ConsoleOutput, rows: ShownRows) -> None:
-    """One line per value, for rows that are wider than the terminal."""
+    """Print one line per value, for rows wider than the terminal."""
     for number, values in enumerate(rows.values):
         out.line(f"row {number}", "dim")
         out.fields([(name, cell(value)) for name, value in zip(rows.columns, values, strict=True)])
@@ -321,7 +321,7 @@ _PAIR_COLUMNS = (
 
 
 def directory(out: ConsoleOutput, path: str, found: Listing, everything: bool) -> None:
-    """One row for each pair; then the sums of each exchange, encrypted pairs, and pairs with faults."""
+    """Print a row for each pair, then the sums of each exchange, encrypted pairs, and pairs with faults."""
     if not found.looks:
         out.line(f"There are no map outputs below {path}.")
         return

@@ -1,8 +1,8 @@
-"""Printing to a standard output that may fail: a full disk, or a pipe whose reader has ended.
+"""Printing to a standard output that may fail because of a full disk, or a pipe whose reader has ended.
 
-Rule: an error of standard output is never mistaken for an error of a file that a command reads. So it gets a
-class of its own where it is written, whoever prints: a command, click's help, or rich. It also has its own
-exit code: 1 would mean that files are damaged.
+Rule: an error of standard output must never be mistaken for an error of a file that a command reads. So the
+write itself raises a separate class, whether a command, click's help or rich prints. It also has its own exit
+code: 1 would mean that files are damaged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import click
 
 
 class CannotPrint(click.ClickException):
-    """Standard output cannot be written to; exits 3. Prints nothing if a pipe was closed, on purpose."""
+    """Standard output cannot be written to; exits 3. Says nothing of a pipe that its reader has closed."""
 
     exit_code = 3
 
@@ -32,8 +32,8 @@ class CannotPrint(click.ClickException):
 
 
 class _Descriptor(io.FileIO):
-    """Standard output. ``is_done``: set at the end. From then on buffers that cannot be written are dropped:
-    Python would try again at its exit, and print an error."""
+    """Standard output. ``is_done``: set when the command has ended. From then on buffers that cannot be
+    written are dropped: Python would retry them at exit, and print an error."""
 
     is_done = False
 
@@ -48,8 +48,8 @@ class _Descriptor(io.FileIO):
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """While the block runs, a failed write to standard output raises `CannotPrint`, in every thread. That
-    holds for the process's own standard output: a caller that has replaced it handles errors itself."""
+    """Make failed writes to standard output raise `CannotPrint`, in every thread, while the block runs. Does
+    nothing if the caller has replaced ``sys.stdout``: it handles errors itself."""
     own = sys.__stdout__
     if own is None or sys.stdout is not own:
         yield

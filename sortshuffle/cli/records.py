@@ -1,8 +1,8 @@
-"""The records in map outputs: how many a buffer has, and the first ones of a subpartition.
+"""Records in map outputs: counts those in a buffer, and decodes the first ones of a subpartition.
 
-This module connects the inspection of files, which knows no records, with the payload, which knows no files.
-Objects are counted and measured without unpickling. They are unpickled only on request, because that runs the
-code that the file names.
+This module connects the inspection of files, which knows nothing of records, with the payload, which knows
+nothing of files. Objects are counted and measured without unpickling. They are unpickled only on request,
+because that runs the code that the file names.
 """
 
 from __future__ import annotations
@@ -45,15 +45,13 @@ from sortshuffle.storage.inspection.data_check import (
 _UNDECODABLE = (pa.ArrowException, ValueError, OSError, EOFError, MemoryError, LookupError, OverflowError)
 
 
-PREVIEW_BYTES = 24  # of an opaque frame
+PREVIEW_BYTES = 24  # to show of an opaque frame
 
 
 @dataclass(frozen=True, slots=True)
 class ShownRows:
-    """The first records of a subpartition: ``values`` has one list per row, ready for JSON.
-
-    ``unit``: the name of what a row shows; ``total``: of the whole subpartition, in ``total_unit``.
-    """
+    """The first records of a subpartition. ``values``: one list per row, ready for JSON. ``unit``: the name
+    of what a row shows. ``total``: size of the whole subpartition, in ``total_unit``."""
 
     subpartition: int
     columns: tuple[str, ...]
@@ -64,21 +62,21 @@ class ShownRows:
 
 
 def schema_of(inspection: Inspection) -> pa.Schema | None:
-    """The Arrow schema in the index; None if it has none, or none that can be read."""
+    """Return the Arrow schema in the index; None if there is none, or it cannot be read."""
     if not inspection.schema:
         return None
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(inspection.schema))
-        described = [(field.name, str(field.type)) for field in schema]  # raises if a name is not text
+        described = [(field.name, str(field.type)) for field in schema]  # raises for names that are not text
     except _UNDECODABLE:
         return None
     return schema if described else pa.schema([])
 
 
 def record_counter(inspection: Inspection) -> RecordCounter | None:
-    """Counts the records of this pair's buffers by decoding them; None without a header.
+    """Return a counter that decodes the buffers of a pair; None without a header.
 
-    An unfinished index has no schema yet: a batch has its number of rows all the same.
+    An unfinished index has no schema yet, but a batch can be decoded for its number of rows without one.
     """
     header = inspection.header
     if header is None:
@@ -91,7 +89,7 @@ def record_counter(inspection: Inspection) -> RecordCounter | None:
 
 
 class _RowCounter:
-    """Rows: of each buffer on its own."""
+    """Counts rows, in each buffer independently."""
 
     def __init__(self, payload: ArrowPayload) -> None:
         self._payload = payload
@@ -111,7 +109,7 @@ class _RowCounter:
 
 
 class _NoCounter:
-    """Record bytes: only their serializer could count them. But they must decompress."""
+    """Checks that record bytes decompress. It cannot count them: only their serializer could."""
 
     def __init__(self, payload: RecordBytesPayload) -> None:
         self._payload = payload
@@ -129,7 +127,7 @@ class _NoCounter:
 
 
 class _FrameCounter:
-    """Frames, or objects in chunks, and the events between them."""
+    """Counts frames, or objects in chunks, and checks the events between them."""
 
     def __init__(self, payload: FramesPayload, off_disk: bool) -> None:
         self._payload = payload
@@ -153,7 +151,8 @@ class _FrameCounter:
 
 
 class _FramesOfExtent:
-    """``end``: the last two items, without buffers that lie within a longer frame; None for frames."""
+    """Counts the frames of an extent. ``end``: its last two items, each an event, or None for frames; buffers
+    inside a longer frame are not items."""
 
     def __init__(self, decoding: FrameDecoding) -> None:
         self._decoder = decoding.decoder(defaultdict(float))
@@ -178,16 +177,16 @@ def first_rows(
     schema: str = "",
     key: EncryptionKey | None = None,
 ) -> ShownRows:
-    """The first records of a subpartition in this pair, without those in bad buffers.
+    """Return the first records of a subpartition in this pair, without those in bad buffers.
 
-    Of opaque frames: their size and first bytes. Of pickled chunks: their size; with ``unpickle``, which
-    **runs the code that the file names**, the objects. Of record bytes: Spark's rows, if ``schema`` has their
-    columns as DDL. ``key``: decrypts them.
+    Opaque frames are shown by size and first bytes, pickled chunks by size or, with ``unpickle``, which
+    **runs the code that the file names**, as objects. Record bytes are shown as Spark's rows, if ``schema``
+    gives their columns as DDL. ``key``: decrypts the payloads.
 
-    Raises `UnsupportedError` where records cannot be decoded, with the reason; `UsageError` for an invalid
+    Raises `UnsupportedError`, with the reason, if records cannot be decoded; `UsageError` for an invalid
     schema; OSError if the file cannot be read.
     """
-    # 1. what must be there
+    # 1. check that the index, the data file and the key are there
     table, header, data = inspection.table, inspection.header, inspection.data
     if table is None or header is None:
         raise UnsupportedError(
@@ -200,7 +199,7 @@ def first_rows(
     if header.is_encrypted and cipher is None:
         why = "--key-file FILE names their key" if key is None else "the key is another one"
         raise UnsupportedError(f"no rows can be shown: they are encrypted, and {why}")
-    # 2. the rows, by the kind of payload
+    # 2. decode the rows by the kind of payload
     total = int(table.per_subpartition("records")[subpartition])
     extents = table.extents(subpartition)
     source = _RecordSource(data.path, cipher)
@@ -227,7 +226,7 @@ def first_rows(
 
 @dataclass(frozen=True, slots=True)
 class _RecordSource:
-    """A data file. ``cipher``: decrypts it; None if it is not encrypted."""
+    """A data file to read records from. ``cipher``: decrypts it; None if it is not encrypted."""
 
     path: str
     cipher: FileCipher | None
@@ -236,7 +235,7 @@ class _RecordSource:
 def _unsafe_rows(
     source: _RecordSource, extents: Iterable[Extent], payload: RecordBytesPayload, schema: str, count: int
 ) -> tuple[tuple[str, ...], tuple[Sequence[Any], ...]]:
-    """Names of columns, and rows."""
+    """Return the names of the columns, and the rows."""
     if not schema:
         raise UnsupportedError(
             "the file holds rows of Spark's, which do not say what they are: add their columns, such as"
@@ -244,14 +243,14 @@ def _unsafe_rows(
         )
     rows = UnsafeRows.of(schema)
     with open_data(source.path) as file:
-        # extent by extent: a record never continues in the next one
+        # decode extent by extent: a record never continues in the next extent
         found = (_record_bytes(plain_buffers(file, each, source.cipher), payload) for each in extents)
         every = (row for each in found for row in rows.rows(each))
         return rows.names, tuple([printable(value) for value in row] for row in islice(every, count))
 
 
 def _record_bytes(buffers: Iterator[FoundBuffer], payload: RecordBytesPayload) -> Iterator[memoryview]:
-    """The bytes of an extent, up to the first bad buffer."""
+    """Yield the bytes of an extent, up to the first bad buffer."""
     decoder = payload.decoder(defaultdict(float))
     try:
         for found in buffers:
@@ -274,7 +273,7 @@ def _arrow_rows(batches: Iterable[pa.RecordBatch], count: int) -> list[Sequence[
 def _frame_rows(
     payload: FramesPayload, frames: Iterable[memoryview], unpickle: bool
 ) -> tuple[tuple[str, ...], str, str, Iterator[Sequence[Any]]]:
-    """Columns, the unit of a row, the unit of the total, and the rows."""
+    """Return the columns, the unit of a row, the unit of the total, and the rows."""
     if payload.kind is PayloadKind.FRAMES:
         rows = ([len(frame), printable(bytes(frame[:PREVIEW_BYTES]))] for frame in frames)
         return ("bytes", "begins with"), "frame", "frame", rows
@@ -351,7 +350,7 @@ def _as_text(scalar: pa.Scalar) -> str:
 
 
 def printable(value: Any) -> Any:
-    """A Python value as JSON can hold it: bytes as 0x..., times in ISO 8601, decimals as text."""
+    """Convert a Python value for JSON: bytes to 0x..., times to ISO 8601, decimals to text."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -368,14 +367,14 @@ def printable(value: Any) -> Any:
 
 
 def cell(value: Any) -> str:
-    """A printable value as a table shows it."""
+    """Format a result of `printable` for a cell of a table."""
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False)
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Names that can be keys: the second column called k is k#2."""
+    """Make column names distinct, to use them as keys: the second column called k becomes k#2."""
     seen: Counter[str] = Counter()
     distinct: list[str] = []
     for name in names:

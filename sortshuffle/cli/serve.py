@@ -1,6 +1,6 @@
-"""`sortshuffle serve`: an administrator's shuffle service for one host, and a look at one that runs.
+"""`sortshuffle serve`: runs an administrator's shuffle service for one host, or shows the status of one.
 
-In the foreground, for whatever keeps daemons running. Ends in good order on SIGTERM and SIGINT.
+The service runs in the foreground, under a supervisor such as systemd. SIGTERM and SIGINT stop it cleanly.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FILE = click.Path(exists=True, dir_okay=False)
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """The options of a new service. ``http_host``, ``http_port``: of the status page. ``linger``: seconds."""
+    """The options of a service. ``http_host``, ``http_port``: of the status page. ``linger``: seconds."""
 
     directories: tuple[str, ...]
     host: str
@@ -52,7 +52,7 @@ class ServeOptions:
     linger: float
 
     def settings(self) -> ServerSettings:
-        """Raises `UsageError`."""
+        """Return the server's settings. Raises `UsageError` for a secret or TLS options that are unusable."""
         return ServerSettings(
             secret=read_secret(self.secret_file) if self.secret_file else None,
             tls=self._tls(),
@@ -135,7 +135,7 @@ def serve(status: str | None, as_json: bool, **options: Any) -> None:
 
 
 def _serve(options: ServeOptions) -> None:
-    """Serve until a signal comes."""
+    """Serve until a signal arrives."""
     directories = options.directories
     with ExitStack() as stack:
         service = _service(options)
@@ -148,12 +148,12 @@ def _serve(options: ServeOptions) -> None:
             service.run()
         except StateError:
             if not stopped.is_set():
-                raise  # else a signal came before it ran
+                raise  # otherwise a signal arrived before the service ran
 
 
 def _show(address: str, as_json: bool) -> None:
-    """Print the status of all services that answer. The JSON document names the first that does not, standard
-    error each one."""
+    """Print the status of all services that answer. Of those that do not, the JSON document names the first,
+    and standard error all."""
     default = join_address(LOOPBACK, HTTP_PORT)
     addresses = [address] if address else rendezvous.status_pages() or [default]
     found: dict[str, ServiceStatus] = {}  # by page
@@ -209,7 +209,7 @@ def _pages(service: ShuffleService, host: str, port: int) -> StatusServer:
 
 @contextmanager
 def _sweeping(sweep: LingeringSweep) -> Iterator[None]:
-    """Sweep in a thread for as long as the block runs."""
+    """Sweep in a thread while the block runs."""
     ended = threading.Event()
 
     def run() -> None:
@@ -229,13 +229,13 @@ def _sweeping(sweep: LingeringSweep) -> Iterator[None]:
 
 
 def _end_on_signals(stop: Callable[[], None]) -> threading.Event:
-    """Stop at a signal. The event is set from then on."""
-    came = threading.Event()
+    """Call ``stop`` on SIGTERM and SIGINT. Return an event that is set once a signal has arrived."""
+    signalled = threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:
-        came.set()
+        signalled.set()
         stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    return came
+    return signalled

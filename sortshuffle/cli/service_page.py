@@ -1,4 +1,4 @@
-"""The output of `sortshuffle serve --status`: the figures of the status page, at one moment.
+"""The output of `sortshuffle serve --status`: a snapshot of the figures on the status page.
 
 Tables are cut after `LIMIT` rows; a line then says how many more there are.
 """
@@ -30,7 +30,7 @@ _APPLICATION_COLUMNS = (
 
 
 def print_status(out: ConsoleOutput, status: ServiceStatus, page: str) -> None:
-    """Print the figures of the service, its applications, its connections. ``page``: its status page."""
+    """Print a service's figures, applications and connections. ``page``: the URL of its status page."""
     out.gap()
     out.line(f"shuffle service {status.address}", "bold")
     out.fields([("page", page), *_facts(status)])
@@ -41,7 +41,7 @@ def print_status(out: ConsoleOutput, status: ServiceStatus, page: str) -> None:
 def _facts(status: ServiceStatus) -> list[tuple[str, str]]:
     return [
         ("runs", f"sortshuffle {status.version}, process {status.pid}, for {status.uptime:.0f} s"),
-        ("asks for", f"{_if(status.authenticated, 'secret')}, {_if(status.encrypted, 'TLS')}"),
+        ("asks for", f"{_or_no(status.authenticated, 'secret')}, {_or_no(status.encrypted, 'TLS')}"),
         *(("serves", root) for root in status.roots),
         ("clients", _clients(status)),
         ("sent", _moved(status.bytes_sent_total, status.buffers_sent_total, "response")),
@@ -74,7 +74,7 @@ def _memory(status: ServiceStatus) -> str:
     return f"{held} of {whole} in use, {count(used)} of {plural(status.pool_segments, 'segment')}"
 
 
-def _if(is_so: bool, what: str) -> str:
+def _or_no(is_so: bool, what: str) -> str:
     return what if is_so else f"no {what}"
 
 

@@ -1,7 +1,7 @@
-"""Judges which applications on storage that every host sees are dead, for `sortshuffle clean`.
+"""Finds dead applications on storage that every host sees, for `sortshuffle clean`.
 
-Usually there are none: a driver removes its own at its end. Nobody can tell from here whether an application
-is live. So one is dead if the caller names it, or if it is unchanged for as long as the caller says.
+Usually there are none: a driver removes its files when it ends. Storage does not show whether an application
+is live. So it counts as dead if the caller names it, or if it has not changed for as long as the caller says.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from sortshuffle.storage.stored.stored_cleaning import Remains, remains_below, r
 
 
 def judge_stored(url: str, application: str | None, older_than: float | None) -> Iterator[HomeVerdict]:
-    """A verdict on each application below a URL, or only on one, named by its id or its directory.
+    """Yield a verdict on each application below a URL, or only on the one with this id or directory name.
 
-    ``older_than``: seconds; without it only the named application is dead. Raises OSError where the storage
-    cannot be listed.
+    ``older_than``: seconds; without it only a named application is dead. Raises OSError if the storage cannot
+    be listed.
     """
     now = time.time()
     for remains in remains_below(url, application):
@@ -30,7 +30,7 @@ def judge_stored(url: str, application: str | None, older_than: float | None) ->
 
 
 def remove_stored(verdict: HomeVerdict) -> None:
-    """Delete all of an application. Raises OSError where the storage refuses."""
+    """Delete all files of an application. Raises OSError if the storage refuses."""
     remove_remains(*root_and_application(verdict.path))
 
 

@@ -1,9 +1,9 @@
-"""Places that a command cannot look into. That is never the same as files that it has found to be wrong.
+"""Places that a command cannot look into, which is not the same as files that it has found to be wrong.
 
-A directory that cannot be listed is passed over; the command looks at the rest and then exits 1. A store or a
-service that refuses, or a store without its library, ends the command with an exit code of its own: nothing
-is known of the files. The JSON documents name both, with path and reason; only `dump` of a place that it
-cannot look into prints none.
+A directory that cannot be listed is passed over: the command looks at the rest and then exits 1. A store or
+service that refuses, or a missing library of a store, ends the command with exit code 4, because nothing is
+known of the files. JSON documents name both, with path and reason; only `dump` prints no document for a place
+that it cannot look into.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CannotLook(click.ClickException):
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Errors of a store, and a missing library, become `CannotLook`."""
+    """Turn errors of a store, and a missing library, into `CannotLook`."""
     try:
         yield
     except WorkerSetupError as error:
@@ -47,7 +47,7 @@ def storage_errors() -> Iterator[None]:
 
 
 class PassedOver:
-    """The directories that cannot be listed. Each is printed on standard error at once."""
+    """Collects directories that cannot be listed, and warns of each on standard error at once."""
 
     def __init__(self) -> None:
         self.documents: list[dict[str, str]] = []

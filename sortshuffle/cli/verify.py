@@ -1,8 +1,8 @@
-"""`sortshuffle verify`: reads everything and prints one line for each file: whether it is as it was written.
+"""`sortshuffle verify`: reads map outputs whole, and prints for each file whether it is as it was written.
 
-It checks headers, that the two files belong together, the index's checksum, that the extents cover the data
-file without gap or overlap, every buffer's and every extent's checksum, that payloads decompress and decode,
-and that raw bytes and rows are as many as the index says.
+It checks the headers, that the two files belong together, the index's checksum, that extents cover the data
+file without gap or overlap, the checksum of every buffer and extent, that payloads decompress and decode, and
+that the numbers of raw bytes and rows are those in the index.
 """
 
 from __future__ import annotations
@@ -46,10 +46,9 @@ def verify(paths: tuple[str, ...], as_json: bool, key_file: str | None) -> None:
 
     PATH is a data or index file, of which the other is found beside it, or a directory, of which all map
     outputs below are checked; or the URL of either, such as s3://bucket/prefix. All data is read and decoded.
-    Of what is encrypted the checksums are checked, and with its key all else too; a key that does not open
-    them is a fault.
-    What a live task is writing is checked as far as it is complete and is no fault; what a dead task left
-    unfinished is.
+    In encrypted map outputs only the checksums are checked without the key, and everything with it; a key
+    that does not open them is a fault. Files that a live task is writing are checked as far as they are
+    complete, and are no fault; files that a dead task left unfinished are one.
 
     Exit codes: 0 all is well, 1 there is a fault, or a directory cannot be listed, 2 the call is wrong, or
     there is nothing to check, 4 the store refuses or does not answer, or its library is not installed.
@@ -106,7 +105,7 @@ def _lines(paths: Sequence[str], key: EncryptionKey | None) -> Iterator[Line]:
         try:
             found = look(path, position=f"{number} of {len(paths)}: ", key=key)
         except UsageError as error:
-            if is_there(path):  # and was not removed since it was listed
+            if is_there(path):  # otherwise it was removed after it was listed, which is no fault
                 yield Line("FAULT", path, str(error).removeprefix(path).strip())
             else:
                 gone += 1

@@ -1,38 +1,37 @@
-"""The engine, without Spark: what stands under its doors, for processes of one's own.
+"""The shuffle engine without Spark, for programs that start their own producer and consumer processes.
 
-Whoever schedules processes (`multiprocessing`, a scheduler that somebody wrote) shuffles with it:
+A program that schedules processes (with `multiprocessing`, or a scheduler of its own) shuffles like this:
 
     with Home.of("/data") as home:
-        # in each producer; `number` is its own
+        # in each producer; `number` is the producer's
         with open_output(home, KeyGroupSelector((0,), 4, 128), number) as output:
             output.write(records, keys)
             return output.finish()
-        # in each consumer; `outputs` is what all producers returned
+        # in each consumer; `number` is the consumer's, `outputs` what all producers returned
         with open_input(outputs, number) as stream:
             for record in stream.records():
                 ...
 
-    Home       where map outputs lie on this host; all that is in it goes with it
-    Output     one result partition: open --write, broadcast, send--> open --finish--> a MapOutput
-                                          \\-----abandon, or leaving the context-----> nothing is left
-    MapOutput  small and picklable; how it gets from producers to consumers is the caller's affair
+    Home       the directory of a job's map outputs on this host; removing it deletes them all
+    Output     one result partition while it is written (write, broadcast, send). `finish` returns its
+               MapOutput; `abandon`, or leaving the context, deletes it
+    MapOutput  a finished output: small and picklable. The caller brings it from producers to consumers
     Input      some subpartitions of all map outputs of an exchange, from files or through services
 
-Each has a module of its name; `checks` holds what is refused at the call.
+Each of these has its own module; `checks` validates arguments.
 
-Records are any objects that pickle takes, or, where a schema is given, the rows of Arrow batches. Where they
-go says a selector, of `sortshuffle.partitioner` or of one's own (`writing.record_writer.KeySelector`).
+Records are any picklable objects or, if a schema is given, the rows of Arrow batches. A selector decides
+where they go: one from `sortshuffle.partitioner`, or the caller's own (`writing.record_writer.KeySelector`).
 
 Rules
-* Nothing new stands here: the classes only put together what `ShuffleRDD` and `ShuffleFrame` are made of.
-  Spark is never imported.
-* A map output can be read only when it is finished. Nobody waits here for anybody: consumers are started when
+* The classes only combine parts that `ShuffleRDD` and `ShuffleFrame` are made of. Spark is never imported.
+* A map output can be read only when it is finished, and nothing here waits for that: start consumers after
   the producers have ended.
-* Order is fixed: (map index, subpartition, region, position), whatever is read first. Subpartitions are in
-  the order in which they were asked for.
-* Running a task again is the caller's affair too. `DataLossError` says whose output is lost. Of two outputs
-  with one map index a consumer takes one; the other is to be released.
-* Records are unpickled, which **runs what the pickles name**: only outputs of one's own job are to be opened.
+* Order is fixed: (map index, subpartition, region, position), whatever is read first. Subpartitions come in
+  the order in which the caller asked for them.
+* The caller runs failed tasks again. `DataLossError` says whose output is lost. If two outputs have one map
+  index, pass one of them to consumers and release the other.
+* Records are unpickled, which **runs the code that the pickles name**: open only outputs of your own job.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is refused at the call, before anything is written or read: with what was passed, and what helps."""
+"""Checks of arguments, before anything is written or read. Errors name what was passed, and a remedy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from sortshuffle.payload.events import (
 )
 from sortshuffle.writing.record_writer import KeySelector
 
-_SELECTORS = ChannelSelector.__module__.rpartition(".")[0]  # the package of those that place rows
+_SELECTORS = ChannelSelector.__module__.rpartition(".")[0]  # the package of the selectors that place rows
 AS_BATCHES = ": each of table.to_batches() or pa.RecordBatch.from_pylist(rows) is one"
 
 
 def expect_sequence(records: Any) -> None:
-    """Records are counted, looked at one by one, and taken: what is not a sequence would lose some."""
+    """Require a sequence: records are counted and iterated repeatedly, and an iterator would lose some."""
     if isinstance(records, pa.RecordBatch | pa.Table):
         raise UsageError(
             f"a {type_name(records)} is no list of records: open_output(schema=...), and write_batch"
@@ -35,7 +35,7 @@ def expect_sequence(records: Any) -> None:
 
 
 def expect_keys(selector: KeySelector, keys: Any) -> None:
-    """What is known of the selectors of this package: they take rows, and name columns by their positions."""
+    """Check keys for a selector of this package, which takes rows and names columns by position."""
     if selector.is_broadcast or not _is_of_this_package(selector):
         return
     name = type_name(selector)
@@ -49,8 +49,8 @@ def expect_keys(selector: KeySelector, keys: Any) -> None:
 
 
 def expect_columns(selector: KeySelector, count: int, what: str) -> None:
-    """A selector of this package names columns by their positions; there are so many. What another one's
-    ``keys`` are is its own affair."""
+    """Check that a selector of this package names only columns below ``count``. A foreign selector's ``keys``
+    may mean anything, so they are not checked."""
     if not _is_of_this_package(selector):
         return
     columns = [getattr(key, "column", key) for key in getattr(selector, "keys", ())]
@@ -75,7 +75,7 @@ def expect_sendable(event: object) -> None:
 
 
 def expect_no_dictionary(schema: pa.Schema) -> None:
-    """A message is written without the dictionaries of its columns: nobody could read it."""
+    """Refuse dictionary columns: messages are written without dictionaries, so they could not be read."""
     for field in schema:
         if _has_dictionary(field.type):
             raise UnsupportedError(
@@ -97,8 +97,8 @@ def text_of_schema(schema: pa.Schema) -> str:
     )
 
 
-def whole_number(what: str, given: Any) -> int:
-    """NumPy's integers as well."""
+def as_int(what: str, given: Any) -> int:
+    """Return ``given`` as an int; NumPy's integers are accepted. Raises `UsageError`."""
     try:
         return operator.index(given)
     except TypeError:

@@ -1,4 +1,4 @@
-"""`Home`: where map outputs lie on this host, without Spark."""
+"""`Home`: the directory of a job's map outputs on this host, without Spark."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sortshuffle.storage.files.private import make_private
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where a job's map outputs lie on this host. ``directory``: the one that a service serves
-    (`sortshuffle.serve`). ``application``: the job's name, with random digits. ``path``: of the home itself.
+    """The directory of a job's map outputs on this host. ``directory``: the root that a service serves
+    (`sortshuffle.serve`). ``application``: the job's name with random digits. ``path``: the home itself.
 
-    It belongs to the process that made it: as a context manager, leaving removes it with all that is in it,
-    finished or not. What a killed process left removes ``sortshuffle clean DIRECTORY``. Plain data: producers
-    get a copy, and only use it.
+    The process that made a home owns it: leaving it as a context manager deletes it with all map outputs,
+    finished or not. ``sortshuffle clean DIRECTORY`` removes the homes of killed processes. A home is plain
+    data: producers use a pickled copy, and must not remove it.
     """
 
     directory: str
@@ -30,9 +30,9 @@ class Home:
 
     @staticmethod
     def of(directory: str, name: str = "engine") -> Home:
-        """A new home below ``directory``, which is made if need be. ``name``: of the job, one step of a path.
+        """Make a home below ``directory``, which is created if missing. ``name``: the job's name.
 
-        Raises `UsageError` for another name, OSError where the directories cannot be made.
+        Raises `UsageError` for a name that is not one path component, OSError if a directory cannot be made.
         """
         application = f"{name}-{secrets.token_hex(4)}"
         if not name or not is_plain_name(application):
@@ -49,7 +49,7 @@ class Home:
         return Home(root, application, path)
 
     def remove(self) -> None:
-        """Delete it with all that is in it, when producers and consumers have ended. May be called again."""
+        """Delete the home and all in it, once producers and consumers have ended. Safe to call again."""
         remove_home(self.path)
 
     def __enter__(self) -> Home:

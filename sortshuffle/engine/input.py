@@ -11,8 +11,8 @@ from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
 
-from sortshuffle.engine.checks import whole_number
-from sortshuffle.engine.map_output import MapOutput, list_of
+from sortshuffle.engine.checks import as_int
+from sortshuffle.engine.map_output import MapOutput, checked_list
 from sortshuffle.errors import DataLossError, StateError, UsageError
 from sortshuffle.format.header import Codec, PayloadKind
 from sortshuffle.format.index import Index
@@ -45,30 +45,29 @@ def open_input(
     services: Mapping[str, str] = _NO_SERVICES,
     options: Options = _DEFAULTS,
 ) -> Input:
-    """Open some subpartitions of all map outputs of an exchange. The caller closes it.
+    """Open some subpartitions of all map outputs of an exchange. The caller must close the input.
 
-    ``subpartitions``: one, or several, such as a range: one consumer may do the work of many. Of each output
-    they are read in the order given, each once.
-    ``services``: host:port of the shuffle service (`sortshuffle.serve`) by the name of the host; outputs of
-    the hosts that are named are read through it, all others from their files. ``options``: of which
-    read_memory (bytes that are read ahead), read_threads, service_timeout (seconds), service_secret_file and
-    service_tls_* count.
+    ``subpartitions``: one number or several, such as a range. Each is read once, in the given order within
+    every map output.
+    ``services``: host:port of shuffle services (`sortshuffle.serve`) by host name. Outputs of these hosts are
+    read through their service, all others from their files. ``options``: only read_memory (bytes to read
+    ahead), read_threads, service_timeout (seconds), service_secret_file and service_tls_* count.
 
-    Raises `UsageError` for outputs of several exchanges, for two of one map index, for several numbers of
-    subpartitions, for records and batches or several schemas together, for a subpartition that is not there,
-    and for files of another host that are not seen here; `DataLossError` for what is lost, of the output that
-    its ``place.writer`` names; `ServiceUnavailableError` and `AuthenticationError` for services.
+    Raises `UsageError` if the outputs are of several exchanges, differ in schema, kind or number of
+    subpartitions, or share a map index; if a subpartition does not exist; and if files are on another host
+    and not visible here. Raises `DataLossError`, whose ``place.writer`` names the lost output, and
+    `ServiceUnavailableError` and `AuthenticationError` for services.
     """
-    found = sorted(list_of(outputs), key=lambda output: output.map_index)
-    return Input(found, _numbers(subpartitions), services, options)
+    ordered = sorted(checked_list(outputs), key=lambda output: output.map_index)
+    return Input(ordered, _subpartition_numbers(subpartitions), services, options)
 
 
 class Input:
-    """What one consumer reads: `open_input` makes it. `buffers`, `records` and `batches` are three ways to
-    read the same: call one of them, once.
+    """The data of one consumer. `open_input` makes it. `buffers`, `records` and `batches` are three ways to
+    read the same data: call one of them, once.
 
-    Leaving it as a context, or `close()`, lets go of files, threads and connections. What is asked of an
-    iterator after that is a `StateError`. Single-threaded, but it reads ahead in threads of its own.
+    Leaving the context, or `close()`, releases files, threads and connections; its iterators then raise
+    `StateError`. Not thread-safe, but it reads ahead in its own threads.
     """
 
     def __init__(
@@ -79,20 +78,20 @@ class Input:
         options: Options,
     ) -> None:
         _expect_one_exchange(outputs)
-        _expect_there(subpartitions, outputs)
+        _expect_existing(subpartitions, outputs)
         self._closed = False
         with ExitStack() as opened:
             credit = floating_bytes_of(options.read_memory) if services else 0
             clients = ServiceClients(_client_settings(options, credit))
             opened.callback(clients.close)
             source = _Source(clients, services)
-            self._payload: _Payload = PickledPayload(Codec.NONE)  # of no outputs: no records
+            self._payload: _Payload = PickledPayload(Codec.NONE)  # without outputs: reads as no records
             self._channels: list[InputChannel] = []
             for output in outputs:
-                said, channels = source.opened(output, subpartitions)
+                payload, channels = source.open(output, subpartitions)
                 if output is outputs[0]:
-                    self._payload = said
-                elif not _is_alike(self._payload, said):
+                    self._payload = payload
+                elif not _is_alike(self._payload, payload):
                     raise UsageError(
                         f"{output} and {outputs[0]} hold other things: the outputs of an exchange have one"
                         " schema, or none, and one codec"
@@ -103,26 +102,26 @@ class Input:
         self._threads = options.read_threads
 
     def buffers(self) -> Generator[BufferOrEvent, None, None]:
-        """Everything, buffer by buffer: the chunks of records in each, or an event. Every event comes once
-        for each map output and each of the subpartitions; the last two of a stream are END_OF_DATA and
-        END_OF_PARTITION. Raises `UsageError` for batches, and what `RecordGate.buffers` raises."""
-        return self._followed(self._gate_of_records().buffers())
+        """Iterate over all buffers: each has the chunks of its records, or an event. Every event comes once
+        for each map output and each subpartition that is read; the last two of a stream are END_OF_DATA and
+        END_OF_PARTITION. Raises `UsageError` for batches, and as `RecordGate.buffers` does."""
+        return self._closed_with_input(self._gate_of_records().buffers())
 
     def records(self) -> Generator[Any, None, None]:
-        """Every record; events are passed over. Raises as `buffers` does."""
-        return self._followed(self._gate_of_records().records())
+        """Iterate over all records, skipping events. Raises as `buffers` does."""
+        return self._closed_with_input(self._gate_of_records().records())
 
     def batches(self) -> Generator[pa.RecordBatch, None, None]:
-        """Every row, in Arrow batches of the outputs' schema that are worth a call. Raises `UsageError` for
-        records, and `DataLossError` with the place."""
+        """Iterate over all rows, in Arrow batches with the outputs' schema; small batches are joined. Raises
+        `UsageError` for records, and `DataLossError` with the place."""
         self._expect_open()
         if isinstance(self._payload, PickledPayload):
             raise UsageError("these outputs hold records: they are read by records() or buffers()")
         gate = InputGate(self._channels, self._payload, self._budget, self._threads, TaskMetrics())
-        return self._followed(gate.batches())
+        return self._closed_with_input(gate.batches())
 
     def close(self) -> None:
-        """Let go of everything; what was handed out stays. May be called again."""
+        """Release files, threads and connections. Data already returned stays valid. Safe to call again."""
         self._closed = True
         self._opened.close()
 
@@ -140,14 +139,14 @@ class Input:
             raise UsageError("these outputs hold batches: they are read by batches()")
         return RecordGate(self._channels, self._payload, self._budget, self._threads, TaskMetrics())
 
-    def _followed(self, items: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        """The items. What they have open is closed with this input, before the rest of it."""
+    def _closed_with_input(self, items: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        """Pass items on. Closing this input closes their generator first, then the connections it uses."""
         self._opened.callback(items.close)
-        return self._to_the_end(items)
+        return self._checked_at_end(items)
 
-    def _to_the_end(self, items: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    def _checked_at_end(self, items: Generator[Any, None, None]) -> Generator[Any, None, None]:
         yield from items
-        self._expect_open()  # if it is closed, that is why there is no more
+        self._expect_open()  # a closed generator just ends: do not let that pass for the end of the data
 
     def _expect_open(self) -> None:
         if self._closed:
@@ -156,18 +155,19 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """How map outputs are got at. ``services``: addresses by host."""
+    """Opens map outputs, from files or through services. ``services``: addresses by host."""
 
     clients: ServiceClients
     services: Mapping[str, str]
 
-    def opened(self, output: MapOutput, subpartitions: Sequence[int]) -> tuple[_Payload, list[InputChannel]]:
-        """What is in it, and its channels. Its index is dropped: those of many together are large."""
+    def open(self, output: MapOutput, subpartitions: Sequence[int]) -> tuple[_Payload, list[InputChannel]]:
+        """Return the output's payload and channels. Does not keep the index: many together are large."""
         index = self.index(output)
-        return _said(index), [self.channel(output, index, number) for number in subpartitions]
+        return _payload_of(index), [self.channel(output, index, number) for number in subpartitions]
 
     def index(self, output: MapOutput) -> Index:
-        """Raises `DataLossError` that says whose it was, `UsageError` for files that are elsewhere."""
+        """Read an output's index. Raises `DataLossError` that names the output, `UsageError` for files on
+        another host."""
         try:
             return self._index(output)
         except DataLossError as error:
@@ -188,7 +188,7 @@ class _Source:
         return verified_index(data, output.file.index_path, output.file_id)
 
     def channel(self, output: MapOutput, index: Index, subpartition: int) -> InputChannel:
-        """Nothing is opened yet."""
+        """Return the channel of a subpartition, without opening anything yet."""
         extents = tuple(extents_of(index, subpartition))
         service = self.services.get(output.host)
         if service is None:
@@ -206,7 +206,7 @@ def _address_of(output: MapOutput) -> MapOutputAddress:
 
 
 def _client_settings(options: Options, credit: int) -> ClientSettings:
-    """How services are talked to. Raises `UsageError` for a secret that cannot be read."""
+    """Return the settings for services' clients. Raises `UsageError` for a secret that cannot be read."""
     secret = read_secret(options.service_secret_file) if options.service_secret_file else None
     authority = options.service_tls_authority
     tls = ClientTls(authority) if authority else None
@@ -233,18 +233,18 @@ def _expect_one_exchange(outputs: Sequence[MapOutput]) -> None:
             )
 
 
-def _numbers(subpartitions: int | Iterable[int]) -> tuple[int, ...]:
-    """Numbers in the order given."""
+def _subpartition_numbers(subpartitions: int | Iterable[int]) -> tuple[int, ...]:
+    """Return distinct subpartition numbers, in the given order. Raises `UsageError`."""
     is_one = isinstance(subpartitions, str | bytes) or not isinstance(subpartitions, Iterable)
     given = [subpartitions] if is_one else list(cast("Iterable[int]", subpartitions))
-    numbers = tuple(whole_number("subpartition", each) for each in given)
+    numbers = tuple(as_int("subpartition", each) for each in given)
     if len(set(numbers)) < len(numbers):
         raise UsageError(f"a subpartition is named twice in {numbers}, and its records would come twice")
     return numbers
 
 
-def _expect_there(subpartitions: Sequence[int], outputs: Sequence[MapOutput]) -> None:
-    """In any of the outputs, which have equally many."""
+def _expect_existing(subpartitions: Sequence[int], outputs: Sequence[MapOutput]) -> None:
+    """Check the numbers against the first output: by now all are known to have as many subpartitions."""
     if not outputs:
         return
     count = len(outputs[0].subpartition_bytes)
@@ -253,8 +253,8 @@ def _expect_there(subpartitions: Sequence[int], outputs: Sequence[MapOutput]) ->
             raise UsageError(f"there is no subpartition {subpartition}: they are 0 to {count - 1}")
 
 
-def _said(index: Index) -> _Payload:
-    """What an index says is in its file. Raises `UsageError` for what this module does not write."""
+def _payload_of(index: Index) -> _Payload:
+    """Return the payload that an index declares. Raises `UsageError` for kinds that `Output` cannot write."""
     kind, codec = index.header.payload_kind, index.header.codec
     if kind is PayloadKind.PICKLE:
         return PickledPayload(codec)

@@ -1,4 +1,4 @@
-"""`MapOutput`: a finished map output, as its consumers must know it; and its removal."""
+"""`MapOutput`: what consumers must know of a finished map output; `release`, which deletes map outputs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sortshuffle.storage.files.partitioned_file import PartitionedFile
 class MapOutput:
     """A finished map output, as its consumers must know it.
 
-    ``application``, ``exchange``, ``map_index``, ``attempt``: its name; ``file_id``: what its files carry.
-    ``host``: where they lie, ``path``: there, without a suffix. ``subpartition_bytes``: what the consumer of
-    each subpartition reads, bytes as stored; what is broadcast counts for each. One int per subpartition.
+    ``application``, ``exchange``, ``map_index`` and ``attempt`` identify it. ``file_id``: the id in its
+    files. ``host``: where the files are; ``path``: their path there, without suffix. ``subpartition_bytes``:
+    stored bytes that the consumer of each subpartition reads; broadcast data counts for every consumer.
     """
 
     application: str
@@ -31,7 +31,7 @@ class MapOutput:
 
     @property
     def file(self) -> PartitionedFile:
-        """Its pair of files."""
+        """The output's pair of files."""
         return PartitionedFile(self.path)
 
     def __str__(self) -> str:
@@ -39,13 +39,12 @@ class MapOutput:
 
 
 def release(outputs: Iterable[MapOutput]) -> None:
-    """Delete map outputs when every consumer has read them to the end: files are opened one by one, so an
-    input that is still read fails with a `DataLossError`. To be called on the host where they lie. May be
-    called again.
+    """Delete map outputs. Call it on their host, when every consumer has read them to the end: an input opens
+    files one by one, so one that is still being read fails with `DataLossError`. Safe to call again.
 
     Raises `UsageError` for outputs of another host, OSError for files that cannot be deleted.
     """
-    outputs = list_of(outputs)
+    outputs = checked_list(outputs)
     elsewhere = [output for output in outputs if not is_this_host(output.host)]
     if elsewhere:
         raise UsageError(f"{elsewhere[0]} cannot be released on {host_name()}: its files are not here")
@@ -53,7 +52,7 @@ def release(outputs: Iterable[MapOutput]) -> None:
         output.file.delete()
 
 
-def list_of(outputs: Iterable[MapOutput]) -> list[MapOutput]:
+def checked_list(outputs: Iterable[MapOutput]) -> list[MapOutput]:
     listed = list(outputs) if isinstance(outputs, Iterable) else [outputs]
     if isinstance(outputs, MapOutput) or not all(isinstance(each, MapOutput) for each in listed):
         wrong = next((each for each in listed if not isinstance(each, MapOutput)), None)

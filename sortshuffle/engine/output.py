@@ -1,4 +1,4 @@
-"""`Output`: one result partition, written by a process of one's own."""
+"""`Output`: one result partition, written without Spark."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from sortshuffle.engine.checks import (
     AS_BATCHES,
+    as_int,
     expect_columns,
     expect_keys,
     expect_no_dictionary,
@@ -20,7 +21,6 @@ from sortshuffle.engine.checks import (
     expect_sequence,
     text_of_schema,
     type_name,
-    whole_number,
 )
 from sortshuffle.engine.home import Home
 from sortshuffle.engine.map_output import MapOutput
@@ -57,26 +57,26 @@ def open_output(
     schema: pa.Schema | None = None,
     options: Options = _DEFAULTS,
 ) -> Output:
-    """Begin a producer's map output. The caller finishes or abandons it.
+    """Begin a producer's map output. The caller must finish or abandon it.
 
-    ``selector``: where records go, and how many subpartitions there are; one for each output, since some
-    count. ``map_index``: the producer's number in the exchange, by which consumers order what they read.
-    ``exchange``: a number that tells the exchanges of a job apart. ``schema``: of the batches; None for
-    records. ``options``: of which memory (bytes that it may hold), codec and codec_level count.
+    ``selector``: decides where records go, and how many subpartitions there are. Make one for each output:
+    some selectors have state. ``map_index``: the producer's number in the exchange; consumers read in this
+    order. ``exchange``: a number that tells the exchanges of a job apart. ``schema``: of the batches; None
+    for records. ``options``: only memory (bytes that the output may hold), codec and codec_level count.
 
-    Raises `UnsupportedError` for a schema with a dictionary in it, `OutOfDiskError`, MemoryError, and OSError
-    where the home is gone.
+    Raises `UsageError` for numbers below 0 and columns that the schema lacks, `UnsupportedError` for a schema
+    with a dictionary in it, `OutOfDiskError`, MemoryError, and OSError if the home is gone.
     """
-    map_index, exchange = whole_number("map index", map_index), whole_number("exchange", exchange)
+    map_index, exchange = as_int("map index", map_index), as_int("exchange", exchange)
     if map_index < 0 or exchange < 0:
         raise UsageError(f"map index and exchange count from 0 on: they are not {map_index} and {exchange}")
     return Output(home, selector, map_index, exchange, schema, options)
 
 
 class Output:
-    """A result partition that is written: `open_output` makes it, and has its parameters.
+    """A result partition that is being written. `open_output` makes it, and describes the parameters.
 
-    Calls after `finish()`, `abandon()` or a call that failed are a `StateError`. Single-threaded.
+    Calls after `finish()`, `abandon()` or a failed call raise `StateError`. Not thread-safe.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class Output:
         schema: pa.Schema | None,
         options: Options,
     ) -> None:
-        self._failed = ""  # what finish() raised
+        self._failed = ""  # the error that finish() raised
         self._home = home
         self._selector = selector
         self._schema = schema
-        # random, so that a task that runs again needs no number from whoever runs it
+        # random, so that the caller need not number the attempts of a task
         attempt = secrets.randbits(31)
         self._written_by = Writer(
             home.application, exchange, map_index=map_index, attempt=attempt, host=host_name()
@@ -116,16 +116,16 @@ class Output:
             self._opened = opened.pop_all()
 
     def write(self, records: Sequence[Any], keys: Any = None) -> None:
-        """Send each record where its key says. ``records``: a list, or another sequence. ``keys``:
-        one row per record, in an Arrow batch whose columns the selector names; None for selectors that look
-        at no keys (forward, rescale, round robin, global, broadcast). A selector of one's own takes what it
-        likes.
+        """Send each record to the subpartition that its key selects. ``records``: a list or other sequence.
+        ``keys``: an Arrow batch with one row per record and the columns that the selector names; None for
+        selectors that use no keys (forward, rescale, round robin, global, broadcast). The caller's own
+        selector defines what it takes.
 
-        An object is pickled later: who changes it meanwhile may change what arrives. A pickled chunk above
-        5 MiB is put together in the system's temporary directory when it is read. Raises `UsageError` for
-        records that are no sequence, for keys that are missing, of another number or in another form, for
-        what a selector gives that is no subpartition, and for an output of batches: none of them changes
-        anything. Raises what pickling raises, and `OutOfDiskError`; then nothing but `abandon()` is left.
+        Objects are pickled later: changing one after this call may change what arrives. The reader assembles
+        pickled chunks above 5 MiB in the system's temporary directory. Raises `UsageError` if ``records`` is
+        not a sequence, if keys are missing, of the wrong number or in the wrong form, if the selector returns
+        something that is not a subpartition, or if the output is of batches; the output is then unchanged.
+        Raises `OutOfDiskError` and errors of pickling; the output can then only be abandoned.
         """
         writer = self._record_writer("records")
         expect_sequence(records)
@@ -134,15 +134,15 @@ class Output:
         writer.emit_batch(records, _NoKeys(len(records)) if keys is None else keys)
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
-        """Send each row of a batch where the selector says, or to all. Raises `UsageError` for a batch of
-        another schema than the output's, for what is no batch, and for an output of records;
-        `OutOfDiskError`, and what `finish` raises of a selector: rows are held, and placed together. Then
-        nothing but `abandon()` is left."""
+        """Send each row of a batch to the subpartition that the selector chooses, or to all of them. Raises
+        `UsageError` for something that is not a batch, a batch with another schema than the output's, and an
+        output of records. Raises `OutOfDiskError` and, because rows are held and placed together, the errors
+        of the selector that `finish` lists; the output can then only be abandoned."""
         if self._schema is None:
             raise UsageError("this output takes records (write): batches need open_output(..., schema=...)")
         if not isinstance(batch, pa.RecordBatch):
             raise UsageError(f"an Arrow record batch is written, no {type_name(batch)}{AS_BATCHES}")
-        if not batch.schema.equals(self._schema):  # what a file says of its rows could not be believed
+        if not batch.schema.equals(self._schema):  # else the schema in the file would be false
             raise UsageError(
                 f"the output's schema is ({text_of_schema(self._schema)}), the batch's"
                 f" ({text_of_schema(batch.schema)}):"
@@ -154,24 +154,23 @@ class Output:
             self._rows.write(batch)
 
     def broadcast(self, record: Any) -> None:
-        """Send one record to every subpartition, in order with the others. A broadcast selector's is stored
-        once, another's for each subpartition. Raises as `write` does."""
+        """Send one record to every subpartition, in order with the others. With a broadcast selector it is
+        stored once, otherwise once per subpartition. Raises as `write` does."""
         self._record_writer("single records").broadcast_emit(record)
 
     def send(self, event: Event) -> None:
-        """Send an event to every subpartition, behind all that was written before and ahead of all that is
-        written later. Not for something that comes with every record: each ends the regions that are open,
-        and makes 48 bytes for each subpartition in the index, which every consumer reads as a whole.
-        Raises `UsageError` for an output of batches, for what is no event, and for the events that `finish()`
-        sends; none of them changes anything."""
+        """Send an event to every subpartition, after all earlier records and before all later ones. Do not
+        send one with every record: each event ends the open regions, and adds 48 bytes per subpartition to
+        the index, which every consumer reads as a whole. Raises `UsageError` for an output of batches, for
+        something that is not an event, and for the events that `finish()` sends; nothing has then changed."""
         writer = self._record_writer("events")
         expect_sendable(event)
         writer.broadcast_event(event)
 
     def finish(self) -> MapOutput:
-        """Complete the files, which can be read from now on. Raises `OutOfDiskError`, what pickling raises
-        for records that were held, and for rows that were held what a selector of one's own raises, or
-        `UsageError` for what it gives; then nothing is left of the output."""
+        """Complete the files, so that consumers can read them. Raises `OutOfDiskError`; for records still
+        held, errors of pickling; for rows still held, errors of the caller's own selector, or `UsageError`
+        for what it returns. After an error nothing is left of the output."""
         if self._failed:
             raise StateError(f"this output has failed when it was to be finished: {self._failed}")
         written_by = self._written_by
@@ -199,7 +198,7 @@ class Output:
         )
 
     def abandon(self) -> None:
-        """Delete the files and let go of all memory. Does nothing after `finish()`."""
+        """Delete the files and release all memory. Does nothing after `finish()`."""
         self._opened.close()
 
     def __enter__(self) -> Output:
@@ -221,7 +220,7 @@ class Output:
         header = FileHeader(
             file_id=secrets.token_bytes(16),
             subpartitions=count,
-            first_subpartition=writer.map_index % count,  # so that consumers do not all begin at one place
+            first_subpartition=writer.map_index % count,  # so that consumers do not all start at one place
             codec=layout.payload.codec,
             payload_kind=layout.payload.kind,
         )
@@ -231,7 +230,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class _NoKeys:
-    """In the place of keys where there are none: a selector may ask how many there would be."""
+    """Stands in for missing keys: selectors that use none may still ask for the number of rows."""
 
     num_rows: int
 

@@ -1,20 +1,20 @@
-"""Control rows: they tell reduce tasks where map outputs are. Spark's own shuffle moves them.
+"""Control rows, which tell reduce tasks where map outputs are. Spark's own shuffle moves them.
 
-There is one row for each map output and each of its subpartitions that is not empty, with `COLUMNS`. Spark
-moves a row to the partition in its first column, keeps only the rows of the winning attempt, and drops them
-with the executor that wrote the files: that is the whole commit protocol. One shuffle may carry the rows of
-several exchanges, each in a range of partitions: subpartition s of one is partition ``first + s``. A task
-that reads several exchanges tells their rows apart by ``exchange``, the number.
+There is one row, with `COLUMNS`, for each non-empty subpartition of each map output. Spark moves a row to the
+partition in its first column, keeps only the rows of the winning attempt, and drops them with the executor
+that wrote the files: that is the whole commit protocol. One shuffle may carry the rows of several exchanges,
+each in its own range of partitions: subpartition s of an exchange is partition ``first + s``. A task that
+reads several exchanges tells their rows apart by the number in ``exchange``.
 
-The name of the first column is `MARK`. The RDD that is shuffled for the control rows of RDDs has it, too. By
-this name the shuffle manager recognises these shuffles. It leaves them to Spark, because the lifetime of map
-outputs follows Spark's own shuffle files (`homes.lifetime`). Nothing else may have this name.
+The first column is named `MARK`, as is the RDD that is shuffled for the control rows of RDDs. By this name
+the shuffle manager recognises these shuffles, and leaves them to Spark, because the lifetime of map outputs
+follows Spark's own shuffle files (`homes.lifetime`). Nothing else may have this name.
 
 ``output`` is little endian: file id (16 bytes), task attempt (8), attempt that adopted it (8; -1: none),
 number of regions (4), length of host (2), of base path (2), of service (2) and of the adopter's service (2),
-host, base path, service, adopter's service; then one index entry (48 bytes) for each region, or nothing where
-there are more than `INLINE_REGIONS`: then the consumer reads the index file. ``service``: host:port of the
-shuffle service that serves the files, empty if there is none.
+host, base path, service, adopter's service; then one index entry (48 bytes) for each region, or nothing if
+there are more than `INLINE_REGIONS`, when the consumer reads the index file instead. ``service``: host:port
+of the shuffle service that serves the files, empty if there is none.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ SCHEMA = pa.schema(
     ]
 )
 
-# 64 entries are 3 KiB a row. A task with more regions than that has written some 16 GiB at the default
-# memory, and one more open file per map output is no cost beside reading them.
+# 64 entries take 3 KiB a row. A task with more regions has written some 16 GiB at the default memory: beside
+# reading that, opening one more file per map output costs nothing.
 INLINE_REGIONS = 64
 ROWS_PER_BATCH = 4096
 
 _HEAD = struct.Struct("<16sqqIHHHH")
-_NOBODY = -1  # in the place of an adopter's attempt
+_NOBODY = -1  # the adopter's attempt of an output that was not adopted
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class Adopter:
 
 @dataclass(frozen=True, slots=True)
 class SparkMapOutput:
-    """A finished map output. ``host``: where it was written. ``service``: host and port of the service that
-    serves it, empty if there is none. ``exchange``: the number. ``regions``: their number, None if unknown.
-    ``adopter``: the attempt that adopted it, if the file was not linked."""
+    """A finished map output. ``host``: where it was written. ``service``: host:port of the service that
+    serves it, empty if there is none. ``exchange``: number of the exchange. ``regions``: number of regions,
+    None if unknown. ``adopter``: the attempt that adopted it, unless its files were linked."""
 
     file: PartitionedFile
     file_id: bytes
@@ -89,21 +89,21 @@ class Reach(Protocol):
     """A task's access to map outputs: by their files, or by the service that has them."""
 
     def index(self, output: SparkMapOutput) -> Index:
-        """The whole, verified index. Raises `DataLossError`."""
+        """Return the whole, verified index. Raises `DataLossError`."""
 
     def channel(self, output: SparkMapOutput, extents: tuple[Extent, ...]) -> InputChannel:
-        """The channel to these extents. Nothing is opened yet."""
+        """Return the channel to these extents, without opening anything yet."""
 
     def close(self) -> None:
         """Close the connections to services. No channel is used afterwards."""
 
     def tell_adopters(self, error: BaseException) -> None:
-        """The task has failed with this error. If it means that adopted map outputs are lost, make Spark run
-        their adopters again. Raises nothing."""
+        """If the task's ``error`` means that adopted map outputs are lost, make Spark run their adopters
+        again. Raises nothing."""
 
 
 class LocalReach:
-    """For map outputs whose files this process can open. ``key``: of the application, if they are
+    """The `Reach` to map outputs whose files this process can open. ``key``: the application's, if they are
     encrypted."""
 
     def __init__(self, key: EncryptionKey | None = None) -> None:
@@ -127,8 +127,8 @@ class LocalReach:
 def control_batches(
     output: SparkMapOutput, index: Index, first: int = 0, exchange: int = 0
 ) -> Iterator[pa.RecordBatch]:
-    """The control rows of a map output, in batches of `SCHEMA`. ``first``: the partition of Spark's shuffle
-    that subpartition 0 goes to. ``exchange``: the number of the exchange."""
+    """Yield the control rows of a map output, in batches of `SCHEMA`. ``first``: the partition of Spark's
+    shuffle that subpartition 0 goes to. ``exchange``: the number of the exchange."""
     head = _pack_head(output, index.regions)
     inline = index.regions <= INLINE_REGIONS
     filled = np.flatnonzero(index.entries["bytes"].any(axis=0)) if index.regions else np.empty(0, np.int64)
@@ -148,8 +148,8 @@ def control_batches(
 
 
 def channels(batches: Iterator[pa.RecordBatch], reach: Reach) -> list[InputChannel]:
-    """The channels of one consumer, from the control rows that it received. Rows without a map output only
-    say that there is a partition."""
+    """Return the channels for the control rows that a consumer received. Rows without a map output only show
+    that there is a partition, and are skipped."""
     return [
         _channel(subpartition, map_index, output, exchange, reach)
         for batch in batches
@@ -170,8 +170,8 @@ def _pack_head(output: SparkMapOutput, regions: int) -> bytes:
 def _channel(subpartition: int, map_index: int, packed: bytes, exchange: int, reach: Reach) -> InputChannel:
     file_id, attempt, adopter_attempt, regions, *lengths = _HEAD.unpack_from(packed)
     ends = list(accumulate(lengths, initial=_HEAD.size))
-    host, base, service, its_service = (packed[start:end].decode() for start, end in pairwise(ends))
-    adopter = None if adopter_attempt == _NOBODY else Adopter(adopter_attempt, its_service)
+    host, base, service, adopter_service = (packed[start:end].decode() for start, end in pairwise(ends))
+    adopter = None if adopter_attempt == _NOBODY else Adopter(adopter_attempt, adopter_service)
     file = PartitionedFile(base)
     output = SparkMapOutput(file, file_id, map_index, attempt, host, service, exchange, regions, adopter)
     if regions <= INLINE_REGIONS:

@@ -1,24 +1,25 @@
 """Map outputs as a DataFrame: `spark.read.format("sortshuffle").load(path)`.
 
-It shows what a shuffle wrote, in SQL: files that were kept (`spark.sortshuffle.keep`), or those of a running
-job. The path is a data or index file, or a directory of map outputs of one exchange, at any depth. In front
-of the rows' own columns the frame has the place of each row:
+The source makes the rows that a shuffle wrote available to SQL, from kept files (`spark.sortshuffle.keep`) or
+those of a running job. The path is a data or index file, or a directory with map outputs of one exchange at
+any depth. The columns of the rows come after three that say where each row was:
 
-    subpartition int   its number; null in a broadcast region, which is for all
+    subpartition int   its number; null in a broadcast region, whose rows are for all subpartitions
     region       int   the flush that wrote the row
     map_index    int   the map task that wrote the row
 
-If the rows have a column of such a name, ours begins with an underscore.
+If the rows themselves have a column of such a name, the added one gets a leading underscore.
 
 Rules
-* Everything is verified: the whole index, every buffer and extent, the numbers of rows. Damage is a
+* Everything is verified: the whole index, every buffer and extent, the numbers of rows. Damage raises
   `CorruptDataError` with its place. Unfinished map outputs, and two of one map task, are refused by name.
-* One input partition per map output, or several of neighbouring subpartitions where it is large. Memory: one
-  part of an extent and one batch.
-* No filters are pushed: Spark keeps what was pushed for one query with the cached relation, and a later query
-  without the filter would miss rows (tried on 4.3). Spark offers a Python source no column pruning.
+* A map output is one input partition, or several of neighbouring subpartitions if it is large. A task holds
+  one part of an extent and one batch in memory.
+* No filters are pushed: Spark keeps the filter that was pushed for one query with the cached relation, and a
+  later query without the filter would miss rows (tried on 4.3). Spark offers Python sources no column
+  pruning.
 
-The source is planned in a process that Spark starts for it and read in workers: both import this module.
+Spark plans the source in a process that it starts for this, and reads it in workers: both import this module.
 """
 
 from __future__ import annotations
@@ -51,17 +52,17 @@ from sortshuffle.storage.inspection.finding import find_pairs
 
 NAME = "sortshuffle"
 PARTITION_BYTES = 128 * MIB
-"""Decoded bytes of one input partition, as `spark.sql.files.maxPartitionBytes` is by default."""
+"""Decoded bytes of one input partition: the default of `spark.sql.files.maxPartitionBytes`."""
 PART_BYTES = 8 * MIB
-"""Of an extent read at a time; a buffer is some MiB."""
+"""Bytes of an extent to read at a time; a buffer has some MiB."""
 _PLACES = ("subpartition", "region", "map_index")
 
 
 def register(spark: Any) -> None:
     """Make ``spark.read.format("sortshuffle")`` known to a session.
 
-    Not needed where Spark finds the source by itself: it looks for packages named ``pyspark_*`` among those
-    that the workers' Python has installed, but for editable ones. May be called again.
+    Usually Spark finds the source by itself: it looks for packages named ``pyspark_*`` in the workers'
+    Python. It does not find editable installations. Safe to call again.
     """
     try:
         spark.dataSource.register(MapOutputSource)
@@ -71,20 +72,20 @@ def register(spark: Any) -> None:
 
 
 class MapOutputSource(DataSource):  # type: ignore[misc]
-    """The source; Spark makes it with the options of a read. ``exchange``: the number of the one to read,
-    where a directory has several; ``application``: the same for applications."""
+    """The data source. Spark makes it with the options of a read. ``exchange`` and ``application``: the
+    number and the id that choose what to read, if a directory has several."""
 
     @classmethod
     def name(cls) -> str:
-        """The name for ``format()``."""
+        """Return the name for ``format()``."""
         return NAME
 
     def schema(self) -> StructType:
-        """The places and the rows' columns. Raises `UsageError`, `DataLossError`."""
+        """Return the columns of the places and of the rows. Raises `UsageError`, `DataLossError`."""
         return self._output().schema
 
     def reader(self, schema: StructType) -> MapOutputReader:
-        """``schema``: that of `schema`, or an equal one from the user."""
+        """Return the reader. ``schema``: the result of `schema`, or an equal one from the user."""
         return MapOutputReader(self._output(), schema)
 
     def _output(self) -> Outputs:
@@ -106,14 +107,14 @@ class MapOutputReader(DataSourceReader):  # type: ignore[misc]
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        """Every map output, the large ones in ranges of subpartitions."""
+        """Return one part per map output, or several ranges of subpartitions for a large one."""
         return [part for output in self._outputs.files for part in _parts(output)]
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """The rows of a partition, in the order of the file."""
+        """Yield the rows of a partition, in the order of the file."""
         if not isinstance(partition, MapOutputPart):
-            return  # Spark's placeholder where there is no partition
-        target = to_arrow(self._schema, "UTC")  # the label that Spark expects of timestamps here
+            return  # a placeholder: Spark passes one if there are no partitions
+        target = to_arrow(self._schema, "UTC")  # the time zone label that Spark expects here
         index = read_index(partition.file, partition.file_id)
         payload = ArrowPayload(_rows_schema(partition.file, index), index.header.codec)
         table = RegionTable(index.entries, index.kinds)
@@ -136,19 +137,19 @@ class Outputs:
 
     @staticmethod
     def find(path: str, application: str | None = None, exchange: str | None = None) -> Outputs:
-        """The map outputs at or below a path.
+        """Find the map outputs at or below a path.
 
         Raises `UsageError` if there are none, unfinished ones, those of several exchanges, or two of one map
-        task; `UnsupportedError` for objects; `DataLossError` for an index that is damaged.
+        task; `UnsupportedError` for objects and encrypted files; `DataLossError` for a damaged index.
         """
         found = [_Candidate.of(file) for file in _files_at(path)]
         chosen = [each for each in found if each.is_of(application, exchange)]
         if not chosen:
-            raise UsageError(f"there is no map output at {path}{_among(found)}")
+            raise UsageError(f"there is no map output at {path}{_what_there_is(found)}")
         several = sorted({each.exchange for each in chosen})
         if len(several) > 1:
             raise UsageError(
-                f"{path} has the map outputs of several exchanges: {_listed(several)}. Choose one with the"
+                f"{path} has the map outputs of several exchanges: {_text_of(several)}. Choose one with the"
                 " options application and exchange"
             )
         _refuse_twins(chosen)
@@ -183,7 +184,7 @@ class _Candidate:
 
 @dataclass(frozen=True)
 class MapOutputPart(InputPartition):  # type: ignore[misc]
-    """The subpartitions ``[first, end)`` of a map output; broadcast regions are subpartition 0's."""
+    """The subpartitions ``[first, end)`` of a map output. Broadcast regions belong to subpartition 0."""
 
     file: PartitionedFile
     file_id: bytes
@@ -193,17 +194,17 @@ class MapOutputPart(InputPartition):  # type: ignore[misc]
 
 def _files_at(path: str) -> list[PartitionedFile]:
     if calls.isdir(path):
-        return [_finished(each) for each in find_pairs(path, on_error=_raise)]
+        return [_finished_file(each) for each in find_pairs(path, on_error=_raise)]
     if not calls.isfile(path):
         raise UsageError(f"there is nothing at {path}: load() takes a directory, or a data or index file")
-    return [_finished(path)]
+    return [_finished_file(path)]
 
 
 def _raise(error: OSError) -> None:
     raise UsageError(f"{error.filename} cannot be listed: {error.strerror}")
 
 
-def _finished(path: str) -> PartitionedFile:
+def _finished_file(path: str) -> PartitionedFile:
     file = PartitionedFile.of(os.path.abspath(path))
     if file is None:
         raise UsageError(f"{path} is no map output: its name ends neither in .data nor in .index")
@@ -215,15 +216,15 @@ def _finished(path: str) -> PartitionedFile:
     return file
 
 
-def _among(found: Sequence[_Candidate]) -> str:
+def _what_there_is(found: Sequence[_Candidate]) -> str:
     if not found:
         return ": load() takes a directory of them, or one's data or index file"
     return (
-        f" of that application and exchange: there are {_listed(sorted({each.exchange for each in found}))}"
+        f" of that application and exchange: there are {_text_of(sorted({each.exchange for each in found}))}"
     )
 
 
-def _listed(exchanges: Sequence[tuple[str, int]]) -> str:
+def _text_of(exchanges: Sequence[tuple[str, int]]) -> str:
     return ", ".join(f"{number} of {application}" for application, number in exchanges)
 
 
@@ -279,7 +280,7 @@ def _with_places(rows: StructType) -> StructType:
 
 
 def _parts(file: PartitionedFile) -> Iterator[MapOutputPart]:
-    """Ranges of subpartitions of about `PARTITION_BYTES` when decoded, at least one."""
+    """Divide a map output into ranges of subpartitions of about `PARTITION_BYTES` decoded, at least one."""
     index = read_index(file)
     sizes = [0] * index.header.subpartitions
     for extent in RegionTable(index.entries, index.kinds).extents():
@@ -296,10 +297,10 @@ def _parts(file: PartitionedFile) -> Iterator[MapOutputPart]:
 def _batches(
     file: PartitionedFile, index: Index, extent: Extent, payload: ArrowPayload
 ) -> Iterator[pa.RecordBatch]:
-    """The verified batches of an extent. Raises `DataLossError` with the place."""
+    """Yield the verified batches of an extent. Raises `DataLossError` with the place."""
     writer = index.writer
     channel = LocalInputChannel(file, index.header.file_id, writer.map_index, str(writer), (extent,))
-    memory = MemoryBudget(PART_BYTES)  # one part at a time is held, so nothing waits for it
+    memory = MemoryBudget(PART_BYTES)  # only one part is held at a time, so nothing waits for memory
     return Fetch(channel, channel.extents).stream(payload, PART_BYTES, memory, TaskMetrics())
 
 

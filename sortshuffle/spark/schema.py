@@ -1,14 +1,14 @@
-"""Schemas between Spark and Arrow: declared schemas and wire schemas.
+"""Conversion of schemas and batches between Spark and Arrow.
 
-* There are three kinds: the *declared* schema (a Spark ``StructType``), the *wire* schema (the Arrow schema
-  of the batches that are chained, shuffled and kept in files), and the actual one of a user's function or a
-  Parquet file.
+* There are three kinds of schema: the *declared* schema (a Spark ``StructType``), the *wire* schema (the
+  Arrow schema of the batches that are chained, shuffled and kept in files), and the *actual* schema of a
+  user function's results or a Parquet file.
 * A wire schema has Spark's names and exactly one Arrow type per Spark type. All its fields, at every depth,
-  are nullable and have no metadata. So batches of all producers have equal schemas, compared in one step.
-  Only the declared schema knows that a column is ``NOT NULL``.
+  are nullable and have no metadata. So the schemas of all producers' batches are equal, and can be compared
+  in one step. Only the declared schema knows that a column is ``NOT NULL``.
 * A type that Arrow or Spark's Arrow reader cannot carry is refused on the driver, by the column's path.
-* Values never change on the way to the wire schema. Another representation of the same values is converted
-  (text with 64-bit offsets, dictionaries, time units, ...); everything else is an error.
+* Values never change on the way to the wire schema. Other representations of the same values (text with
+  64-bit offsets, dictionaries, time units, ...) are converted; everything else is an error.
 
 Only `parse_schema` needs a running Spark.
 """
@@ -86,17 +86,17 @@ _UNSIGNED = {
     pa.uint64(): pa.decimal128(20, 0),
 }
 
-_MOST_BYTES = 2**31 - 1  # what 32-bit offsets can address in one column of one batch
+_MOST_BYTES = 2**31 - 1  # 32-bit offsets address no more in one column of one batch
 
 
 # --- declared schema -> wire schema ---------------------------------------------------------------------
 
 
 def parse_schema(schema: st.StructType | str) -> st.StructType:
-    """The declared schema of a function, from a ``StructType`` or from DDL such as ``"k long, v double"``.
+    """Return the declared schema of a function: a ``StructType``, or DDL such as ``"k long, v double"``.
 
-    Spark's own parser reads DDL, so a session must be active.
-    Raises `UsageError` for anything else, for DDL that Spark cannot parse, and for a single type.
+    Spark's own parser reads DDL, so a session must be active. Raises `UsageError` for anything else, for DDL
+    that Spark cannot parse, and for a single type.
     """
     if not isinstance(schema, (st.StructType, str)):
         raise UsageError(
@@ -119,7 +119,7 @@ def _from_ddl(ddl: str) -> st.DataType:
 
 
 def to_arrow(schema: st.StructType, timezone: str) -> pa.Schema:
-    """The wire schema of ``schema``. ``timezone``: the label of timestamps, Spark's session time zone.
+    """Return the wire schema of ``schema``. ``timezone``: the session's time zone, as label of timestamps.
 
     Raises `UnsupportedError` with the path of a column whose type cannot be carried.
     """
@@ -166,7 +166,7 @@ def _refuse_twins(struct: st.StructType, path: str) -> None:
 
 
 def with_large_types(schema: pa.Schema) -> pa.Schema:
-    """``schema`` with 64-bit offsets for text and bytes, as functions get it with Spark's
+    """Return ``schema`` with 64-bit offsets for text and bytes, as functions get it with Spark's
     useLargeVarTypes."""
     return pa.schema([field.with_type(_large(field.type)) for field in schema])
 
@@ -193,11 +193,8 @@ def _large_field(field: pa.Field) -> pa.Field:
 
 
 def from_arrow(schema: pa.Schema) -> st.StructType:
-    """The declared schema of a wire schema, or of other representations that `conform` accepts. All fields
-    are nullable.
-
-    Raises `UnsupportedError` with the path of a column whose type Spark lacks.
-    """
+    """Return the declared schema of a wire schema, or of other representations that `conform` accepts. All
+    fields are nullable. Raises `UnsupportedError` with the path of a column whose type Spark lacks."""
     return st.StructType([st.StructField(field.name, _read_type(field.type, field.name)) for field in schema])
 
 
@@ -240,16 +237,16 @@ def _read_leaf(arrow: pa.DataType) -> st.DataType | None:
 def conform(
     batch: pa.RecordBatch, target: pa.Schema, place: str, *, exact: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """``batch`` in exactly the schema ``target``: unchanged if it has it, else converted by columns.
+    """Yield ``batch`` in exactly the schema ``target``: unchanged if it has it, else converted by columns.
 
-    Columns and struct fields are matched by position and take the target's names, as in ``mapInArrow``.
-    Converted are other representations of the same values: 64-bit offsets and views, dictionaries,
-    unsigned integers to the signed type that Spark reads them as, units of time, decimals that need no
-    rounding, timestamps to UTC instants and back, and columns of Arrow's null type.
-    ``exact``: only representations of the same Spark type, that is, not the last three.
-    There are several batches if one would overflow the 32-bit offsets of its text.
+    Columns and struct fields are matched by position and take the target's names, as in ``mapInArrow``. Other
+    representations of the same values are converted: 64-bit offsets and views, dictionaries, unsigned
+    integers to the signed type that Spark reads them as, units of time, decimals that need no rounding,
+    timestamps to UTC instants and back, and columns of Arrow's null type. ``exact``: convert only
+    representations of the same Spark type, that is, not the last three. Yields several batches if one would
+    overflow the 32-bit offsets of its text.
 
-    ``place`` names where the batch is from. Raises `SchemaMismatchError` with it and the columns.
+    ``place`` says where the batch is from. Raises `SchemaMismatchError` with the place and the columns.
     """
     if batch.schema.equals(target, check_metadata=True):
         yield batch
@@ -359,7 +356,7 @@ _KINDS: tuple[Callable[[pa.DataType], bool], ...] = (
 
 
 def _addressable(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """``batch`` in slices whose columns each fit 32-bit offsets."""
+    """Yield ``batch`` in slices whose columns each fit 32-bit offsets."""
     parts = -(-max(map(_plain_bytes, batch.columns)) // _MOST_BYTES)
     if parts <= 1 or batch.num_rows <= 1:
         yield batch
@@ -370,7 +367,7 @@ def _addressable(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _plain_bytes(array: pa.Array) -> int:
-    """An upper bound of the bytes of ``array`` without dictionaries and views."""
+    """Return an upper bound of the bytes of ``array`` with its dictionaries and views expanded."""
     if len(array) == 0:
         return 0
     if at.is_struct(array.type):
@@ -387,7 +384,7 @@ def _plain_bytes(array: pa.Array) -> int:
 
 
 def _longest(values: pa.Array) -> int:
-    """An upper bound of the bytes of the largest of ``values``."""
+    """Return an upper bound of the bytes of the largest value."""
     if _is_text(values.type) or _is_bytes(values.type):
         return int(pc.max(pc.binary_length(values.cast(pa.large_binary()))).as_py() or 0)
     return int(values.nbytes)
@@ -432,7 +429,8 @@ def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _with_short_offsets(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Text or bytes over the same data. Arrow's cast fails on a slice that begins beyond 2 GiB."""
+    """Convert text or bytes to 32-bit offsets into the same data. Arrow's cast fails on a slice that begins
+    beyond 2 GiB."""
     _, offsets, data = array.buffers()
     long = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
     size = long[-1] - long[0]
@@ -444,7 +442,7 @@ def _with_short_offsets(array: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _validity(array: pa.Array) -> pa.Buffer | None:
-    """The bitmap of ``array`` from its own first bit on."""
+    """Return the validity bitmap of ``array``, starting at its own first value; None without nulls."""
     if not array.null_count:
         return None
     valid = array.is_valid().to_numpy(zero_copy_only=False)
@@ -452,7 +450,7 @@ def _validity(array: pa.Array) -> pa.Buffer | None:
 
 
 def _own_values(array: pa.Array) -> list[pa.Array]:
-    """The values, or keys and items, that ``array`` refers to: for a slice not those of the whole table."""
+    """Return the values, or keys and items, that ``array`` refers to. For a slice these are only its own."""
     if at.is_fixed_size_list(array.type):
         return [array.flatten()]
     start = array.offsets[0].as_py()

@@ -1,10 +1,10 @@
-"""The driver's half of the shuffle manager: it turns the manager on, or says why not.
+"""The driver's half of the shuffle manager, which turns the manager on or says why it cannot.
 
-    jar           the path of its Java classes
-    settings      the settings of Spark that turn it on
-    launch        the settings with which Spark's JVM starts
-    running_jvm   its classes, for a JVM that runs already
-    choice        turns it on for a builder, or says what speaks against it
+    jar           the path of the manager's Java classes
+    settings      Spark's settings that turn the manager on
+    launch        the settings that Spark's JVM starts with
+    running_jvm   brings the manager's classes to a JVM that runs already
+    choice        turns the manager on for a builder, or says what speaks against it
 
-`docs/manager.md` is the design of the whole. The Java half is in ``java/``.
+`docs/manager.md` describes the whole design. The Java half is in ``java/``.
 """

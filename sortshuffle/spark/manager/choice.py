@@ -1,14 +1,14 @@
 """Turns the shuffle manager on for a session that is about to be created, or says what speaks against it.
 
-``spark.sortshuffle.manager`` is taken from the builder, else from what Spark's JVM starts with (`launch`):
+``spark.sortshuffle.manager`` is read from the builder, or else from what Spark's JVM starts with (`launch`):
 
-    auto   on, unless something speaks against it; then the session is left as it is, and one line of the log
-           says what
-    on     on, or `UsageError`
-    off    off
+    auto   turn the manager on, unless something speaks against it; then leave the session as it is, and log
+           the reason in one line
+    on     turn it on, or raise `UsageError`
+    off    leave it off
 
-Only settings that are known when `configure()` is called can speak against it. What a builder gets
-afterwards is checked by the Java half.
+Only settings that are known when `configure()` is called can speak against the manager. The Java half checks
+settings that a builder gets afterwards.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _log = logging.getLogger(LOGGER)
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The settings for a builder. ``reason``: why Spark's own shuffle is used although the manager was
-    wanted; else empty. ``stays_on``: whether the manager is used although it was not wanted."""
+    wanted, else empty. ``stays_on``: whether the manager is used although it was not wanted."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
@@ -49,8 +49,8 @@ class Choice:
 
 
 def turn_on(builder: SparkSession.Builder) -> None:
-    """Give ``builder`` the settings of the manager, if it is wanted and nothing speaks against it; otherwise
-    log why not. Raises as `choose`."""
+    """Give ``builder`` the settings of the manager if it is wanted and nothing speaks against it; otherwise
+    log the reason. Raises as `choose` does."""
     choice = choose(builder)
     if choice.reason:
         _log.warning("the session's shuffles stay Spark's own: %s", choice.reason)
@@ -61,11 +61,11 @@ def turn_on(builder: SparkSession.Builder) -> None:
 
 
 def choose(builder: SparkSession.Builder) -> Choice:
-    """Whether the manager can be on, by the builder's settings so far.
+    """Decide, by the builder's settings so far, whether the manager will be on.
 
-    Brings the manager's classes to a JVM that runs already. Raises `UsageError` where the manager must be on
-    and cannot be, `OptionError` for a setting of this package that is not allowed. Beside a SparkContext that
-    runs already, of these settings only ``spark.sortshuffle.manager`` counts and is checked.
+    Brings the manager's classes to a JVM that runs already. Raises `UsageError` if the manager must be on
+    and cannot be, `OptionError` for a setting of this package that is not allowed. If a SparkContext runs
+    already, only ``spark.sortshuffle.manager`` counts and is checked.
     """
     start, own = launch(), _settings_of(builder)
     settings = {**start.settings, **own}
@@ -96,39 +96,39 @@ _RUNS_WITH_IT = (
 
 
 def _beside_running(wanted: str, is_on: bool) -> Choice:
-    """For a session of a SparkContext that runs already."""
+    """Return the choice for a session of a SparkContext that runs already."""
     if wanted == "off":
         return Choice(stays_on=is_on)
     return Choice(reason="" if is_on else _refusal(wanted, _RUNS))
 
 
 def _refusal(wanted: str, reason: str) -> str:
-    """The reason why a session has no manager. Raises `UsageError` if it must have one."""
+    """Return the reason why a session has no manager. Raises `UsageError` if it must have one."""
     if wanted == "on":
         raise UsageError(f"{manager.MANAGER}=on, and the shuffle manager cannot be on: {reason}")
     return reason
 
 
 def _settings_of(builder: SparkSession.Builder) -> dict[str, str]:
-    """A builder's settings so far."""
+    """Return a builder's settings so far."""
     options: Mapping[str, Any] = builder._options
     return {key: str(value) for key, value in options.items()}
 
 
 def _jar() -> str:
-    """The jar for executors: that of the driver's JVM, if it runs already."""
+    """Return the jar for executors: that of the driver's JVM, if it runs already."""
     return jar_of(manager.MANAGER_CLASS) if has_jvm() else jar.jar_path()
 
 
 def _python() -> str:
-    """The Python of the engine: that of the workers, as `configure()` chooses it."""
+    """Return the Python of the engine, which is the workers' as `configure()` chooses it."""
     program = os.environ.get("PYSPARK_PYTHON", sys.executable)
     is_relative = "/" in program and not program.startswith(("/", "./"))
     return f"./{program}" if is_relative else program
 
 
 def _why_not(start: Launch, own: Mapping[str, str], settings: Mapping[str, str]) -> str:
-    """The reason against the manager, and the remedy; empty if there is none."""
+    """Return the reason against the manager, and the remedy; empty if there is none."""
     return (
         manager.why_not_beside(settings)
         or manager.why_not_with(pyspark.__version__)
@@ -139,8 +139,8 @@ def _why_not(start: Launch, own: Mapping[str, str], settings: Mapping[str, str])
 
 
 def begins_connect_server(own: Mapping[str, Any]) -> bool:
-    """Whether PySpark is about to start a server of Spark Connect in this process, which replaces
-    ``spark.plugins``. It asks the builder and the environment, and no other settings."""
+    """Return whether PySpark is about to start a server of Spark Connect in this process, which replaces
+    ``spark.plugins``. PySpark decides this by the builder and the environment, and by no other settings."""
     asked = str(own.get(API_MODE, os.environ.get("SPARK_API_MODE", ""))).lower()
     return (asked if asked in ("classic", "connect") else default_api_mode()) == "connect"
 
@@ -155,7 +155,8 @@ def _why_not_over_connect(own: Mapping[str, str]) -> str:
 
 
 def _why_no_classes(start: Launch) -> str:
-    """Why the driver's JVM does not find the manager's classes. A running JVM gets them here."""
+    """Return why the driver's JVM will not find the manager's classes; empty if it will. Brings them to a JVM
+    that runs already."""
     path = jar.jar_path()
     if has_jvm():
         return provide(path, manager.MANAGER_CLASS)
@@ -169,7 +170,7 @@ def _why_no_classes(start: Launch) -> str:
 
 
 def _class_path(start: Launch) -> list[str]:
-    """The jars and directories of the driver's JVM."""
+    """Return the jars and directories of the driver's JVM."""
     jars = manager.entries_of(start.settings.get(manager.JARS, ""))
     return [
         *jars,

@@ -1,7 +1,7 @@
-"""Where the shuffle manager's Java classes are.
+"""The location of the shuffle manager's Java classes.
 
-The jar is part of the wheel and the sdist. In a clone ``tools/jar`` builds it. It must be a file of its own:
-Spark sends it to executors.
+The jar is part of the wheel and the sdist. In a clone ``tools/jar`` builds it. It must be a separate file,
+because Spark sends it to executors.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ JAR_NAME = "sortshuffle-manager.jar"
 
 
 def jar_path() -> str:
-    """The jar of this installation, whether it is there or not."""
+    """Return the path of this installation's jar, whether or not the jar exists."""
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), JAR_NAME)
 
 
 def why_no_jar() -> str:
-    """Why the jar cannot be used, and what to do; empty where it is there."""
+    """Return why the jar cannot be used, and what to do; empty if the jar exists."""
     path = jar_path()
     if calls.isfile(path):
         return ""

@@ -1,16 +1,16 @@
-"""The settings that Spark's JVM starts with, beside those of a builder.
+"""The settings that Spark's JVM starts with, besides those of a builder.
 
 A setting that `configure()` gives to a builder replaces the same setting of ``spark-defaults.conf`` and of
 ``spark-submit``. So plugins, jars and class path must be read from there before they are added to.
 
-* If there is a JVM (under ``spark-submit``, or left over from a stopped SparkContext), its settings are read.
-  A JVM that PySpark started keeps the settings of the first builder. ``spark.sortshuffle.manager`` is not
-  read from there: the next builder may want another value.
+* If there is a JVM (under ``spark-submit``, or left over from a stopped SparkContext), this module reads its
+  settings. A JVM that PySpark started keeps the settings of the first builder. ``spark.sortshuffle.manager``
+  is not read from such a JVM, because the next builder may want another value.
 * Otherwise PySpark will start a JVM by ``spark-submit``. Its settings are those of ``spark-defaults.conf``,
-  then of the arguments in ``PYSPARK_SUBMIT_ARGS``. ``--jars`` and ``--driver-class-path`` override the
+  overridden by the arguments in ``PYSPARK_SUBMIT_ARGS``. ``--jars`` and ``--driver-class-path`` override the
   settings of the same meaning.
 
-This module loads Spark only where there is a JVM to ask.
+This module imports PySpark only if there is a JVM to ask.
 """
 
 from __future__ import annotations
@@ -38,21 +38,22 @@ _PROPERTY = re.compile(r"([^\s=:]+)\s*[=:]?\s*(.*)")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The start of Spark's JVM. ``settings``: those that it starts with. ``fixed``: keys that a builder
-    changes only for the SparkContext, not for the JVM itself."""
+    """How Spark's JVM starts. ``settings``: those that it starts with. ``fixed``: keys of settings that a
+    builder can change for the SparkContext, but not for the JVM itself."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
 
 
 def has_jvm() -> bool:
-    """Whether this process has a JVM of Spark's."""
+    """Return whether this process has a JVM of Spark's."""
     context = sys.modules.get("pyspark.core.context")
     return _GATEWAY in os.environ or (context is not None and context.SparkContext._gateway is not None)
 
 
 def launch() -> Launch:
-    """The launch of this process's JVM. Raises `UsageError` for submit arguments that cannot be read."""
+    """Return how this process's JVM was or will be started. Raises `UsageError` for submit arguments that
+    cannot be read."""
     if not has_jvm():
         return launch_of(os.environ)
     settings = _settings_of_jvm()
@@ -62,7 +63,7 @@ def launch() -> Launch:
 
 
 def launch_of(environment: Mapping[str, str]) -> Launch:
-    """The launch in a process with this environment that has no JVM yet."""
+    """Return how a JVM will be started in a process with this environment that has none yet."""
     arguments = list(_arguments(environment.get(SUBMIT_ARGUMENTS, "")))
     files = [value for name, value in arguments if name == "--properties-file"]
     # as in spark-submit: a named file replaces the default one, or overrides it
@@ -70,6 +71,7 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
     settings = _settings_in(defaults_file(environment)) if loads_defaults else {}
     settings |= _settings_in(files[-1]) if files else {}
     fixed = set()
+    # --conf first: options override settings of the same meaning
     for name, value in arguments:
         if name in ("--conf", "-c"):
             key, _, text = value.partition("=")
@@ -85,12 +87,12 @@ def launch_of(environment: Mapping[str, str]) -> Launch:
 def _settings_of_jvm() -> dict[str, str]:
     from pyspark import SparkConf, SparkContext
 
-    SparkContext._ensure_initialized()  # connects to the JVM of spark-submit, if that has not been done
+    SparkContext._ensure_initialized()  # connects to the JVM of spark-submit, unless already connected
     return dict(SparkConf().getAll())
 
 
 def _arguments(text: str) -> Iterator[tuple[str, str]]:
-    """Options of spark-submit and their values, up to the program. Raises `UsageError`."""
+    """Yield the options of spark-submit and their values, up to the program. Raises `UsageError`."""
     try:
         words = iter(shlex.split(text))
     except ValueError as error:
@@ -106,7 +108,7 @@ def _arguments(text: str) -> Iterator[tuple[str, str]]:
 
 
 def defaults_file(environment: Mapping[str, str]) -> str:
-    """The path of Spark's defaults; empty if no Spark is installed."""
+    """Return the path of Spark's defaults; empty if no Spark is installed."""
     directory = environment.get("SPARK_CONF_DIR")
     if directory:
         return os.path.join(directory, _DEFAULTS_FILE)
@@ -118,7 +120,7 @@ def defaults_file(environment: Mapping[str, str]) -> str:
 
 
 def _settings_in(path: str) -> dict[str, str]:
-    """The settings in a properties file; none if it cannot be read, as for Spark."""
+    """Return the settings in a properties file. As in Spark, there are none if it cannot be read."""
     try:
         with calls.open_file(path, encoding="utf-8", errors="replace") as opened:
             text = opened.read()
@@ -128,8 +130,8 @@ def _settings_in(path: str) -> dict[str, str]:
 
 
 def _properties(text: str) -> Iterator[tuple[str, str]]:
-    """Keys and values as `java.util.Properties` has them: a key ends at a blank, ``=`` or ``:``; a backslash
-    at the end of a line joins it to the next."""
+    """Yield keys and values as `java.util.Properties` reads them: a key ends at a blank, ``=`` or ``:``; a
+    backslash at the end of a line joins it to the next."""
     lines = re.sub(r"\\\r?\n[ \t\f]*", "", text)
     for line in map(str.strip, lines.splitlines()):
         found = _PROPERTY.match(line)

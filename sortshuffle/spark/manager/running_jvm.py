@@ -1,9 +1,9 @@
 """Adds the manager's classes to a driver's JVM that runs already.
 
 ``spark.jars`` and ``spark.driver.extraClassPath`` are read when a JVM starts. A JVM outlives its
-SparkContext, and ``spark-submit`` starts one before the program can configure anything. Spark loads the
-shuffle manager by the thread's context class loader. That is Spark's `MutableURLClassLoader`, to which jars
-can be added, as Spark does when it starts. All threads of Py4J share it. (Tried on 4.3: a second
+SparkContext, and ``spark-submit`` starts one before the program can configure anything. But Spark loads the
+shuffle manager with the thread's context class loader. This is Spark's `MutableURLClassLoader`, to which jars
+can be added, as Spark itself does at its start. All threads of Py4J share it. (Tried on 4.3: a second
 SparkContext, and a program under spark-submit.)
 """
 
@@ -16,13 +16,13 @@ from pyspark import SparkContext
 
 
 def provide(jar: str, class_name: str) -> str:
-    """Make the JVM find a class of ``jar``. Why it does not, with the remedy; empty if it does."""
+    """Make the JVM find a class of ``jar``. Return why it does not, with the remedy; empty if it does."""
     SparkContext._ensure_initialized()
     if _finds(class_name):
         return ""
     try:
         _class_loader().addURL(SparkContext._jvm.java.io.File(jar).toURI().toURL())
-    except Py4JError:  # another class loader, of whoever started this JVM
+    except Py4JError:  # whoever started this JVM gave it another kind of class loader
         pass
     if _finds(class_name):
         return ""
@@ -33,7 +33,7 @@ def provide(jar: str, class_name: str) -> str:
 
 
 def jar_of(class_name: str) -> str:
-    """The file in which the JVM finds a class that it finds."""
+    """Return the file in which the JVM finds a class, which it must be able to find."""
     found = _class_of(class_name)
     return str(found.getProtectionDomain().getCodeSource().getLocation().toURI().getPath())
 
@@ -47,7 +47,7 @@ def _finds(class_name: str) -> bool:
 
 
 def _class_of(class_name: str) -> Any:
-    # false: the class is found, but not initialised
+    # False: find the class without initialising it
     return SparkContext._jvm.java.lang.Class.forName(class_name, False, _class_loader())
 
 

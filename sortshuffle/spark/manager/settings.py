@@ -1,18 +1,18 @@
-"""The settings of Spark that turn the shuffle manager on, and whether a SparkContext has them.
+"""Spark's settings that turn the shuffle manager on, those that rule it out, and checks for both.
 
-Only this module knows them. `configure()` gives them to a builder, ``sortshuffle conf`` prints them.
+Only this module knows them. `configure()` gives them to a builder, and ``sortshuffle conf`` prints them.
 
     spark.shuffle.manager            the manager's class
-    spark.plugins                    its plugin, behind the plugins that are there
-    spark.jars                       its jar, behind the jars that are there; executors get it from the driver
-    spark.driver.extraClassPath      its jar, before what is there: a driver's JVM has it from its start
+    spark.plugins                    its plugin, after the plugins already set
+    spark.jars                       its jar, after the jars already set; executors get it from the driver
+    spark.driver.extraClassPath      its jar, first on the path, so that a driver's JVM starts with it
     spark.sortshuffle.manager.python the Python of the engine
 
-All of them are settings of a SparkContext, fixed when it starts. ``spark.conf.set`` and
-``builder.getOrCreate()`` accept them later without an error and without an effect. So only the SparkContext's
+All of these are settings of a SparkContext, fixed when it starts. Later ``spark.conf.set`` and
+``builder.getOrCreate()`` accept them without an error and without an effect. So only the SparkContext's
 configuration says whether the manager is on (`is_on`), never a session's.
 
-Settings with which the manager does not work are here, too (`why_not_beside`).
+`why_not_beside` finds settings with which the manager does not work.
 
 This module imports nothing of Spark.
 """
@@ -30,8 +30,8 @@ from sortshuffle.storage.files.urls import why_not_shared
 MANAGER_CLASS = "org.sortshuffle.SortMergeShuffleManager"
 PLUGIN_CLASS = "org.sortshuffle.SortMergeShufflePlugin"
 SPARKS_OWN = "org.apache.spark.shuffle.sort.SortShuffleManager"
-"""Spark's own manager, by its class. `without_manager` gives this name, so that it differs from the ``sort``
-of a user, who wants no other manager."""
+"""The class of Spark's own manager. `without_manager` sets this name, which differs from the ``sort`` that a
+user sets to get no other manager."""
 
 SHUFFLE_MANAGER = "spark.shuffle.manager"
 PLUGINS = "spark.plugins"
@@ -45,16 +45,16 @@ SPARKS_SERVICE = "spark.shuffle.service.enabled"
 ENCRYPTION = "spark.io.encryption.enabled"
 
 SECRET = f"spark.plugins.internal.conf.{PLUGIN_CLASS}.secret"
-"""Hex digits. The plugin's driver half makes the application's secret; Spark puts what it returns here, in
-the SparkContext's configuration."""
+"""The application's secret in hex digits. The plugin's driver half makes and returns it, and Spark puts it
+here, into the SparkContext's configuration."""
 
 OLDEST, NEWEST = (4, 1), (4, 3)
 """Releases of Spark that the manager works with."""
 
 
 def manager_settings(jar: str, python: str, before: Mapping[str, str]) -> dict[str, str]:
-    """The settings that turn the manager on. ``before``: the other settings, whose plugins, jars and class
-    path stay. ``python``: for the engine, unless ``before`` names one."""
+    """Return the settings that turn the manager on. ``before``: the other settings, whose plugins, jars and
+    class path stay. ``python``: for the engine, unless ``before`` names one."""
     class_path = entries_of(before.get(DRIVER_CLASS_PATH, ""), os.pathsep)
     return {
         SHUFFLE_MANAGER: MANAGER_CLASS,
@@ -66,8 +66,8 @@ def manager_settings(jar: str, python: str, before: Mapping[str, str]) -> dict[s
 
 
 def without_manager(before: Mapping[str, str]) -> dict[str, str]:
-    """The settings that turn the manager off again if ``before`` turns it on: settings with which a JVM was
-    started are the defaults of all its SparkContexts."""
+    """Return the settings that turn the manager off again if ``before`` turns it on. They are needed because
+    the settings that a JVM was started with are the defaults of all its SparkContexts."""
     off = {}
     if before.get(SHUFFLE_MANAGER) == MANAGER_CLASS:
         off[SHUFFLE_MANAGER] = SPARKS_OWN
@@ -77,27 +77,27 @@ def without_manager(before: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_on(context: Any) -> bool:
-    """Whether the shuffles of a running SparkContext are the manager's."""
+    """Return whether the shuffles of a running SparkContext are the manager's."""
     conf = dict(context.getConf().getAll())
-    # a manager that is off leaves all to Spark's
+    # a manager that is off leaves all shuffles to Spark's own
     return conf.get(SHUFFLE_MANAGER) == MANAGER_CLASS and not is_off(conf)
 
 
 def is_off(settings: Mapping[str, str]) -> bool:
-    """Whether settings turn the manager off."""
+    """Return whether settings turn the manager off."""
     return settings.get(MANAGER, "").strip().lower() == "off"
 
 
 def manager_secret(conf: Mapping[str, str]) -> bytes:
-    """The secret that the manager's engines have in an application; empty where there is no manager."""
+    """Return the secret of the manager's engines in an application; empty if there is no manager."""
     try:
         return bytes.fromhex(conf.get(SECRET, ""))
-    except ValueError:  # a server of Spark Connect may hide what looks like a secret
+    except ValueError:  # a server of Spark Connect may redact values that look like secrets
         return b""
 
 
 def why_not_with(release: str) -> str:
-    """Why the manager does not work with a release of Spark, such as 4.3.0; empty where it does."""
+    """Return why the manager does not work with a release of Spark, such as 4.3.0; empty if it does."""
     numbers = tuple(int(part) for part in release.split(".")[:2] if part.isdigit())
     if OLDEST <= numbers <= NEWEST:
         return ""
@@ -106,7 +106,7 @@ def why_not_with(release: str) -> str:
 
 
 def why_not_beside(settings: Mapping[str, str]) -> str:
-    """Why the manager does not work beside these settings, and the remedy; empty where it does.
+    """Return why the manager does not work with these settings, and the remedy; empty if it does.
 
     Raises `OptionError` for a setting of this package that is not allowed.
     """
@@ -125,20 +125,19 @@ def why_not_beside(settings: Mapping[str, str]) -> str:
 
 
 def is_true(settings: Mapping[str, str], key: str) -> bool:
-    """Whether a setting is on, as Spark reads it."""
+    """Return whether a setting is true, as Spark reads it."""
     return settings.get(key, "").strip().lower() == "true"
 
 
 def entries_of(text: str, separator: str = ",") -> list[str]:
-    """The entries of a setting that is a list."""
+    """Return the entries of a setting that is a list."""
     return [each.strip() for each in text.split(separator) if each.strip()]
 
 
 def names(entry: str, jar: str) -> bool:
-    """Whether an entry of jars or of a class path is this jar, of this installation or of another one.
+    """Return whether an entry of jars or of a class path is this jar, in this or another installation.
 
-    Executors know jars by the base name only, and spark-submit makes URLs of paths. So base names are
-    compared.
+    Compares base names: executors know jars only by these, and spark-submit turns paths into URLs.
     """
     return entry.rpartition("/")[2] == os.path.basename(jar)
 

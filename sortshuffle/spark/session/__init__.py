@@ -1,10 +1,10 @@
-"""A Spark session and its application, as frames and RDDs use them.
+"""The Spark session and the application of frames and RDDs.
 
-requirements                           settings, and workers that can run a stage
-planner                                the protocol of what stages need of Spark's planner
-classic_planner, connect_planner       for sessions with a JVM; for Spark Connect
-planner_choice                         which of the two a session has
-sparks_shuffle                         settings of Spark's own shuffle that control rows rule out
+requirements                           checks of settings, and of the workers' Python
+planner                                the protocol of what stages need from Spark's planner
+classic_planner, connect_planner       its implementations, with a JVM and for Spark Connect
+planner_choice                         chooses the planner of a session
+sparks_shuffle                         refuses settings of Spark's shuffle that control rows rule out
 service, forgotten                     the application's shuffle services; exchanges that Spark has forgotten
 shared_storage                         the application's directory on storage that every host sees
 naming                                 names of stages and RDDs in Spark's UI

@@ -1,22 +1,22 @@
-"""The `Planner` of classic sessions: it reaches into Spark's planner, by Py4J.
+"""The `Planner` of classic sessions, which reaches into Spark's planner by Py4J.
 
-A frame's control rows go through Spark's own shuffle. Two settings of that shuffle must differ from the
-user's session. So it is planned in a clone of the session (tried on Spark 4.1 to 4.3):
+A frame's control rows go through Spark's own shuffle. Two settings of that shuffle must differ from those of
+the user's session. So it is planned in a clone of the session (tried on Spark 4.1 to 4.3):
 
 * Adaptive execution is off. With it, planning would run the map stage at once, and frames would not be lazy.
 * ``spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch`` is false. A re-run map task may
-  return other control bytes (another attempt, another path). Otherwise Spark would refuse to go on once
-  reduce tasks have finished.
+  return other control bytes (another attempt, another path), and if it were true, Spark would then refuse to
+  go on once reduce tasks have finished.
 
 The clone must be the *active* session while the plan becomes an RDD, because the shuffle reads its settings
-then. The RDD becomes a scan in the user's session. Every frame made from it shares its map output.
+then. The RDD becomes a scan in the user's session. All frames made from it share its map outputs.
 
-If one map stage feeds several exchanges, their control rows go through one shuffle. `PartitionPruningRDD`
+If one map stage feeds several exchanges, their control rows go through one shuffle, and `PartitionPruningRDD`
 gives each exchange a range of its partitions. So Spark runs the map stage once, and keeps the shuffle's files
 as long as one of the ranges can be used.
 
-When Spark changes, only this module should break. `internalCreateDataFrame` has had the same three arguments
-since Spark 2.0.
+If Spark's internals change, only this module should break. `internalCreateDataFrame` has had the same three
+arguments since Spark 2.0.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ class ClassicPlanner:
 
 
 def share(frame: DataFrame) -> DataFrame:
-    """The same rows as a scan of one RDD, planned once and lazily. All frames derived from the result share
-    the shuffles in its plan."""
+    """Return the same rows as a scan of one RDD, planned once and lazily. All frames derived from the result
+    share the shuffles in its plan."""
     return _scan(frame, rdd_of(frame))
 
 
 def zip_partitions(frames: Sequence[DataFrame]) -> DataFrame:
-    """As `Planner.zip_partitions`. Nothing is shuffled, so a lost map output of any is run again as
-    before."""
+    """Implement `Planner.zip_partitions`. Nothing is shuffled, so lost map outputs of each frame are run
+    again as before."""
     first = frames[0]
     if len(frames) == 1:
         return first
@@ -104,13 +104,13 @@ def zip_partitions(frames: Sequence[DataFrame]) -> DataFrame:
     together = jvm.org.apache.spark.rdd.SQLPartitioningAwareUnionRDD(
         context._jsc.sc(), jvm.PythonUtils.toSeq(rdds), rdds[0].getNumPartitions(), rdds[0].elementClassTag()
     )
-    # the schema of a union: a column is nullable if it is in any of the frames
+    # with the schema of a union, whose columns are nullable if they are in any of the frames
     return _scan(reduce(DataFrame.unionAll, frames), together)
 
 
 def pick_partitions(frame: DataFrame, partitions: Sequence[int]) -> DataFrame:
-    """The partitions of a frame with these numbers, in this order. A number may come several times. Nothing
-    is shuffled."""
+    """Return the partitions of a frame with these numbers, in this order, without shuffling. Numbers may
+    repeat."""
     context: Any = frame.sparkSession.sparkContext
     jvm = context._jvm
     rdd = rdd_of(frame)
@@ -129,7 +129,7 @@ def _level(frame: DataFrame) -> str:
 
 
 def _parts(jvm: Any, rdd: Any, sizes: Sequence[int]) -> list[Any]:
-    """The partitions of an RDD in their order, as RDDs of these sizes."""
+    """Divide the partitions of an RDD, in order, into RDDs of these sizes."""
     if len(sizes) == 1:
         return [rdd]
     pruning = jvm.org.apache.spark.rdd.PartitionPruningRDD
@@ -138,7 +138,7 @@ def _parts(jvm: Any, rdd: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def _ascending_runs(numbers: Sequence[int]) -> Iterator[range]:
-    """The fewest ranges that have these numbers, in this order."""
+    """Yield the fewest ranges that together are these numbers, in this order."""
     run = range(numbers[0], numbers[0])
     for number in numbers:
         if number != run.stop:
@@ -149,20 +149,20 @@ def _ascending_runs(numbers: Sequence[int]) -> Iterator[range]:
 
 
 def _whole_numbers(jvm: Any, start: int, end: int) -> Any:
-    """start..end-1 as a Scala set, which is also the Scala function that tests for membership."""
+    """Return start..end-1 as a Scala set, which is also a Scala function that tests for membership."""
     scala = jvm.scala.collection.immutable
     numbers = getattr(scala, "Range$Exclusive")(start, end, 1)
     return getattr(scala, "BitSet$").__getattr__("MODULE$").fromSpecific(numbers)
 
 
 def _scan(frame: DataFrame, rdd: Any) -> DataFrame:
-    """An RDD of internal rows with the columns of ``frame``, in its session."""
+    """Make a DataFrame of an RDD of internal rows, with the columns and the session of ``frame``."""
     spark: Any = frame.sparkSession
     return DataFrame(spark._jsparkSession.internalCreateDataFrame(rdd, frame._jdf.schema(), False), spark)
 
 
 def rdd_of(frame: DataFrame) -> Any:
-    """The RDD of internal rows of a plan. Starts no job, unless the plan contains a broadcast."""
+    """Return the RDD of a plan's internal rows. Starts no job, unless the plan contains a broadcast."""
     session: Any = frame.sparkSession
     clone = session._jsparkSession.cloneSession()
     for key, value in _CLONE_SETTINGS.items():

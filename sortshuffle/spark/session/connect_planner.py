@@ -1,12 +1,12 @@
 """The `Planner` of Spark Connect, where only the DataFrame API is available.
 
-* A plan is sent anew with every action. So map stages run again for each action, and exchanges of the same
-  rows are not written in one pass: nothing could keep what they share.
-* Control rows of several exchanges go through one shuffle: the map stages are united before it. As ever, a
-  lost executor costs only the map tasks that it ran.
+* Every action sends its plan anew. So map stages run again for each action, and exchanges of the same rows
+  are not written in one pass: nothing could keep the result that they share.
+* Control rows of several exchanges go through one shuffle: the map stages are united before it. A lost
+  executor still costs only the map tasks that it ran.
 * Spark must not refuse to go on when a re-run map task returns other control bytes
-  (`spark.session.classic_planner`). That is a setting of the session, which only its user may change. It is
-  checked when a shuffle is put into the plan.
+  (`spark.session.classic_planner`). That is a setting of the session, which only its user may change, so it
+  is checked when a shuffle is put into the plan.
 * Adaptive execution does no harm: it keeps the number of partitions of a shuffle by id.
 """
 
@@ -28,7 +28,7 @@ _SPLITS = re.compile(r"splits=(\d+)")
 
 
 class ConnectPlanner:
-    """Plans by the DataFrame API only."""
+    """The `Planner` of a Spark Connect session, which uses only the DataFrame API."""
 
     keeps = False
     zips = False
@@ -64,6 +64,6 @@ class ConnectPlanner:
         return True
 
     def parallelism(self) -> int:
-        """The number of tasks that Spark plans for a range: its default shows nowhere else."""
+        """Return the number of tasks that Spark plans for a range: the default shows nowhere else."""
         found = _SPLITS.search(self._spark.range(1)._explain_string())
         return int(found[1]) if found else 1

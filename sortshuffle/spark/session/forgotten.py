@@ -1,11 +1,11 @@
-"""Exchanges that Spark has forgotten, as the driver knows (`homes.forgotten_exchanges`).
+"""The driver's record of exchanges that Spark has forgotten (`homes.forgotten_exchanges`).
 
-Spark forgets a shuffle when nothing on the driver refers to it any more: no frame, no RDD, no running job
-(its `ContextCleaner`). Then no task reads its control rows, and no task that wrote them runs again. An
-exchange is forgotten if Spark once had its shuffle of control rows, and has it no longer. One that Spark has
-not had yet may still run.
+Spark's `ContextCleaner` forgets a shuffle when no frame, RDD or running job on the driver refers to it. Then
+no task reads its control rows, and no task that wrote them runs again. An exchange is forgotten if Spark once
+had its shuffle of control rows, and no longer has it. An exchange whose shuffle Spark has not had yet may
+still run.
 
-Used only with external services, and not over Spark Connect, where there is no adoption.
+This is used only with external services, and not over Spark Connect, where there is no adoption.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-MOST_FORGOTTEN = 4096  # exchanges, the last ones: a few KiB in every stage
+MOST_FORGOTTEN = 4096  # exchanges to keep, the last ones: they add a few KiB to every stage
 
-_lock = threading.Lock()  # of what follows
-_shuffles: dict[str, dict[int, int]] = {}  # by application: Spark's shuffle of each exchange not forgotten
-_seen: dict[str, set[int]] = {}  # shuffles that Spark has had
-_forgotten: dict[str, list[int]] = {}  # exchanges, in the order in which this was noticed
+_lock = threading.Lock()  # guards the dicts below, all by application
+_shuffles: dict[str, dict[int, int]] = {}  # Spark's shuffle of each exchange that is not forgotten
+_seen: dict[str, set[int]] = {}  # their shuffles that Spark has had
+_forgotten: dict[str, list[int]] = {}  # exchanges, in the order in which they were found to be forgotten
 
 
 def remember(context: Any, exchange: int, rdd: Any) -> None:
-    """Note that the last shuffle before ``rdd``, an RDD of the JVM, moves the control rows of this
-    exchange."""
+    """Note that the last shuffle before ``rdd``, an RDD of the JVM, moves this exchange's control rows."""
     shuffle = _shuffle_before(rdd)
     if shuffle is not None:
         with _lock:
@@ -32,7 +31,7 @@ def remember(context: Any, exchange: int, rdd: Any) -> None:
 
 
 def forgotten(context: Any) -> tuple[int, ...]:
-    """The exchanges of this application that Spark has forgotten, at most `MOST_FORGOTTEN`."""
+    """Return the exchanges of this application that Spark has forgotten, at most `MOST_FORGOTTEN`."""
     application = context.applicationId
     with _lock:
         known, seen = _shuffles.get(application, {}), _seen.setdefault(application, set())
@@ -50,8 +49,8 @@ def forgotten(context: Any) -> tuple[int, ...]:
 
 
 def _shuffles_of_spark(context: Any, shuffles: Iterable[int]) -> set[int]:
-    """The shuffles among these that Spark's driver has."""
-    # not by way of SparkEnv: Py4J would have to load all classes that it mentions, and Spark lacks one
+    """Return those of the shuffles that Spark's driver has."""
+    # not through SparkEnv: Py4J would load all classes that it mentions, and Spark lacks one of them
     tracker = context._jsc.sc().taskScheduler().mapOutputTracker()
     there = str(tracker.shuffleStatuses().keySet().mkString(","))  # one call for all of them
     return set(shuffles).intersection(map(int, filter(None, there.split(","))))

@@ -1,4 +1,4 @@
-"""Names of our stages and RDDs in Spark's UI. Without them it shows a line of this package."""
+"""Names this package's stages and RDDs in Spark's UI, which would otherwise show a line of its code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of a session's `Planner`. It stands above both planners, and below all that plans."""
+"""The choice of a session's `Planner`. It cannot be in `planner`, which both implementations import."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from sortshuffle.spark.session.requirements import is_classic
 
 
 def planner_of(spark: Any) -> Planner:
-    """The planner of a session."""
+    """Return the planner of a session."""
     return ClassicPlanner(spark) if is_classic(spark) else ConnectPlanner(spark)

@@ -1,6 +1,6 @@
-"""The requirements of frames and RDDs to a session: its settings, and workers that can run their stages.
+"""What frames and RDDs require of a session: its settings, and workers that can run their stages.
 
-All checks run on the driver, and fail at the user's call.
+All checks run on the driver, and fail in the user's call.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from sortshuffle.version import __version__
 NEEDED_MODULES = ("pyarrow", "numpy", "xxhash", "sortshuffle")
 UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 NO_ROLLBACK = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
-"""Whether Spark gives up if a map task that runs again returns other bytes. Control rows are other bytes each
-time."""
+"""Whether Spark gives up if a map task that runs again returns other bytes, as tasks with control rows do."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -33,29 +32,29 @@ _checked: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Turns on the shuffle manager (`docs/manager.md`) for a session that is about to be created. Leaves it
+    """Turn on the shuffle manager (`docs/manager.md`) for a session that is about to be created. Leave it
     off if ``spark.sortshuffle.manager`` says so, or if something speaks against it; the log says what.
+    Return the builder.
 
-    Also makes Python stages quick:
+    This also makes Python stages faster:
 
     * Unix sockets between the JVM and Python workers: the latency of a Python task is some 26 ms over
       loopback TCP, and about 5 ms over a Unix socket.
-    * The workers run the driver's Python, unless ``PYSPARK_PYTHON`` names another. Spark would run the first
-      ``python3`` on the path. When a session is created from Python, Spark reads that variable, and no
-      setting. So this sets the variable.
+    * The workers run the driver's Python, unless ``PYSPARK_PYTHON`` names another. Otherwise Spark would run
+      the first ``python3`` on the path. A session that is created from Python reads only that variable, and
+      no setting, so this call sets the variable.
     * The workers' allocator keeps freed memory for some seconds instead of milliseconds.
 
     Plugins, jars and class path of the builder stay. Set them before this call: a setting that the builder
-    gets afterwards replaces that of this call. Frames and RDDs work without all this. For a builder of a
-    Spark Connect session, call it after ``remote(...)``: it sets what shuffles need of such a session. The
-    rest is set when the server is started, by the lines that ``sortshuffle conf`` prints. Returns the
-    builder.
+    gets afterwards replaces the one from this call. Frames and RDDs also work without this call. For a Spark
+    Connect session, call it after ``remote(...)``: it then sets only what shuffles need in such a session.
+    The rest is set when the server is started, with the lines that ``sortshuffle conf`` prints.
 
     Raises `UsageError` if ``spark.sortshuffle.manager`` is ``on`` and the manager cannot be, `OptionError`
     for a setting of this package that is not allowed. If the manager is ``off``, or a SparkContext runs
     already, only ``spark.sortshuffle.manager`` itself is checked here; a frame checks the others.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # over Connect, only for a server on this machine
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # over Connect it only matters to a local server
     if "spark.remote" in builder._options or "SPARK_REMOTE" in os.environ:
         return builder.config(NO_ROLLBACK, "false")
     if begins_connect_server(builder._options):
@@ -66,11 +65,9 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 
 def address_this_host(master: str) -> None:
-    """Make Spark start on a host whose name has no address, which Spark looks up. With a local master it gets
-    the loopback address, unless `ADDRESS_VARIABLE` has another. For programs that start their own session.
-
-    Raises `UsageError` for another master, whose executors must reach this host.
-    """
+    """Let Spark start on a host whose name, which Spark looks up, has no address. With a local master Spark
+    gets the loopback address, unless `ADDRESS_VARIABLE` has another. For programs that start their own
+    session. Raises `UsageError` for any other master, because its executors must reach this host."""
     name = socket.gethostname()
     if os.environ.get(ADDRESS_VARIABLE) or _has_address(name):
         return
@@ -90,13 +87,14 @@ def _has_address(name: str) -> bool:
 
 
 def is_local(master: str) -> bool:
-    """Whether all tasks run on the driver's host. An unknown master is taken for a cluster."""
+    """Return whether all tasks run on the driver's host. An unknown master counts as a cluster."""
     return master == "local" or master.startswith("local[")
 
 
 def require_session(spark: Any) -> SparkSession:
-    """``spark``, if it is a session, classic or Spark Connect's. Raises `UsageError`."""
-    # sessions of Connect are of no subclass of PySpark's SparkSession
+    """Return ``spark`` if it is a running session, classic or Spark Connect's. Raises `UsageError` if it is
+    none, `StateError` if its SparkContext was stopped."""
+    # sessions of Connect are not instances of PySpark's SparkSession
     if not is_classic(spark) and not (hasattr(spark, "conf") and hasattr(spark, "createDataFrame")):
         raise UsageError(f"a SparkSession is needed, not {type(spark).__name__}")
     require_running(spark)
@@ -105,8 +103,8 @@ def require_session(spark: Any) -> SparkSession:
 
 
 def require_running(spark: SparkSession | SparkContext) -> None:
-    """Raise `StateError` if the SparkContext was stopped: Spark's own error does not say so. For a session of
-    Spark Connect the server says it."""
+    """Raise `StateError` if the SparkContext was stopped, which Spark's own error does not say. For a session
+    of Spark Connect the server says so."""
     context: Any = spark.sparkContext if is_classic(spark) else spark
     if isinstance(context, SparkContext) and context._jsc is None:
         raise StateError(
@@ -116,28 +114,26 @@ def require_running(spark: SparkSession | SparkContext) -> None:
 
 
 def is_classic(spark: Any) -> bool:
-    """Whether a session has a JVM; over Spark Connect it has none."""
+    """Return whether a session has a JVM. Over Spark Connect it has none."""
     return hasattr(spark, "_jsparkSession")
 
 
 def context_of(spark: SparkSession) -> SparkContext | None:
-    """None over Spark Connect."""
+    """Return the session's SparkContext; None over Spark Connect."""
     return spark.sparkContext if is_classic(spark) else None
 
 
 def application_of(spark: SparkSession) -> str:
-    """The application's id, as its tasks know it."""
+    """Return the application's id, as its tasks know it."""
     context = context_of(spark)
     if context is not None:
         return str(context.applicationId)
-    return str(spark.conf.get("spark.app.id"))  # as the server's context has set it
+    return str(spark.conf.get("spark.app.id"))  # set by the server's context
 
 
 def check_no_rollback(spark: SparkSession) -> None:
     """Raise `UsageError` unless map tasks of this session may return other control rows when they run again.
-
-    In a classic session the planner ensures that.
-    """
+    In a classic session the planner ensures this."""
     value = str(spark.conf.get(NO_ROLLBACK)).lower()
     if value != "false":
         raise UsageError(
@@ -149,16 +145,15 @@ def check_no_rollback(spark: SparkSession) -> None:
 
 
 def settings_of(spark: SparkSession) -> dict[str, str]:
-    """All settings of the session now, those of its application among them."""
+    """Return all current settings of the session, including those of its application."""
     settings: Any = spark.conf.getAll
     return dict(settings)
 
 
 def context_settings(spark: SparkSession | SparkContext) -> dict[str, str]:
-    """The settings of the SparkContext, by which the application runs. A session's settings of the same names
-    have no effect; ``builder.getOrCreate()`` accepts them beside a running SparkContext. Over Spark Connect
-    the SparkContext's cannot be read: then the session's, which begin as those.
-    """
+    """Return the settings of the SparkContext, which the application runs by. A session's settings of the
+    same names have no effect, though ``builder.getOrCreate()`` accepts them while a SparkContext runs. Over
+    Spark Connect the SparkContext's cannot be read: return the session's, which start as a copy of them."""
     if not isinstance(spark, SparkContext) and not is_classic(spark):
         return settings_of(spark)
     context = spark if isinstance(spark, SparkContext) else spark.sparkContext
@@ -166,13 +161,12 @@ def context_settings(spark: SparkSession | SparkContext) -> dict[str, str]:
 
 
 def check_workers(spark: SparkSession | SparkContext, encrypts: bool = False) -> None:
-    """Raise `WorkerSetupError` unless the workers' Python has the modules that stages import.
-
-    Asks one worker, by a job of one task, once for each SparkContext (over Spark Connect: each session).
-    Raises `StateError` if that was stopped. ``encrypts``: the workers write encrypted files.
+    """Raise `WorkerSetupError` unless the workers' Python has the modules that stages import, and
+    `StateError` if the SparkContext was stopped. A job of one task asks one worker, once for each
+    SparkContext (over Spark Connect: each session). ``encrypts``: the workers write encrypted files.
     """
     require_running(spark)
-    # all sessions of a context have the same workers
+    # all sessions of a SparkContext have the same workers
     asked: Any = spark.sparkContext if is_classic(spark) else spark
     if asked in _checked:
         return
@@ -180,7 +174,7 @@ def check_workers(spark: SparkSession | SparkContext, encrypts: bool = False) ->
         answer = asked.parallelize([0], 1).mapPartitions(_probe(encrypts)).collect()
     else:
         columns = "executable string, version string, missing array<string>, why string"
-        one = asked.range(0, 1, 1, 1)  # in one partition: of several, Spark 4.1 shuffles the first row
+        one = asked.range(0, 1, 1, 1)  # one partition: with several, Spark 4.1 would shuffle for first()
         answer = one.mapInArrow(_arrow_probe(_probe(encrypts)), columns).first()
     executable, version, missing, why = answer
     their_python = f"the Python that Spark's workers run, {executable} ({version}),"
@@ -196,7 +190,7 @@ def check_workers(spark: SparkSession | SparkContext, encrypts: bool = False) ->
 
 
 def _probe(encrypts: bool) -> Any:
-    """A function that is pickled by value: the workers may lack this module, which is what it finds out."""
+    """Return the function that a worker runs. It is pickled by value, as workers may lack this package."""
     modules, release = NEEDED_MODULES, __version__
 
     def probe(_: Any) -> Any:
@@ -204,14 +198,14 @@ def _probe(encrypts: bool) -> Any:
         import sys
 
         missing = [name for name in modules if importlib.util.find_spec(name) is None]
-        why = ""  # the workers cannot encrypt
+        why = ""  # the reason why workers cannot encrypt
         if encrypts and not missing:
             try:
                 from sortshuffle.format.encryption import why_no_encryption
 
                 why = why_no_encryption()
-            except ImportError:  # a release from before there was encryption
-                theirs = importlib.import_module("sortshuffle").__version__  # which has no version module
+            except ImportError:  # an older release, without encryption or a version module
+                theirs = importlib.import_module("sortshuffle").__version__
                 why = f"it has sortshuffle {theirs}, and the driver has {release}: install that"
         return [sys.executable, sys.version.split()[0], missing, why]
 
@@ -220,7 +214,7 @@ def _probe(encrypts: bool) -> Any:
 
 
 def _arrow_probe(probe: Any) -> Any:
-    """The same as a function on Arrow batches, also pickled by value."""
+    """Wrap ``probe`` as a function on Arrow batches, also pickled by value."""
 
     def run(batches: Any) -> Any:
         import pyarrow as pa

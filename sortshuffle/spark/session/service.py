@@ -1,23 +1,23 @@
-"""The shuffle services of an application, as the driver and as its tasks know them.
+"""The shuffle services of an application, from the driver's and from a task's side.
 
-    driver      `ServiceSettings`: on or off, and the secret; sent with every stage
+    driver      `ServiceSettings`: mode and secret; sent with every stage
     task        `HostService`: the address of this host's service; the first task that writes starts it
 
-    mode        on each host                               secret
+    mode        service on each host                       secret: the first of these that there is
     off         none: all hosts see the same files
-    auto        one of this application's (`rendezvous`)   of a file; Spark's own; random, by application
-    external    one of the administrator's                 of a file; Spark's own; none
+    auto        the application's own (`rendezvous`)       from a file; Spark's own; random, by application
+    external    the administrator's                        from a file; Spark's own; none
 
-If the shuffle manager is on, its plugin has made the random secret. Then its engines and these services are
-one process for each host.
+If the shuffle manager is on, its plugin has made the random secret, and on each host one process is both the
+manager's engine and this service.
 
 The key of the application's files (``spark.io.encryption.enabled``) is made and sent like the random secret.
-Only tasks get it: services forward encrypted data as they are.
+Only tasks get it: services forward encrypted data unchanged.
 
 Spark's own secret is used if ``spark.authenticate`` is on and ``spark.authenticate.secret`` is set. It is not
 sent: Spark puts it into the environment of executors, and so of their Python workers (tried on 4.3,
-standalone). If Spark keeps it elsewhere (YARN, Kubernetes), the random secret is sent. It is then as safe as
-all else that Spark sends.
+standalone). If Spark keeps it elsewhere (YARN, Kubernetes), the random secret is sent, and is then as safe as
+everything else that Spark sends.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ if TYPE_CHECKING:
 SPARK_SECRET_VARIABLE = "_SPARK_AUTH_SECRET"
 SECRET_BYTES = 32
 
-_secrets: dict[str, bytes] = {}  # random ones, by application; of this driver
-_keys: dict[str, EncryptionKey] = {}  # of files, by application; of this driver
+_secrets: dict[str, bytes] = {}  # this driver's random secrets, by application
+_keys: dict[str, EncryptionKey] = {}  # this driver's keys of files, by application
 _lock = threading.Lock()
-# by home and driver: the exchanges that tasks of this process have noted there as forgotten
+# the forgotten exchanges that tasks of this process have recorded, by home and driver
 _noted: dict[tuple[str, bytes], frozenset[int]] = {}
 
 
 class Mode(Enum):
-    """Who runs services."""
+    """Who starts the services."""
 
     OFF = "off"
     AUTO = "auto"
@@ -75,12 +75,12 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """What tasks know of services, beside the options.
+    """What tasks know of services, besides the options.
 
-    ``driver_host``: a host finds its own address by its route to this one. ``secret``: the random one.
-    ``of_spark``: the secret is Spark's own. ``adopts``: a map task that runs again looks for its finished
+    ``driver_host``: hosts find their own address by their route to it. ``secret``: the random secret.
+    ``of_spark``: use Spark's own secret. ``adopts``: a map task that runs again looks for its finished
     outputs (`worker.adoption`), also on ``hosts``; ``driver`` tells apart exchanges of one number.
-    ``served_by_spark``: Spark's shuffle files outlive their executor, by Spark's external shuffle service
+    ``served_by_spark``: Spark's shuffle files outlive their executor, in Spark's external shuffle service
     (`homes.lifetime`). ``key``: of the application's files; None if they are not encrypted. ``forgotten``:
     exchanges that Spark has forgotten (`homes.forgotten_exchanges`)."""
 
@@ -97,8 +97,8 @@ class ServiceSettings:
 
     @staticmethod
     def of(options: Options, application: str, conf: Mapping[str, str]) -> ServiceSettings:
-        """For an application whose SparkContext has this configuration. Raises `WorkerSetupError` if its
-        files must be encrypted and the driver's Python cannot."""
+        """Return the settings of an application whose SparkContext has this configuration. Raises
+        `WorkerSetupError` if its files must be encrypted and the driver's Python cannot do that."""
         mode = _mode(options, conf)
         served = served_by_spark(conf) and not options.storage_url
         key = key_of_files(application) if is_true(conf, ENCRYPTION) else None
@@ -113,9 +113,9 @@ class ServiceSettings:
         return ServiceSettings(mode, driver_host, secret, of_spark, served_by_spark=served, key=key)
 
     def for_stage(self, context: Any, is_indeterminate: Callable[[], bool]) -> ServiceSettings:
-        """For a stage that is planned now. ``context``: the SparkContext, None if there is none.
-        ``is_indeterminate``: whether the stage's input may have other rows each time, by Spark's rules. Then
-        Spark runs all tasks again if one is lost, and no earlier output may be adopted.
+        """Return the settings for a stage that is planned now. ``context``: the SparkContext, None if there
+        is none. ``is_indeterminate``: whether the stage's input may have other rows each time, by Spark's
+        rules; then Spark runs all tasks again if one is lost, and no earlier output may be adopted.
         """
         if self.mode is not Mode.EXTERNAL or context is None:
             return self
@@ -133,7 +133,7 @@ NO_SERVICE = ServiceSettings()
 
 def _mode(options: Options, conf: Mapping[str, str]) -> Mode:
     if options.storage_url:
-        return Mode.OFF  # every host reads it
+        return Mode.OFF  # every host reads the storage itself
     mode = Mode(options.service)
     if mode is Mode.AUTO and is_local(conf.get("spark.master", "")):
         return Mode.OFF
@@ -141,8 +141,8 @@ def _mode(options: Options, conf: Mapping[str, str]) -> Mode:
 
 
 def served_by_spark(conf: Mapping[str, str]) -> bool:
-    """Whether Spark's shuffle files outlive their executor, by Spark's external shuffle service. With a local
-    master they never do: the executor is the driver."""
+    """Return whether Spark's shuffle files outlive their executor, in Spark's external shuffle service. With
+    a local master they never do: the executor is the driver."""
     return is_true(conf, SPARKS_SERVICE) and not is_local(conf.get("spark.master", ""))
 
 
@@ -157,8 +157,8 @@ def _random_secret(application: str) -> bytes:
 
 
 def key_of_files(application: str) -> EncryptionKey:
-    """The key of the files that frames and RDDs of this driver write in an application; made at the first
-    call. Raises `WorkerSetupError` if this Python cannot encrypt."""
+    """Return the key of the files that this driver's frames and RDDs write in an application. The first call
+    makes it. Raises `WorkerSetupError` if this Python cannot encrypt."""
     missing = why_no_encryption()
     if missing:
         raise WorkerSetupError(f"{ENCRYPTION} is true, and {missing}")
@@ -170,13 +170,13 @@ def key_of_files(application: str) -> EncryptionKey:
 
 @cache
 def driver_name(_: int) -> bytes:
-    """A random name of this driver process. The argument is its process id: a forked process needs another
-    name, because it counts its exchanges on from the same number."""
+    """Return the random name of this driver process. The argument is its process id: a forked process needs
+    another name, because it goes on numbering exchanges from the same number."""
     return secrets.token_bytes(16)
 
 
 def _executor_hosts(context: Any) -> tuple[str, ...]:
-    """The hosts of all executors so far, ended ones too."""
+    """Return the hosts of all executors so far, including ended ones."""
     found = context._jsc.sc().statusStore().executorList(False)
     executors = [found.apply(at) for at in range(found.size())]
     return tuple(sorted({_host_of(str(each.hostPort())) for each in executors if each.id() != "driver"}))
@@ -187,8 +187,8 @@ def _host_of(host_port: str) -> str:
 
 
 def files_key(spark: Any) -> bytes:
-    """The key of the files of this session's frames and RDDs. Written as hex digits into a file, it lets
-    ``sortshuffle dump --key-file`` show rows. Raises `UsageError` if files are not encrypted,
+    """Return the key of the files of this session's frames and RDDs. With a file that holds its hex digits,
+    ``sortshuffle dump --key-file`` shows rows. Raises `UsageError` if files are not encrypted,
     `WorkerSetupError` if this Python cannot encrypt."""
     session = require_session(spark)
     if not is_true(context_settings(session), ENCRYPTION):
@@ -218,8 +218,8 @@ class HostService:
 
     @cached_property
     def secret(self) -> bytes:
-        """The secret shared with the services; empty for none. Raises `UsageError` for a file that cannot be
-        used, `WorkerSetupError` if Spark's own is not in the environment."""
+        """The secret shared with the services; empty if there is none. Raises `UsageError` for an unusable
+        file, `WorkerSetupError` if Spark's own secret is not in the environment."""
         if self.options.service_secret_file:
             return read_secret(self.options.service_secret_file)
         if not self.settings.of_spark:
@@ -234,8 +234,8 @@ class HostService:
         return found.encode()
 
     def client_settings(self, floating_bytes: int, timeout: float | None = None) -> ClientSettings:
-        """The settings of this task's client. ``timeout``: seconds, None for that of the options. Raises as
-        `secret` does."""
+        """Return the settings of this task's client. ``timeout``: seconds, None for that of the options.
+        Raises as `secret` does."""
         from sortshuffle.service.client.client_settings import ClientSettings, ClientTls
 
         _, _, authority = self.options.tls_files
@@ -245,10 +245,8 @@ class HostService:
         )
 
     def address(self) -> str:
-        """The service's address; it is started if it does not run. Empty if there are no services.
-
-        Raises `ServiceUnavailableError` if it cannot be started.
-        """
+        """Return the service's address; empty if there are no services. In mode auto, start the service if it
+        does not run. Raises `ServiceUnavailableError` if it cannot be started."""
         if self.settings.mode is Mode.OFF:
             return ""
         if self.settings.mode is Mode.EXTERNAL:
@@ -256,19 +254,19 @@ class HostService:
         return rendezvous.ensure(self._rendezvous, self.host, self._config, self._registration)
 
     def other_addresses(self) -> tuple[str, ...]:
-        """Addresses of the external services on all hosts that had executors when the stage was planned."""
+        """Return addresses of external services on hosts that had executors when the stage was planned."""
         return tuple(join_address(host, self.options.service_port) for host in self.settings.hosts)
 
     def tell_forgotten(self, home: str) -> None:
-        """Note in a home of this task which exchanges Spark has forgotten."""
-        of_driver = (home, self.settings.driver)  # two drivers that share workers count exchanges alike
+        """Record in a home of this task which exchanges Spark has forgotten."""
+        of_driver = (home, self.settings.driver)  # two drivers that share workers number exchanges alike
         noted = _noted.get(of_driver, frozenset())
         if noted.issuperset(self.settings.forgotten):
             return
         try:
             record_exchanges(home, self.settings.driver.hex(), self.settings.forgotten)
         except OSError:
-            return  # a later task notes it
+            return  # a later task tries again
         _noted[of_driver] = noted.union(self.settings.forgotten)
 
     def revive(self) -> None:

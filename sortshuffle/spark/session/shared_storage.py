@@ -1,16 +1,14 @@
-"""The application's directory on storage that every host sees: named and removed by the driver.
+"""The application's directory on storage that every host sees. The driver names and removes it.
 
 Its name is the application's id and the driver's random name, because two masters may use one id.
 
-    unused --a frame uses it--> removed at the end --the context stops, or Python exits--> removed
+The directory is removed when the SparkContext stops (`SparkSession.stop`, ``with``), or when Python exits,
+even by an exception. At exit the context is stopped first, so that no task still writes. A killed driver
+leaves everything to `sortshuffle clean`. So does Spark Connect, where no client knows the end of the
+application. If one frame has ``spark.sortshuffle.keep``, the files of all frames at the same URL stay.
 
-The end is when the SparkContext stops (`SparkSession.stop`, ``with``), or when Python exits, also by an
-exception. At the exit the context is stopped first, so that no task writes any more. A killed driver leaves
-everything to `sortshuffle clean`. So does Spark Connect, where no client knows the end of the application. If
-one frame has ``spark.sortshuffle.keep``, the files of all frames at the same URL stay.
-
-At the exit Python starts no more threads. asyncio needs them to resolve the name of a store. So another
-Python is started to remove the directory, and waited for.
+At exit Python starts no more threads, which asyncio needs to resolve the name of a store. So the driver then
+starts another Python to remove the directory, and waits for it.
 """
 
 from __future__ import annotations
@@ -33,15 +31,15 @@ from sortshuffle.spark.session.service import driver_name
 from sortshuffle.storage.files.urls import application_url, mounted_path, stored_name, why_unknown
 from sortshuffle.storage.stored.stored_cleaning import clean_command, remove_remains
 
-EXIT_SECONDS = 300  # for removing at the exit: a store deletes some thousand objects a second
+EXIT_SECONDS = 300  # for the removal at exit: a store deletes some thousand objects a second
 
 _ends: dict[str, _End] = {}
-"""By application; until its context is stopped."""
+"""By application, until its context is stopped."""
 _lock = threading.Lock()  # of _ends
 
 
 def use(context: SparkContext | None, options: Options, application: str) -> Options:
-    """Note that a frame writes to the storage that its options name, if any. Returns the options for its
+    """Note that a frame writes to the storage that its options name, if any. Return the options for its
     tasks, which name the directory of this application there. ``context``: None over Connect.
 
     Raises `OptionError` for a URL of a kind that fsspec does not know.
@@ -61,7 +59,7 @@ def use(context: SparkContext | None, options: Options, application: str) -> Opt
 
 
 class _End:
-    """Waits for the end of one application. Replaces its context's ``stop``."""
+    """Removes the directories of one application at its end. Replaces its context's ``stop``."""
 
     def __init__(self, context: SparkContext, application: str, directory: str) -> None:
         self._application = application
@@ -70,14 +68,14 @@ class _End:
         self._stop_context = context.stop
         self._exiting = False
         own: Any = context
-        own.stop = self.stop  # Spark has no listener in Python for a stopped context
+        own.stop = self.stop  # Spark's Python has no listener for a context that stops
         atexit.register(self._exit)
 
     def note(self, url: str, keep: bool) -> None:
         self._kept[url] = keep or self._kept.get(url, False)
 
     def stop(self) -> None:
-        """Stop the context, and then remove what the application wrote. May be called again."""
+        """Stop the context, and then remove what the application wrote. Safe to call again."""
         try:
             self._stop_context()
         finally:
@@ -93,7 +91,7 @@ class _End:
         self.stop()
 
     def _remove(self, url: str) -> None:
-        """What cannot be removed is only a warning: the job itself is done."""
+        """Remove the directory below a URL. A failure is only a warning, because the job itself is done."""
         try:
             if not self._exiting or mounted_path(url) is not None:
                 remove_remains(url, self._directory)

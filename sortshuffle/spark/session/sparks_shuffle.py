@@ -1,13 +1,13 @@
-"""Settings of Spark's shuffle with which frames and RDDs do not work.
+"""Refuses settings of Spark's shuffle with which frames and RDDs do not work.
 
-A map output on local disks lives as long as Spark's shuffle files with its control rows. These are files of
-the executor that wrote it, and have the number of the task attempt in their names (`homes.lifetime`). If it
-is lost, removing these files makes Spark run its producer again (`homes.loss`). A setting that keeps control
-rows elsewhere is refused on the driver, before anything runs. Otherwise map outputs would be deleted that are
-still needed, or a lost one would fail the job for good.
+A map output on local disks lives as long as Spark's shuffle files with its control rows. The executor that
+wrote the map output has these files, with the number of the task attempt in their names (`homes.lifetime`).
+If the map output is lost, removing these files makes Spark run its producer again (`homes.loss`). A setting
+that keeps control rows elsewhere is refused on the driver, before anything runs. Otherwise map outputs that
+are still needed would be deleted, or a lost one would fail the job for good.
 
-Spark's external shuffle service is allowed: it serves these very files. On storage that every host sees
-nothing is deleted while the application lives, so every setting is allowed there.
+Spark's external shuffle service is allowed, because it serves these very files. On storage that every host
+sees nothing is deleted while the application lives, so every setting is allowed there.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ PLUG_IN = "spark.shuffle.sort.io.plugin.class"
 LOCAL_PLUG_INS = (
     "",
     "org.apache.spark.shuffle.sort.io.LocalDiskShuffleDataIO",
-    "org.sortshuffle.Storage",  # local files, too
+    "org.sortshuffle.Storage",  # also keeps local files
 )
 DECOMMISSION = "spark.decommission.enabled"
 MIGRATION = "spark.storage.decommission.enabled"
 SHUFFLE_MIGRATION = "spark.storage.decommission.shuffleBlocks.enabled"
-"""All three are needed for shuffle files to be moved. The last is on by default."""
+"""Spark moves shuffle files only if all three are true. The last is true by default."""
 
 _ELSEWHERE = "or let spark.sortshuffle.dir name storage that every host sees"
 
@@ -52,7 +52,7 @@ def check_sparks_shuffle(settings: Mapping[str, str], options: Options) -> None:
 
 
 def _why_not(settings: Mapping[str, str]) -> str:
-    """The setting that is refused, and the remedy; empty if there is none."""
+    """Return the setting that is refused, with the remedy; empty if there is none."""
     manager = settings.get(SHUFFLE_MANAGER, "")
     if manager not in LOCAL_FILES and manager.lower() not in LOCAL_FILES:
         return (

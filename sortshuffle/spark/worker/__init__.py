@@ -1,10 +1,10 @@
-"""What surrounds a running task in a Python worker. This package imports nothing that plans.
+"""Runs stages as tasks in a Python worker. This package imports nothing that plans.
 
 task, task_files                       the task: its identity, its memory, its files
 stages, several                        one stage: an opening, steps, a closing; several inputs in one stage
 map_output, placements                 map outputs written by a task, and the selectors that place their rows
 slices, key_samples                    parts of large subpartitions; samples of keys
 reach                                  access to map outputs: on the host's disks, by a service, in a store
-adoption, silence                      map outputs that an earlier attempt left; services that do not answer
-reports                                what tasks tell the driver and the log
+adoption, silence                      reuse of an earlier attempt's map outputs; services that do not answer
+reports                                reports of tasks to the driver and to the log
 """

@@ -1,28 +1,28 @@
-"""Adoption: a map task that runs again uses outputs of an earlier attempt that external services have kept.
+"""Adoption: a map task that runs again reuses outputs of an earlier attempt that external services have kept.
 
 With external services finished map outputs outlive their executor. When Spark runs a lost executor's map
-tasks again, each task first asks the services for its outputs: the service of its own host, and those of all
+tasks again, each task first asks for its earlier outputs: at the service of its own host, and at those of all
 other hosts that had executors when the stage was planned. If there is an output for each exchange of the
-stage, the task opens nothing, and gives Spark their control rows.
+stage, the task opens no input, and gives Spark the control rows of these outputs.
 
-* An output of this host is linked into this executor's home, as an output of this attempt. From then on it is
+* An output on this host is linked into this executor's home, as an output of this attempt. From then on it is
   like any other output of the attempt, whatever happens to its first home.
-* An output of another host, or one that cannot be linked, stays where it lies, and its service serves it. Its
+* An output on another host, or one that cannot be linked, stays where it is, and its service serves it. Its
   control rows name the adopter. If it is lost, its consumer tells the service of the adopter's host, which
   finds Spark's files of the adopter by the adopter's home (`reach`). So an adopter has a home even if it
   writes nothing.
 
 Rules
-* Only outputs of executors that have ended are adopted; the services see to that. Application, driver,
-  exchange and map index must agree. Two Python processes that drive one SparkContext count their exchanges
-  alike; their random names tell them apart.
+* Only outputs of ended executors are adopted, which the services ensure. Application, driver, exchange and
+  map index must agree. Two Python processes that drive one SparkContext number their exchanges alike; their
+  random driver names tell them apart.
 * There is no adoption over Connect, where executors are not known.
 * There is none in a stage that Spark calls indeterminate: Spark runs all its tasks again if one is lost, and
   outputs of two runs would be mixed (`ServiceSettings.for_stage`).
 * A task that had no rows for one of its exchanges has no output there, and runs again.
-* A task does not know whether it runs for the first time: Spark tells Python the number of the stage, but not
-  of its attempt. So every task asks. A service that does not answer in time is not asked again for a while
-  by any worker of the executor (`spark.worker.silence`). A service that there was no time to ask is.
+* A task cannot tell whether it runs for the first time: Spark tells Python the number of the stage, but not
+  of its attempt. So every task asks. If a service does not answer in time, no worker of the executor asks it
+  again for a while (`spark.worker.silence`). A service that was not asked for lack of time does not count.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ if TYPE_CHECKING:
     from sortshuffle.service.wire.protocol import FoundOutput
     from sortshuffle.spark.worker.task import Task
 
-ANSWER_SECONDS = 1.0  # for one service: one that runs answers within some ms
-ASK_SECONDS = 3.0  # for all services: enough where some tens of them do not answer
+ANSWER_SECONDS = 1.0  # for one service: a running one answers within some ms
+ASK_SECONDS = 3.0  # for all services: enough if some tens of them do not answer
 
 
 class AdoptingClosing(ABC):
-    """A closing whose tasks may find that an earlier attempt has done their work."""
+    """A closing whose task may reuse the outputs of an earlier attempt instead of running."""
 
     @abstractmethod
     def adopt(self, task: Task) -> Iterator[Any] | None:
-        """The control rows of the task's outputs, if all of them were found; None if the task must run."""
+        """Return the control rows of the task's outputs if all were found; None if the task must run."""
 
 
 def adopt(closing: object, task: Task) -> Iterator[Any] | None:
-    """`AdoptingClosing.adopt`; None where the closing or the application adopts nothing."""
+    """Call `AdoptingClosing.adopt`. Return None if the closing or the application does not adopt."""
     if task.service is None or not task.service.settings.adopts or not isinstance(closing, AdoptingClosing):
         return None
     return closing.adopt(task)
 
 
 def finished_outputs(task: Task, exchanges: Sequence[int]) -> list[SparkMapOutput] | None:
-    """This task's finished output of each of these exchanges. None if one is missing."""
+    """Return this task's finished output of each exchange; None if one is missing."""
     answers = _answers(task, exchanges)
     found = [_first_readable(task, exchange, each) for exchange, each in zip(exchanges, answers, strict=True)]
     outputs = [each for each in found if each is not None]
@@ -81,8 +81,8 @@ def finished_outputs(task: Task, exchanges: Sequence[int]) -> list[SparkMapOutpu
 
 
 def _answers(task: Task, exchanges: Sequence[int]) -> list[list[tuple[str, FoundOutput]]]:
-    """For each exchange the outputs that services have, with the addresses of the services. The service of
-    this host comes first, even if another answered sooner."""
+    """Ask the services for outputs. Return, for each exchange, the outputs with the addresses of their
+    services. The service of this host comes first, even if another answered sooner."""
     from sortshuffle.service.client.asking import ask_each
     from sortshuffle.service.wire.protocol import MapOutputAddress
 
@@ -114,7 +114,7 @@ def _answers(task: Task, exchanges: Sequence[int]) -> list[list[tuple[str, Found
 def _first_readable(
     task: Task, exchange: int, answers: Sequence[tuple[str, FoundOutput]]
 ) -> tuple[SparkMapOutput, Index] | None:
-    """The first of these outputs that can be read, and its index."""
+    """Return the first of these outputs whose index can be read, with the index."""
     for candidate in _candidates(task, exchange, answers):
         try:
             return candidate, task.reach.index(candidate)
@@ -137,8 +137,8 @@ def _count(task: Task, output: SparkMapOutput, index: Index) -> None:
 
 
 def _drop(task: Task, output: SparkMapOutput) -> None:
-    """Remove a linked output: the task will write its own under that name. What cannot be removed goes with
-    the attempt's control files."""
+    """Remove a linked output: the task will write its own under that name. If that fails, the janitor removes
+    it once Spark has dropped the attempt's control files."""
     if output.attempt == task.attempt:
         with suppress(OSError):
             output.file.delete()
@@ -155,7 +155,7 @@ def _candidates(
 
 
 def _in_place(task: Task, exchange: int, found: FoundOutput, address: str) -> SparkMapOutput:
-    """The output where it lies, served by the service at ``address``. The service of this host finds the
+    """Describe an output that stays where it is, served from ``address``. This host's service finds the
     control files of this attempt by the executor's home, which `_answers` has made."""
     assert task.service is not None
     file, adopter = PartitionedFile(found.base), Adopter(task.attempt, task.service.address())
@@ -165,7 +165,7 @@ def _in_place(task: Task, exchange: int, found: FoundOutput, address: str) -> Sp
 
 
 def _linked(task: Task, exchange: int, found: FoundOutput) -> PartitionedFile | None:
-    """The output, linked under a name of this attempt into this executor's home on the same disk."""
+    """Link an output into this executor's home on the same disk, as this attempt's. None if that fails."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(found.base)))  # <root>/<application>/<home>
     file = PartitionedFile(found.base)
     for home in task.files.homes():
@@ -174,11 +174,11 @@ def _linked(task: Task, exchange: int, found: FoundOutput) -> PartitionedFile | 
         mine = PartitionedFile.named(home, exchange, task.partition, task.attempt)
         try:
             for there, here in ((file.data_path, mine.data_path), (file.index_path, mine.index_path)):
-                # janitors remove what is old and Spark does not know
+                # a fresh time stamp: janitors remove old files that Spark does not know
                 calls.utime(there, follow_symlinks=False)
                 calls.link(there, here, follow_symlinks=False)
         except OSError:
-            with suppress(OSError):  # as on a read-only disk
+            with suppress(OSError):  # fails on a read-only disk
                 mine.delete()
             continue
         task.directory = home

@@ -1,6 +1,6 @@
 """`SampleKeys`: the closing of a task that samples keys for the bounds of a range exchange.
 
-`spark.plan.sampling` makes it on the driver, and reads the samples.
+`spark.plan.sampling` makes the closing on the driver, and reads the samples.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SEED = 0x72616E67
 class SampleKeys:
     """Gives Spark one row of `COLUMNS` per task, with the sampled keys as an Arrow stream.
 
-    ``columns``: positions of the keys. ``size``: keys per producer; or, by producer, the keys of those that
-    are sampled. The others read nothing and return nothing.
+    ``columns``: positions of the keys. ``size``: number of keys per producer; or a mapping from the producers
+    to sample to their number of keys. Other producers read nothing and return nothing.
     """
 
     columns: tuple[int, ...]

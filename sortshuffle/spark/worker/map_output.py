@@ -1,8 +1,8 @@
 """The closing that writes exchanges: one pass over a stage's rows, one map output for each exchange.
 
-A stage mostly writes one exchange. Each batch goes to each exchange in turn, through the exchange's own steps
-(selections and filters). Each exchange has its own pair of files, its own figures, and an equal share of the
-task's memory for writing. The control rows of all go to Spark together.
+Most stages write one exchange. Each batch goes to one exchange after another, through that exchange's own
+steps (selections and filters). Each exchange has its own pair of files, its own figures, and an equal share
+of the task's memory for writing. Spark gets the control rows of all exchanges together.
 
 All or nothing: a task that fails before all files are finished leaves none of them.
 """
@@ -34,9 +34,9 @@ from sortshuffle.writing.row_partition import RowResultPartition
 
 @dataclass(frozen=True)
 class WriteExchange:
-    """One exchange that a stage writes. ``first``: the partition for subpartition 0 in the shuffle of the
-    control rows. ``steps``: `PerBatchStep`s of this exchange alone. ``schema``: of their result. ``order``:
-    extents are sorted by it; ``order_names``: its columns."""
+    """One exchange that a stage writes. ``first``: the partition of subpartition 0 in the shuffle of the
+    control rows. ``steps``: `PerBatchStep`s of this exchange alone; ``schema``: of their results. ``order``:
+    the order of rows within extents; ``order_names``: its columns."""
 
     exchange: int
     first: int
@@ -50,7 +50,7 @@ class WriteExchange:
 
 @dataclass(frozen=True)
 class WriteExchanges(AdoptingClosing):
-    """Writes one map output of this task for each exchange. Spark gets the control rows."""
+    """Writes one map output of the task for each exchange, and gives Spark their control rows."""
 
     exchanges: tuple[WriteExchange, ...]
 
@@ -62,7 +62,7 @@ class WriteExchanges(AdoptingClosing):
         return None if found is None else _control_rows(zip(self.exchanges, found, strict=True), task)
 
     def _write(self, batches: Batches, task: Task) -> list[tuple[WriteExchange, SparkMapOutput]]:
-        """The finished map outputs. An exchange without rows has none, and no files."""
+        """Write and return the finished map outputs. An exchange without rows has none, and no files."""
         share = task.writing.limit // len(self.exchanges)
         with ExitStack() as opened:
             outputs = [opened.enter_context(_ExchangeOutput(each, task, share)) for each in self.exchanges]
@@ -81,8 +81,8 @@ def _control_rows(written: Iterable[tuple[WriteExchange, SparkMapOutput]], task:
 
 
 class _ExchangeOutput:
-    """The map output of one exchange; it is opened with the first row. Leaving it as a context deletes its
-    files, finished ones too."""
+    """The map output of one exchange, opened with the first row. Leaving it as a context deletes its files,
+    even if they are finished."""
 
     def __init__(self, exchange: WriteExchange, task: Task, memory: int) -> None:
         self.exchange = exchange
@@ -104,7 +104,7 @@ class _ExchangeOutput:
                     self._partition.write(rows)
 
     def finish(self) -> SparkMapOutput | None:
-        """Complete the files; None if there were no rows."""
+        """Complete the files. Return None if there were no rows."""
         if self._partition is None:
             return None
         task, file_id = self._task, self._partition.file_id

@@ -1,7 +1,7 @@
-"""`Placement`s: how the rows of an exchange are distributed, as the driver sends it to the tasks.
+"""`Placement`s: how the rows of an exchange are distributed, in the form that the driver sends to tasks.
 
-A placement is a small picklable object. Each task makes its own `ChannelSelector` from it. On the driver a
-`Scheme` makes it (`spark.plan.schemes`).
+A placement is a small picklable object. A `Scheme` makes it on the driver (`spark.plan.schemes`), and each
+task makes its own `ChannelSelector` from it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from sortshuffle.partitioner import (
     SortKey,
 )
 
-GOLDEN_RATIO = 0.6180339887498949  # turns by it spread any number of points evenly around a circle
+GOLDEN_RATIO = 0.6180339887498949  # its multiples, modulo 1, spread evenly however many there are
 
 
 class Placement(Protocol):
-    """Makes selectors. For a single subpartition all placements make a `GlobalSelector`, or broadcast, which
-    is the same."""
+    """Makes selectors. For a single subpartition every placement makes a `GlobalSelector`, or a broadcast
+    selector, which does the same."""
 
     def count(self, asked: int) -> int:
-        """The number of subpartitions. ``asked``: the number that the user gave."""
+        """Return the number of subpartitions. ``asked``: the number that the user gave."""
 
     def selector(self, subpartitions: int, map_index: int) -> ChannelSelector: ...
 
 
 @dataclass(frozen=True, slots=True)
 class HashPlacement:
-    """Spark's hash of the columns at these positions."""
+    """Placement by Spark's hash of the columns at these positions."""
 
     keys: tuple[int, ...]
 
@@ -51,7 +51,7 @@ class HashPlacement:
 
 @dataclass(frozen=True, slots=True)
 class IdPlacement:
-    """The number in the column at this position."""
+    """Placement by the subpartition number in the column at this position."""
 
     column: int
 
@@ -64,8 +64,8 @@ class IdPlacement:
 
 @dataclass(frozen=True, slots=True)
 class RoundRobinPlacement:
-    """Even placement. ``reproducible``: a task that runs again has its rows in the same order, so they are
-    placed in turn; otherwise by a hash of the whole row."""
+    """Even placement. ``reproducible``: a task that runs again has its rows in the same order, so that round
+    robin places them alike; otherwise rows are placed by a hash of the whole row."""
 
     reproducible: bool
 
@@ -82,13 +82,13 @@ class RoundRobinPlacement:
 
 @dataclass(frozen=True, slots=True)
 class RangePlacement:
-    """Ranges of keys. ``bounds``: the key columns of the rows that end a range, None for a single range."""
+    """Placement by ranges of keys. ``bounds``: the keys of the rows that end a range; None for one range."""
 
     keys: tuple[SortKey, ...]
     bounds: pa.RecordBatch | None
 
     def count(self, asked: int) -> int:
-        """As in Spark, only the ranges that the sample separates."""
+        """Count, as Spark does, only the ranges that the sample separates."""
         return 1 if self.bounds is None else int(self.bounds.num_rows) + 1
 
     def selector(self, subpartitions: int, map_index: int) -> ChannelSelector:
@@ -99,7 +99,7 @@ class RangePlacement:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastPlacement:
-    """Every row to each of ``partitions`` subpartitions."""
+    """Sends every row to each of ``partitions`` subpartitions."""
 
     partitions: int
 
@@ -111,5 +111,5 @@ class BroadcastPlacement:
 
 
 def turn(map_index: int, subpartitions: int) -> int:
-    """The subpartition at which a map task begins. Neighbouring tasks begin far apart."""
+    """Return the subpartition at which a map task begins. Neighbouring tasks begin far apart."""
     return int(map_index * GOLDEN_RATIO % 1.0 * subpartitions)

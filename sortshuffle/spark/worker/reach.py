@@ -1,19 +1,20 @@
-"""`ClusterReach`: how a task gets at map outputs, wherever in the cluster they lie.
+"""`ClusterReach`: a task's access to map outputs anywhere in the cluster.
 
-    the base path is a URL                     storage that every host sees: ranges of it
-    there are no services, or of this host     the files themselves
-    of another host                            the shuffle service of that host
+    map output                                         is read from
+    its base path is a URL                             storage that every host sees, in ranges
+    it is on this host, or there are no services       its files
+    it is on another host                              the shuffle service of that host
 
-"Of this host" means that it has this host's name, and that the directory is here: containers may share a name
-and no disk. What opens there must then carry the right id (`LocalInputChannel`).
+"On this host" means that the output has this host's name and its directory exists here: containers may share
+a name but no disk. Files opened there must then carry the right id (`LocalInputChannel`).
 
-An adopted map output that was not linked may be lost like any other. But Spark knows it by the control rows
-of its adopter. So the service of the adopter's host must be told (`tell_adopters`).
+An adopted map output that was not linked may be lost like any other. Because Spark knows it by the control
+rows of its adopter, the service of the adopter's host must be told (`tell_adopters`).
 
-A task has one `ClusterReach`; its connections live as long as the task. Data that come before they are asked
-for have a fixed share of the task's memory for reading ahead (`credit_within`).
+A task has one `ClusterReach`, whose connections live as long as the task. Data that arrive before they are
+wanted have a fixed share of the task's memory for reading ahead (`credit_within`).
 
-The service client is imported when it is needed: that takes a worker some 50 ms, and most need none.
+The service client is imported only when needed: that takes some 50 ms, and most workers need none.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from sortshuffle.service.client.client import ServiceClient, ServiceClients
     from sortshuffle.service.wire.protocol import MapOutputAddress
 
-TELL_SECONDS = 10.0  # for all adopters together: a service that is started again is up sooner
+TELL_SECONDS = 10.0  # for all adopters together: longer than a service needs to restart
 _REMEDY = (
     "spark.sortshuffle.service=auto starts a shuffle service on every host, external uses an administrator's;"
     " or let spark.sortshuffle.dir name storage that every host sees"
@@ -56,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 def credit_within(service: HostService, reading: int) -> int:
-    """The part of ``reading``, bytes, for data that come from other hosts before they are asked for."""
+    """Return how many bytes of ``reading`` are for data that other hosts send before they are wanted."""
     if not service.is_on:
         return 0
     from sortshuffle.service.client.client_settings import floating_bytes_of
@@ -65,7 +66,7 @@ def credit_within(service: HostService, reading: int) -> int:
 
 
 class ClusterReach:
-    """The `Reach` of one task. ``service``: of its host. ``credit``: as of `credit_within`."""
+    """The `Reach` of one task. ``service``: of its host. ``credit``: the bytes from `credit_within`."""
 
     def __init__(self, service: HostService, credit: int = 0) -> None:
         self._service = service
@@ -73,8 +74,8 @@ class ClusterReach:
         self._key = service.settings.key
         self._files = LocalReach(self._key)
         self._clients: ServiceClients | None = None
-        self._is_here: dict[str, bool] = {}  # by directory of map outputs: a task reads from few
-        self._adopted: dict[SparkMapOutput, None] = {}  # outputs that were asked for and not linked
+        self._is_here: dict[str, bool] = {}  # by directory of map outputs, of which a task reads few
+        self._adopted: dict[SparkMapOutput, None] = {}  # unlinked adopted outputs that this task reads
 
     def index(self, output: SparkMapOutput) -> Index:
         self._note(output)
@@ -101,19 +102,20 @@ class ClusterReach:
             self._clients.close()
 
     def tell_adopters(self, error: BaseException) -> None:
-        """Tells of all outputs that this task reads from the same home, or through the same service. Spark
-        allows a stage few attempts, and outputs that are sound will be adopted again."""
+        """Report all adopted outputs that this task reads from the same home, or through the same service, as
+        the one that failed: Spark allows a stage few attempts, and sound outputs will be adopted again."""
         try:
             lost = [output for output in self._adopted if _is_lost(output, error)]
             if lost:
                 self._tell(lost)
-        except Exception:  # the job must see the task's own error
+        except Exception:  # must not hide the task's own error
             _log.warning("the adopters of lost map outputs cannot be told", exc_info=True)
 
     def _tell(self, lost: list[SparkMapOutput]) -> None:
-        """Report the adopters' outputs as damaged to the services of their hosts. These have no file of that
-        name. So they take the output for lost, and remove the adopter's control files; then Spark runs the
-        adopter again. If a service is gone with its host, Spark knows that itself."""
+        """Report outputs as damaged to the services of the adopters' hosts, under the adopters' attempts. A
+        service has no file of that name, so it takes the output for lost and removes the adopter's control
+        files; then Spark runs the adopter again. If a service is gone with its host, Spark knows of the loss
+        itself."""
         from sortshuffle.service.client.asking import ask_each
 
         by_service: dict[str, list[tuple[MapOutputAddress, str]]] = {}
@@ -156,7 +158,7 @@ class ClusterReach:
         )
 
     def _has_files_of(self, output: SparkMapOutput) -> bool:
-        """Whether this process opens its files. They may be gone all the same."""
+        """Return whether this process opens the output's files, which may nevertheless be gone."""
         if not self._service.is_on:
             return True
         return output.host == host_name() and (not output.service or self._holds(output))
@@ -188,7 +190,7 @@ class ClusterReach:
 
 
 def _is_lost(output: SparkMapOutput, error: BaseException) -> bool:
-    """Whether a task's error means that this output, or another of its home, cannot be read."""
+    """Return whether a task's error means that this output, or another of its home, cannot be read."""
     if isinstance(error, ServiceUnavailableError):
         return error.address == output.service
     if not isinstance(error, DataLossError):

@@ -1,12 +1,13 @@
-"""Task reports: what the tasks did, for the driver and for the workers' logs.
+"""Task reports: the figures of tasks, for the driver and for the workers' logs.
 
-Each task adds one report, under its source, its stage and its partition. The report of a later attempt
-replaces that of an earlier one, so retries are not counted twice. A task may run a stage several times, for
-partitions that Spark has coalesced; then the reports of one attempt are summed. Spark delivers the reports of
-successful tasks before the job ends. A task that fails has only its line in the log.
+Each task adds one report, under its source, stage and partition. The report of a later attempt replaces that
+of an earlier one, so retries are not counted twice. A task may run a stage several times, for partitions that
+Spark has coalesced; then the reports of one attempt are summed. Spark delivers the reports of successful
+tasks before the job ends. A failed task leaves only its line in the log.
 
-All sources of an application share one Spark accumulator, because PySpark never forgets one. Its value on the
-driver is a ledger with weak references to the reports of each source; those of dead sources are dropped.
+All sources of an application share one Spark accumulator, because PySpark never frees accumulators. Its value
+on the driver is a ledger with weak references to the reports of each source. Updates for dead sources are
+dropped.
 
 The task writes its line to the log itself: Python logging, logger `LOGGER`, level INFO.
 """
@@ -38,9 +39,9 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """What one task did. ``wall``: seconds from its start to its end. ``directory``: of its map outputs,
-    empty if it wrote none. ``outputs``: figures of each exchange that it wrote, by number; ``metrics``
-    includes them. ``attempt``: Spark's number of the attempt; no two are equal."""
+    """The figures of one task. ``wall``: seconds from its start to its end. ``directory``: of its map
+    outputs, empty if it wrote none. ``outputs``: figures of each exchange that it wrote, by number;
+    ``metrics`` includes them. ``attempt``: Spark's number of the attempt, unique in the application."""
 
     metrics: TaskMetrics
     wall: float
@@ -49,7 +50,7 @@ class TaskReport:
     attempt: int = 0
 
     def __add__(self, other: TaskReport) -> TaskReport:
-        """The sum of two runs of one attempt. A stage that writes runs once in an attempt."""
+        """Add up two runs in one attempt. ``outputs`` are not summed: a stage that writes runs only once."""
         metrics = TaskMetrics()
         metrics.merge(self.metrics)
         metrics.merge(other.metrics)
@@ -64,9 +65,9 @@ Updates = dict[tuple[int, Key], TaskReport]
 
 
 class SourceReports:
-    """The reports of all stages that read from one source. ``reporter``: what their tasks report with.
+    """The reports of all stages that read from one source. ``reporter``: sends the reports of their tasks.
 
-    ``context``: None where there is none, over Spark Connect: then no report arrives, and tasks only log.
+    ``context``: None over Spark Connect: then no report arrives, and tasks only log.
     """
 
     def __init__(self, context: SparkContext | None) -> None:
@@ -75,7 +76,7 @@ class SourceReports:
 
     @staticmethod
     def of(spark: SparkSession) -> SourceReports:
-        """The reports of a new source in this session."""
+        """Return the empty reports of a new source in this session."""
         return SourceReports(context_of(spark))
 
     @property
@@ -85,7 +86,7 @@ class SourceReports:
 
     @property
     def value(self) -> dict[Key, TaskReport]:
-        """A copy of the reports that have arrived: more may arrive meanwhile."""
+        """A copy of the reports so far: more may arrive at any time."""
         return dict(self._reports)
 
     def add(self, key: Key, report: TaskReport) -> None:
@@ -103,7 +104,7 @@ class Reporter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """Reports nothing: there is no way back to the driver."""
+    """Drops reports, because there is no way back to the driver."""
 
     def add(self, stage: int, partition: int, report: TaskReport) -> None:
         return
@@ -111,7 +112,7 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """Reports by Spark's accumulator."""
+    """Reports through Spark's accumulator."""
 
     accumulator: Accumulator[Any]
     source: int
@@ -141,7 +142,7 @@ class _Ledger:
 
 
 class _Delivery(AccumulatorParam[Any]):  # type: ignore[misc]  # mypy does not look into pyspark
-    """In a task the accumulator collects updates; on the driver they go into the ledger."""
+    """Collects the accumulator's updates in a task, and delivers them to the ledger on the driver."""
 
     def zero(self, value: Any) -> Updates:
         return {}
@@ -165,13 +166,13 @@ def _ledger_of(context: SparkContext) -> _Ledger:
         return _ledgers[context]
 
 
-# ---- summed -------------------------------------------------------------------------------------------
+# ---- totals -------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class StageTotals:
-    """The tasks of one stage, summed. ``wall``: seconds of all tasks. ``outputs``: what they wrote for each
-    exchange, by number."""
+    """The summed figures of a stage's tasks. ``wall``: seconds. ``outputs``: figures of what they wrote for
+    each exchange, by number."""
 
     stage: int
     tasks: int = 0
@@ -191,7 +192,7 @@ class StageTotals:
 
 
 def stage_totals(reports: Iterable[tuple[Key, TaskReport]]) -> list[StageTotals]:
-    """One total per stage, in stage order."""
+    """Return one total per stage, in stage order."""
     totals: dict[int, StageTotals] = {}
     for (stage, _), report in reports:
         totals.setdefault(stage, StageTotals(stage)).add(report)
@@ -202,15 +203,15 @@ def stage_totals(reports: Iterable[tuple[Key, TaskReport]]) -> list[StageTotals]
 
 
 def wants_log() -> bool:
-    """Whether tasks log: the level of `LOGGER` in this process, the driver, decides."""
+    """Return whether tasks should log, by the level of `LOGGER` in this process, the driver."""
     return logging.getLogger(LOGGER).isEnabledFor(logging.INFO)
 
 
 def log_task(report: TaskReport, **task: object) -> None:
-    """Write the line of a task to the worker's log. ``task``: first fields of the line, such as the stage."""
+    """Write the line of a task to the worker's log. ``task``: the line's first fields, such as the stage."""
     logger = logging.getLogger(LOGGER)
     logger.setLevel(logging.INFO)
-    if not logger.handlers:  # the root's handlers, such as Spark's own capture, get the line too
+    if not logger.handlers:  # handlers of the root, such as Spark's own capture, get the line as well
         handler = logging.StreamHandler(sys.__stderr__)
         handler.setFormatter(logging.Formatter(LOG_FORMAT))
         logger.addHandler(handler)
@@ -218,8 +219,8 @@ def log_task(report: TaskReport, **task: object) -> None:
 
 
 def log_line(report: TaskReport, **task: object) -> str:
-    """``key=value`` pairs: the task, every figure (`FIGURES`, in that order; 0 where nothing was counted),
-    the seconds of each step, and the same for each exchange if there are several."""
+    """Return ``key=value`` pairs: the task's fields, every figure in the order of `FIGURES` (0 if not
+    counted), the seconds of each step, and if there are several exchanges, the counted figures of each."""
     words = [f"{name}={value}" for name, value in task.items()]
     words += [f"wall_seconds={report.wall:.6f}", *_pairs(report.metrics, "", FIGURES)]
     if len(report.outputs) > 1:

@@ -1,12 +1,12 @@
-"""Openings that read several inputs, or several partitions of one.
+"""Openings that read several inputs, or several partitions of one input.
 
 Together (join, cogroup): the control rows of all inputs' exchanges reach the task as one stream; each row
-names its exchange. Every input has a gate of its own, an equal share of the task's memory for reading, and
-steps of its own. A `CombineLegs` makes one stream of them.
+names its exchange. Every input has its own gate, its own steps, and an equal share of the task's memory for
+reading. A `CombineLegs` combines their rows into one stream.
 
 Union: a task belongs to one of the inputs, and receives only what that input reads.
 
-Coalesced: a task receives what several tasks of one input would. It does their work one after the other.
+Coalesced: a task receives the rows for several tasks of one input, and does their work one after another.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from sortshuffle.spark.worker.task import Task
 
 @dataclass(slots=True)
 class Leg:
-    """One input of a `CombineLegs` in one partition. ``raw_bytes``: size of its subpartition in Arrow, before
-    its own steps; None if unknown."""
+    """One input of a `CombineLegs` in one partition. ``raw_bytes``: size of its subpartition as Arrow data,
+    before its own steps; None if unknown."""
 
     rows: Batches
     raw_bytes: int | None
 
 
 class CombineLegs(Protocol):
-    """Makes the rows of a partition out of several inputs. It charges what it holds to ``memory``. Its caller
-    closes the legs. ``describe`` is its line in `explain()`.
+    """Combines several inputs into the rows of a partition. It charges the rows that it holds to ``memory``;
+    its caller closes the legs. ``describe`` returns its line in `explain()`.
 
-    ``sliceable``: for each input, whether its rows may meet the others in parts (`spark.plan.skew`); empty
-    for none. ``only_first``: all results are rows of the first input.
+    ``sliceable``: for each input, whether tasks may combine parts of it with the other inputs
+    (`spark.plan.skew`); empty if no input is. ``only_first``: all results are rows of the first input.
     """
 
     @property
@@ -65,7 +65,7 @@ class CombineLegs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChainInput:
-    """One input: the number of its exchange, how that is read, and its own steps."""
+    """One input: the number of its exchange, the opening that reads it, and its own steps."""
 
     exchange: int
     opening: ReadExchange
@@ -74,7 +74,7 @@ class ChainInput:
 
 @dataclass(frozen=True, slots=True)
 class ReadTogether:
-    """One subpartition of several exchanges."""
+    """Reads one subpartition of several exchanges, and combines them."""
 
     inputs: tuple[ChainInput, ...]
     combine: CombineLegs
@@ -94,19 +94,19 @@ class ReadTogether:
 
     def _leg(self, each: ChainInput, control: pa.Table, task: Task, share: int, opened: ExitStack) -> Leg:
         own = control.filter(pc.equal(control["exchange"], each.exchange))
-        found = channels(iter(own.to_batches()), task.reach)
-        raw_bytes = sum(extent.raw_bytes for channel in found for extent in channel.extents)
+        own_channels = channels(iter(own.to_batches()), task.reach)
+        raw_bytes = sum(extent.raw_bytes for channel in own_channels for extent in channel.extents)
         budget = task.reading.share(share, f"read exchange {each.exchange}")
-        rows = each.opening.read(found, task, budget)
+        rows = each.opening.read(own_channels, task, budget)
         return Leg(opened_through(rows, each.steps, task, opened), raw_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadUnion:
-    """One partition of one of the inputs.
+    """Reads one partition of one of the inputs.
 
-    ``partitions``: how many each input has. The first row that a task receives has the number of the
-    partition in its first column.
+    ``partitions``: the number of partitions of each input. The first row that a task receives has the number
+    of its partition in the first column.
     """
 
     inputs: tuple[tuple[Opening, tuple[Step, ...]], ...]
@@ -121,7 +121,7 @@ class ReadUnion:
         first = next(received)
         partition = first.column(0)[0].as_py()
         number = bisect_right(list(accumulate(self.partitions)), partition)
-        # as the input counts partitions
+        # the number within this input, as its steps and exchanges count partitions
         task = replace(task, partition=partition - sum(self.partitions[:number]))
         opening, steps = self.inputs[number]
         others = (batch for batch in chain((first.slice(1),), received) if batch.num_rows)
@@ -132,8 +132,8 @@ class ReadUnion:
 
 @dataclass(frozen=True, slots=True)
 class ReadCoalesced:
-    """Several partitions of one input, in their order. ``numbered_by``: the column of the received rows that
-    has the number of the partition. A row without a map output only says that there is a partition."""
+    """Reads several partitions of one input, in ascending order. ``numbered_by``: the column of the received
+    rows with the number of the partition. A row without a map output only shows that the partition exists."""
 
     opening: Opening
     steps: tuple[Step, ...]
@@ -151,17 +151,17 @@ class ReadCoalesced:
         numbers = rows.column(self.numbered_by)
         for number in sorted(numbers.unique().to_pylist()):
             own = iter(_with_output(rows.filter(pc.equal(numbers, number))).to_batches())
-            part = replace(task, partition=number)  # as the input counts partitions
+            part = replace(task, partition=number)  # the task whose work this is
             with ExitStack() as opened:
                 yield from opened_through(self.opening.open(own, part), self.steps, part, opened)
 
 
 def _with_output(rows: pa.Table) -> pa.Table:
     if rows.num_columns != len(SCHEMA):
-        return rows  # those of a scan
+        return rows  # rows of a scan are no control rows
     return rows.filter(pc.is_valid(rows.column(SCHEMA.get_field_index("output"))))
 
 
 def _unwrapped(batch: pa.RecordBatch, column: int) -> pa.RecordBatch:
-    """The rows in the struct column of one input. The batch has no rows of another."""
+    """Return the rows in the struct column of one input. The batch has no rows of other inputs."""
     return pa.RecordBatch.from_struct_array(batch.column(column))

@@ -1,7 +1,7 @@
-"""Services that did not answer, known to all workers of an executor.
+"""Services that did not answer, shared by all workers of an executor.
 
-Workers are processes that end at any time. So they share a file in the executor's home, which is replaced as
-a whole. If two workers replace it at once, one entry is lost, and that service is asked once more.
+Workers are processes that may end at any time. So they share a file in the executor's home, which is replaced
+as a whole. If two workers replace it at once, one entry is lost, and that service is asked once more.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from sortshuffle import calls
 from sortshuffle.homes.owner import SILENT_FILE
 from sortshuffle.homes.small_files import replace_json
 
-SILENT_FOR = 30.0  # seconds that a service which did not answer is left alone
+SILENT_FOR = 30.0  # seconds before a service that did not answer is asked again
 
 
 class Silence:
-    """The silent services of one home. ``clock``: seconds, the same in all processes of the host."""
+    """The silent services in one home. ``clock``: seconds, the same in all processes of the host."""
 
     def __init__(self, home: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = os.path.join(home, SILENT_FILE)
         self._clock = clock
 
     def others(self, addresses: Iterable[str]) -> list[str]:
-        """The services among these that may be asked now."""
+        """Return those of the services that may be asked now."""
         silent = self._read()
         return [address for address in addresses if address not in silent]
 
     def note(self, addresses: Iterable[str]) -> None:
-        """Note that these did not answer. If the file cannot be written, other workers do not know."""
+        """Note that services did not answer. If the file cannot be written, no worker will know."""
         until = self._clock() + SILENT_FOR
         silent = {**self._read(), **dict.fromkeys(addresses, until)}
         with suppress(OSError):
             replace_json(self._path, silent)
 
     def _read(self) -> dict[str, float]:
-        """The silent services, and until when."""
+        """Return the silent services, and the clock's time at which each may be asked again."""
         try:
             with calls.open_file(self._path, encoding="utf-8") as opened:
                 found = json.load(opened)

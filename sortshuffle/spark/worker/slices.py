@@ -1,4 +1,4 @@
-"""Slices: parts of large subpartitions, each read by a task of its own.
+"""Slices: parts of large subpartitions, each read by a separate task.
 
 `spark.plan.skew` makes the slices on the driver.
 """
@@ -19,8 +19,8 @@ TASK = "task"  # the column with the number of the task that a control row is fo
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The part of a subpartition that a task reads: of ``exchange`` (its number, None for none) only the map
-    outputs ``first`` to ``end`` - 1, of other exchanges all."""
+    """The part of a subpartition that a task reads: only the map outputs ``first`` to ``end`` - 1 of
+    ``exchange`` (a number, None for none), and all map outputs of other exchanges."""
 
     subpartition: int
     exchange: int | None = None
@@ -28,7 +28,7 @@ class Slice:
     end: int = ALL_MAPS
 
     def of(self, control: pa.RecordBatch) -> pa.RecordBatch:
-        """The control rows of the slice, out of those of the whole subpartition."""
+        """Select the control rows of the slice from those of the whole subpartition."""
         if self.exchange is None:
             return control
         maps = control.column("map_index")
@@ -38,7 +38,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class ReadSlices:
-    """Opens for each task its slice. ``tasks``: the slices, by partition of the stage."""
+    """Opens the slice of each task. ``tasks``: the slices, by partition of the stage."""
 
     opening: Opening
     tasks: tuple[Slice, ...]
@@ -51,7 +51,7 @@ class ReadSlices:
         return self.opening.open((self._own(batch) for batch in received), task)
 
     def _own(self, received: pa.RecordBatch) -> pa.RecordBatch:
-        """The control rows of the task's slice, out of those that it receives."""
+        """Select the control rows of the task's slice from those that it receives."""
         if not received.num_rows:
             return received.drop_columns(TASK)
         task = self.tasks[received.column(TASK)[0].as_py()]

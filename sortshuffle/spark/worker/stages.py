@@ -1,4 +1,4 @@
-"""A stage, as it runs in a Python worker: an opening, steps, and a closing, in one pass.
+"""A stage as it runs in a Python worker: an opening, steps and a closing, in one pass over the rows.
 
     opening     the source of the batches: Spark's rows, a Parquet scan, an exchange, or several of these
                 (`spark.worker.several`)
@@ -10,7 +10,7 @@ files, temporary names) is closed when its generator ends, fails or is closed. T
 are removed by the janitor.
 
 Ownership: a step hands each batch on and never looks at it again. A step that holds rows is a `TaskStep`: it
-has a part of the task's memory, and charges to it what it holds.
+has a part of the task's memory, and charges the rows that it holds to it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Batches: TypeAlias = Iterator[pa.RecordBatch]
 
 
 class Opening(Protocol):
-    """The source of a stage's batches. ``holders``: how many parts it needs of the task's memory for held
-    rows (`Task.holding`)."""
+    """The source of a stage's batches. ``holders``: how many parts of the task's memory for held rows it
+    needs (`Task.holding`)."""
 
     @property
     def holders(self) -> int: ...
@@ -53,7 +53,7 @@ class Opening(Protocol):
 
 
 class PlainStep(Protocol):
-    """A function of the chain that holds no more than a batch or two. ``describe`` is its line in
+    """A function of the chain that holds no more than a batch or two. ``describe`` returns its line in
     `explain()`."""
 
     def __call__(self, batches: Batches) -> Batches: ...
@@ -62,15 +62,15 @@ class PlainStep(Protocol):
 
 
 class PerBatchStep(ABC):
-    """A `PlainStep` that treats every batch by itself, and keeps the order of rows: so the batches of one
-    pass may go through different ones."""
+    """A `PlainStep` that treats every batch independently and keeps the order of rows. So each exchange of a
+    pass may apply its own such steps, batch by batch."""
 
     @abstractmethod
     def __call__(self, batches: Batches) -> Batches: ...
 
     @abstractmethod
     def source_of(self, position: int) -> int | None:
-        """Which column of its input a column is, unchanged; None for one that the step makes."""
+        """Return the position of the input column that an output column repeats; None for a new column."""
 
     @abstractmethod
     def describe(self) -> str: ...
@@ -79,8 +79,8 @@ class PerBatchStep(ABC):
 class TaskStep(ABC):
     """A function of the chain that holds rows, or needs to know its task.
 
-    It charges what it holds to ``memory``, its own part of the task's. It may put rows aside in files of the
-    task (`Task.new_merge_file`). ``holds``: False for a step that only needs its task, and has no memory.
+    It charges the rows that it holds to ``memory``, its part of the task's memory. It may put rows aside in
+    files of the task (`Task.new_merge_file`). ``holds``: False for a step that needs its task, but no memory.
     """
 
     holds: ClassVar[bool] = True
@@ -96,19 +96,19 @@ Step: TypeAlias = PlainStep | TaskStep
 
 
 def holders_of(steps: Sequence[Step]) -> int:
-    """How many of these steps hold rows."""
+    """Return how many of these steps hold rows."""
     return sum(isinstance(step, TaskStep) and step.holds for step in steps)
 
 
 def through(step: Step, batches: Batches, task: Task) -> Batches:
-    """The results of a step for these batches."""
+    """Apply a step to batches."""
     if isinstance(step, TaskStep):
         return step.run(batches, task, task.holding(step.describe()))
     return step(batches)
 
 
 class Closing(Protocol):
-    """The target of a stage's batches. What it yields goes to Spark."""
+    """The target of a stage's batches. The batches that it yields go to Spark."""
 
     def close(self, batches: Batches, task: Task) -> Batches: ...
 
@@ -116,7 +116,7 @@ class Closing(Protocol):
 @dataclass(frozen=True)
 class Stage:
     """The function of one stage. ``number``: of the stage, in the order of the data. ``logs``: write a line
-    to the worker's log for each task. ``services``: the shuffle services of the application."""
+    to the worker's log for each task. ``services``: the application's shuffle services."""
 
     number: int
     options: Options
@@ -129,7 +129,7 @@ class Stage:
     services: ServiceSettings = NO_SERVICE
 
     def __call__(self, received: Batches) -> Batches:
-        """The batches for Spark. Errors of users' functions have the users' frames, not ours."""
+        """Run the stage and yield the batches for Spark. Tracebacks from user code are cut to its frames."""
         settle_worker()
         return user_errors(self._run(received))
 
@@ -143,7 +143,7 @@ class Stage:
             yield from self._chained(received, task, opened) if adopted is None else adopted
 
     def _chained(self, received: Batches, task: Task, opened: ExitStack) -> Batches:
-        """The batches that the closing yields. ``opened`` closes every link, the last one first."""
+        """Chain opening, steps and closing. ``opened`` closes every link, the last one first."""
 
         def link(batches: Batches) -> Batches:
             return opened.enter_context(CloseAtEnd(batches))
@@ -158,14 +158,14 @@ class Stage:
 
 
 def _user_seconds(metrics: TaskMetrics) -> None:
-    """Step user: the time of the chain without that of its input."""
+    """Compute the time of step user: that of the chain without its input."""
     seconds = metrics.seconds
     seconds["user"] = max(0.0, seconds.pop("chain", 0.0) - seconds.pop("input", 0.0))
 
 
 @dataclass(frozen=True)
 class SparkRows:
-    """Batches as Spark hands them over."""
+    """Reads the batches that Spark hands over."""
 
     schema: pa.Schema
     holders: ClassVar[int] = 0
@@ -179,8 +179,8 @@ class SparkRows:
 
 @dataclass(frozen=True)
 class ReadExchange:
-    """One subpartition of every map output of an exchange. ``order``: the rows are delivered in it; each
-    extent is sorted by it."""
+    """Reads one subpartition of every map output of an exchange. ``order``: the order of the rows within each
+    extent, and of the merged result; None for no order."""
 
     schema: pa.Schema
     order: RowOrder | None
@@ -189,11 +189,11 @@ class ReadExchange:
     def open(self, received: Batches, task: Task) -> Batches:
         return self.read(channels(received, task.reach), task, task.reading)
 
-    def read(self, found: Sequence[InputChannel], task: Task, budget: MemoryBudget) -> Batches:
-        """The rows of these channels, read ahead within ``budget``."""
+    def read(self, inputs: Sequence[InputChannel], task: Task, budget: MemoryBudget) -> Batches:
+        """Yield the rows of these channels, read ahead within ``budget``."""
         payload = ArrowPayload.of(self.schema, task.options)
         threads = task.options.read_threads
-        gate = InputGate(found, payload, budget, threads, task.metrics, task.new_merge_file)
+        gate = InputGate(inputs, payload, budget, threads, task.metrics, task.new_merge_file)
         if self.order is None:
             return gate.batches()
         return gate.sorted_batches(self.order)
@@ -201,7 +201,7 @@ class ReadExchange:
 
 @dataclass(frozen=True)
 class ToSpark:
-    """Rows of an ordinary DataFrame."""
+    """Gives the rows to Spark, for an ordinary DataFrame."""
 
     def close(self, batches: Batches, task: Task) -> Batches:
         return batches
@@ -209,7 +209,7 @@ class ToSpark:
 
 @dataclass(frozen=True)
 class CountRows:
-    """The number of rows instead of the rows: one row of one long per task."""
+    """Gives Spark the number of rows instead of the rows: one row with one long per task."""
 
     def close(self, batches: Batches, task: Task) -> Batches:
         rows = sum(batch.num_rows for batch in batches)
@@ -217,7 +217,7 @@ class CountRows:
 
 
 def _counted(batches: Batches, metrics: TaskMetrics, where: str) -> Batches:
-    """Pass batches on, counting them and their rows as those that come ``in`` or go ``out``."""
+    """Pass batches on, and count them and their rows. ``where``: ``in`` or ``out``."""
     rows, count = f"rows_{where}", f"batches_{where}"
     for batch in batches:
         metrics.add(**{rows: batch.num_rows, count: 1})
@@ -225,7 +225,7 @@ def _counted(batches: Batches, metrics: TaskMetrics, where: str) -> Batches:
 
 
 def opened_through(rows: Batches, steps: Sequence[Step], task: Task, opened: ExitStack) -> Batches:
-    """The results of these steps for ``rows``. ``opened`` closes every link, the last one first."""
+    """Apply steps to ``rows``. ``opened`` closes every link, the last one first."""
     rows = opened.enter_context(CloseAtEnd(rows))
     for step in steps:
         rows = opened.enter_context(CloseAtEnd(through(step, rows, task)))

@@ -1,8 +1,8 @@
 """One running task in a Python worker: its identity, its memory, its files and its report.
 
-Used by the stages of both doors, `spark.worker.stages` (rows) and `spark.rdds.stages` (records). They do the
-work. This module prepares the worker, reacts to errors, and sends a report to the driver and the log however
-the task ends.
+The stages of frames (`spark.worker.stages`) and of RDDs (`spark.rdds.stages`) do the work of a task. This
+module prepares the worker for them, reacts to errors, and however the task ends, sends a report to the driver
+and writes it to the log.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from sortshuffle.spark.worker.task_files import TaskFiles
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.writer import PartitionedFileWriter
 
-READING_SHARE = 4  # the task reads ahead within a quarter of its memory
-HOLDING_SHARE = 2  # the steps that hold rows, if there are any, have half of it together
+READING_SHARE = 4  # divisor: the task reads ahead within a quarter of its memory
+HOLDING_SHARE = 2  # divisor: the steps that hold rows, if there are any, share half of it
 
 
 @dataclass(slots=True)
 class Task:
-    """One running task. ``reading`` and ``writing`` are shares of ``memory``; the rest is for its
-    ``holders``, the steps that hold rows. ``outputs``: figures of each exchange that it writes, by number.
-    ``reach``: its access to map outputs. ``service``: of its host."""
+    """One running task. ``reading`` and ``writing`` are shares of ``memory``; the rest is for the steps that
+    hold rows, of which there are ``holders``. ``outputs``: figures of each exchange that the task writes, by
+    number. ``reach``: its access to map outputs. ``service``: of its host."""
 
     options: Options
     application: str
@@ -67,8 +67,8 @@ class Task:
 
     @staticmethod
     def starting(service: HostService, stage: int, partition: int, holders: int = 0) -> Task:
-        """The task that this worker runs now. ``partition``: as the stage counts its inputs. ``holders``: the
-        number of its steps that hold rows."""
+        """Make the task that this worker runs now. ``partition``: its number in the stage. ``holders``: the
+        number of steps that hold rows."""
         context: Any = TaskContext.get()
         options = service.options
         memory = task_memory(options)
@@ -92,18 +92,18 @@ class Task:
         )
 
     def holding(self, label: str) -> MemoryBudget:
-        """The memory of one of the task's `holders`. All have equal parts, so that none can starve
+        """Return the memory of one of the task's `holders`. All have equal parts, so that none can starve
         another."""
         return self.memory.share(self.memory.limit // HOLDING_SHARE // max(1, self.holders), label)
 
     @property
     def served_by_spark(self) -> bool:
-        """Whether Spark's shuffle files outlive their executor, by Spark's external shuffle service."""
+        """Whether Spark's shuffle files outlive their executor, in Spark's external shuffle service."""
         return self.service is not None and self.service.settings.served_by_spark
 
     @property
     def files(self) -> TaskFiles:
-        """Where it writes."""
+        """The files that the task may write."""
         return TaskFiles(
             self.options,
             self.application,
@@ -116,16 +116,16 @@ class Task:
 
     @property
     def key(self) -> EncryptionKey | None:
-        """The key of its files; None if they are not encrypted."""
+        """The key of the task's files; None if they are not encrypted."""
         return None if self.service is None else self.service.settings.key
 
     def home(self) -> str:
-        """A directory that this task may write to; made on first use."""
+        """Return a directory that this task may write to, made on first use."""
         return self.files.home()
 
     def new_map_output(self, exchange: int, header: FileHeader) -> PartitionedFileWriter:
-        """The writer of this attempt's map output of an exchange, in a home that has room. The host's service
-        is started if need be, and comes up while the task writes."""
+        """Return the writer of this attempt's map output of an exchange, in a home that has room. The host's
+        service is started if it does not run, so that it comes up while the task writes."""
         if self.service is not None:
             self.service.address()
         writer = self.files.new_map_output(exchange, header)
@@ -134,16 +134,16 @@ class Task:
         return writer
 
     def map_output(self, exchange: int, file: PartitionedFile, file_id: bytes) -> SparkMapOutput:
-        """The description of a finished map output of this task, for its consumers."""
+        """Describe a finished map output of this task for its consumers."""
         service = "" if self.service is None else self.service.address()
         return SparkMapOutput(file, file_id, self.partition, self.attempt, host_name(), service, exchange)
 
     def new_merge_file(self, header: FileHeader) -> PartitionedFileWriter:
-        """A file for rows that a merge of too many runs puts aside."""
+        """Return the writer of a file for rows that a merge of too many runs puts aside."""
         return self.files.new_merge_file(header)
 
     def writer(self, exchange: int, ordering: tuple[str, ...] = ()) -> Writer:
-        """The entry in a map output that says who wrote it."""
+        """Return the entry for a map output that says which task attempt wrote it."""
         return Writer(
             application=self.application,
             exchange=exchange,
@@ -160,12 +160,10 @@ class Task:
 def running(
     task: Task, reporter: Reporter, logs: bool, user_seconds: Callable[[TaskMetrics], None]
 ) -> Iterator[ExitStack]:
-    """Surround the work of a task: act on its error, and report. What is on the stack is closed at the end,
-    the last entry first.
-
-    ``user_seconds``: makes the step user of the times that the stage has taken.
+    """Run the block as the work of a task: act on its error, and report. The stack that it gets is closed at
+    the end, the last entry first. ``user_seconds``: computes the time of step user from those of the stage.
     """
-    outcome = "stopped"  # by a consumer that reads no further
+    outcome = "stopped"  # stays so if the consumer stops reading
     started = time.perf_counter()
     try:
         with ExitStack() as opened:
@@ -199,18 +197,19 @@ def _report(task: Task, wall: float, user_seconds: Callable[[TaskMetrics], None]
 
 def settle_worker() -> None:
     """Prepare this worker process for a task: freeze the objects of the modules that it has imported, so that
-    the garbage collector passes over them.
+    the garbage collector skips them.
 
     PySpark's worker collects garbage after every task, and walks some 200,000 objects of pyarrow, pandas and
-    PySpark each time: 64 empty tasks on two cores took 2.2 s, and 0.4 s when those are frozen. Some of these
-    modules, pandas among them, are imported only while a task runs; they are frozen before the next one.
+    PySpark each time: 64 empty tasks on two cores took 2.2 s, and take 0.4 s when those objects are frozen.
+    Some of these modules, such as pandas, are imported only while a task runs; they are frozen before the
+    next task.
 
-    Also raise the limit of open files to what the system allows: a merge of many runs holds one for each.
+    Also raise the limit of open files to what the system allows: a merge holds one for each of its runs.
     """
     _settle(len(sys.modules))
 
 
-@lru_cache(maxsize=1)  # again only when modules were imported: a collection takes some 30 ms
+@lru_cache(maxsize=1)  # runs again only after modules were imported: a collection takes some 30 ms
 def _settle(modules: int) -> None:
     gc.collect()
     gc.freeze()
@@ -219,8 +218,7 @@ def _settle(modules: int) -> None:
 
 
 def tell_of_loss(error: BaseException, reach: Reach, served_by_spark: bool) -> None:
-    """If a task's error means that a map output is lost: make Spark run its producer again, and tell the
-    executors that have adopted it."""
+    """If a task's error means that a map output is lost, make Spark rerun its producer, or its adopter."""
     if isinstance(error, DataLossError):
         make_spark_rerun(error, served_by_spark)
     reach.tell_adopters(error)
@@ -229,7 +227,7 @@ def tell_of_loss(error: BaseException, reach: Reach, served_by_spark: bool) -> N
 def make_spark_rerun(error: DataLossError, served_by_spark: bool = False) -> None:
     """Remove Spark's files with the control rows of the lost map output, if they are on this host. The next
     attempt of this task then fails to fetch them, and Spark runs the producer again. ``served_by_spark``:
-    files of ended executors are looked for, too."""
+    also search for files of ended executors."""
     file = PartitionedFile.of(error.place.file)
     if file is not None:
         above = application_directories() if served_by_spark else ()
