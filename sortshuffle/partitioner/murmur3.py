@@ -219,7 +219,7 @@ def _java_bits(bits: npt.NDArray[Unsigned], floating: type[np.floating]) -> npt.
 
 
 def _fold_time_span(array: pa.Array, hashes: Words) -> None:
-    """Hash a timestamp or duration as microseconds: Spark rounds nanoseconds down when it imports them."""
+    """Hash a timestamp or duration as microseconds, Spark's finest unit: it rounds nanoseconds down."""
     ticks = fixed_width(array, np.int64)
     unit = array.type.unit
     micros = ticks // NANOS_PER_MICRO if unit == "ns" else ticks * MICROS_PER[unit]

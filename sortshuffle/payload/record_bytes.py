@@ -24,7 +24,8 @@ from sortshuffle.payload.compression import Compression, copy_to_fit
 # with compression, takes seven times as long as sealing many at once (`format.extent_run`)
 LEAST_COMPRESSED = 512
 # A block lies in memory of its payload's size. If that is more than this many times the block's size, the
-# block is copied. To copy all blocks took 0.2 ns for each byte of payload, out of 2.5 ns for writing it
+# block is copied, so a kept block pins no more than that. To copy all blocks took 0.2 ns for each byte of
+# payload, out of 2.5 ns for writing it
 MOST_PINNED = 2
 
 

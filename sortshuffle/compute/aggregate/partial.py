@@ -36,7 +36,7 @@ LEFT_ALONE = 1 << 22  # rows passed through before a chunk is tried again: a fir
 # each row its group number, its position in the order and a value being processed (measured: 40 to 56 bytes)
 COPIES, WORK_PER_ROW = 2, 48
 SHARE = 2  # parts of a side's memory: one for grouping the waiting rows, one for the held rows
-PIECES = 8  # a chunk takes a large batch in at least this many pieces, so that the chunk ends near its limit
+PIECES = 8  # at least so many pieces of a batch fill a chunk's memory, so that it ends near that limit
 
 
 def partial(rows: Batches, reducers: Sequence[Reducer], budget: MemoryBudget) -> Batches:
