@@ -60,8 +60,8 @@ class Fetcher:
         yield from self._read_ahead(small)
 
     def fetched(self, fetches: Sequence[Fetch]) -> Generator[list[Any], None, None]:
-        """Yield each fetch's items as a list, in order, read ahead within the budget. They are not charged
-        then."""
+        """Yield each fetch's items as a list, in order, read ahead within the budget. The caller owns the
+        items, which are no longer charged."""
         if len(fetches) <= 1:  # there is nothing to read ahead, so no thread is needed
             yield from map(self._fetch_here, fetches)
             return
