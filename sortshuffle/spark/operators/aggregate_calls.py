@@ -43,6 +43,7 @@ from sortshuffle.spark.operators.expressions import (
     Other,
     Star,
     node_of,
+    quoted,
     resolve,
 )
 from sortshuffle.spark.operators.key_checks import check_group_key
@@ -174,8 +175,7 @@ def _quoted(attribute: Attribute) -> str:
 
 def position_expression(function: str, position: int, schema: StructType) -> Expression:
     """Return the expression of ``function`` on one column."""
-    name = schema.names[position].replace("`", "``")
-    return Expression(function, (position,), False, False, f"{function}(`{name}`)")
+    return Expression(function, (position,), False, False, f"{function}({quoted(schema.names[position])})")
 
 
 # --- which function computes it ----------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from sortshuffle.spark.operators.aggregate_calls import (
     expressions_of,
     position_expression,
 )
-from sortshuffle.spark.operators.expressions import resolve
+from sortshuffle.spark.operators.expressions import quoted, resolve
 from sortshuffle.spark.operators.key_checks import check_group_key
 from sortshuffle.spark.operators.layouts import ordered, placed
 from sortshuffle.spark.operators.selection import reading_only
@@ -97,7 +97,7 @@ def _named(rows: Rows, name: str) -> list[int]:
 
 def _twin_groups(rows: Rows, keys: tuple[int, ...]) -> GroupedData:
     empty: DataFrame = twin(rows.context, rows.schema)
-    return empty.groupBy(*("`" + rows.columns[key].replace("`", "``") + "`" for key in keys))
+    return empty.groupBy(*(quoted(rows.columns[key]) for key in keys))
 
 
 # --- aggregates --------------------------------------------------------------------------------------------
@@ -117,10 +117,10 @@ def _aggregated(
     layout = rows.layout
     if not aggregation.sets and _comes_in_groups(layout, keys):
         step: TaskStep | Lift = Lift(aggregation, label)
-        grouped = Rows(chain.then(step, states), _moved(layout, keys))
+        grouped = Rows(chain.then(step, states), layout.selected(keys))
     else:
         step = PartialAggregate(aggregation, label)
-        partial = Rows(chain.then(step, states), _moved(replace(layout, ordered_by=()), keys))
+        partial = Rows(chain.then(step, states), replace(layout, ordered_by=()).selected(keys))
         grouped = ordered(placed(partial, tuple(range(len(keys)))), aggregation.order)
     result = grouped.chain.then(Aggregate(aggregation, chain.context.wire(schema), label), schema)
     if len(schema) < len(keys) + len(calls):
@@ -166,11 +166,6 @@ def _comes_in_groups(layout: Layout, keys: tuple[int, ...]) -> bool:
     if not layout.placed_by or not set(layout.placed_by) <= set(keys):
         return False
     return {key.column for key in layout.ordered_by[: len(set(keys))]} == set(keys)
-
-
-def _moved(layout: Layout, keys: tuple[int, ...]) -> Layout:
-    """Return the layout of rows whose first columns are these keys."""
-    return layout.selected(keys)
 
 
 # --- different rows ----------------------------------------------------------------------------------------

@@ -157,9 +157,9 @@ def _without_direction(column: Any) -> Column:
 def _classic(node: Any) -> Node:
     kind = _class_of(node)
     if kind == "UnresolvedAttribute" and not node.isMetadataColumn():
-        return Attribute(".".join(map(_quoted, _items(node.nameParts()))))
+        return Attribute(".".join(map(_part, _items(node.nameParts()))))
     if kind == "ExpressionColumnNode" and _class_of(node.expression()) == "AttributeReference":
-        return Attribute(_quoted(node.expression().name()))
+        return Attribute(_part(node.expression().name()))
     if kind == "UnresolvedStar" and node.unparsedTarget().isEmpty():
         return Star()
     if kind == "Literal" and isinstance(node.value(), _PLAIN_TYPES):
@@ -273,8 +273,13 @@ def _choices(name: str, names: list[str]) -> str:
     return f"{hint}The columns are: {', '.join(names) or 'none'}"
 
 
-def _quoted(part: str) -> str:
-    return part if re.fullmatch(r"\w+", part) else "`" + part.replace("`", "``") + "`"
+def _part(name: str) -> str:
+    return name if re.fullmatch(r"\w+", name) else quoted(name)
+
+
+def quoted(name: str) -> str:
+    """Return a column's name in backticks, so that Spark does not parse it."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _name_parts(name: str) -> list[str]:

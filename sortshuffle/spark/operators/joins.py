@@ -28,7 +28,7 @@ from sortshuffle.compute.join.keys import JoinKeyColumns
 from sortshuffle.errors import ColumnError, UnsupportedError, UsageError
 from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.spark.operators.broadcast import broadcast_join
-from sortshuffle.spark.operators.expressions import Attribute, Call, Node, node_of, resolve
+from sortshuffle.spark.operators.expressions import Attribute, Call, Node, node_of, quoted, resolve
 from sortshuffle.spark.operators.key_checks import check_placement_key
 from sortshuffle.spark.operators.layouts import common_context, placed_exactly, placement_of
 from sortshuffle.spark.operators.selection import selected
@@ -165,12 +165,8 @@ def _joined_schema(
 
 
 def _equality(lefts: Any, rights: Any, pair: Pair) -> Column:
-    one, other = (each[_quoted(each.columns[at])] for each, at in ((lefts, pair.left), (rights, pair.right)))
+    one, other = (each[quoted(each.columns[at])] for each, at in ((lefts, pair.left), (rights, pair.right)))
     return one.eqNullSafe(other) if pair.null_safe else one == other
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _output(

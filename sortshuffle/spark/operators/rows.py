@@ -12,9 +12,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from sortshuffle.errors import UnsupportedError, UsageError
-from sortshuffle.spark.operators.expressions import resolve
+from sortshuffle.spark.operators.expressions import quoted, resolve
 from sortshuffle.spark.operators.layouts import common_context, exchanged
 from sortshuffle.spark.operators.twin import twin
+from sortshuffle.spark.parquet.merging import folded
 from sortshuffle.spark.plan.chain import Chain, Origin, Rows, next_number
 from sortshuffle.spark.plan.origins import CoalescedOrigin, DataFrameOrigin, SparkUnionOrigin, UnionOrigin
 from sortshuffle.spark.plan.schemes import Hash
@@ -80,11 +81,9 @@ def union_by_name(rows: Rows, other: Rows, allow_missing: bool) -> Rows:
 
 def _positions_by_name(rows: Rows, schema: StructType) -> list[int | None]:
     case_sensitive = rows.context.case_sensitive
-    own = {name if case_sensitive else name.lower() for name in rows.columns}
+    own = {folded(name, case_sensitive) for name in rows.columns}
     return [
-        resolve(f"`{name.replace('`', '``')}`", rows.schema, case_sensitive)
-        if (name if case_sensitive else name.lower()) in own
-        else None
+        resolve(quoted(name), rows.schema, case_sensitive) if folded(name, case_sensitive) in own else None
         for name in schema.names
     ]
 

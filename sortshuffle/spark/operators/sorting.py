@@ -18,7 +18,16 @@ from pyspark.sql import Column
 
 from sortshuffle.errors import ColumnError, UsageError
 from sortshuffle.payload.ordering import RowOrder, SortKey
-from sortshuffle.spark.operators.expressions import Alias, Attribute, Node, Sorted, name_of, node_of, resolve
+from sortshuffle.spark.operators.expressions import (
+    Alias,
+    Attribute,
+    Node,
+    Sorted,
+    name_of,
+    node_of,
+    quoted,
+    resolve,
+)
 from sortshuffle.spark.operators.key_checks import check_sort_key
 from sortshuffle.spark.operators.layouts import exchanged, ordered
 from sortshuffle.spark.operators.selection import selected
@@ -72,8 +81,7 @@ def _node(method: str, rows: Rows, col: Any) -> Node:
     names = rows.columns
     if not 1 <= abs(col) <= len(names):
         raise ColumnError(f"{method}() counts columns from 1 to {len(names)}, or down from -1: not {col}")
-    quoted = names[abs(col) - 1].replace("`", "``")
-    named = Attribute(f"`{quoted}`")
+    named = Attribute(quoted(names[abs(col) - 1]))
     return named if col > 0 else Sorted(named, True, True)
 
 

@@ -22,6 +22,7 @@ from pyspark.sql import types as st
 from sortshuffle.errors import UsageError
 from sortshuffle.spark.parquet.file_systems import shown
 from sortshuffle.spark.parquet.finding import parent_of
+from sortshuffle.spark.parquet.merging import folded
 from sortshuffle.spark.parquet.partition_values import NULL, cached, inferred, reader, unescaped
 from sortshuffle.spark.parquet.settings import ReadSettings
 
@@ -111,7 +112,7 @@ def _check_bases(parsed: Sequence[_Parsed]) -> None:
 def _check_names(partitions: Sequence[_Parsed], case_sensitive: bool) -> None:
     lists: dict[tuple[str, ...], str] = {}
     for each in partitions:
-        names = tuple(name if case_sensitive else name.lower() for name, _ in each.columns)
+        names = tuple(folded(name, case_sensitive) for name, _ in each.columns)
         lists.setdefault(names, each.directory)
     if len(lists) > 1:
         shown_lists = [f"{', '.join(names)} ({shown(directory)})" for names, directory in lists.items()]
@@ -127,7 +128,5 @@ def _few(texts: Sequence[str]) -> str:
 
 
 def _declared_field(name: str, declared: st.StructType | None, case_sensitive: bool) -> st.StructField | None:
-    def same(other: str) -> bool:
-        return other == name if case_sensitive else other.lower() == name.lower()
-
-    return next((field for field in declared or () if same(field.name)), None)
+    wanted = folded(name, case_sensitive)
+    return next((field for field in declared or () if folded(field.name, case_sensitive) == wanted), None)

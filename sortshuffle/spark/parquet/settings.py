@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.errors import PySparkException
-
 from sortshuffle.errors import UnsupportedError, UsageError
 
 STORAGE_PREFIX = "fsspec."
@@ -132,14 +130,6 @@ def _flag(texts: Mapping[str, str], name: str, default: Any) -> bool:
     if value not in ("true", "false"):
         raise UsageError(f"the option {name} is true or false, not {value!r}")
     return value == "true"
-
-
-def _known(conf: Callable[[str], Any], name: str, default: str) -> Any:
-    """Return a setting that some releases of Spark lack, or ``default``."""
-    try:
-        return conf(name)
-    except (PySparkException, KeyError):
-        return default
 
 
 def _is_true(value: Any) -> bool:

@@ -190,11 +190,26 @@ class ExchangeOrigin(Origin):
 
 
 @dataclass(frozen=True, eq=False)
-class TogetherOrigin(Origin):
+class _OriginOfChains(Origin):
+    """The rows of several chains, in one origin. The size is that of a union."""
+
+    inputs: tuple[Chain, ...]
+
+    def is_reproducible(self) -> bool:
+        return all(chain.is_reproducible() for chain in self.inputs)
+
+    def exchanges(self) -> tuple[ShuffleDependency, ...]:
+        return exchanges_of(self.inputs)
+
+    def size_and_schema(self) -> tuple[int | None, StructType | None]:
+        return united_size(self.inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class TogetherOrigin(_OriginOfChains):
     """Several exchanges with equally many subpartitions: ``combine`` makes partition s from subpartition s of
     each. ``inputs``: chains that begin with these exchanges."""
 
-    inputs: tuple[Chain, ...]
     combine: CombineLegs
 
     def rows(self) -> DataFrame:
@@ -207,12 +222,6 @@ class TogetherOrigin(Origin):
 
     def partitions(self) -> int:
         return self.exchanges()[0].placed_partitions()
-
-    def is_reproducible(self) -> bool:
-        return all(chain.is_reproducible() for chain in self.inputs)
-
-    def exchanges(self) -> tuple[ShuffleDependency, ...]:
-        return exchanges_of(self.inputs)
 
     def lines(self) -> list[str]:
         return [self.combine.describe(), *lines_of(self.inputs)]
@@ -233,10 +242,8 @@ class TogetherOrigin(Origin):
 
 
 @dataclass(frozen=True, eq=False)
-class UnionOrigin(Origin):
+class UnionOrigin(_OriginOfChains):
     """The partitions of the first chain, then those of the next, and so on. Their wire schema is the same."""
-
-    inputs: tuple[Chain, ...]
 
     def rows(self) -> DataFrame:
         planner = self.inputs[0].context.planner
@@ -249,17 +256,8 @@ class UnionOrigin(Origin):
     def partitions(self) -> int:
         return sum(chain.origin.partitions() for chain in self.inputs)
 
-    def is_reproducible(self) -> bool:
-        return all(chain.is_reproducible() for chain in self.inputs)
-
-    def exchanges(self) -> tuple[ShuffleDependency, ...]:
-        return exchanges_of(self.inputs)
-
     def lines(self) -> list[str]:
         return ["union of", *lines_of(self.inputs)]
-
-    def size_and_schema(self) -> tuple[int | None, StructType | None]:
-        return united_size(self.inputs)
 
     @once
     def _planned(self) -> list[DataFrame]:
@@ -279,11 +277,10 @@ class UnionOrigin(Origin):
 
 
 @dataclass(frozen=True, eq=False)
-class SparkUnionOrigin(Origin):
+class SparkUnionOrigin(_OriginOfChains):
     """The union of these chains if the planner cannot zip: Spark unites the rows of one stage for each.
     ``numbers``: those of the stages."""
 
-    inputs: tuple[Chain, ...]
     numbers: tuple[int, ...]
 
     def rows(self) -> DataFrame:
@@ -295,17 +292,8 @@ class SparkUnionOrigin(Origin):
     def partitions(self) -> int:
         return self._union.partitions()
 
-    def is_reproducible(self) -> bool:
-        return all(chain.is_reproducible() for chain in self.inputs)
-
-    def exchanges(self) -> tuple[ShuffleDependency, ...]:
-        return exchanges_of(self.inputs)
-
     def lines(self) -> list[str]:
         return ["union, by Spark, of", *lines_of(self.inputs)]
-
-    def size_and_schema(self) -> tuple[int | None, StructType | None]:
-        return united_size(self.inputs)
 
     @once
     def _union(self) -> DataFrameOrigin:

@@ -366,9 +366,5 @@ class converting_stop_iteration:  # noqa: N801 - used like a function
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, StopIteration):
-            raise stop_iteration_error(error) from error
-
-
-def stop_iteration_error(error: StopIteration) -> PySparkRuntimeError:
-    """Return PySpark's error for a user's function that raises StopIteration."""
-    return PySparkRuntimeError(errorClass="STOP_ITERATION_OCCURRED", messageParameters={"exc": str(error)})
+            exc = {"exc": str(error)}
+            raise PySparkRuntimeError(errorClass="STOP_ITERATION_OCCURRED", messageParameters=exc) from error

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeAlias
 
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.payload.pickled import Chunk
-from sortshuffle.spark.rdds.aggregations import stop_iteration_error
+from sortshuffle.spark.rdds.aggregations import converting_stop_iteration
 from sortshuffle.spark.worker.task import Task
 
 
@@ -78,11 +78,9 @@ class Map:
 
     def __call__(self, split: int, records: Iterable[Any]) -> Iterable[Any]:
         function = self.function
-        try:
+        with converting_stop_iteration():
             for record in records:
                 yield function(record)
-        except StopIteration as error:
-            raise stop_iteration_error(error) from error
 
     def describe(self) -> str:
         return f"map({_name(self.function)})"
@@ -96,11 +94,9 @@ class FlatMap:
 
     def __call__(self, split: int, records: Iterable[Any]) -> Iterable[Any]:
         function = self.function
-        try:
+        with converting_stop_iteration():
             for record in records:
                 yield from function(record)
-        except StopIteration as error:
-            raise stop_iteration_error(error) from error
 
     def describe(self) -> str:
         return f"flatMap({_name(self.function)})"
@@ -114,12 +110,10 @@ class FilterRecords:
 
     def __call__(self, split: int, records: Iterable[Any]) -> Iterable[Any]:
         function = self.function
-        try:
+        with converting_stop_iteration():
             for record in records:
                 if function(record):
                     yield record
-        except StopIteration as error:
-            raise stop_iteration_error(error) from error
 
     def describe(self) -> str:
         return f"filter({_name(self.function)})"
@@ -133,11 +127,9 @@ class MapValues:
 
     def __call__(self, split: int, records: Iterable[Any]) -> Iterable[Any]:
         function = self.function
-        try:
+        with converting_stop_iteration():
             for pair in records:
                 yield pair[0], function(pair[1])
-        except StopIteration as error:
-            raise stop_iteration_error(error) from error
 
     def describe(self) -> str:
         return f"mapValues({_name(self.function)})"
@@ -151,13 +143,11 @@ class FlatMapValues:
 
     def __call__(self, split: int, records: Iterable[Any]) -> Iterable[Any]:
         function = self.function
-        try:
+        with converting_stop_iteration():
             for pair in records:
                 key = pair[0]
                 for value in function(pair[1]):
                     yield key, value
-        except StopIteration as error:
-            raise stop_iteration_error(error) from error
 
     def describe(self) -> str:
         return f"flatMapValues({_name(self.function)})"
@@ -187,11 +177,9 @@ class KeyBy:
 
     def __call__(self, split: int, records: Iterable[Any]) -> Iterable[Any]:
         function = self.function
-        try:
+        with converting_stop_iteration():
             for record in records:
                 yield function(record), record
-        except StopIteration as error:
-            raise stop_iteration_error(error) from error
 
     def describe(self) -> str:
         return f"{self.method}({_name(self.function)})"
