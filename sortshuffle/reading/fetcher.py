@@ -17,10 +17,9 @@ import pyarrow as pa
 
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
-from sortshuffle.options import MIB
+from sortshuffle.options import KIB, MIB
 from sortshuffle.reading.channel import Fetch, Fetched, InputChannel, OpenReaders, Payload, memory_of
 from sortshuffle.reading.read_ahead import ReadAhead
-from sortshuffle.reading.run_memory import LEAST_PART
 from sortshuffle.reading.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
 from sortshuffle.storage.files.extents import Extent
 
@@ -28,6 +27,7 @@ Batches: TypeAlias = Generator[pa.RecordBatch, None, None]
 Items: TypeAlias = Generator[tuple[InputChannel, Any], None, None]
 """Decoded items of channels, each with its channel."""
 
+LEAST_PART = 16 * KIB  # least part of a streamed extent: a smaller read costs as much
 FETCH_BYTES = 8 * MIB  # memory of a fetch: large enough to be worth a thread switch
 FETCHES_IN_BUDGET = 8  # at least this many fit the read budget, so that a few threads always have work
 

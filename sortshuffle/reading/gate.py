@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.payload.arrow import BATCH_BYTES, BATCH_ROWS, ArrowPayload
-from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.reading.channel import Fetch, InputChannel
 from sortshuffle.reading.fetcher import Batches, Fetcher
-from sortshuffle.reading.multi_pass import MultiPassMerge
-from sortshuffle.reading.spill import NewFile
+
+if TYPE_CHECKING:
+    from sortshuffle.payload.ordering import RowOrder
+    from sortshuffle.reading.spill import NewFile
 
 
 class InputGate:
@@ -58,6 +60,9 @@ class InputGate:
         `OutOfDiskError` if there is no room for intermediate runs, `InsufficientBuffersError` if they are
         needed and there is no ``new_file``.
         """
+        # the merge imports pyarrow.compute, which takes 28 ms: only for tasks that merge
+        from sortshuffle.reading.multi_pass import MultiPassMerge
+
         runs = [Fetch(channel, (extent,)) for channel in self._channels for extent in channel.extents]
         return _joining(MultiPassMerge(order, self._payload, self._fetcher, self._new_file).merged(runs))
 

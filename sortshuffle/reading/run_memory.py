@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from sortshuffle.options import KIB, MIB
 from sortshuffle.payload.ordering import RowOrder
+from sortshuffle.reading.fetcher import LEAST_PART
 from sortshuffle.reading.merge import SORT_BYTES_PER_ROW, WINDOW_ROWS
 from sortshuffle.storage.files.extents import Extent
 
 MOST_OPEN_FILES = 256  # files streamed at a time; many systems allow a process 1024
-LEAST_PART = 16 * KIB  # least part of a streamed extent: a smaller read costs as much
 MOST_PART = 4 * MIB  # larger reads are not faster
 # Python's and Arrow's objects of a run in a merge, which no budget counts. Resident memory of each of 20,000
 # runs of three rows: 7.2 KB with 2 columns, 10.6 KB with 6, 24 KB with 21

@@ -43,7 +43,8 @@ from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import MIB
 from sortshuffle.payload.arrow import ArrowPayload
 from sortshuffle.reading.channel import Fetch, LocalInputChannel
-from sortshuffle.spark.schema import conform, from_arrow, to_arrow
+from sortshuffle.spark.conforming import conform
+from sortshuffle.spark.schema import from_arrow, to_arrow
 from sortshuffle.storage.files.extents import Extent
 from sortshuffle.storage.files.partitioned_file import PARTIAL_SUFFIX, PartitionedFile
 from sortshuffle.storage.files.reader import read_index

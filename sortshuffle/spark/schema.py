@@ -1,4 +1,4 @@
-"""Conversion of schemas and batches between Spark and Arrow.
+"""Conversion of schemas between Spark and Arrow.
 
 * There are three kinds of schema: the *declared* schema (a Spark ``StructType``), the *wire* schema (the
   Arrow schema of the batches that are chained, shuffled and kept in files), and the *actual* schema of a
@@ -7,24 +7,18 @@
   are nullable and have no metadata. So the schemas of all producers' batches are equal, and can be compared
   in one step. Only the declared schema knows that a column is ``NOT NULL``.
 * A type that Arrow or Spark's Arrow reader cannot carry is refused on the driver, by the column's path.
-* Values never change on the way to the wire schema. Other representations of the same values (text with
-  64-bit offsets, dictionaries, time units, ...) are converted; everything else is an error.
 
 Only `parse_schema` needs a running Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as at
 from pyspark.errors import PySparkException
 from pyspark.sql import types as st
 
-from sortshuffle.errors import SchemaMismatchError, UnsupportedError, UsageError
+from sortshuffle.errors import UnsupportedError, UsageError
 
 _WIRE_TYPES: dict[type, pa.DataType] = {
     st.BooleanType: pa.bool_(),
@@ -78,15 +72,6 @@ _READ_TYPES: dict[pa.DataType, st.DataType] = {
     pa.null(): st.NullType(),
     pa.time64("ns"): st.TimeType(),
 }
-
-_UNSIGNED = {
-    pa.uint8(): pa.int16(),
-    pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(),
-    pa.uint64(): pa.decimal128(20, 0),
-}
-
-_MOST_BYTES = 2**31 - 1  # 32-bit offsets address no more in one column of one batch
 
 
 # --- declared schema -> wire schema ---------------------------------------------------------------------
@@ -203,7 +188,7 @@ def _read_type(arrow: pa.DataType, path: str) -> st.DataType:
         return _read_type(arrow.value_type, path)
     if isinstance(arrow, pa.BaseExtensionType):
         return _read_type(arrow.storage_type, path)
-    if _is_list(arrow):
+    if is_list(arrow):
         return st.ArrayType(_read_type(arrow.value_type, f"{path}.element"))
     if at.is_map(arrow):
         key = _read_type(arrow.key_type, f"{path}.key")
@@ -231,237 +216,6 @@ def _read_leaf(arrow: pa.DataType) -> st.DataType | None:
     return _READ_TYPES.get(arrow)
 
 
-# --- actual schema -> wire schema -----------------------------------------------------------------------
-
-
-def conform(
-    batch: pa.RecordBatch, target: pa.Schema, place: str, *, exact: bool = False
-) -> Iterator[pa.RecordBatch]:
-    """Yield ``batch`` in exactly the schema ``target``: unchanged if it has it, else converted by columns.
-
-    Columns and struct fields are matched by position and take the target's names, as in ``mapInArrow``. Other
-    representations of the same values are converted: 64-bit offsets and views, dictionaries, unsigned
-    integers to the signed type that Spark reads them as, units of time, decimals that need no rounding,
-    timestamps to UTC instants and back, and columns of Arrow's null type. ``exact``: convert only
-    representations of the same Spark type, that is, not the last three. Yields several batches if one would
-    overflow the 32-bit offsets of its text.
-
-    ``place`` says where the batch is from. Raises `SchemaMismatchError` with the place and the columns.
-    """
-    if batch.schema.equals(target, check_metadata=True):
-        yield batch
-        return
-    check_types(batch.schema, target, place, exact=exact)
-    if batch.num_rows == 0:
-        yield pa.RecordBatch.from_pylist([], schema=target)
-        return
-    if not target.names:
-        yield batch.replace_schema_metadata(None)
-        return
-    for part in _addressable(batch):
-        columns = [
-            _converted_column(column, field, place)
-            for column, field in zip(part.columns, target, strict=True)
-        ]
-        yield pa.RecordBatch.from_arrays(columns, schema=target)
-
-
-def check_types(found: pa.Schema, target: pa.Schema, place: str, *, exact: bool = False) -> None:
-    """Raise `SchemaMismatchError` unless `conform` can bring batches of ``found`` to ``target``."""
-    if len(found) != len(target):
-        raise SchemaMismatchError(
-            f"{place}: expected {_counted(target.names)}, found {_counted(found.names)}"
-        )
-    wrong = [
-        f"column '{wanted.name}' (expected {wanted.type}, found {has.type})"
-        for has, wanted in zip(found, target, strict=True)
-        if not _carries(has.type, wanted.type, exact)
-    ]
-    if wrong:
-        raise SchemaMismatchError(
-            f"{place}: column types differ from the declared schema: {', '.join(wrong)}."
-            " Cast the columns, or declare the types they have"
-        )
-
-
-def _counted(names: list[str]) -> str:
-    return f"{len(names)} column{'' if len(names) == 1 else 's'} ({', '.join(names)})"
-
-
-def _carries(found: pa.DataType, wanted: pa.DataType, exact: bool) -> bool:
-    if found == wanted:
-        return True
-    if at.is_dictionary(found):
-        return _carries(found.value_type, wanted, exact)
-    if isinstance(found, pa.BaseExtensionType):
-        return _carries(found.storage_type, wanted, exact)
-    if at.is_null(found):
-        return not exact
-    if at.is_list(wanted):
-        return _is_list(found) and _carries(found.value_type, wanted.value_type, exact)
-    if at.is_map(wanted):
-        return (
-            at.is_map(found)
-            and _carries(found.key_type, wanted.key_type, exact)
-            and _carries(found.item_type, wanted.item_type, exact)
-        )
-    if at.is_struct(wanted):
-        return (
-            at.is_struct(found)
-            and found.num_fields == wanted.num_fields
-            and all(
-                _carries(has.type, want.type, exact) and (has.name == want.name or not exact)
-                for has, want in zip(found, wanted, strict=True)
-            )
-        )
-    if exact and not _same_spark_type(found, wanted):
-        return False
-    return _UNSIGNED.get(found) == wanted or any(kind(found) and kind(wanted) for kind in _KINDS)
-
-
-def _same_spark_type(found: pa.DataType, wanted: pa.DataType) -> bool:
-    if at.is_timestamp(found) and at.is_timestamp(wanted):
-        return (found.tz is None) == (wanted.tz is None)
-    if at.is_decimal(found) and at.is_decimal(wanted):
-        return (found.precision, found.scale) == (wanted.precision, wanted.scale)
-    return True
-
-
-def _is_list(arrow: pa.DataType) -> bool:
+def is_list(arrow: pa.DataType) -> bool:
+    """Return whether this is a list type of any layout."""
     return bool(at.is_list(arrow) or at.is_large_list(arrow) or at.is_fixed_size_list(arrow))
-
-
-def _is_text(arrow: pa.DataType) -> bool:
-    return bool(at.is_string(arrow) or at.is_large_string(arrow) or at.is_string_view(arrow))
-
-
-def _is_bytes(arrow: pa.DataType) -> bool:
-    return bool(
-        at.is_binary(arrow)
-        or at.is_large_binary(arrow)
-        or at.is_binary_view(arrow)
-        or at.is_fixed_size_binary(arrow)
-    )
-
-
-_KINDS: tuple[Callable[[pa.DataType], bool], ...] = (
-    _is_text,
-    _is_bytes,
-    at.is_date,
-    at.is_time,
-    at.is_timestamp,
-    at.is_duration,
-    at.is_decimal,
-)
-
-
-def _addressable(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield ``batch`` in slices whose columns each fit 32-bit offsets."""
-    parts = -(-max(map(_plain_bytes, batch.columns)) // _MOST_BYTES)
-    if parts <= 1 or batch.num_rows <= 1:
-        yield batch
-        return
-    rows = -(-batch.num_rows // parts)
-    for start in range(0, batch.num_rows, rows):
-        yield from _addressable(batch.slice(start, rows))
-
-
-def _plain_bytes(array: pa.Array) -> int:
-    """Return an upper bound of the bytes of ``array`` with its dictionaries and views expanded."""
-    if len(array) == 0:
-        return 0
-    if at.is_struct(array.type):
-        return sum(_plain_bytes(array.field(position)) for position in range(array.type.num_fields))
-    if _is_list(array.type) or at.is_map(array.type):
-        return sum(map(_plain_bytes, _own_values(array)))
-    if at.is_string_view(array.type) or at.is_binary_view(array.type):
-        views = np.frombuffer(array.buffers()[1] or b"", np.int32).reshape(-1, 4)
-        lengths = views[array.offset : array.offset + len(array), 0]
-        return int(lengths.sum(dtype=np.int64))
-    if at.is_dictionary(array.type):
-        return len(array) * _longest(array.dictionary)
-    return int(array.nbytes)
-
-
-def _longest(values: pa.Array) -> int:
-    """Return an upper bound of the bytes of the largest value."""
-    if _is_text(values.type) or _is_bytes(values.type):
-        return int(pc.max(pc.binary_length(values.cast(pa.large_binary()))).as_py() or 0)
-    return int(values.nbytes)
-
-
-def _converted_column(column: pa.Array, field: pa.Field, place: str) -> pa.Array:
-    try:
-        return _converted(column, field.type)
-    except pa.ArrowInvalid as error:
-        raise SchemaMismatchError(
-            f"{place}: column '{field.name}' has values that {field.type} cannot hold"
-            f" (found {column.type}): {error}. Round or cast them, or declare another type"
-        ) from error
-
-
-def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    if array.type == wanted:
-        return array
-    if len(array) == 0:  # its offsets may have no memory
-        return pa.array([], wanted)
-    if at.is_null(array.type):
-        return pa.nulls(len(array), wanted)
-    if at.is_dictionary(array.type):
-        return _converted(array.dictionary_decode(), wanted)
-    if isinstance(array.type, pa.BaseExtensionType):
-        return _converted(array.storage, wanted)
-    if at.is_list(wanted):
-        if at.is_fixed_size_list(array.type):
-            array = array.cast(pa.list_(array.type.value_field))
-        values = [_converted(values, wanted.value_type) for values in _own_values(array)]
-        return pa.ListArray.from_arrays(_own_offsets(array), *values, type=wanted, mask=_mask(array))
-    if at.is_map(wanted):
-        keys, items = _own_values(array)
-        keys, items = _converted(keys, wanted.key_type), _converted(items, wanted.item_type)
-        return pa.MapArray.from_arrays(_own_offsets(array), keys, items, type=wanted, mask=_mask(array))
-    if at.is_struct(wanted):
-        fields = [_converted(array.field(i), field.type) for i, field in enumerate(wanted)]
-        return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=_mask(array))
-    if at.is_large_string(array.type) or at.is_large_binary(array.type):
-        return _with_short_offsets(array, wanted)
-    return array.cast(wanted)
-
-
-def _with_short_offsets(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Convert text or bytes to 32-bit offsets into the same data. Arrow's cast fails on a slice that begins
-    beyond 2 GiB."""
-    _, offsets, data = array.buffers()
-    long = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
-    size = long[-1] - long[0]
-    if size > _MOST_BYTES:
-        raise pa.ArrowInvalid(f"{size} bytes in one value exceed 2 GiB")
-    short = pa.py_buffer((long - long[0]).astype(np.int32))
-    own_data = data.slice(int(long[0]), int(size)) if data is not None else pa.py_buffer(b"")
-    return pa.Array.from_buffers(wanted, len(array), [_validity(array), short, own_data])
-
-
-def _validity(array: pa.Array) -> pa.Buffer | None:
-    """Return the validity bitmap of ``array``, starting at its own first value; None without nulls."""
-    if not array.null_count:
-        return None
-    valid = array.is_valid().to_numpy(zero_copy_only=False)
-    return pa.py_buffer(np.packbits(valid, bitorder="little"))
-
-
-def _own_values(array: pa.Array) -> list[pa.Array]:
-    """Return the values, or keys and items, that ``array`` refers to. For a slice these are only its own."""
-    if at.is_fixed_size_list(array.type):
-        return [array.flatten()]
-    start = array.offsets[0].as_py()
-    length = array.offsets[-1].as_py() - start
-    children = (array.keys, array.items) if at.is_map(array.type) else (array.values,)
-    return [child.slice(start, length) for child in children]
-
-
-def _own_offsets(array: pa.Array) -> pa.Array:
-    return pc.subtract(array.offsets, array.offsets[0]).cast(pa.int32())
-
-
-def _mask(array: pa.Array) -> pa.Array | None:
-    return array.is_null() if array.null_count else None

@@ -28,6 +28,7 @@ from pyspark.sql import types as st
 
 import sortshuffle
 from sortshuffle.compute.groups.groups import GroupRun
+from sortshuffle.spark.conforming import conform
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.grouped import (
     GroupApplyInArrow,
@@ -36,7 +37,7 @@ from sortshuffle.spark.functions.grouped import (
     GroupIterateInPandas,
 )
 from sortshuffle.spark.functions.maps import MapInArrow, MapInPandas
-from sortshuffle.spark.schema import conform, to_arrow
+from sortshuffle.spark.schema import to_arrow
 
 # workers know nothing of this module
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

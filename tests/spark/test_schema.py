@@ -16,8 +16,9 @@ from pyspark.sql import types as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sortshuffle.errors import SchemaMismatchError, UnsupportedError, UsageError
-from sortshuffle.spark import schema as module
-from sortshuffle.spark.schema import conform, from_arrow, parse_schema, to_arrow, with_large_types
+from sortshuffle.spark import conforming
+from sortshuffle.spark.conforming import conform
+from sortshuffle.spark.schema import from_arrow, parse_schema, to_arrow, with_large_types
 
 ZONE = "America/New_York"
 
@@ -441,7 +442,7 @@ def test_rows_without_columns_are_kept() -> None:
 def test_text_beyond_32_bit_offsets_is_split(
     kind: pa.DataType, nested: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(conforming, "_MOST_BYTES", 1000)
     texts = [f"{position:050d}" for position in range(50)] * 2 + [None]
     array, wanted = pa.array(texts, pa.string()).cast(kind), pa.string()
     if nested:

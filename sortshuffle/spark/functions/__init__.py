@@ -7,7 +7,7 @@ the JVM that reads that worker's results. PySpark's own code converts to and fro
 
 * A result that crashes Spark's task in the JVM raises a `SchemaMismatchError` here. The error names the
   function, the column and the types.
-* Other representations of the declared types are converted (`sortshuffle.spark.schema.conform`) even where
+* Other representations of the declared types are converted (`spark.conforming.conform`) even where
   PySpark accepts only one: text with 64-bit offsets, any time zone's label, any unit of time.
 * Every field that a function receives is nullable and has no metadata.
 

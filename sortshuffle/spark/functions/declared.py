@@ -10,9 +10,10 @@ import pyarrow as pa
 from pyspark.sql import types as st
 
 from sortshuffle.errors import SchemaMismatchError, UsageError
+from sortshuffle.spark.conforming import conform
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.signatures import Function, function_name
-from sortshuffle.spark.schema import conform, parse_schema, to_arrow
+from sortshuffle.spark.schema import parse_schema, to_arrow
 
 Batches: TypeAlias = Iterator[pa.RecordBatch]
 

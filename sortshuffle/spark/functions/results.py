@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sortshuffle.errors import SchemaMismatchError
+from sortshuffle.spark.conforming import check_types
 from sortshuffle.spark.functions.conf import FunctionConf
 from sortshuffle.spark.functions.conversion import arrow_batch
 from sortshuffle.spark.functions.declared import Batches, Declared
-from sortshuffle.spark.schema import check_types
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,7 +6,7 @@ versa, likewise text and bytes. It matches struct fields by name; missing ones a
 reinterpret stored values (a decimal as its unscaled number, a date as days).
 
 `Fitting.column` makes one `Fit` for each column of a file, which then converts array after array. The results
-have the requested values, in a type that `spark.schema.conform` converts to the final one.
+have the requested values, in a type that `spark.conforming.conform` converts to the final one.
 
 The old calendar: Spark before 3.0 wrote dates before 1582-10-15, and timestamps before 1900, in another
 calendar. Footers say whether that is so. If a footer does, or if it says nothing and the mode is not

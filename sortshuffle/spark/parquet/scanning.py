@@ -21,12 +21,12 @@ from pyspark.sql import types as st
 
 from sortshuffle.errors import UsageError
 from sortshuffle.options import MIB
+from sortshuffle.spark.conforming import conform
 from sortshuffle.spark.parquet.file_schema import file_fields
 from sortshuffle.spark.parquet.file_systems import FileSystem, shown
 from sortshuffle.spark.parquet.fitting import Calendars, Fit, Fitting
 from sortshuffle.spark.parquet.packing import Piece
 from sortshuffle.spark.parquet.settings import FileRules
-from sortshuffle.spark.schema import conform
 
 BATCH_ROWS = 65_536
 READ_BUFFER = MIB  # bytes read from a file at a time; local files and object stores both do well with it

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.acero as acero
 import pyarrow.compute as pc
 
-from sortshuffle.spark.schema import conform
+from sortshuffle.spark.conforming import conform
 from sortshuffle.spark.worker.stages import Batches, PerBatchStep
 
 

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -28,16 +28,18 @@ from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.metrics import TaskMetrics
 from sortshuffle.options import Options
 from sortshuffle.payload.arrow import ArrowPayload
-from sortshuffle.payload.ordering import RowOrder
 from sortshuffle.reading.channel import InputChannel
 from sortshuffle.reading.gate import InputGate
+from sortshuffle.spark.conforming import conform
 from sortshuffle.spark.control import channels
 from sortshuffle.spark.functions.running import CloseAtEnd, user_errors
-from sortshuffle.spark.schema import conform
 from sortshuffle.spark.session.service import NO_SERVICE, HostService, ServiceSettings
 from sortshuffle.spark.worker.adoption import adopt
 from sortshuffle.spark.worker.reports import Reporter
 from sortshuffle.spark.worker.task import Task, running, settle_worker
+
+if TYPE_CHECKING:
+    from sortshuffle.payload.ordering import RowOrder
 
 Batches: TypeAlias = Iterator[pa.RecordBatch]
 

@@ -21,7 +21,16 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import GROUP_KEYS, confs, counter_of_tasks, data_frame, every_type, jobs, partition_count, rows_in_order
+from oracle import (
+    GROUP_KEYS,
+    confs,
+    counter_of_tasks,
+    data_frame,
+    every_type,
+    jobs,
+    partition_count,
+    rows_in_order,
+)
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 

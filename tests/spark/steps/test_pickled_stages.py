@@ -122,13 +122,19 @@ def test_no_pickled_stage_names_what_plans(spark: SparkSession, sent: list[Names
     assert planning(loaded_by(names)) == []
 
 
-def test_a_stage_that_merges_loads_no_more_than_it_uses(spark: SparkSession, sent: list[Names]) -> None:
-    sortshuffle.frame(spark.range(0, 100, 1, 4)).sort("id").toDF()
-    (merging,) = [names for names in sent if {"ReadExchange", "ToSpark"} <= {name for _, name in names}]
-    loaded = loaded_by(merging)
-    assert "sortshuffle.reading.merge" in loaded
+@pytest.mark.parametrize("merges", [True, False])
+def test_a_stage_that_reads_loads_no_more_than_it_uses(
+    spark: SparkSession, sent: list[Names], merges: bool
+) -> None:
+    frame = sortshuffle.frame(spark.range(0, 100, 1, 4))
+    (frame.sort("id") if merges else frame.repartition(2, "id")).toDF()
+    (reading,) = [names for names in sent if {"ReadExchange", "ToSpark"} <= {name for _, name in names}]
+    loaded = loaded_by(reading)
+    assert "sortshuffle.reading.gate" in loaded
     heavy = {"pandas", "fsspec", "asyncio", "ssl", "pyarrow.dataset", "pyarrow.parquet", "pyarrow.fs"}
+    only_to_merge = {"pyarrow.compute", "sortshuffle.payload.ordering"}
     assert loaded & heavy == set()
+    assert loaded & only_to_merge == (only_to_merge if merges else set())
     unused = (
         "spark.steps",
         "spark.parquet",
