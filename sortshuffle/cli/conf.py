@@ -47,7 +47,7 @@ def conf(properties: bool, python: str | None) -> None:
     # without the submit arguments of this command's own environment: spark-submit does not have them
     environment = {**os.environ, SUBMIT_ARGUMENTS: ""}
     before, release = dict(launch_of(environment).settings), _release()
-    _say_for_what(release, defaults_file(environment))
+    _name_target(release, defaults_file(environment))
     reason = _why_not(release, before)
     if reason:
         raise click.ClickException(f"the shuffle manager cannot be on: {reason}")
@@ -67,7 +67,7 @@ def _release() -> str:
         return ""
 
 
-def _say_for_what(release: str, defaults: str) -> None:
+def _name_target(release: str, defaults: str) -> None:
     """Name the release that was checked: the user may give the lines to the spark-submit of another Spark."""
     spark = (
         f"Checked for Spark {release} (the installed pyspark)"

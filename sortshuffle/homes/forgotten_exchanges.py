@@ -29,7 +29,7 @@ SUFFIX = ".json"
 # Seconds to wait for the lock, and between attempts. Its holder writes some hundred bytes. If that takes
 # longer, because the holder was stopped, a later task records the exchanges
 LOCK_PATIENCE = 0.2
-LOOK = 0.01
+POLL_SECONDS = 0.01
 
 
 def record_exchanges(home: str, driver: str, exchanges: Collection[int]) -> None:
@@ -55,7 +55,7 @@ def read_exchanges(home: str) -> set[tuple[str, int]]:
 def _locked(home: str) -> Iterator[None]:
     descriptor = calls.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        lock_until(descriptor, home, time.monotonic() + LOCK_PATIENCE, LOOK)
+        lock_until(descriptor, home, time.monotonic() + LOCK_PATIENCE, POLL_SECONDS)
         try:
             yield
         finally:

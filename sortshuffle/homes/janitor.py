@@ -47,7 +47,7 @@ TRIES = 10
 # seconds to retry after a system error: the system may lack descriptors for minutes. After that the home is
 # left to `sortshuffle clean`
 RETRY_FOR = 600.0
-OF_THIS_PROCESS = (*OUT_OF, errno.ENOLCK)
+LOCAL_SHORTAGES = (*OUT_OF, errno.ENOLCK)
 LOOKS_AFTER = 60.0  # seconds between a worker's checks whether homes of ended executors have a janitor
 
 _last_looks: dict[str, float] = {}  # by application directory: when this process last looked
@@ -291,7 +291,7 @@ def _lock(home: str) -> int | None:
         descriptor = calls.open(os.path.join(home, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         return _locked(descriptor)
     except OSError as error:
-        if error.errno in OF_THIS_PROCESS:
+        if error.errno in LOCAL_SHORTAGES:
             raise
         return None  # this janitor's other homes must not wait for this one
 

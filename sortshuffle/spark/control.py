@@ -97,7 +97,7 @@ class Reach(Protocol):
     def close(self) -> None:
         """Close the connections to services. No channel is used afterwards."""
 
-    def tell_adopters(self, error: BaseException) -> None:
+    def rerun_adopters(self, error: BaseException) -> None:
         """If the task's ``error`` means that adopted map outputs are lost, make Spark run their adopters
         again. Raises nothing."""
 
@@ -120,7 +120,7 @@ class LocalReach:
     def close(self) -> None:
         pass
 
-    def tell_adopters(self, error: BaseException) -> None:
+    def rerun_adopters(self, error: BaseException) -> None:
         pass
 
 

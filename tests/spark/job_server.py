@@ -29,7 +29,7 @@ from typing import Any
 
 from pyspark import SparkContext, cloudpickle
 
-LOOK = 1.0  # seconds between looks for the process that started this one
+POLL_SECONDS = 1.0  # seconds between looks for the process that started this one
 PATIENCE = 10.0  # seconds, for what ends by itself
 
 
@@ -116,7 +116,7 @@ def check_nothing_stays(before: set[threading.Thread]) -> None:
 def end_with(starter: int, directory: str) -> None:
     """Whatever a job does. The JVM and its executors are in this process's group."""
     while os.getppid() == starter:
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
     try:
         if gateway := SparkContext._gateway:
             gateway.proc.terminate()  # which stops its SparkContext, and so its executors

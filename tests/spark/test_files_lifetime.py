@@ -22,7 +22,7 @@ import sortshuffle
 
 JOBS = Path(__file__).parent / "jobs"
 PATIENCE = 60.0  # seconds until a condition that comes by itself counts as not coming
-LOOK = 0.05
+POLL_SECONDS = 0.05
 
 
 def eventually(condition: Callable[[], Any], what: str) -> None:
@@ -30,7 +30,7 @@ def eventually(condition: Callable[[], Any], what: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"still waiting: {what}"
-        threading.Event().wait(LOOK)
+        threading.Event().wait(POLL_SECONDS)
 
 
 def files(directory: Path, pattern: str = "exchange-*") -> list[str]:

@@ -49,7 +49,7 @@ CLUSTER_VARIABLE = "SORTSHUFFLE_CLUSTER"
 HOST_VARIABLE = "SORTSHUFFLE_CLUSTER_HOST"
 START_PATIENCE = 60.0  # seconds until all workers have registered; takes about 3, on a busy machine 15
 STOP_PATIENCE = 15.0  # seconds in which processes end by themselves before they are killed; takes about 3
-LOOK = 0.05  # seconds between looks at what another process does
+POLL_SECONDS = 0.05  # seconds between looks at what another process does
 LOG_TAIL = 30  # lines of a log that an error shows
 KINDS = {
     "master": f"{DAEMON}.master.Master",
@@ -348,11 +348,11 @@ class Cluster:
                 _signal(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + STOP_PATIENCE
         while (left := self.processes()) and time.monotonic() < deadline:
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
         while left := self.processes():
             for process in left:
                 _signal(process.pid, signal.SIGKILL)
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
         for local in self.directory.glob("127.0.*.*/local"):
             shutil.rmtree(local, ignore_errors=True)
         self._state_file.unlink(missing_ok=True)
@@ -396,7 +396,7 @@ def _wait(
         if time.monotonic() > deadline:
             logs = "\n".join(f"The end of {log}:\n{_tail(log)}" for log in started)
             raise ClusterError(f"waited {START_PATIENCE:.0f} s for {what}. {logs}")
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
 
 
 def _answers(port: int) -> bool:

@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import suppress
 
-LOOK = 0.02  # seconds between looks
+POLL_SECONDS = 0.02  # seconds between looks
 
 
 def wait_until_ended(group: int, patience: float) -> bool:
@@ -15,7 +15,7 @@ def wait_until_ended(group: int, patience: float) -> bool:
     while runs(group):
         if time.monotonic() > until:
             return False
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
     return True
 
 

@@ -108,19 +108,19 @@ class Reducer:
     the columns and rows that are needed. The selected rows are `grouped` or, if grouping does not pay,
     `lifted` one by one. Grouped rows can be grouped again (`regrouped`)."""
 
-    def selected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def select(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         raise NotImplementedError
 
-    def lifted(self, selected: pa.RecordBatch) -> pa.RecordBatch:
+    def lift(self, selected: pa.RecordBatch) -> pa.RecordBatch:
         raise NotImplementedError
 
-    def grouped(self, selected: pa.RecordBatch) -> pa.RecordBatch:
+    def group(self, selected: pa.RecordBatch) -> pa.RecordBatch:
         raise NotImplementedError
 
-    def regrouped(self, grouped: pa.RecordBatch) -> pa.RecordBatch:
+    def regroup(self, grouped: pa.RecordBatch) -> pa.RecordBatch:
         raise NotImplementedError
 
-    def given(self, states: pa.RecordBatch) -> pa.RecordBatch:
+    def to_wire(self, states: pa.RecordBatch) -> pa.RecordBatch:
         """Convert states to the schema in which they are sent."""
         return states
 
@@ -137,20 +137,20 @@ class PlainStates(Reducer):
         self._arguments = [tuple(place[each] for each in call.columns) for call in aggregation.plain_calls]
         self._order = RowOrder(range(self._keys))
 
-    def selected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def select(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         keys = [normalised(rows.column(key)) for key in self._aggregation.keys]
         return batch_of([*keys, *(rows.column(column) for column in self._columns)], rows.num_rows)
 
-    def lifted(self, selected: pa.RecordBatch) -> pa.RecordBatch:
+    def lift(self, selected: pa.RecordBatch) -> pa.RecordBatch:
         rows = selected.num_rows
         states = [
             state
             for call, arguments in self._calls()
-            for state in call.function.lifted([selected.column(at) for at in arguments], rows)
+            for state in call.function.lift([selected.column(at) for at in arguments], rows)
         ]
         return batch_of([*selected.columns[: self._keys], *states], rows)
 
-    def grouped(self, selected: pa.RecordBatch) -> pa.RecordBatch:
+    def group(self, selected: pa.RecordBatch) -> pa.RecordBatch:
         segments = by_hash(self._order.ranks(selected))
         states = [
             state
@@ -159,13 +159,13 @@ class PlainStates(Reducer):
         ]
         return batch_of([*self._group_keys(selected, segments), *states], segments.count)
 
-    def regrouped(self, grouped: pa.RecordBatch) -> pa.RecordBatch:
+    def regroup(self, grouped: pa.RecordBatch) -> pa.RecordBatch:
         segments = by_hash(self._order.ranks(grouped))
         functions = [call.function for call in self._aggregation.plain_calls]
         states = combined_states(functions, grouped.columns[self._keys :], segments)
         return batch_of([*self._group_keys(grouped, segments), *states], segments.count)
 
-    def given(self, states: pa.RecordBatch) -> pa.RecordBatch:
+    def to_wire(self, states: pa.RecordBatch) -> pa.RecordBatch:
         aggregation = self._aggregation
         if not aggregation.sets:
             return named(states.columns, states.num_rows, aggregation.states)
@@ -186,21 +186,21 @@ class FirstRows(Reducer):
     def __init__(self, keys: Sequence[int]) -> None:
         self._order = RowOrder(keys)
 
-    def selected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def select(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         for at in self._order.columns:
             if has_floats(rows.schema.field(at).type):
                 rows = rows.set_column(at, rows.schema.field(at), normalised(rows.column(at)))
         return rows
 
-    def lifted(self, selected: pa.RecordBatch) -> pa.RecordBatch:
+    def lift(self, selected: pa.RecordBatch) -> pa.RecordBatch:
         return selected
 
-    def grouped(self, selected: pa.RecordBatch) -> pa.RecordBatch:
+    def group(self, selected: pa.RecordBatch) -> pa.RecordBatch:
         first = by_hash(self._order.ranks(selected)).first_rows()
         return selected.take(pa.array(np.sort(first)))
 
-    def regrouped(self, grouped: pa.RecordBatch) -> pa.RecordBatch:
-        return self.grouped(grouped)
+    def regroup(self, grouped: pa.RecordBatch) -> pa.RecordBatch:
+        return self.group(grouped)
 
 
 class SetValues(FirstRows):
@@ -213,14 +213,14 @@ class SetValues(FirstRows):
         self._columns = aggregation.sets[tag - 1]
         super().__init__(range(self._keys + len(self._columns)))
 
-    def selected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def select(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         values = [rows.column(column) for column in self._columns]
         valid = all_valid(values)
         wanted = [*(rows.column(key) for key in self._aggregation.keys), *values]
         selected = batch_of(list(map(normalised, wanted)), rows.num_rows)
         return selected if valid is None else selected.filter(pa.array(valid))
 
-    def given(self, states: pa.RecordBatch) -> pa.RecordBatch:
+    def to_wire(self, states: pa.RecordBatch) -> pa.RecordBatch:
         values = {self._tag: states.columns[self._keys :]}
         keys = states.columns[: self._keys]
         return _tagged(self._aggregation, self._tag, states.num_rows, keys, values, None)

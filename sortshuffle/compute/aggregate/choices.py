@@ -38,7 +38,7 @@ class Extreme(Function):
     def states(self) -> tuple[pa.DataType, ...]:
         return (self.kind,)
 
-    def lifted(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
+    def lift(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
         return [columns[0]]
 
     def combined(self, states: Sequence[pa.Array], segments: Segments) -> list[pa.Array]:
@@ -104,7 +104,7 @@ class First(Function):
     def states(self) -> tuple[pa.DataType, ...]:
         return (self.kind, pa.bool_())
 
-    def lifted(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
+    def lift(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
         (column,) = columns
         return [column, column.is_valid() if self.ignore_nulls else pa.array(np.ones(rows, np.bool_))]
 
@@ -140,7 +140,7 @@ class Collect(Function):
     def states(self) -> tuple[pa.DataType, ...]:
         return (self.kind,)
 
-    def lifted(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
+    def lift(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
         (column,) = columns
         valid = np.ones(rows, np.int64) if column.null_count == 0 else column.is_valid()
         return [self._lists(np.cumsum(np.asarray(valid, np.int64)), column.drop_null())]

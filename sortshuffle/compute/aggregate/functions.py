@@ -53,7 +53,7 @@ class Function(ABC):
     def states(self) -> tuple[pa.DataType, ...]: ...
 
     @abstractmethod
-    def lifted(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
+    def lift(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
         """Return the state of each of ``rows`` rows. ``columns``: the arguments."""
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Function(ABC):
 
     def of_rows(self, columns: Sequence[pa.Array], segments: Segments) -> list[pa.Array]:
         """Return the state of each group of plain rows. ``columns``: the arguments."""
-        return self.combined(self.lifted(columns, segments.rows), segments)
+        return self.combined(self.lift(columns, segments.rows), segments)
 
 
 # --- counts and sums ---------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class Count(Function):
     def states(self) -> tuple[pa.DataType, ...]:
         return (pa.int64(),)
 
-    def lifted(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
+    def lift(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
         valid = all_valid(columns)
         return [pa.array(np.ones(rows, np.int64) if valid is None else valid.astype(np.int64))]
 
@@ -90,7 +90,7 @@ class Count(Function):
     def of_rows(self, columns: Sequence[pa.Array], segments: Segments) -> list[pa.Array]:
         if all_valid(columns) is None:
             return [pa.array(segments.sizes())]
-        return self.combined(self.lifted(columns, segments.rows), segments)
+        return self.combined(self.lift(columns, segments.rows), segments)
 
     def finished(self, states: Sequence[pa.Array]) -> pa.Array:
         return states[0].fill_null(0)
@@ -100,11 +100,11 @@ class Count(Function):
 class CountTrue(Count):
     """The number of rows in which the argument is true."""
 
-    def lifted(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
+    def lift(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
         return [pa.array(numbers(columns[0]).astype(np.int64))]
 
     def of_rows(self, columns: Sequence[pa.Array], segments: Segments) -> list[pa.Array]:
-        return self.combined(self.lifted(columns, segments.rows), segments)
+        return self.combined(self.lift(columns, segments.rows), segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class SumLong(Function):
     def states(self) -> tuple[pa.DataType, ...]:
         return (pa.int64(),)
 
-    def lifted(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
+    def lift(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
         return [columns[0].cast(pa.int64())]
 
     def combined(self, states: Sequence[pa.Array], segments: Segments) -> list[pa.Array]:
@@ -139,7 +139,7 @@ class SumDouble(Function):
     def states(self) -> tuple[pa.DataType, ...]:
         return (pa.float64(),)
 
-    def lifted(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
+    def lift(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
         return [as_doubles(columns[0])]
 
     def combined(self, states: Sequence[pa.Array], segments: Segments) -> list[pa.Array]:
@@ -164,7 +164,7 @@ class SumDecimal(Function):
     def states(self) -> tuple[pa.DataType, ...]:
         return (self.kind, pa.bool_())
 
-    def lifted(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
+    def lift(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
         return [columns[0].cast(self.kind), columns[0].is_valid()]
 
     def combined(self, states: Sequence[pa.Array], segments: Segments) -> list[pa.Array]:
@@ -193,8 +193,8 @@ class AverageDouble(Function):
     def states(self) -> tuple[pa.DataType, ...]:
         return (pa.float64(), pa.int64())
 
-    def lifted(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
-        return SumDouble().lifted(columns, rows) + Count().lifted(columns, rows)
+    def lift(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
+        return SumDouble().lift(columns, rows) + Count().lift(columns, rows)
 
     def combined(self, states: Sequence[pa.Array], segments: Segments) -> list[pa.Array]:
         return SumDouble().combined(states[:1], segments) + Count().combined(states[1:], segments)
@@ -223,8 +223,8 @@ class AverageDecimal(Function):
     def states(self) -> tuple[pa.DataType, ...]:
         return (*self._sum.states, pa.int64())
 
-    def lifted(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
-        return self._sum.lifted(columns, rows) + Count().lifted(columns, rows)
+    def lift(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
+        return self._sum.lift(columns, rows) + Count().lift(columns, rows)
 
     def combined(self, states: Sequence[pa.Array], segments: Segments) -> list[pa.Array]:
         return self._sum.combined(states[:2], segments) + Count().combined(states[2:], segments)
@@ -249,10 +249,10 @@ class AverageShortDecimal(Function):
     def states(self) -> tuple[pa.DataType, ...]:
         return AverageDouble().states
 
-    def lifted(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
+    def lift(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
         (column,) = columns
         unscaled = Words.of(column).low.astype(np.float64)
-        return [nullable(unscaled, all_valid(columns)), *Count().lifted(columns, rows)]
+        return [nullable(unscaled, all_valid(columns)), *Count().lift(columns, rows)]
 
     def combined(self, states: Sequence[pa.Array], segments: Segments) -> list[pa.Array]:
         return AverageDouble().combined(states, segments)
@@ -280,12 +280,12 @@ class Variance(Function):
     def states(self) -> tuple[pa.DataType, ...]:
         return (pa.int64(), pa.float64(), pa.float64())
 
-    def lifted(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
+    def lift(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
         values = as_doubles(columns[0])
         # 0, but NaN for an infinite value or NaN
         with np.errstate(invalid="ignore"):
             distances = numbers(values) - numbers(values)
-        return [*Count().lifted(columns, rows), values, pa.array(distances)]
+        return [*Count().lift(columns, rows), values, pa.array(distances)]
 
     def combined(self, states: Sequence[pa.Array], segments: Segments) -> list[pa.Array]:
         counts, means, distances = map(numbers, states)

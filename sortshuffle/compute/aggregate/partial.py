@@ -31,7 +31,7 @@ LEAST_SAVED = 0.25
 # Larger chunks would save little more, and exceed the cache. 8 million rows of 50,000 keys, four aggregates,
 # ns a row with chunks of 64, 128, 256, 512 and 1024 Ki rows: 78, 58, 44, 52, 42; of 500 keys 24 to 21 each
 ENOUGH_SAVED = 0.75
-LEFT_ALONE = 1 << 22  # rows passed through before a chunk is tried again: a first chunk is a 64th of them
+ROWS_PASSED_THROUGH = 1 << 22  # before a chunk is tried again: a first chunk is a 64th of them
 # Memory of grouping beside the rows: a joined copy and up to as many groups (twice the rows' bytes), and for
 # each row its group number, its position in the order and a value being processed (measured: 40 to 56 bytes)
 COPIES, WORK_PER_ROW = 2, 48
@@ -103,13 +103,13 @@ class _Side:
 
     def take_in(self, batch: pa.RecordBatch) -> Batches:
         """Add the rows of a batch; yield the rows that are ready to be sent."""
-        selected = self._reducer.selected(batch)
+        selected = self._reducer.select(batch)
         if self._rows_to_pass > 0:
             self._rows_to_pass -= batch.num_rows
             if self._waiting.rows:  # the rest of the batch in which grouping was given up: it comes first
                 self._group_waiting()
                 yield from self._send()
-            yield self._reducer.given(self._reducer.lifted(selected))
+            yield self._reducer.to_wire(self._reducer.lift(selected))
             return
         rows = self._piece_rows(selected)
         for start in range(0, selected.num_rows, rows):
@@ -152,7 +152,7 @@ class _Side:
         working = self._waiting.working
         self._budget.charge(working)
         try:
-            grouped = self._reducer.grouped(self._waiting.joined())
+            grouped = self._reducer.group(self._waiting.joined())
         finally:
             self._budget.release(working)
         self._waiting.clear()
@@ -166,7 +166,7 @@ class _Side:
         was_cut_short = rows < self._chunk_rows
         largest = rows if was_cut_short else LARGEST_CHUNK
         if saved * max(1.0, largest / rows) < LEAST_SAVED:
-            self._rows_to_pass = LEFT_ALONE
+            self._rows_to_pass = ROWS_PASSED_THROUGH
             self._chunk_rows = FIRST_CHUNK
         elif saved < ENOUGH_SAVED:
             self._chunk_rows = min(2 * self._chunk_rows, LARGEST_CHUNK)
@@ -175,7 +175,7 @@ class _Side:
         working = self._held.working
         self._budget.charge(working)
         try:
-            grouped = self._reducer.regrouped(self._held.joined())
+            grouped = self._reducer.regroup(self._held.joined())
         finally:
             self._budget.release(working)
         self._held.clear()
@@ -184,7 +184,7 @@ class _Side:
 
     def _send(self) -> Batches:
         for batch in self._held.batches:
-            yield self._reducer.given(batch)
+            yield self._reducer.to_wire(batch)
         self._held.clear()
         self._regroup_at = 0
 

@@ -148,7 +148,9 @@ def probe(spec: JoinSpec, build: BuildTable, batches: Iterable[pa.RecordBatch]) 
     return _Probe(spec, build).run(batches)
 
 
-def alone(spec: JoinSpec, batches: Iterable[pa.RecordBatch], *, left: bool) -> Iterator[pa.RecordBatch]:
+def emit_unmatched(
+    spec: JoinSpec, batches: Iterable[pa.RecordBatch], *, left: bool
+) -> Iterator[pa.RecordBatch]:
     """Emit all rows of one side, or none, for a join whose other side has no matches."""
     emitted = spec.keeps(left=left) or (left and spec.kind is JoinKind.ANTI)
     for batch in batches:

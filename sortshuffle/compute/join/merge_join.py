@@ -17,7 +17,7 @@ from itertools import chain
 import pyarrow as pa
 
 from sortshuffle.compute.join.build import HeldRows
-from sortshuffle.compute.join.hash_join import BuildTable, JoinSpec, alone, probe
+from sortshuffle.compute.join.hash_join import BuildTable, JoinSpec, emit_unmatched, probe
 from sortshuffle.errors import InsufficientBuffersError
 from sortshuffle.memory.budget import MemoryBudget
 from sortshuffle.options import format_size
@@ -36,8 +36,8 @@ def merge_join(spec: JoinSpec, left: Batches, right: Batches, memory: MemoryBudg
             bound = min(lefts.last(), rights.last())
             yield from _joined(spec, lefts.below(bound), rights.below(bound))
             yield from _of_one_key(spec, lefts, rights, bound, of_one_key)
-        yield from alone(spec, lefts.rest(), left=True)
-        yield from alone(spec, rights.rest(), left=False)
+        yield from emit_unmatched(spec, lefts.rest(), left=True)
+        yield from emit_unmatched(spec, rights.rest(), left=False)
     finally:
         lefts.release()
         rights.release()
@@ -46,9 +46,9 @@ def merge_join(spec: JoinSpec, left: Batches, right: Batches, memory: MemoryBudg
 def _joined(spec: JoinSpec, left: pa.RecordBatch, right: pa.RecordBatch) -> Batches:
     """Join two parts whose rows have no matches outside these parts."""
     if right.num_rows == 0:
-        return alone(spec, [left], left=True)
+        return emit_unmatched(spec, [left], left=True)
     if left.num_rows == 0:
-        return alone(spec, [right], left=False)
+        return emit_unmatched(spec, [right], left=False)
     build_left = left.num_rows < right.num_rows
     build = BuildTable(spec, left if build_left else right, is_left=build_left)
     return probe(spec, build, [right if build_left else left])
@@ -60,8 +60,8 @@ def _of_one_key(
     """Join all rows of ``key``, which is the first key of one window or of both."""
     both = lefts.begins_with(key) and rights.begins_with(key)
     if not both or not spec.keys_of(lefts.first_row(), left=True).count:
-        yield from alone(spec, lefts.at(key), left=True)
-        yield from alone(spec, rights.at(key), left=False)
+        yield from emit_unmatched(spec, lefts.at(key), left=True)
+        yield from emit_unmatched(spec, rights.at(key), left=False)
         return
     left, right = lefts.at(key), rights.at(key)
     held_left, held_right = HeldRows(memory), HeldRows(memory)

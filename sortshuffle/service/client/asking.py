@@ -32,7 +32,7 @@ from sortshuffle.service.client.client_settings import ClientSettings
 AT_ONCE = 10
 
 # this process lacks descriptors, memory or ports for another connection
-OF_THIS_PROCESS = (*OUT_OF, errno.ENOBUFS, errno.EADDRNOTAVAIL)
+LOCAL_SHORTAGES = (*OUT_OF, errno.ENOBUFS, errno.EADDRNOTAVAIL)
 
 Answer = TypeVar("Answer")
 
@@ -100,7 +100,7 @@ def _is_own_shortage(error: BaseException | None) -> bool:
         is_no_thread = isinstance(error, RuntimeError) and not isinstance(error, SortShuffleError)
         if is_no_thread or isinstance(error, MemoryError):
             return True
-        if isinstance(error, OSError) and error.errno in OF_THIS_PROCESS:
+        if isinstance(error, OSError) and error.errno in LOCAL_SHORTAGES:
             return True
         error = error.__cause__
     return False

@@ -131,7 +131,7 @@ class ServiceClient:
             _asked(f"subpartitions {subpartitions}", output, host), output, (extent,), subpartitions
         )
         with self.link.opened(stream):
-            self.link.wait(stream, lambda: stream.is_next_here)
+            self.link.wait(stream, lambda: stream.has_next)
             return stream.take()
 
     def find(self, wanted: MapOutputAddress) -> FoundOutput | None:

@@ -11,7 +11,7 @@
 
 Two threads use a channel: the consumer's, which waits, and the link's receiving thread, which fills memory.
 All methods are called under the link's lock. Memory is filled without it, so memory that was given out to be
-filled stays as it is until `filled`.
+filled stays as it is until `count_filled`.
 
 A channel outlives its connection: it is requested again under another number, and the service skips exactly
 the bytes that have arrived. Sequence numbers and credit start anew with each request.
@@ -119,7 +119,7 @@ class ClientChannel(ABC):
             self.retry_at = None
         return frame
 
-    def lost(self) -> None:
+    def forget_request(self) -> None:
         """Forget the request's number and credit: the request, or its connection, has ended."""
         self.number = NO_CHANNEL
         self.credit = 0
@@ -134,7 +134,7 @@ class ClientChannel(ABC):
         self.backlog = header.credit
         return self._place(header.length)
 
-    def filled(self, count: int) -> bool:
+    def count_filled(self, count: int) -> bool:
         """Count the bytes that were filled; fewer than `accept` gave memory for if the connection broke.
         Returns whether that is progress: an extent ended, or `LEAST_BYTES` came since the last progress."""
         self._gained += count
@@ -160,7 +160,7 @@ class ClientChannel(ABC):
 
     def refuse(self, response: ErrorResponse, now: float, who: str) -> None:
         """Set `retry_at` if the refusal is temporary, else fail. ``who``: the service's name in errors."""
-        self.lost()
+        self.forget_request()
         if response.fault in (Fault.TOO_MUCH, Fault.TIMEOUT, Fault.INTERNAL):
             assert self._backoff is not None
             delay = self._backoff.failed()

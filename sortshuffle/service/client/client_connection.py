@@ -95,7 +95,7 @@ class ClientConnection:
             self._wire = TlsWire(connected, self.liveness.tick, self._dial.silence)
         else:
             self._wire = PlainWire(connected, self.liveness.tick, self._dial.silence)
-        self.liveness.got_on()
+        self.liveness.progress()
 
     def post(self, frame: bytes) -> None:
         """Queue a frame for the next `flush`, after those posted before."""
@@ -126,7 +126,7 @@ class ClientConnection:
             try:
                 got = wire.receive(view)
             except TimeoutError:
-                self.liveness.look()
+                self.liveness.check()
                 continue
             except (OSError, ValueError) as error:  # ValueError: closed meanwhile
                 raise ServiceUnavailableError(f"the connection broke: {error}") from error

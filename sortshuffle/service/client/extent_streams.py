@@ -136,7 +136,7 @@ class WholeStream(ExtentStream):
         return self._extents[self._taken] if self._taken < len(self._extents) else None
 
     @property
-    def is_next_here(self) -> bool:
+    def has_next(self) -> bool:
         """Whether all of the next extent has arrived."""
         return self._taken in self._whole
 
@@ -242,7 +242,7 @@ class PartStream(ExtentStream):
         self._copy_pieces()
 
     @property
-    def is_wanted_here(self) -> bool:
+    def has_wanted(self) -> bool:
         """Whether everything that the consumer waits for has arrived."""
         return self._wanted is not None and self.received >= self._wanted.end
 
@@ -330,7 +330,7 @@ class PartStream(ExtentStream):
             while self._pieces and self._pieces[-1].end > self.received:
                 self._trim_last_piece()
         self._copy_pieces()
-        if self.is_wanted_here:
+        if self.has_wanted:
             self.changed.notify_all()
         return bisect_right(self._starts, self.received) > bisect_right(self._starts, before)
 

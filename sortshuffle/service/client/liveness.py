@@ -26,43 +26,43 @@ MOST_APART = 2  # ticks between two checks: a wait that ends just short of a tic
 
 class Liveness:
     """Watches one connection. ``limit``: seconds that the service may go without progress.
-    ``is_expecting``: returns whether the service owes anything. ``heard``: when it last made progress, or
-    owed nothing. ``tick``: seconds between two checks."""
+    ``is_expecting``: whether the service owes anything. ``last_progress``: when it last made progress,
+    or owed nothing. ``tick``: seconds between two checks."""
 
     def __init__(self, limit: float, is_expecting: Callable[[], bool], clock: Callable[[], float]) -> None:
         self.tick = min(MOST_TICK, limit / TICKS)
-        self.heard = clock()
+        self.last_progress = clock()
         self._limit = limit
         self._is_expecting = is_expecting
         self._clock = clock
-        self._gained = 0  # bytes since ``heard``
-        self._looked = self.heard  # when it was last checked
+        self._gained = 0  # bytes since ``last_progress``
+        self._last_check = self.last_progress  # when it was last checked
 
-    def got_on(self) -> None:
+    def progress(self) -> None:
         """Record progress: something requested is complete, or enough of it has arrived."""
-        self.heard = self._looked = self._clock()
+        self.last_progress = self._last_check = self._clock()
         self._gained = 0
 
     def count(self, size: int) -> None:
         """Count bytes that arrived. Raises as `look` does."""
         self._gained += size
         if self._gained >= LEAST_BYTES:
-            self.got_on()
+            self.progress()
         else:
-            self.look()
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Raise `ServiceUnavailableError` if the service makes no progress. Checks at most once in a tick,
         because `is_expecting` takes a lock. If checks are further apart than `MOST_APART`, this process stood
         still (stopped, or its machine frozen) and could see no progress: that time is not counted."""
         now = self._clock()
-        apart = now - self._looked
+        apart = now - self._last_check
         if apart < self.tick:
             return
-        self.heard += max(0.0, apart - MOST_APART * self.tick)
-        self._looked = now
+        self.last_progress += max(0.0, apart - MOST_APART * self.tick)
+        self._last_check = now
         if not self._is_expecting():
-            self.got_on()
-        elif now - self.heard >= self._limit:
+            self.progress()
+        elif now - self.last_progress >= self._limit:
             what = f"only {self._gained} bytes" if self._gained else "nothing"
-            raise ServiceUnavailableError(f"it sent {what} for {now - self.heard:.1f} s")
+            raise ServiceUnavailableError(f"it sent {what} for {now - self.last_progress:.1f} s")

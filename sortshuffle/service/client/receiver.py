@@ -56,11 +56,11 @@ class Receiver:
         finally:
             if channel is not None:
                 with self._lock:
-                    self._got_on(channel.filled(connection.received - before))
+                    self._got_on(channel.count_filled(connection.received - before))
                     table.announce(channel)
         connection.flush()
 
     def _got_on(self, is_progress: bool) -> None:
         if is_progress:
-            self._connection.liveness.got_on()
+            self._connection.liveness.progress()
             self._trouble.progress()

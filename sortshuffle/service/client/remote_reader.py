@@ -76,7 +76,7 @@ class RemoteReader(ExtentReader):
         if stream is None or stream.next != extent:
             stream = self._whole_from(extent)
         with self._naming(extent):
-            self._link.wait(stream, lambda: stream.is_next_here)
+            self._link.wait(stream, lambda: stream.has_next)
         return stream.take()
 
     def checked(self, memory: pa.Buffer, extent: Extent) -> ExtentPart:
@@ -113,7 +113,7 @@ class RemoteReader(ExtentReader):
         memory, view = aligned_memory(size)
         stream = self._part_stream(extent, position, view)
         with self._naming(extent):
-            self._link.wait(stream, lambda: stream.is_wanted_here)
+            self._link.wait(stream, lambda: stream.has_wanted)
         self._link.change(stream, stream.taken)
         self._link.consumed(stream)
         return memory
@@ -149,7 +149,7 @@ class RemoteReader(ExtentReader):
         stream = self._open(WholeStream(self._asked(extent), self._file.output, (extent,)))
         try:
             with self._naming(extent):
-                self._link.wait(stream, lambda: stream.is_next_here)
+                self._link.wait(stream, lambda: stream.has_next)
             return stream.take()
         finally:
             self._release(stream)

@@ -87,7 +87,7 @@ class RequestTable:
         self._abandoned[channel.number] = channel.credit
         if not channel.is_complete:
             self._post(pack_cancel(channel.number))
-        channel.lost()
+        channel.forget_request()
 
     def cut(self) -> None:
         """Forget all requests: the connection is gone, and its error must not keep channels alive."""
@@ -118,7 +118,7 @@ class RequestTable:
         except ProtocolError as error:
             raise self._breach(channel, error) from error
         del self._requested[header.channel]
-        channel.lost()
+        channel.forget_request()
         return True
 
     def answer(self, header: Header, body: bytearray) -> bool:
@@ -137,7 +137,7 @@ class RequestTable:
         except ProtocolError as error:
             raise self._breach(channel, error) from error
         del self._requested[header.channel]
-        channel.lost()
+        channel.forget_request()
         return True
 
     def _refuse(self, response: ErrorResponse) -> None:

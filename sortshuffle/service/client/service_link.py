@@ -253,7 +253,7 @@ class ServiceLink:
             connecting = None
             receiver.run()
         except OSError as error:  # which a ProtocolError and an AuthenticationError are too
-            since = connection.liveness.heard if connecting is None else connecting
+            since = connection.liveness.last_progress if connecting is None else connecting
             return error, max(since, self._clock() - self._dial.silence)
         finally:
             self._end()
@@ -289,7 +289,7 @@ class ServiceLink:
                 self._table.cut()
             self._connection = self._table = None
             for channel in self._channels:
-                channel.lost()
+                channel.forget_request()
 
     def _recover(self, error: OSError, since: float) -> None:
         """Wait until it is time to reconnect, or give up and fail all channels."""

@@ -43,7 +43,7 @@ from sortshuffle.storage.files.urls import why_not_shared
 TOKEN_BYTES = 16  # as a file id, whose place the token takes in requests to remove a shuffle
 # seconds until an engine must answer; a start takes 0.5 s. One that dies at each start is started nine times
 GREETING_TIMEOUT = 30.0
-LOOK = 0.05  # seconds between two attempts to greet the engine
+POLL_SECONDS = 0.05  # seconds between two attempts to greet the engine
 FAILED = 3  # exit status; Python's own are 1 and 2
 
 
@@ -142,7 +142,7 @@ def _wait_until_up(path: str, directory: str) -> None:
     until = time.monotonic() + GREETING_TIMEOUT
     while True:
         try:
-            _greet(path, max(LOOK, until - time.monotonic()))
+            _greet(path, max(POLL_SECONDS, until - time.monotonic()))
             return
         except ProtocolError:
             raise
@@ -152,7 +152,7 @@ def _wait_until_up(path: str, directory: str) -> None:
                     f"the engine has not answered on {path} for {GREETING_TIMEOUT:g} s: {error}. The end of"
                     f" its log, in {directory}: {_last_words(directory)}"
                 ) from error
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
 
 
 def _greet(path: str, timeout: float) -> None:

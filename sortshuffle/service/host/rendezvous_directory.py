@@ -26,7 +26,7 @@ from sortshuffle.storage.files.descriptors import close_after_reading, lock_unti
 
 LOCK_FILE = "lock"
 LOCK_PATIENCE = 30.0  # seconds; the lock is held for as long as starting a process takes, some milliseconds
-LOOK = 0.005  # seconds between looks at a lock that another process holds
+POLL_SECONDS = 0.005  # seconds between looks at a lock that another process holds
 DIGEST_BYTES = 4
 SOCKET_DIGEST_BYTES = 12
 SOCKET_SUFFIX = ".socket"
@@ -81,10 +81,10 @@ def locked(directory: str) -> Iterator[None]:
         except FileNotFoundError:
             if time.monotonic() >= until:
                 raise  # dissolving never takes so long: the temporary directory is gone
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
             continue
         try:
-            lock_until(lock, path, until, LOOK)
+            lock_until(lock, path, until, POLL_SECONDS)
             if _is_still_there(lock, path):
                 yield
                 return

@@ -94,7 +94,7 @@ def _kept_bytes(index: Index) -> int:
     return index.entries.nbytes + INDEX_OVERHEAD_BYTES
 
 
-Known: TypeAlias = SmallOutput | Index
+IndexOrRecords: TypeAlias = SmallOutput | Index
 """The records of a small map output, or the index of a larger one."""
 
 
@@ -106,19 +106,21 @@ class KnownElsewhere:
         self.small = small
         self.indexes = KnownIndexes(MOST_INDEX_BYTES)
 
-    def get(self, file_id: bytes) -> Known | None:
+    def get(self, file_id: bytes) -> IndexOrRecords | None:
         return self.get_all((file_id,)).get(file_id)
 
-    def get_all(self, ids: Sequence[bytes]) -> dict[bytes, Known]:
+    def get_all(self, ids: Sequence[bytes]) -> dict[bytes, IndexOrRecords]:
         """Return what is known, by id. Unknown map outputs are left out."""
-        found: dict[bytes, Known] = {}
+        found: dict[bytes, IndexOrRecords] = {}
         for file_id, kept in zip(ids, self.small.get_all(ids), strict=True):
             known = kept.small if isinstance(kept, SmallMapOutput) else self.indexes.get(file_id)
             if known is not None:
                 found[file_id] = known
         return found
 
-    def keep(self, index: Index, file: PartitionedFile, read: Callable[[], SmallOutput | None]) -> Known:
+    def keep(
+        self, index: Index, file: PartitionedFile, read: Callable[[], SmallOutput | None]
+    ) -> IndexOrRecords:
         """Keep and return the records of a small map output if there is room for them, else its index.
         ``read``: reads the records, or returns None if the index has to do."""
         if is_small(index) and self.small.has_room_for_small():
@@ -141,13 +143,13 @@ class KnownElsewhere:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundBlock:
     """A block whose map output was found. ``number``: in the request. ``path``: of the data file."""
 
     number: int
     block: Block
     path: str
-    known: Known
+    known: IndexOrRecords
 
     def __post_init__(self) -> None:
         known = self.known
@@ -182,7 +184,7 @@ class BlocksElsewhere(ABC):
 
     def __init__(self, blocks: Sequence[tuple[int, Block]]) -> None:
         self._blocks = blocks
-        self._found: list[Found] = []
+        self._found: list[FoundBlock] = []
         self._metrics = TaskMetrics()
         self._small_bytes = 0
         self.blocks_begun = 0
@@ -205,7 +207,7 @@ class BlocksElsewhere(ABC):
         self._found.clear()
 
     @abstractmethod
-    def _channels(self, found: Found) -> Iterator[InputChannel]:
+    def _channels(self, found: FoundBlock) -> Iterator[InputChannel]:
         """Yield the channels to the extents of a block whose index is known."""
 
     def _blocks_of(self, place: Place) -> set[int]:

@@ -62,8 +62,8 @@ SEGMENTS_SHARE = 1 / 4
 # Bytes of records that each writer may hold whatever the others hold: two frames, and the memory to write
 # them. With less, every frame would become a region
 FLOOR_BYTES = 16 * MIB
-TELL_TIMEOUT = 10.0  # seconds for another host to accept the removal of a shuffle
-TELLERS = 4  # threads for such requests: a few silent hosts must not delay the others
+REMOVAL_TIMEOUT = 10.0  # seconds for another host to accept the removal of a shuffle
+REMOVAL_THREADS = 4  # threads for such requests: a few silent hosts must not delay the others
 WRITER_TIMEOUT = 600.0  # seconds that a task waits for another one to finish writing
 SWEEP_AFTER = PARTIAL_SETTLES + 1.0  # seconds
 MEMORY_OPTION = "spark.sortshuffle.manager.memory"
@@ -126,7 +126,7 @@ class Engine:
             settings.codec_level,
         )
         self._writers = threading.BoundedSemaphore(self._most_writers)
-        self._removal_threads = ThreadPoolExecutor(TELLERS, thread_name_prefix="sortshuffle-remove")
+        self._removal_threads = ThreadPoolExecutor(REMOVAL_THREADS, thread_name_prefix="sortshuffle-remove")
         self._silent = SilentServices()
         self._remote = RemoteSettings.of(settings.application, settings.clients)
         self._stored = StoredSettings.at("", known)
@@ -244,7 +244,7 @@ class Engine:
         began = self._silent.begin_attempt(service)
         if began is None:
             return
-        settings = replace(self.settings.clients, timeout=TELL_TIMEOUT)
+        settings = replace(self.settings.clients, timeout=REMOVAL_TIMEOUT)
         clients = ServiceClients(settings)
         try:
             token = bytes.fromhex(self._registered().token)

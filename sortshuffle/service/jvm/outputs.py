@@ -71,7 +71,7 @@ class WrittenPair:
         """Return the state of the files now. Raises OSError."""
         return WrittenPair(_stamp(file.data_path), _stamp(file.index_path))
 
-    def is_still(self, file: PartitionedFile) -> bool:
+    def is_unchanged(self, file: PartitionedFile) -> bool:
         """Return whether both files are unchanged. A system error counts as a change: the files are read."""
         try:
             return WrittenPair.of(file) == self
@@ -331,7 +331,7 @@ class MapOutputs:
         """Return whether the files of a map output that this engine wrote are unchanged. Checks only once."""
         if isinstance(output, IndexedMapOutput) or output.written is None:
             return True
-        if not output.written.is_still(output.file):
+        if not output.written.is_unchanged(output.file):
             self.forget(output.file_id)
             return False
         output.written = None

@@ -39,7 +39,13 @@ from sortshuffle.options import MIB
 from sortshuffle.service.client.client import ServiceClient, ServiceClients
 from sortshuffle.service.client.client_settings import ClientSettings
 from sortshuffle.service.client.remote_input_channel import RemoteInputChannel
-from sortshuffle.service.jvm.elsewhere import THREADS, BlocksElsewhere, Found, Known, KnownElsewhere
+from sortshuffle.service.jvm.elsewhere import (
+    THREADS,
+    BlocksElsewhere,
+    FoundBlock,
+    IndexOrRecords,
+    KnownElsewhere,
+)
 from sortshuffle.service.jvm.lost_blocks import LostBlocksError
 from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
@@ -63,7 +69,7 @@ PATIENCE_FACTOR = 3
 
 _log = logging.getLogger(__name__)
 
-Answer: TypeAlias = Known | DataLossError | ServiceUnavailableError
+Answer: TypeAlias = IndexOrRecords | DataLossError | ServiceUnavailableError
 """The answer for a map output: its index or records, a loss, or a service that does not answer or refuses."""
 
 
@@ -76,7 +82,7 @@ class RemoteSettings:
     application: str
     clients: ClientSettings
     known: KnownElsewhere
-    under_way: SingleFlight[Known]
+    under_way: SingleFlight[IndexOrRecords]
     key: EncryptionKey | None = None
     turn: threading.Lock = field(default_factory=threading.Lock)
 
@@ -114,7 +120,7 @@ class RemoteBlocks(BlocksElsewhere):
         if lost:
             raise LostBlocksError(lost, str(answers[lost[0]]))
         self._found = [
-            Found(number, block, self._path(block), known)
+            FoundBlock(number, block, self._path(block), known)
             for number, block in self._blocks
             if not isinstance(known := answers[number], Exception)
         ]
@@ -199,7 +205,7 @@ class RemoteBlocks(BlocksElsewhere):
         blocks = {number for number, block in self._blocks if self._service(block) in services}
         return LostBlocksError(sorted({*blocks, *lost}), "; ".join(services.values()), is_reachable=False)
 
-    def _read(self, service: str, block: Block) -> Known:
+    def _read(self, service: str, block: Block) -> IndexOrRecords:
         output, path = self._address(block), self._path(block)
         client = self._clients.client(service)
         index = verified_index(client.index(output, service), path, block.file_id)
@@ -213,7 +219,7 @@ class RemoteBlocks(BlocksElsewhere):
 
         return self._settings.known.keep(index, self._file(block), read_whole)
 
-    def _channels(self, found: Found) -> Iterator[RemoteInputChannel]:
+    def _channels(self, found: FoundBlock) -> Iterator[RemoteInputChannel]:
         """Yield one channel for each region: one request brings the extents of neighbouring subpartitions."""
         block, index = found.block, found.index
         service = self._service(block)

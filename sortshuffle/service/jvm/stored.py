@@ -33,7 +33,13 @@ from sortshuffle.format.encryption import EncryptionKey
 from sortshuffle.format.index import Index
 from sortshuffle.homes.shared_home import expect_stored_home
 from sortshuffle.reading.stored_channel import CONCURRENT_FETCHES, StoredInputChannel
-from sortshuffle.service.jvm.elsewhere import BlocksElsewhere, Found, Known, KnownElsewhere, base_name
+from sortshuffle.service.jvm.elsewhere import (
+    BlocksElsewhere,
+    FoundBlock,
+    IndexOrRecords,
+    KnownElsewhere,
+    base_name,
+)
 from sortshuffle.service.jvm.lost_blocks import LostBlocksError
 from sortshuffle.service.jvm.outputs import KnownOutputs
 from sortshuffle.service.jvm.protocol import Block, ReadRequest
@@ -55,7 +61,7 @@ class StoredSettings:
 
     home: str
     known: KnownElsewhere
-    under_way: SingleFlight[Known | DataLossError]
+    under_way: SingleFlight[IndexOrRecords | DataLossError]
     key: EncryptionKey | None = None
 
     @staticmethod
@@ -86,7 +92,7 @@ class StoredBlocks(BlocksElsewhere):
             known |= self._look_up([each for each in self._blocks if _may_be_back(each, losses, sizes)])
             losses = _losses(known)
         self._found = [
-            Found(number, block, self._file(block).data_path, found)
+            FoundBlock(number, block, self._file(block).data_path, found)
             for number, block in self._blocks
             if not isinstance(found := known[number], DataLossError)
         ]
@@ -99,22 +105,22 @@ class StoredBlocks(BlocksElsewhere):
         except DataLossError as error:
             raise self._lost(dict.fromkeys(self._blocks_of(error.place), error), self._sizes()) from error
 
-    def _look_up(self, blocks: Sequence[tuple[int, Block]]) -> dict[int, Known | DataLossError]:
+    def _look_up(self, blocks: Sequence[tuple[int, Block]]) -> dict[int, IndexOrRecords | DataLossError]:
         """Return the map output or the loss of each block, by number. Reads the unknown map outputs."""
         ids = [block.file_id for _, block in blocks]
-        found: dict[bytes, Known | DataLossError] = {**self._settings.known.get_all(ids)}
+        found: dict[bytes, IndexOrRecords | DataLossError] = {**self._settings.known.get_all(ids)}
         unknown = {block.file_id: block for _, block in blocks if block.file_id not in found}
         if unknown:
             with ThreadPoolExecutor(min(len(unknown), CONCURRENT_FETCHES)) as threads:
                 found.update(zip(unknown, threads.map(self._read_once, unknown.values()), strict=True))
         return {number: found[block.file_id] for number, block in blocks}
 
-    def _read_once(self, block: Block) -> Known | DataLossError:
+    def _read_once(self, block: Block) -> IndexOrRecords | DataLossError:
         """Read a map output on behalf of all requests that want it at this time."""
         file_id, settings = block.file_id, self._settings
         return settings.under_way.do(file_id, lambda: settings.known.get(file_id) or self._read(block))
 
-    def _read(self, block: Block) -> Known | DataLossError:
+    def _read(self, block: Block) -> IndexOrRecords | DataLossError:
         file = self._file(block)
         try:
             index = read_stored_index(file, block.file_id)
@@ -160,7 +166,7 @@ class StoredBlocks(BlocksElsewhere):
             if sizes.get(base_name(each.path) + DATA_SUFFIX) != each.data_bytes
         }
 
-    def _channels(self, found: Found) -> Iterator[StoredInputChannel]:
+    def _channels(self, found: FoundBlock) -> Iterator[StoredInputChannel]:
         """Yield one channel for the whole block: one request then brings neighbouring extents."""
         block, index = found.block, found.index
         extents = tuple(_extents(index, block.first, block.end))
@@ -174,7 +180,7 @@ class StoredBlocks(BlocksElsewhere):
         return PartitionedFile.named(self._settings.home, self._shuffle, block.map_index, block.map_id)
 
 
-def _losses(known: Mapping[int, Known | DataLossError]) -> dict[int, DataLossError]:
+def _losses(known: Mapping[int, IndexOrRecords | DataLossError]) -> dict[int, DataLossError]:
     return {number: each for number, each in known.items() if isinstance(each, DataLossError)}
 
 

@@ -47,7 +47,7 @@ from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
 # seconds for which a directory may fail to be listed before its files count as lost: longer than a disk or a
 # mount takes to come back, shorter than clients retry (60)
 LISTED_WITHIN = 20.0
-MAY_PASS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # possibly passing errors of disks and mounts
+TRANSIENT_ERRNOS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # possibly passing errors of disks and mounts
 MOST_LOST = 4096  # lost map outputs to remember; most of them are deleted, too
 
 OnAvailable = Callable[[SubpartitionReader], None]
@@ -208,7 +208,7 @@ class _Unlisted:
         return found
 
     def _may_pass(self, directory: str, error: OSError) -> bool:
-        if error.errno not in MAY_PASS:
+        if error.errno not in TRANSIENT_ERRNOS:
             return False
         if len(self._failures) > MOST_LOST:
             self._failures.clear()

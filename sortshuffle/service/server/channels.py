@@ -16,8 +16,8 @@ Rules
 * Nothing is read for a channel without credit. A channel without credit for `Limits.stall` seconds is parked,
   so that it keeps no file open; one that holds memory is parked when the client stalls. With credit a parked
   channel continues at the byte where it stopped.
-* Views are opened and losses reported in the background (`Debts.add_errand`). A channel may be over before
-  its errand is done.
+* Views are opened and losses reported in the background (`PendingWork.add_errand`). A channel may be over
+  before its errand is done.
 * Any failure, or a cancel, ends a channel in any state. It releases its view, or the one still being opened
   as soon as that arrives.
 """
@@ -29,10 +29,10 @@ from collections.abc import Callable
 
 from sortshuffle.errors import DataLossError, ProtocolError
 from sortshuffle.service.server.counts import Counts
-from sortshuffle.service.server.debts import Debts
-from sortshuffle.service.server.errands import OpenView, TellLoss
+from sortshuffle.service.server.errands import OpenView, ReportLoss
 from sortshuffle.service.server.gathered_send import GatheredSend
 from sortshuffle.service.server.limits import Limits
+from sortshuffle.service.server.pending_work import PendingWork
 from sortshuffle.service.server.server_channel import ChannelState, ServerChannel, View
 from sortshuffle.service.wire.protocol import PartitionRequest
 
@@ -44,9 +44,11 @@ TURN_BYTES = 1 << 20
 class Channels:
     """The channels of one connection. ``due``: the queue for turns, the next channel first."""
 
-    def __init__(self, debts: Debts, limits: Limits, counts: Counts, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, pending: PendingWork, limits: Limits, counts: Counts, clock: Callable[[], float]
+    ) -> None:
         self.due: OrderedDict[ServerChannel, None] = OrderedDict()
-        self._debts = debts
+        self._pending = pending
         self._limits = limits
         self._counts = counts
         self._clock = clock
@@ -69,13 +71,13 @@ class Channels:
         self._counts.requests += 1
         self.expect_new(request.channel)
         # a client that opens and cancels channels in a loop leaves errands behind, so they are bounded too
-        if len(self) >= limits.channels or self._debts.errands_open >= 2 * limits.channels:
-            self._debts.refuse(request.channel, f"more than {limits.channels} channels")
+        if len(self) >= limits.channels or self._pending.errands_open >= 2 * limits.channels:
+            self._pending.refuse(request.channel, f"more than {limits.channels} channels")
         elif request.credit > limits.credit:
-            self._debts.refuse(request.channel, f"more than {limits.credit} credits")
+            self._pending.refuse(request.channel, f"more than {limits.credit} credits")
         else:
             channel = self._by_number[request.channel] = ServerChannel(request)
-            self._debts.add_errand(OpenView(channel))
+            self._pending.add_errand(OpenView(channel))
 
     def add_credit(self, number: int, credit: int) -> None:
         """Add ``credit`` segments to a channel's credit."""
@@ -86,7 +88,7 @@ class Channels:
         channel.add_credit(credit)
         if channel.credit > self._limits.credit:
             self._forget(channel)
-            self._debts.refuse(number, f"more than {self._limits.credit} credits")
+            self._pending.refuse(number, f"more than {self._limits.credit} credits")
         else:
             self._consider(channel)
 
@@ -108,7 +110,7 @@ class Channels:
         """End a channel whose view could not be opened, and tell the client, unless the channel is over."""
         if channel.state is not ChannelState.ENDED:
             self._forget(channel)
-            self._debts.fail(channel.number, error)
+            self._pending.fail(channel.number, error)
 
     def available(self, channel: ServerChannel) -> None:
         """Queue a channel whose view may have something to send."""
@@ -125,7 +127,7 @@ class Channels:
     def _take_from(self, channel: ServerChannel, sending: GatheredSend) -> None:
         if channel.state is ChannelState.PARKED:
             channel.open_again()
-            self._debts.add_errand(OpenView(channel))
+            self._pending.add_errand(OpenView(channel))
             return
         before = channel.sequence
         taken = channel.take(TURN_BYTES)
@@ -150,9 +152,9 @@ class Channels:
         """End a channel whose view failed in mid-stream. Spark is told of a loss before the client is."""
         self._forget(channel)
         if isinstance(cause, DataLossError):
-            self._debts.add_errand(TellLoss(channel, cause))
+            self._pending.add_errand(ReportLoss(channel, cause))
         else:
-            self._debts.fail(channel.number, cause)
+            self._pending.fail(channel.number, cause)
 
     # Giving memory and files back
 

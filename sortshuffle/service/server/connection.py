@@ -33,7 +33,7 @@ from sortshuffle.errors import AuthenticationError, ProtocolError, UsageError
 from sortshuffle.service.pages.status import ConnectionStatus
 from sortshuffle.service.server.conversation import Conversation
 from sortshuffle.service.server.counts import Counts
-from sortshuffle.service.server.errands import Errand, Errands, OpenView, TellLoss
+from sortshuffle.service.server.errands import Errand, Errands, OpenView, ReportLoss
 from sortshuffle.service.server.gathered_send import GatheredSend
 from sortshuffle.service.server.limits import Limits
 from sortshuffle.service.server.loop import EventLoop
@@ -79,7 +79,7 @@ class Connection:
         self._stall = Stall(shared.limits, shared.copies)
         self._watched = 0
         self._bytes_sent = 0
-        self._began = self._last_heard = shared.clock()
+        self._began = self._last_received = shared.clock()
         self._is_closed = False
         self._watch(_READ)
 
@@ -99,7 +99,7 @@ class Connection:
             channels=len(self._conversation.channels),
             seconds=now - self._began,
             bytes_sent=self._bytes_sent,
-            backlog=self._sending.size + len(self._conversation.debts.answers),
+            backlog=self._sending.size + len(self._conversation.pending.answers),
             stalled=0.0 if since is None else now - since,
         )
 
@@ -107,7 +107,7 @@ class Connection:
         """Receive, or get a turn soon: the socket is readable or writable."""
         with _Costs(self):
             if events & _READ or self._transport.needs_write:
-                self._receive()
+                self._on_readable()
             if events & _WRITE and not self._is_closed:
                 self._shared.ready[self] = None
 
@@ -131,7 +131,7 @@ class Connection:
                 conversation.channels.park_holders()
             conversation.channels.park_without_credit(now)
             is_idle = conversation.is_idle and not self._sending.size
-            if is_idle and now - self._last_heard > limits.idle:
+            if is_idle and now - self._last_received > limits.idle:
                 self.close()
 
     def close(self) -> None:
@@ -162,9 +162,9 @@ class Connection:
 
     # Bytes in and out
 
-    def _receive(self) -> None:
+    def _on_readable(self) -> None:
         try:
-            is_over = self._hear()
+            is_over = self._receive()
         finally:
             self._begin_errands()  # also those requested before a breach or a Close
         if is_over:
@@ -173,13 +173,13 @@ class Connection:
         self._follow_up()
         self._watch_as_needed()
 
-    def _hear(self) -> bool:
+    def _receive(self) -> bool:
         """Process received bytes. Return whether the client is gone, or sent Close."""
         while (data := self._transport.receive()) is not None:
             if not data:
                 return True
-            self._last_heard = self._shared.clock()
-            self._conversation.hear(data)
+            self._last_received = self._shared.clock()
+            self._conversation.receive(data)
             if self._conversation.is_over:
                 return True
             if not self._transport.has_pending:
@@ -198,9 +198,9 @@ class Connection:
         self._bytes_sent += sent
         self._shared.counts.bytes_sent += sent
         if sent == size:
-            self._stall.took_all()
+            self._stall.all_sent()
         else:
-            self._stall.took_some(sent, self._shared.clock())
+            self._stall.some_sent(sent, self._shared.clock())
         self._watch_as_needed()
 
     def _follow_up(self) -> bool:
@@ -216,7 +216,7 @@ class Connection:
     # Work in the background
 
     def _begin_errands(self) -> None:
-        errands = self._conversation.debts.errands
+        errands = self._conversation.pending.errands
         while errands:
             self._begin(errands.popleft())
 
@@ -227,11 +227,11 @@ class Connection:
                 work = partial(errands.open_view, channel, self._waker(channel))
                 opened = partial(conversation.channels.opened, channel)
                 self._in_background(work, opened, partial(conversation.channels.not_opened, channel))
-            case TellLoss(channel, cause):
-                tell = partial(errands.tell_loss, channel.request.output)
+            case ReportLoss(channel, cause):
+                tell = partial(errands.report_loss, channel.request.output)
 
                 def say_so(_: object) -> None:
-                    conversation.debts.fail(channel.number, cause)
+                    conversation.pending.fail(channel.number, cause)
 
                 self._in_background(tell, say_so, say_so)
             case question:
@@ -250,7 +250,7 @@ class Connection:
         If the connection is closed, errors are dropped, but results are used: a view must be released."""
 
         def back(done: Future[T]) -> None:
-            self._conversation.debts.errand_done()
+            self._conversation.pending.errand_done()
             with _Costs(self):
                 error = done.exception()
                 if error is None:

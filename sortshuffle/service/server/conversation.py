@@ -2,7 +2,7 @@
 
     greeting --(both know the secret)--> open --(Close)--> over
 
-Received bytes go in (`hear`). Answers and errands come out as `Debts`, data as turns of `Channels`. The
+Received bytes go in (`hear`). Answers and errands come out as `PendingWork`, data as turns of `Channels`. The
 `Connection` has the socket, the loop and the threads, so tests need none of them.
 
 Rules
@@ -18,10 +18,10 @@ from collections.abc import Callable
 
 from sortshuffle.service.server.channels import Channels
 from sortshuffle.service.server.counts import Counts
-from sortshuffle.service.server.debts import Debts
 from sortshuffle.service.server.errands import FindOutput, Question, RemoveShuffle
 from sortshuffle.service.server.gathered_send import GatheredSend
 from sortshuffle.service.server.limits import Limits
+from sortshuffle.service.server.pending_work import PendingWork
 from sortshuffle.service.wire.handshake import ServerGreeting
 from sortshuffle.service.wire.protocol import (
     DamageReport,
@@ -45,8 +45,8 @@ class Conversation:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_over = False
-        self.debts = Debts(limits, counts)
-        self.channels = Channels(self.debts, limits, counts, clock)
+        self.pending = PendingWork(limits, counts)
+        self.channels = Channels(self.pending, limits, counts, clock)
         self._limits = limits
         self._counts = counts
         self._greeting: ServerGreeting | None = greeting
@@ -61,17 +61,17 @@ class Conversation:
     @property
     def has_turn(self) -> bool:
         """Whether there is something to send."""
-        return bool(self.channels.due or self.debts.answers)
+        return bool(self.channels.due or self.pending.answers)
 
     @property
     def is_idle(self) -> bool:
         """Whether the client has no channel and no open errand."""
-        return not (self.channels or self.debts.errands_open)
+        return not (self.channels or self.pending.errands_open)
 
-    def hear(self, data: bytes) -> None:
+    def receive(self, data: bytes) -> None:
         """Process received bytes. Raises `ProtocolError` or `AuthenticationError`."""
         if self._greeting is not None:
-            self.debts.answer(self._greeting.feed(data))
+            self.pending.answer(self._greeting.feed(data))
             if not self._greeting.is_done:
                 return
             data, self._greeting = self._greeting.rest, None
@@ -82,23 +82,23 @@ class Conversation:
 
     def fill(self, sending: GatheredSend) -> None:
         """Add the next turn to ``sending``: answers first, then channels in the order of the queue."""
-        if self.debts.answers:
-            sending.add([self.debts.take_answers()])
+        if self.pending.answers:
+            sending.add([self.pending.take_answers()])
         self.channels.fill(sending)
 
     def answered(self, frame: bytes) -> None:
         """Send the answer to a question."""
         self._questions -= 1
-        self.debts.answer(frame)
+        self.pending.answer(frame)
 
     def not_answered(self, question: Question, error: BaseException) -> None:
         """Send the error that a question failed with."""
         self._questions -= 1
-        self.debts.fail(question.channel, error)
+        self.pending.fail(question.channel, error)
 
     def end(self) -> None:
         """End all channels and drop all answers: the connection is over."""
-        self.debts.end()
+        self.pending.end()
         self.channels.end()
 
     def _obey(self, header: Header, body: bytes) -> None:
@@ -123,7 +123,7 @@ class Conversation:
         self.channels.expect_new(question.channel)
         if self._questions >= self._limits.questions:
             what = f"more than {self._limits.questions} questions at a time"
-            self.debts.refuse(question.channel, what)
+            self.pending.refuse(question.channel, what)
             return
         self._questions += 1
-        self.debts.add_errand(question)
+        self.pending.add_errand(question)

@@ -36,7 +36,7 @@ class OpenView:
 
 
 @dataclass(frozen=True, slots=True)
-class TellLoss:
+class ReportLoss:
     """Make Spark run the producer of the channel's map output again; then send the client ``cause``."""
 
     channel: ServerChannel
@@ -62,7 +62,7 @@ class RemoveShuffle:
 Question = FindOutput | DamageReport | RemoveShuffle
 """A request that is answered with one frame. ``channel`` is the number that the client gave it."""
 
-Errand = OpenView | TellLoss | Question
+Errand = OpenView | ReportLoss | Question
 
 
 class Errands:
@@ -84,7 +84,7 @@ class Errands:
                 return self._catalog.index_view(request)
             return self._catalog.create_view(request, on_available)
         except DataLossError:
-            self._losses.tell(request.output)
+            self._losses.report(request.output)
             raise
 
     def answer(self, question: Question) -> bytes:
@@ -97,6 +97,6 @@ class Errands:
             case DamageReport():
                 return pack_damage_verdict(question.channel, self._losses.judge(question))
 
-    def tell_loss(self, output: MapOutputAddress) -> None:
+    def report_loss(self, output: MapOutputAddress) -> None:
         """Make Spark run the producer of a map output again."""
-        self._losses.tell(output)
+        self._losses.report(output)

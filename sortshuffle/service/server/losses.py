@@ -31,7 +31,7 @@ from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import PartitionedFileReader, read_index
 
 VERIFIED_BYTES = 4 << 20  # of an extent, verified at a time
-MOST_TOLD = 4096  # handled map outputs to remember; handling one again costs some reads of the disk
+MOST_HANDLED = 4096  # handled map outputs to remember; handling one again costs some reads of the disk
 
 
 class Losses:
@@ -43,16 +43,16 @@ class Losses:
         self._handled: dict[MapOutputAddress, None] = {}  # the oldest first
 
     def judge(self, report: DamageReport) -> Verdict:
-        """Read the reported extent, and call `tell` if it is bad. Raises `UsageError` for an extent that the
+        """Read the reported extent, and call `report` if it is bad. Raises `UsageError` for an extent that the
         map output does not have."""
         try:
             self._verify(report)
         except (CorruptDataError, MissingDataError) as error:
-            self.tell(report.output)
+            self.report(report.output)
             return Verdict.DAMAGED if isinstance(error, CorruptDataError) else Verdict.MISSING
         return Verdict.SOUND
 
-    def tell(self, output: MapOutputAddress) -> None:
+    def report(self, output: MapOutputAddress) -> None:
         """Make Spark run the producer of a map output again. If its files are gone, the owner of its home
         still names Spark's directories. If the home is gone, too, the roots are searched: they are Spark's
         own directories, unless others were configured. An executor that has a map output of that name with
@@ -71,7 +71,7 @@ class Losses:
             remove_control_files(self._catalog.roots(), output.attempt)
         with self._lock:
             self._handled[output] = None
-            while len(self._handled) > MOST_TOLD:
+            while len(self._handled) > MOST_HANDLED:
                 del self._handled[next(iter(self._handled))]
 
     def _verify(self, report: DamageReport) -> None:

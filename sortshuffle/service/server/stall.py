@@ -37,13 +37,13 @@ class Stall:
         self._copies = copies
         self._size = 0  # bytes copied of the current turn
 
-    def took_all(self) -> None:
+    def all_sent(self) -> None:
         """Note that the client took everything."""
         self.since = None
         if self._size:
             self._count(0)
 
-    def took_some(self, size: int, now: float) -> None:
+    def some_sent(self, size: int, now: float) -> None:
         """Note that the client took ``size`` bytes, and not all."""
         if size or self.since is None:
             self.since = now

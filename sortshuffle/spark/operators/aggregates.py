@@ -34,8 +34,8 @@ from sortshuffle.spark.operators.layouts import ordered, placed
 from sortshuffle.spark.operators.selection import reading_only
 from sortshuffle.spark.operators.twin import twin
 from sortshuffle.spark.plan.chain import FrameContext, Layout, Rows
-from sortshuffle.spark.steps.aggregate_steps import Aggregate, Lift, PartialAggregate
-from sortshuffle.spark.steps.distinct_steps import DifferentRows, PartialFirstRows
+from sortshuffle.spark.steps.aggregate_steps import Aggregate, PartialAggregate, RowsToStates
+from sortshuffle.spark.steps.distinct_steps import FirstRowOfEachKey, PartialFirstRows
 from sortshuffle.spark.worker.stages import TaskStep
 
 
@@ -116,7 +116,7 @@ def _aggregated(
     states = from_arrow_schema(aggregation.states, prefer_timestamp_ntz=True)
     layout = rows.layout
     if not aggregation.sets and _comes_in_groups(layout, keys):
-        step: TaskStep | Lift = Lift(aggregation, label)
+        step: TaskStep | RowsToStates = RowsToStates(aggregation, label)
         grouped = Rows(chain.then(step, states), layout.selected(keys))
     else:
         step = PartialAggregate(aggregation, label)
@@ -183,5 +183,5 @@ def _deduplicated(rows: Rows, keys: tuple[int, ...], label: str) -> Rows:
     # the layout stays true, because rows keep their order and only some are dropped
     fewer = Rows(chain.then(PartialFirstRows(keys, label), chain.schema), rows.layout)
     grouped = ordered(placed(fewer, keys), RowOrder(keys))
-    result = grouped.chain.then(DifferentRows(keys, label), chain.schema)
+    result = grouped.chain.then(FirstRowOfEachKey(keys, label), chain.schema)
     return Rows(result, grouped.layout)

@@ -39,7 +39,7 @@ from sortshuffle.spark.plan.chain import Chain, Origin, ShuffleDependency
 from sortshuffle.spark.plan.estimated_sizes import combined_size, estimated_size, exchanged_size, united_size
 from sortshuffle.spark.plan.exchange import Exchange
 from sortshuffle.spark.plan.once import once
-from sortshuffle.spark.plan.skew import takes_rows_as_they_come
+from sortshuffle.spark.plan.skew import runs_on_any_part
 from sortshuffle.spark.plan.staging import staged
 from sortshuffle.spark.session.planner_choice import planner_of
 from sortshuffle.spark.steps.scan import Scan
@@ -233,7 +233,7 @@ class TogetherOrigin(_OriginOfChains):
             (exchange,) = chain.origin.exchanges()
             repeatable = all(isinstance(step, PerBatchStep) for each in others for step in each.steps)
             distinct = all(exchange not in each.origin.exchanges() for each in others)
-            if may_be and repeatable and distinct and takes_rows_as_they_come(chain.steps):
+            if may_be and repeatable and distinct and runs_on_any_part(chain.steps):
                 sliceable.append(exchange)
         return sliceable
 

@@ -105,14 +105,14 @@ def _larges(exchanges: Sequence[ShuffleDependency], options: Options) -> list[La
 
 def sliceable(chain: Chain) -> list[ShuffleDependency]:
     """Return the exchanges whose subpartitions may be sliced for this chain; none if slicing is off."""
-    if not chain.context.options.skew_factor or not takes_rows_as_they_come(chain.steps):
+    if not chain.context.options.skew_factor or not runs_on_any_part(chain.steps):
         return []
     if not chain.context.planner.keeps:
         return []  # each reader writes the map outputs anew, so measuring would waste a run
     return chain.origin.sliceable()
 
 
-def takes_rows_as_they_come(steps: Sequence[Step]) -> bool:
+def runs_on_any_part(steps: Sequence[Step]) -> bool:
     """Return whether these steps may run on any part of the rows, without seeing the rest."""
     return all(isinstance(step, MapFunction | PerBatchStep) for step in steps)
 

@@ -9,7 +9,7 @@ pairs in PySpark. Here the variable is checked once for each batch. Then plain k
 ``PortableHashSelector``   ``partitionBy(n)``, and all that groups by key
 ``FunctionKeySelector``    ``partitionBy(n, function)``
 ``RangeKeySelector``       ``sortByKey``, ``sortBy`` (`ranges`)
-``DealSelector``           ``repartition(n)``: any records, round robin
+``RoundRobinKeySelector``           ``repartition(n)``: any records, round robin
 =========================  =========================================================
 
 All are `writing.record_writer.KeySelector`s: picklable and, but for the last, without state.
@@ -34,8 +34,8 @@ def selector_of(function: Callable[[Any], int], subpartitions: int) -> KeySelect
     """Return a selector that places keys as a partition function does. For `Ranges`, this runs a job."""
     if function is portable_hash:
         return PortableHashSelector(subpartitions)
-    if isinstance(function, Deal):
-        return DealSelector(subpartitions)
+    if isinstance(function, RoundRobin):
+        return RoundRobinKeySelector(subpartitions)
     if isinstance(function, Ranges):
         return function.selector()
     return FunctionKeySelector(function, subpartitions)
@@ -81,14 +81,14 @@ def to_first(key: Any) -> int:
     return 0
 
 
-class Deal:
+class RoundRobin:
     """Stands in for a partition function where records are placed round robin."""
 
     __qualname__ = "round robin"
 
 
 @dataclass(slots=True)
-class DealSelector:
+class RoundRobinKeySelector:
     """Places any records round robin, always alike for the same records in the same order. ``first``: the
     subpartition of the first record, which the task sets so that not all tasks begin at the same one."""
 
@@ -103,7 +103,7 @@ class DealSelector:
         return ids.astype(id_dtype(self.subpartitions))
 
 
-KeySelectors = PortableHashSelector | FunctionKeySelector | RangeKeySelector | DealSelector
+KeySelectors = PortableHashSelector | FunctionKeySelector | RangeKeySelector | RoundRobinKeySelector
 
 
 def _portable_hashes(keys: Sequence[Any]) -> Iterable[int]:

@@ -152,7 +152,7 @@ class ShuffleRDD:
         If Spark cannot promise that the source has the same records in the same order each time, Spark's own
         `repartition` does this.
         """
-        return ShuffleRDD(self._chain.deal(_check_count("repartition", numPartitions)))
+        return ShuffleRDD(self._chain.spread(_check_count("repartition", numPartitions)))
 
     def coalesce(self, numPartitions: int, shuffle: bool = False) -> ShuffleRDD:
         """Use fewer partitions, like `RDD.coalesce`. Without ``shuffle``, Spark combines neighbours."""

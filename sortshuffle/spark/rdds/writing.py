@@ -27,7 +27,7 @@ from sortshuffle.spark.rdds.aggregations import PairAggregation, ValueKind, pair
 from sortshuffle.spark.rdds.by_value import pack_any, pack_any_pairs
 from sortshuffle.spark.rdds.combining import MapSideCombiner
 from sortshuffle.spark.rdds.control_rows import ControlRow, control_rows, passed_row
-from sortshuffle.spark.rdds.key_selectors import DealSelector, KeySelectors
+from sortshuffle.spark.rdds.key_selectors import KeySelectors, RoundRobinKeySelector
 from sortshuffle.spark.rdds.streams import MOST_RECORDS, Records, RecordStream, tuples_of
 from sortshuffle.spark.worker.adoption import AdoptingClosing, finished_outputs
 from sortshuffle.spark.worker.placements import turn
@@ -135,8 +135,10 @@ class _RecordOutput:
         with ExitStack() as opened:
             partition = opened.enter_context(_partition(exchange, task, metrics, opened))
             selector = exchange.selector
-            if isinstance(selector, DealSelector):
-                selector = DealSelector(selector.subpartitions, turn(task.partition, selector.subpartitions))
+            if isinstance(selector, RoundRobinKeySelector):
+                selector = RoundRobinKeySelector(
+                    selector.subpartitions, turn(task.partition, selector.subpartitions)
+                )
             serializer = pack_any if exchange.whole else PAIR_SERIALIZERS[ValueKind.PLAIN]
             writer = opened.enter_context(RecordWriter(selector, serializer, partition, metrics))
             if exchange.aggregation is not None:

@@ -257,7 +257,7 @@ class HostService:
         """Return addresses of external services on hosts that had executors when the stage was planned."""
         return tuple(join_address(host, self.options.service_port) for host in self.settings.hosts)
 
-    def tell_forgotten(self, home: str) -> None:
+    def report_forgotten(self, home: str) -> None:
         """Record in a home of this task which exchanges Spark has forgotten."""
         of_driver = (home, self.settings.driver)  # two drivers that share workers number exchanges alike
         noted = _noted.get(of_driver, frozenset())

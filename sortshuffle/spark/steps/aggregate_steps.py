@@ -29,7 +29,7 @@ class PartialAggregate(TaskStep):
 
 
 @dataclass(frozen=True)
-class Lift:
+class RowsToStates:
     """Turns each row into a state, without grouping."""
 
     aggregation: Aggregation
@@ -39,7 +39,7 @@ class Lift:
         reducer = PlainStates(self.aggregation)
         for batch in batches:
             if batch.num_rows:
-                yield reducer.given(reducer.lifted(reducer.selected(batch)))
+                yield reducer.to_wire(reducer.lift(reducer.select(batch)))
 
     def describe(self) -> str:
         return f"{self.label}, each row by itself"

@@ -19,7 +19,7 @@ from sortshuffle.errors import InsufficientBuffersError
 from sortshuffle.options import format_size
 from sortshuffle.spark.control import channels
 from sortshuffle.spark.worker.several import ChainInput
-from sortshuffle.spark.worker.stages import Batches, Opening, Step, holders_of, opened_through
+from sortshuffle.spark.worker.stages import Batches, Opening, Step, apply_steps, holders_of
 from sortshuffle.spark.worker.task import Task
 
 
@@ -54,13 +54,13 @@ class BroadcastJoin:
                         " give more memory with spark.sortshuffle.memory"
                     )
             build = BuildTable(self.spec, held.joined(self.small_schema), is_left=self.small_is_left)
-            rows = opened_through(self.opening.open(own, task), self.steps, task, opened)
+            rows = apply_steps(self.opening.open(own, task), self.steps, task, opened)
             yield from probe(self.spec, build, rows)
 
     def _small_rows(self, control: list[pa.RecordBatch], task: Task, opened: ExitStack) -> Batches:
         inputs = channels(iter(control), task.reach)
         rows = self.small.opening.read(inputs, task, task.reading)
-        return opened_through(rows, self.small.steps, task, opened)
+        return apply_steps(rows, self.small.steps, task, opened)
 
 
 def _control_and_own_rows(received: Batches) -> tuple[list[pa.RecordBatch], Batches]:

@@ -27,7 +27,7 @@ class PartialFirstRows(TaskStep):
 
 
 @dataclass(frozen=True)
-class DifferentRows:
+class FirstRowOfEachKey:
     """Keeps the first row of each key. The rows come sorted by key."""
 
     keys: tuple[int, ...]

@@ -10,7 +10,7 @@ import pyarrow as pa
 from sortshuffle.spark.control import channels
 from sortshuffle.spark.session.service import HostService
 from sortshuffle.spark.worker.reach import ClusterReach
-from sortshuffle.spark.worker.task import tell_of_loss
+from sortshuffle.spark.worker.task import report_loss_to_spark
 
 _SIZES = pa.schema([("subpartition", pa.int32()), ("map_index", pa.int32()), ("bytes", pa.int64())])
 
@@ -29,7 +29,7 @@ def summed(batches: Iterator[pa.RecordBatch], service: HostService) -> Iterator[
                     size = sum(extent.raw_bytes for extent in channel.extents)
                     sizes.setdefault(number, {})[channel.map_index] = size
     except Exception as error:  # an index file that is not inline in its control row may be lost
-        tell_of_loss(error, reach, service.settings.served_by_spark)
+        report_loss_to_spark(error, reach, service.settings.served_by_spark)
         raise
     threshold = service.options.skew_threshold
     rows: list[tuple[int, int | None, int]] = []

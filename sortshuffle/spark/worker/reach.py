@@ -9,7 +9,7 @@
 a name but no disk. Files opened there must then carry the right id (`LocalInputChannel`).
 
 An adopted map output that was not linked may be lost like any other. Because Spark knows it by the control
-rows of its adopter, the service of the adopter's host must be told (`tell_adopters`).
+rows of its adopter, the service of the adopter's host must be told (`rerun_adopters`).
 
 A task has one `ClusterReach`, whose connections live as long as the task. Data that arrive before they are
 wanted have a fixed share of the task's memory for reading ahead (`credit_within`).
@@ -101,7 +101,7 @@ class ClusterReach:
         if self._clients is not None:
             self._clients.close()
 
-    def tell_adopters(self, error: BaseException) -> None:
+    def rerun_adopters(self, error: BaseException) -> None:
         """Report all adopted outputs that this task reads from the same home, or through the same service, as
         the one that failed: Spark allows a stage few attempts, and sound outputs will be adopted again."""
         try:

@@ -29,8 +29,8 @@ from sortshuffle.spark.worker.stages import (
     Opening,
     ReadExchange,
     Step,
+    apply_steps,
     holders_of,
-    opened_through,
 )
 from sortshuffle.spark.worker.task import Task
 
@@ -98,7 +98,7 @@ class ReadTogether:
         raw_bytes = sum(extent.raw_bytes for channel in own_channels for extent in channel.extents)
         budget = task.reading.share(share, f"read exchange {each.exchange}")
         rows = each.opening.read(own_channels, task, budget)
-        return Leg(opened_through(rows, each.steps, task, opened), raw_bytes)
+        return Leg(apply_steps(rows, each.steps, task, opened), raw_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class ReadUnion:
         others = (batch for batch in chain((first.slice(1),), received) if batch.num_rows)
         own = (_unwrapped(batch, 1 + number) for batch in others)
         with ExitStack() as opened:
-            yield from opened_through(opening.open(own, task), steps, task, opened)
+            yield from apply_steps(opening.open(own, task), steps, task, opened)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class ReadCoalesced:
             own = iter(_with_output(rows.filter(pc.equal(numbers, number))).to_batches())
             part = replace(task, partition=number)  # the task whose work this is
             with ExitStack() as opened:
-                yield from opened_through(self.opening.open(own, part), self.steps, part, opened)
+                yield from apply_steps(self.opening.open(own, part), self.steps, part, opened)
 
 
 def _with_output(rows: pa.Table) -> pa.Table:

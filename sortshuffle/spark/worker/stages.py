@@ -153,7 +153,7 @@ class Stage:
         rows = link(self.opening.open(received, task))
         rows = link(task.metrics.timed(rows, "input"))
         rows = _counted(rows, task.metrics, "in")
-        rows = opened_through(rows, self.steps, task, opened)
+        rows = apply_steps(rows, self.steps, task, opened)
         rows = link(task.metrics.timed(rows, "chain"))
         rows = link(_counted(rows, task.metrics, "out"))
         return link(self.closing.close(rows, task))
@@ -226,7 +226,7 @@ def _counted(batches: Batches, metrics: TaskMetrics, where: str) -> Batches:
         yield batch
 
 
-def opened_through(rows: Batches, steps: Sequence[Step], task: Task, opened: ExitStack) -> Batches:
+def apply_steps(rows: Batches, steps: Sequence[Step], task: Task, opened: ExitStack) -> Batches:
     """Apply steps to ``rows``. ``opened`` closes every link, the last one first."""
     rows = opened.enter_context(CloseAtEnd(rows))
     for step in steps:

@@ -130,7 +130,7 @@ class Task:
             self.service.address()
         writer = self.files.new_map_output(exchange, header)
         if self.service is not None:
-            self.service.tell_forgotten(os.path.dirname(writer.file.base))
+            self.service.report_forgotten(os.path.dirname(writer.file.base))
         return writer
 
     def map_output(self, exchange: int, file: PartitionedFile, file_id: bytes) -> SparkMapOutput:
@@ -176,7 +176,7 @@ def running(
         outcome = type(error).__name__
         if isinstance(error, OSError) and not isinstance(error, DataLossError):
             note_failure(error)
-        tell_of_loss(error, task.reach, task.served_by_spark)
+        report_loss_to_spark(error, task.reach, task.served_by_spark)
         raise
     finally:
         report = _report(task, time.perf_counter() - started, user_seconds)
@@ -217,11 +217,11 @@ def _settle(modules: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def tell_of_loss(error: BaseException, reach: Reach, served_by_spark: bool) -> None:
+def report_loss_to_spark(error: BaseException, reach: Reach, served_by_spark: bool) -> None:
     """If a task's error means that a map output is lost, make Spark rerun its producer, or its adopter."""
     if isinstance(error, DataLossError):
         make_spark_rerun(error, served_by_spark)
-    reach.tell_adopters(error)
+    reach.rerun_adopters(error)
 
 
 def make_spark_rerun(error: DataLossError, served_by_spark: bool = False) -> None:

@@ -187,10 +187,10 @@ def retry(
 
 def is_final(error: Exception) -> bool:
     """Return whether another attempt would meet the same error."""
-    return isinstance(error, _FINAL) or is_behind_the_end(error)
+    return isinstance(error, _FINAL) or is_past_end(error)
 
 
-def is_behind_the_end(error: Exception) -> bool:
+def is_past_end(error: Exception) -> bool:
     """Return whether the store says that an object ends before the requested range."""
     response = getattr(error.__cause__, "response", None)
     return isinstance(response, dict) and response.get("Error", {}).get("Code") == _OUT_OF_RANGE

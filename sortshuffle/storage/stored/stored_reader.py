@@ -37,8 +37,8 @@ from sortshuffle.storage.files.extents import Extent, ExtentReader, aligned_memo
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.reader import read_index, verified_index
 from sortshuffle.storage.files.urls import (
-    is_behind_the_end,
     is_final,
+    is_past_end,
     mounted,
     open_store,
     retry,
@@ -155,7 +155,7 @@ class StoredFileReader(ExtentReader):
         except FileNotFoundError as error:
             raise MissingDataError(self.place(), "the data object is gone") from error
         except Exception as error:
-            if not is_behind_the_end(error):
+            if not is_past_end(error):
                 with store_errors("reading ranges", self.path):
                     raise
             answers.update((request, b"") for request in requests if request not in answers)

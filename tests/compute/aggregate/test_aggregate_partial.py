@@ -12,7 +12,7 @@ import pytest
 from sortshuffle.compute.aggregate.aggregation import AggregateCall, Aggregation, FirstRows
 from sortshuffle.compute.aggregate.choices import First
 from sortshuffle.compute.aggregate.functions import AverageDouble, Count, SumLong
-from sortshuffle.compute.aggregate.partial import FIRST_CHUNK, LARGEST_CHUNK, LEFT_ALONE, partial
+from sortshuffle.compute.aggregate.partial import FIRST_CHUNK, LARGEST_CHUNK, ROWS_PASSED_THROUGH, partial
 from sortshuffle.memory.budget import MemoryBudget
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("unused", pa.string())])
@@ -72,10 +72,10 @@ def test_keys_that_do_not_come_again_go_on_as_they_are_without_waiting() -> None
 
 
 def test_a_chunk_is_tried_again_after_a_while() -> None:
-    unique = np.arange(LEFT_ALONE)
+    unique = np.arange(ROWS_PASSED_THROUGH)
     keys = np.concatenate([unique, np.random.default_rng(3).integers(0, 10, 1_000_000)])
     states, _ = sent(keys, (AggregateCall(Count(), ()),))
-    assert states.num_rows < LEFT_ALONE + 100_000
+    assert states.num_rows < ROWS_PASSED_THROUGH + 100_000
     assert sum(np.asarray(states["state"])) == len(keys)
 
 

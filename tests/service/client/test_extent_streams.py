@@ -101,10 +101,10 @@ class Service:
             part = DATA[at : min(at + len(view), self.position + arrived)]
             view[: len(part)] = part
             at += len(part)
-        self.stream.filled(arrived)
+        self.stream.count_filled(arrived)
         self.position += arrived
         if arrived < size:
-            self.stream.lost()
+            self.stream.forget_request()
         return arrived
 
 
@@ -171,7 +171,7 @@ def test_parts_are_the_files_bytes_and_room_is_kept(
         breaks = fate == 0 and turn < 50
         service.send(most, chance.randint(0, most) if breaks else None, backlog)
         if breaks:
-            stream.lost()
+            stream.forget_request()
         else:
             service.add_credit()
         if stream.is_requested:
@@ -189,7 +189,7 @@ def test_parts_are_the_files_bytes_and_room_is_kept(
             service.add_credit()
             expect_room(stream)
         tries = 0
-        while not stream.is_wanted_here:
+        while not stream.has_wanted:
             if stream.is_requested:
                 assert service.credit > 0, "who waits has no credit"
             one_step()
@@ -229,12 +229,12 @@ def test_whole_extents_are_the_files_bytes(
         assert service.credit > 0
         service.send(most, chance.randint(0, most) if breaks else None)
         if breaks:
-            stream.lost()
+            stream.forget_request()
             if not stream.is_complete:
                 service.connect(chance.choice([SEGMENT, 3 * SEGMENT]))
         else:
             service.add_credit()
-        while stream.is_next_here:
+        while stream.has_next:
             assert stream.next is not None
             found.append(stream.take())
         if stream.is_complete:
@@ -263,7 +263,7 @@ def test_credit_is_announced_in_pieces_that_are_worth_it() -> None:
     for number in range(10):
         stream.want(number * part, aligned_memory(part)[1])
         service.add_credit()
-        while not stream.is_wanted_here:
+        while not stream.has_wanted:
             service.send(SEGMENT)
             service.add_credit()
         stream.taken()

@@ -29,7 +29,7 @@ class Service:
         """So many bytes, after so many seconds of which each was listened to."""
         for _ in range(int(after)):
             self.clock.now += 1.0
-            self.liveness.look()
+            self.liveness.check()
         self.liveness.count(size)
 
 
@@ -53,21 +53,21 @@ def test_a_service_whose_small_frames_end_something_gets_on() -> None:
     service = Service()
     for _ in range(40):
         service.sends(24, after=29)
-        service.liveness.got_on()
-    assert service.liveness.heard == service.clock.now
+        service.liveness.progress()
+    assert service.liveness.last_progress == service.clock.now
 
 
 def test_a_service_that_sends_enough_in_the_time_gets_on() -> None:
     service = Service()
     for _ in range(40):
         service.sends(LEAST_BYTES // 2, after=14)
-    assert service.liveness.heard == service.clock.now
+    assert service.liveness.last_progress == service.clock.now
 
 
 def test_a_service_that_owes_nothing_may_be_silent() -> None:
     service = Service(is_expecting=lambda: False)
     service.sends(0, after=200)
-    assert service.liveness.heard == 300.0
+    assert service.liveness.last_progress == 300.0
 
 
 def test_a_service_that_owes_nothing_at_times_gets_on() -> None:
@@ -75,7 +75,7 @@ def test_a_service_that_owes_nothing_at_times_gets_on() -> None:
     service = Service(is_expecting=lambda: next(looks) % 20 > 0)
     for _ in range(90):
         service.sends(24)
-    assert service.liveness.heard > 180.0
+    assert service.liveness.last_progress > 180.0
 
 
 def test_it_is_asked_once_in_a_tick_whether_anything_is_expected() -> None:
@@ -83,7 +83,7 @@ def test_it_is_asked_once_in_a_tick_whether_anything_is_expected() -> None:
     service = Service(is_expecting=lambda: not looks.append(service.clock.now))
     for _ in range(10):
         service.clock.now += 0.25
-        service.liveness.look()
+        service.liveness.check()
     assert looks == [101.0, 102.0]
 
 
@@ -91,8 +91,8 @@ def test_time_in_which_this_process_stood_still_is_not_the_services() -> None:
     service = Service()
     service.sends(0, after=20)
     service.clock.now += 61.0  # nobody listened; two ticks of it count
-    service.liveness.look()
-    assert service.clock.now - service.liveness.heard == 22.0
+    service.liveness.check()
+    assert service.clock.now - service.liveness.last_progress == 22.0
     service.sends(0, after=7)
     with pytest.raises(ServiceUnavailableError, match=r"for 30\.0 s"):
         service.sends(0)

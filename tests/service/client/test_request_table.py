@@ -77,7 +77,7 @@ class Side:
             return self.table.end(header)
         channel, views = self.table.accept(header)
         assert sum(map(len, views)) == header.length
-        return channel is not None and channel.filled(header.length)
+        return channel is not None and channel.count_filled(header.length)
 
 
 def data(number: int, sequence: int, size: int) -> bytes:
@@ -227,7 +227,7 @@ def test_what_is_wrong_with_a_channel_fails_it_at_the_third_time(frame: bytes) -
         with pytest.raises(BreachError, match="broke the protocol while it was asked for what a test"):
             side.hear(frame)
         for each in (stream, other):
-            each.lost()
+            each.forget_request()
         side.table = RequestTable("the service", SEGMENT, side.posted.append, side.clock)
         for each in (stream, other):
             side.table.request(each)

@@ -650,7 +650,7 @@ def test_whoever_does_not_know_the_token_removes_nothing(there: Host, applicatio
 def test_a_service_that_cannot_be_told_does_not_hold_up_the_jvm(
     tmp_path: Path, there: Host, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "TELL_TIMEOUT", SHORT)
+    monkeypatch.setattr(engines, "REMOVAL_TIMEOUT", SHORT)
     there.write(1, some(1, 100))
     with refused_address() as gone, impatient(tmp_path) as client:
         client.write([[(0, b"x")]])
@@ -681,7 +681,7 @@ class Telling:
 def test_a_service_that_does_not_hear_time_and_again_is_passed_over_for_a_while(
     here: Serving, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "TELL_TIMEOUT", SHORT)
+    monkeypatch.setattr(engines, "REMOVAL_TIMEOUT", SHORT)
     now = [1000.0]
     here.engine._silent = SilentServices(lambda: now[0])
     with refused_address() as gone:
@@ -745,12 +745,12 @@ def test_services_that_are_passed_over_do_not_keep_the_others_from_it(
     here: Serving, there: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are more than there are threads, and an attempt would take longer than is waited for here."""
-    monkeypatch.setattr(engines, "TELL_TIMEOUT", 60.0)
+    monkeypatch.setattr(engines, "REMOVAL_TIMEOUT", 60.0)
     there.write(1, some(1, 100))
     client = here.connect()
     client.write([[(0, b"x")]])
     with ExitStack() as stack:
-        gone = [stack.enter_context(refused_address()) for _ in range(engines.TELLERS + 1)]
+        gone = [stack.enter_context(refused_address()) for _ in range(engines.REMOVAL_THREADS + 1)]
         for service in gone:
             pass_over(here, service)
         assert client.remove(SHUFFLE, [*gone, there.address]) == (DONE, b"")

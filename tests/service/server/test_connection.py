@@ -364,7 +364,7 @@ def test_a_connection_is_not_idle_while_something_is_done_for_it(
         """The errands of the connection, when the time has been looked at."""
         [connection] = service._shared.connections
         connection.tick(service._shared.clock() + 10 * Limits().idle)
-        return connection._conversation.debts.errands_open
+        return connection._conversation.pending.errands_open
 
     client.send(pack_find_request(3, output))
     until(lambda: bool(service._server.ask(lambda: service._shared.counts.requests)))

@@ -63,7 +63,7 @@ def test_a_loss_that_is_found_as_the_client_goes_is_told_of() -> None:
     told: list[object] = []
     views = {1: Source([Part([[b"x"]], 1)]), 2: Source(cause=CorruptDataError(Place("file"), "cut short"))}
     catalog: Any = type("", (), {"create_view": lambda _, request, __: views[request.channel]})()
-    losses: Any = type("", (), {"tell": lambda _, output: told.append(output)})()
+    losses: Any = type("", (), {"report": lambda _, output: told.append(output)})()
     loop: Any = StepLoop()
     transport: Any = BreakingTransport(
         Hello(bytes(32)).pack() + b"".join(PartitionRequest(each, 5, OUTPUT).pack() for each in views)

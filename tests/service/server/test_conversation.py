@@ -14,7 +14,7 @@ from sortshuffle.errors import CorruptDataError, MissingDataError, Place, Protoc
 from sortshuffle.service.server.channels import TURN_BYTES
 from sortshuffle.service.server.conversation import Conversation
 from sortshuffle.service.server.counts import Counts
-from sortshuffle.service.server.errands import FindOutput, OpenView, RemoveShuffle, TellLoss
+from sortshuffle.service.server.errands import FindOutput, OpenView, RemoveShuffle, ReportLoss
 from sortshuffle.service.server.gathered_send import GatheredSend
 from sortshuffle.service.server.limits import Limits
 from sortshuffle.service.server.server_channel import ChannelState, ServerChannel
@@ -63,16 +63,16 @@ class Side:
         self.clock = Clock()
         self.counts = Counts()
         self.core = Conversation(ServerGreeting(None, SEGMENT), limits, self.counts, self.clock)
-        self.core.hear(HELLO)
-        assert self.core.debts.take_answers()
+        self.core.receive(HELLO)
+        assert self.core.pending.take_answers()
 
     def request(self, *numbers: int, credit: int = 5) -> None:
         for number in numbers:
-            self.core.hear(PartitionRequest(number, credit, OUTPUT).pack())
+            self.core.receive(PartitionRequest(number, credit, OUTPUT).pack())
 
     def channel(self) -> ServerChannel:
         """The next errand's: a view is to be opened."""
-        errand = self.core.debts.errands.popleft()
+        errand = self.core.pending.errands.popleft()
         assert isinstance(errand, OpenView)
         return errand.channel
 
@@ -81,7 +81,7 @@ class Side:
         channels = []
         for view in views:
             channels.append(self.channel())
-            self.core.debts.errand_done()
+            self.core.pending.errand_done()
             self.core.channels.opened(channels[-1], view)
         return channels
 
@@ -96,7 +96,7 @@ class Side:
 
     def error(self) -> ErrorResponse:
         """The one answer there is."""
-        [(header, body)] = frames(self.core.debts.take_answers())
+        [(header, body)] = frames(self.core.pending.take_answers())
         return ErrorResponse.unpack(header, body)
 
 
@@ -120,12 +120,12 @@ def part(data: bytes, credits: int = 1, end: bool = False) -> Part:
 def test_who_has_greeted_is_no_stranger_and_what_follows_is_heard() -> None:
     core = Conversation(ServerGreeting(None, SEGMENT), Limits(), Counts())
     whole = HELLO + pack_find_request(3, WANTED)
-    core.hear(whole[:10])
-    assert (core.is_stranger, core.has_turn, core.debts.errands_open) == (True, False, 0)
-    core.hear(whole[10:])
+    core.receive(whole[:10])
+    assert (core.is_stranger, core.has_turn, core.pending.errands_open) == (True, False, 0)
+    core.receive(whole[10:])
     assert (core.is_stranger, core.has_turn) == (False, True)
-    assert list(core.debts.errands) == [FindOutput(3, WANTED)]
-    sent = core.debts.take_answers()
+    assert list(core.pending.errands) == [FindOutput(3, WANTED)]
+    sent = core.pending.take_answers()
     assert Hello.unpack(sent, Sender.SERVER).segment_bytes == SEGMENT
 
 
@@ -157,7 +157,7 @@ def test_nothing_is_sent_without_credit() -> None:
     side.opened(Source([part(b"a"), part(b"b")]))
     assert [body for _, body in side.turn()] == [b"a"]
     assert (side.core.has_turn, side.turn()) == (False, [])
-    side.core.hear(pack_add_credit(1, 3))
+    side.core.receive(pack_add_credit(1, 3))
     assert [body for _, body in side.turn()] == [b"b"]
 
 
@@ -175,7 +175,7 @@ def test_more_credit_than_allowed_ends_the_channel_only() -> None:
     side, view = Side(), Source([part(b"a")])
     side.request(1, 2)
     side.opened(view, Source([part(b"b")]))
-    side.core.hear(pack_add_credit(1, 5000))
+    side.core.receive(pack_add_credit(1, 5000))
     assert (view.released, len(side.core.channels)) == (1, 1)
     (error, _), (data, body) = side.turn()
     assert (error.kind, error.channel) == (Kind.ERROR_RESPONSE, 1)  # answers go first
@@ -185,7 +185,7 @@ def test_more_credit_than_allowed_ends_the_channel_only() -> None:
 def test_credit_and_cancels_for_a_channel_that_is_over_are_ignored() -> None:
     side = Side()
     side.request(1)
-    side.core.hear(pack_cancel(1) + pack_add_credit(1, 5) + pack_cancel(1))
+    side.core.receive(pack_cancel(1) + pack_add_credit(1, 5) + pack_cancel(1))
     assert (len(side.core.channels), side.core.has_turn, side.counts.errors) == (0, False, 0)
     side.request(1)  # the number may be used again
     assert len(side.core.channels) == 1
@@ -194,7 +194,7 @@ def test_credit_and_cancels_for_a_channel_that_is_over_are_ignored() -> None:
 def test_a_view_that_comes_for_a_channel_that_is_over_is_released() -> None:
     side, view = Side(), Source([part(b"a")])
     side.request(1)
-    side.core.hear(pack_cancel(1))
+    side.core.receive(pack_cancel(1))
     side.opened(view)
     assert (view.released, side.core.has_turn) == (1, False)
 
@@ -204,9 +204,9 @@ def test_too_many_channels() -> None:
     side.request(0, 1, 2, 3)
     error = side.error()
     assert (error.channel, error.fault) == (3, Fault.TOO_MUCH)
-    side.core.hear(pack_cancel(0))
+    side.core.receive(pack_cancel(0))
     side.request(4)
-    assert not side.core.debts.answers
+    assert not side.core.pending.answers
     assert len(side.core.channels) == 3
 
 
@@ -215,12 +215,12 @@ def test_requests_that_are_cancelled_before_they_are_answered_are_bounded() -> N
     side = Side(Limits(channels=3))
     for number in range(6):
         side.request(number)
-        side.core.hear(pack_cancel(number))
+        side.core.receive(pack_cancel(number))
     side.request(6)
     assert side.error().fault is Fault.TOO_MUCH
-    side.core.debts.errand_done()
+    side.core.pending.errand_done()
     side.request(7)
-    assert not side.core.debts.answers
+    assert not side.core.pending.answers
 
 
 # Turns
@@ -247,7 +247,7 @@ def test_a_channel_stands_in_the_queue_once() -> None:
     side.request(0, 1)
     channels = side.opened(*[Source([part(b"x")]) for _ in range(2)])
     for _ in range(60):
-        side.core.hear(pack_add_credit(0, 1))
+        side.core.receive(pack_add_credit(0, 1))
         side.core.channels.available(channels[0])
     assert list(side.core.channels.due) == channels
 
@@ -257,7 +257,7 @@ def test_cancelled_channels_leave_the_queue() -> None:
     side.request(*range(20))
     channels = side.opened(*[Source([part(b"x")]) for _ in range(20)])
     for number in range(1, 20):
-        side.core.hear(pack_cancel(number))
+        side.core.receive(pack_cancel(number))
     assert list(side.core.channels.due) == channels[:1]
 
 
@@ -271,7 +271,7 @@ def test_parking_at_any_moment_loses_nothing(moments: list[str], data: bytes) ->
             side.core.channels.park_holders()
         elif what == "turn":
             sent.extend(b"".join(body for _, body in side.turn()))
-        elif what == "open" and side.core.debts.errands:
+        elif what == "open" and side.core.pending.errands:
             channel = side.channel()
             rest = data[channel.request_from_here.skip :]
             pieces = [rest[at : at + SEGMENT] for at in range(0, len(rest), SEGMENT)]
@@ -297,7 +297,7 @@ def test_who_has_no_credit_for_long_is_parked_and_goes_on_with_it() -> None:
     assert channel.state is ChannelState.OPEN
     side.core.channels.park_without_credit(2.1)
     assert (channel.state, view.released) == (ChannelState.PARKED, 1)
-    side.core.hear(pack_add_credit(1, 1))
+    side.core.receive(pack_add_credit(1, 1))
     assert side.turn() == []  # the turn has a view opened
     assert side.channel().request_from_here.skip == 1
     side.core.channels.opened(channel, Source([part(b"b", end=True)]))
@@ -310,7 +310,7 @@ def test_credit_in_time_keeps_a_channel_from_being_parked() -> None:
     [channel] = side.opened(Source([part(b"a"), part(b"b"), part(b"c")]))
     side.turn()
     side.clock.now = 1.5
-    side.core.hear(pack_add_credit(1, 1))
+    side.core.receive(pack_add_credit(1, 1))
     side.turn()
     side.core.channels.park_without_credit(3.0)
     assert channel.state is ChannelState.OPEN
@@ -346,7 +346,7 @@ def test_a_view_that_fails_in_mid_stream_is_told_of_before_its_client_hears_it()
     broken, other = side.opened(Source(cause=cause), Source(cause=UsageError("odd")))
     [(header, body)] = [*side.turn(), *side.turn()]
     assert (header.channel, ErrorResponse.unpack(header, body).fault) == (2, Fault.BAD_REQUEST)
-    assert list(side.core.debts.errands) == [TellLoss(broken, cause)]
+    assert list(side.core.pending.errands) == [ReportLoss(broken, cause)]
     assert (other.state, len(side.core.channels)) == (ChannelState.ENDED, 0)
 
 
@@ -357,8 +357,8 @@ def test_questions_are_errands_and_their_answers_are_sent() -> None:
     side = Side()
     report = DamageReport(5, OUTPUT, subpartition=1, region=2)
     removal = pack_remove_request(6, "app-1", 3, bytes(16))
-    side.core.hear(pack_find_request(4, WANTED) + report.pack() + removal)
-    find, damage, remove = side.core.debts.errands
+    side.core.receive(pack_find_request(4, WANTED) + report.pack() + removal)
+    find, damage, remove = side.core.pending.errands
     assert (find, damage) == (FindOutput(4, WANTED), report)
     assert isinstance(remove, RemoveShuffle)
     assert (remove.channel, remove.shuffle.application, remove.shuffle.exchange) == (6, "app-1", 3)
@@ -371,12 +371,12 @@ def test_questions_are_errands_and_their_answers_are_sent() -> None:
 
 def test_questions_are_bounded() -> None:
     side = Side(Limits(questions=1))
-    side.core.hear(pack_find_request(3, WANTED) + pack_find_request(4, WANTED))
+    side.core.receive(pack_find_request(3, WANTED) + pack_find_request(4, WANTED))
     error = side.error()
     assert (error.channel, error.fault) == (4, Fault.TOO_MUCH)
     side.core.answered(b"")
-    side.core.hear(pack_find_request(5, WANTED))
-    assert [each.channel for each in side.core.debts.errands if isinstance(each, FindOutput)] == [3, 5]
+    side.core.receive(pack_find_request(5, WANTED))
+    assert [each.channel for each in side.core.pending.errands if isinstance(each, FindOutput)] == [3, 5]
 
 
 def test_a_client_that_reads_no_answers_breaks_the_protocol() -> None:
@@ -390,7 +390,7 @@ def test_a_client_that_reads_no_answers_breaks_the_protocol() -> None:
 
 def test_behind_a_close_nothing_is_heard() -> None:
     side = Side()
-    side.core.hear(pack_close() + PartitionRequest(1, 1, OUTPUT).pack())
+    side.core.receive(pack_close() + PartitionRequest(1, 1, OUTPUT).pack())
     assert (side.core.is_over, len(side.core.channels)) == (True, 0)
 
 
@@ -398,7 +398,7 @@ def test_the_end_gives_everything_back_also_what_comes_later() -> None:
     side, here, later = Side(), Source([part(b"a")]), Source([part(b"b")])
     side.request(1, 2)
     side.opened(here)
-    side.core.hear(pack_find_request(3, WANTED))
+    side.core.receive(pack_find_request(3, WANTED))
     side.core.end()
     side.core.channels.opened(side.channel(), later)
     side.core.answered(pack_find_response(3, None))
@@ -448,4 +448,4 @@ REQUEST = PartitionRequest(1, 1, OUTPUT)
 def test_what_is_not_in_the_protocol_is_an_error(frame: bytes) -> None:
     side = Side()
     with pytest.raises(ProtocolError):
-        side.core.hear(frame)
+        side.core.receive(frame)

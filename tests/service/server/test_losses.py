@@ -42,11 +42,11 @@ def test_a_loss_is_told_once(tmp_path: Path, shelf: Shelf) -> None:
     judge = Losses(shelf.catalog)
     control.touch()
     other.touch()
-    judge.tell(output)
+    judge.report(output)
     assert not control.exists()
     assert other.exists()
     control.touch()
-    judge.tell(output)
+    judge.report(output)
     assert control.exists()
 
 
@@ -56,7 +56,7 @@ def test_where_homes_are_gone_control_files_are_looked_for_beside_them(tmp_path:
     blocks.mkdir()
     (blocks / "shuffle_5_204_0.index").touch()
     (blocks / "shuffle_5_205_0.index").touch()
-    Losses(shelf.catalog).tell(OUTPUT)
+    Losses(shelf.catalog).report(OUTPUT)
     assert os.listdir(blocks) == ["shuffle_5_205_0.index"]
 
 
@@ -70,10 +70,10 @@ def test_a_map_output_that_is_named_with_another_id_is_left_alone(
     control.touch()
     owner = replace(ended_owner([str(tmp_path / "blockmgr")]), outlived=is_adoptable)
     file, output = Disk(tmp_path / "two", make_home(tmp_path / "two", "ended", owner)).write_random()
-    Losses(shelf.catalog).tell(replace(output, file_id=bytes(16)))
+    Losses(shelf.catalog).report(replace(output, file_id=bytes(16)))
     assert control.exists() and os.path.exists(file.data_path) and os.path.exists(file.index_path)
     with changed(file.data_path, 8, 0xFF):  # in the header: what it was is not known any more
-        Losses(shelf.catalog).tell(replace(output, file_id=bytes(16)))
+        Losses(shelf.catalog).report(replace(output, file_id=bytes(16)))
     assert not control.exists()
 
 
@@ -90,7 +90,7 @@ def test_a_loss_is_told_where_another_executor_has_a_map_output_of_that_name(
         home = make_home(tmp_path / "two", f"ended-{number}", ended_owner([str(control.parents[1])]))
         file, output = Disk(tmp_path / "two", home).write_random()
     file.delete()
-    Losses(shelf.catalog).tell(replace(output, file_id=OTHER_ID))
+    Losses(shelf.catalog).report(replace(output, file_id=OTHER_ID))
     assert [control.exists() for control in controls] == [True, False]
 
 

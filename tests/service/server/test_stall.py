@@ -22,18 +22,18 @@ def sending(data: bytes) -> tuple[GatheredSend, Part]:
 def test_who_takes_nothing_is_blocked_since_it_last_took_something() -> None:
     stall = Stall(LIMITS, Copies())
     assert (stall.since, stall.is_long(100.0)) == (None, False)
-    stall.took_some(0, now=5.0)
-    stall.took_some(0, now=6.0)
+    stall.some_sent(0, now=5.0)
+    stall.some_sent(0, now=6.0)
     assert (stall.since, stall.is_long(7.0), stall.is_long(7.1)) == (5.0, False, True)
-    stall.took_some(1, now=7.0)
+    stall.some_sent(1, now=7.0)
     assert (stall.since, stall.is_long(9.0)) == (7.0, False)
-    stall.took_all()
+    stall.all_sent()
     assert (stall.since, stall.is_long(100.0)) == (None, False)
 
 
 def test_who_takes_nothing_for_very_long_counts_as_gone() -> None:
     stall = Stall(LIMITS, Copies())
-    stall.took_some(0, now=5.0)
+    stall.some_sent(0, now=5.0)
     assert stall.is_long(15.0)
     with pytest.raises(ProtocolError, match="it took nothing for 11 s"):
         stall.is_long(16.0)
@@ -47,7 +47,7 @@ def test_what_waits_is_copied_once_and_counted_until_it_is_taken() -> None:
     waiting.add([b"678"])
     stall.copy(waiting)
     assert (copies.size, part.recycled) == (5, 1)
-    stall.took_all()
+    stall.all_sent()
     assert copies.size == 0
 
 

@@ -228,7 +228,7 @@ def test_word_is_left_for_each_driver(tmp_path: Path) -> None:
     """Two Python processes that drive one SparkContext share its workers."""
     settings = ServiceSettings(Mode.EXTERNAL, forgotten=(1, 2))
     for driver in (b"\x0a", b"\x0b"):
-        HostService(EXTERNAL, "app", replace(settings, driver=driver)).tell_forgotten(str(tmp_path))
+        HostService(EXTERNAL, "app", replace(settings, driver=driver)).report_forgotten(str(tmp_path))
     assert read_exchanges(str(tmp_path)) == {("0a", 1), ("0a", 2), ("0b", 1), ("0b", 2)}
 
 

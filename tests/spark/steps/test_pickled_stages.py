@@ -113,10 +113,10 @@ def test_no_pickled_stage_names_what_plans(spark: SparkSession, sent: list[Names
     pairs.reduceByKey(int.__add__, 2).groupByKey(2).sortByKey().toRDD().collect()
     names = set[tuple[str, str]]().union(*sent)
     expected = {
-        "ShuffledJoin", "BroadcastJoin", "PartialAggregate", "Lift", "Aggregate", "PartialFirstRows",
-        "DifferentRows", "CoGroupApply", "GroupApply", "Limit", "Sample", "Arrange", "WithColumns", "Filter",
-        "Select", "Scan", "LocalSort", "ReadExchange", "SampleKeys", "WriteParquet", "summed", "RecordStage",
-        "ReadRecords",
+        "ShuffledJoin", "BroadcastJoin", "PartialAggregate", "RowsToStates", "Aggregate", "PartialFirstRows",
+        "FirstRowOfEachKey", "CoGroupApply", "GroupApply", "Limit", "Sample", "Arrange", "WithColumns",
+        "Filter", "Select", "Scan", "LocalSort", "ReadExchange", "SampleKeys", "WriteParquet", "summed",
+        "RecordStage", "ReadRecords",
     }  # fmt: skip
     assert expected - {name for _, name in names} == set()
     assert planning(loaded_by(names)) == []

@@ -335,7 +335,7 @@ def test_adopters_that_are_not_told_are_in_the_log(
     consumer = task_on(root, service)
     elsewhere = replace(found[0].adopter, service="127.0.0.1:1")  # where nobody listens
     consumer.reach.channel(replace(found[0], adopter=elsewhere), ())
-    consumer.reach.tell_adopters(MissingDataError(Place(lost.data_path), "as told"))
+    consumer.reach.rerun_adopters(MissingDataError(Place(lost.data_path), "as told"))
     told = "are not told: within 0.3 s these services could not be asked, or did not answer: 127.0.0.1:1"
     assert told in caplog.text
     adopter.reach.close()

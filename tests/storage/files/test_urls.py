@@ -10,7 +10,7 @@ from sortshuffle.errors import SortShuffleError, UsageError, WorkerSetupError
 from sortshuffle.storage.files.partitioned_file import PartitionedFile
 from sortshuffle.storage.files.urls import (
     application_url,
-    is_behind_the_end,
+    is_past_end,
     is_url,
     mounted,
     mounted_path,
@@ -100,5 +100,5 @@ def test_s3_says_that_a_range_is_behind_the_end(code: str, behind: bool) -> None
 
     error = OSError(errno.EINVAL, "The requested range is not satisfiable")
     error.__cause__ = ClientError()
-    assert is_behind_the_end(error) is behind
-    assert not is_behind_the_end(OSError(errno.EINVAL, "of another store"))
+    assert is_past_end(error) is behind
+    assert not is_past_end(OSError(errno.EINVAL, "of another store"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from cluster import Cluster
 
 START_PATIENCE = 30.0  # seconds
-LOOK = 0.05
+POLL_SECONDS = 0.05
 PORT = 7448
 MEMORY = 64 << 20  # bytes that a service may read into
 
@@ -72,4 +72,4 @@ class Administrator:
         while b" at " not in log.read_bytes()[size:]:
             if service.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the service of {host} does not start; its log: {log}")
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)

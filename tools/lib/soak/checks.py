@@ -16,7 +16,7 @@ from sortshuffle.homes.processes import is_running
 from sortshuffle.service.host.rendezvous_directory import socket_path
 
 PATIENCE = 40.0  # seconds; docs/operations.md says 30, a busy machine needs some more
-LOOK = 0.2
+POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def until_nothing_is_left(look: Callable[[], Left]) -> Left:
     """What is left after `PATIENCE` seconds; empty as soon as nothing is."""
     deadline = time.monotonic() + PATIENCE
     while (found := look()).count() and time.monotonic() < deadline:
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
     return found
 
 

@@ -46,7 +46,7 @@ GARBAGE_PATIENCE = (
     60.0  # seconds until the files of garbage are gone; the grace, and some rounds of collection
 )
 COLLECT = 3.0  # seconds between two requests to look for garbage
-LOOK = 0.05
+POLL_SECONDS = 0.05
 SERVICE_MEMORY = MEMORY + (200 << 20)  # bytes that an administrator's service may have: the rest is Python's
 STACKS_PATIENCE = 20.0  # seconds that jstack may take
 CLIENT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # JVMs that live for a minute
@@ -300,7 +300,7 @@ class Soak:
                         del waiting[fault]
                         did.append(fault)
                         self.tally.faults[fault.what] += 1
-                time.sleep(LOOK)
+                time.sleep(POLL_SECONDS)
             end, error = ("right", "") if answer.result() == expected else ("wrong", f"{answer.result()!r}")
         except JobError as failure:
             end, error = "failed", str(failure)
@@ -348,7 +348,7 @@ class Soak:
         while (hosts := driver.ask("hosts")) != list(plan.HOSTS):
             if time.monotonic() > deadline:
                 raise HangError(f"executors on {hosts} alone for {HOST_PATIENCE:.0f} s")
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
 
     def _oracle(self, job: plan.Job) -> Any:
         """What plain Spark gives."""

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 import sortshuffle
 
 PATIENCE = 400.0  # seconds until a task or job that waits gives up: more than any test or fixture takes
-LOOK = 0.02
+POLL_SECONDS = 0.02
 REPEATS = 25  # of an id's digits in its row: some 150 bytes
 
 Batches = Iterator[pa.RecordBatch]
@@ -48,7 +48,7 @@ def await_hosts(spark: SparkSession, directory: str, *, hosts: int) -> list[str]
             return sorted(found)
         if time.monotonic() > deadline:
             raise TimeoutError(f"executors on {sorted(found)}, not on {hosts} hosts")
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
 
 
 # ---- in tasks ----------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"a task waited in vain for {what}")
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
 
 
 def with_text(batches: Batches) -> Batches:

@@ -25,7 +25,7 @@ from registry import job
 import sortshuffle
 
 PATIENCE = 90.0  # seconds; more than any test takes
-LOOK = 0.02
+POLL_SECONDS = 0.02
 TEXT_REPEATS = 12  # of 16 hex digits: some 200 bytes for each row, which compress badly
 
 Pair = tuple[int, str]
@@ -50,7 +50,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"in vain: {what}")
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
 
 
 def mark(directory: str, what: str) -> None:

@@ -21,7 +21,7 @@ from sql_jobs import numbers, use
 import sortshuffle
 
 PATIENCE = 60.0  # seconds
-LOOK = 0.02
+POLL_SECONDS = 0.02
 Found = dict[str, Any]
 
 
@@ -30,7 +30,7 @@ def wait_until(condition: Any, what: str) -> None:
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"in vain: {what}")
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
 
 
 # ---- streams and caches ------------------------------------------------------------------------------------

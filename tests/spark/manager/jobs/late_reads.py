@@ -22,7 +22,7 @@ from registry import job
 import sortshuffle
 
 NOBODYS = 10**9  # no task attempt has this number
-LOOK = 0.2  # seconds
+POLL_SECONDS = 0.2  # seconds
 
 
 class Homes:
@@ -56,7 +56,7 @@ class Homes:
         while not condition():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"still there: {self.names()}")
-            threading.Event().wait(LOOK)
+            threading.Event().wait(POLL_SECONDS)
 
 
 def read_late(homes: Homes, rows: Iterator[Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`Debts`: what a connection owes its client: answers to send, and errands to do.
+"""`PendingWork`: what a connection owes its client: answers to send, and errands to do.
 
 `Conversation` and `Channels`, which do no I/O, add to it; `Connection` sends the answers and starts the
 errands.
@@ -24,8 +24,8 @@ from sortshuffle.service.wire.protocol import ErrorResponse, Fault
 _log = logging.getLogger(__name__)
 
 
-class Debts:
-    """The debts of one connection. ``answers``: frames to send. ``errands``: those not started yet; the
+class PendingWork:
+    """What one connection has to do. ``answers``: frames to send. ``errands``: those not started yet; the
     connection removes each one that it starts. ``errands_open``: the number not done, started or not."""
 
     def __init__(self, limits: Limits, counts: Counts) -> None:
