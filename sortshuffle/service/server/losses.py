@@ -43,8 +43,8 @@ class Losses:
         self._handled: dict[MapOutputAddress, None] = {}  # the oldest first
 
     def judge(self, report: DamageReport) -> Verdict:
-        """Read the reported extent, and call `report` if it is bad. Raises `UsageError` for an extent that the
-        map output does not have."""
+        """Read the reported extent, and call `report` if it is bad. Raises `UsageError` for an extent that
+        the map output does not have."""
         try:
             self._verify(report)
         except (CorruptDataError, MissingDataError) as error:

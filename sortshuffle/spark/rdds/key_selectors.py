@@ -34,7 +34,7 @@ def selector_of(function: Callable[[Any], int], subpartitions: int) -> KeySelect
     """Return a selector that places keys as a partition function does. For `Ranges`, this runs a job."""
     if function is portable_hash:
         return PortableHashSelector(subpartitions)
-    if isinstance(function, RoundRobin):
+    if isinstance(function, EvenSpread):
         return RoundRobinKeySelector(subpartitions)
     if isinstance(function, Ranges):
         return function.selector()
@@ -81,7 +81,7 @@ def to_first(key: Any) -> int:
     return 0
 
 
-class RoundRobin:
+class EvenSpread:
     """Stands in for a partition function where records are placed round robin."""
 
     __qualname__ = "round robin"

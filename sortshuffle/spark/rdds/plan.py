@@ -25,7 +25,7 @@ from sortshuffle.spark.plan.chain import next_number
 from sortshuffle.spark.rdds import planner
 from sortshuffle.spark.rdds.aggregations import PairAggregation
 from sortshuffle.spark.rdds.holding import CoGroup
-from sortshuffle.spark.rdds.key_selectors import RoundRobin, selector_of
+from sortshuffle.spark.rdds.key_selectors import EvenSpread, selector_of
 from sortshuffle.spark.rdds.ranges import Draws, KeyFunction, Ranges
 from sortshuffle.spark.rdds.stages import (
     ReadRecords,
@@ -280,7 +280,7 @@ class RecordChain:
             # a map task that ran again would send other records to partitions that were already read; for its
             # own repartition, Spark runs their readers again, too
             return RecordChain(self.context, RddOrigin(self.rdd(next_number()).repartition(count)), None)
-        exchange = RecordExchange(self, Partitioner(count, RoundRobin()), whole=True)
+        exchange = RecordExchange(self, Partitioner(count, EvenSpread()), whole=True)
         return RecordChain(self.context, RecordExchangeOrigin(exchange), None)
 
     def place_by_ranges(self, count: int, keyfunc: KeyFunction, ascending: bool) -> RecordChain:
